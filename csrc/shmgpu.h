@@ -156,6 +156,268 @@ int shm_check(void);
  * non-zero, which is returned. visit must not allocate or free. */
 int shm_walk(int (*visit)(void *address, size_t bytes, int is_live, void *ctx), void *ctx);
 
+/* ---- for language bindings -------------------------------------------------- */
+
+enum shm_limits {
+  SHM_MAX_HELPERS = 64,
+  SHM_MAX_POOLS = 16,
+  SHM_MAX_FUNCTIONS = 4096,
+  SHM_MAX_CHILDREN = 4096,
+  SHM_MAX_WINDOW = 896,        /* messages: what a 64 KiB pipe is sure to hold */
+  SHM_MAX_BATCH = 1024         /* messages handed over as one batch */
+};
+
+/* One row of the function table. func == NULL makes a row for a binding: the message's func_ptr
+ * is then the row's own address (*row), and helpers get the call from shm_helper_take. */
+enum shm_function_flags { SHM_FUNCTION_IDEMPOTENT = 1 };
+typedef struct shm_function_config {
+  const char *name;
+  shm_func_t func;
+  size_t params_size;          /* bytes of the block that must lie in the arena */
+  uint32_t batch_max_rows;     /* 0: never batched */
+  uint32_t flags;
+  uint64_t batch_delay_ns;     /* how long a batch may wait to fill; 0: greedy */
+  uint64_t hang_after_ns;      /* 0: an executing call is never taken for hung */
+} shm_function_config_t;
+int shm_register_function(const shm_function_config_t *config, uint64_t *row);
+const char *shm_function_name(uint64_t row); /* NULL when row is no row */
+
+enum shm_role { SHM_ROLE_NONE = 0, SHM_ROLE_PARENT = 1, SHM_ROLE_HELPER = 2, SHM_ROLE_CHILD = 3 };
+int shm_get_role(void);
+
+typedef struct shm_config {
+  int child_count;             /* children to fork (or 1 with caller_is_child) */
+  int helper_count;
+  int pool_count;              /* at least 1 */
+  int caller_is_child;         /* the calling process becomes child 0; a parent is forked */
+  uint8_t helper_pool[64];     /* pool of each helper */
+  uint8_t min_credit[16];      /* per pool: messages a helper may always hold ahead (0 means 1) */
+  size_t arena_bytes;          /* per child; rounded up to a page */
+  size_t scratch_bytes;        /* per helper; 0: none */
+  uint32_t window;             /* messages a child may have outstanding; 0: 64 */
+  uint32_t trace_records;      /* how many lives of frames the trace ring keeps; 0: none */
+  int prefault;                /* populate every arena at launch */
+  int huge_pages;              /* ask for transparent huge pages */
+  int max_deaths;              /* helper deaths within death_window_ns that end the launch; 0: 5 */
+  uint64_t death_window_ns;    /* 0: ten seconds */
+  uint64_t grace_ns;           /* how long a drain waits before TERM, and TERM before KILL; 0: 5 s */
+} shm_config_t;
+
+enum shm_event_kind {
+  SHM_EVENT_HELPER_STARTED = 1,   /* forked */
+  SHM_EVENT_HELPER_READY = 2,     /* its session is made */
+  SHM_EVENT_HELPER_FAILED = 3,    /* its session could not be made */
+  SHM_EVENT_HELPER_DIED = 4,
+  SHM_EVENT_CHILD_STARTED = 5,
+  SHM_EVENT_CHILD_ENDED = 6,
+  SHM_EVENT_READY = 7,            /* every helper is ready */
+  SHM_EVENT_DRAINING = 8,
+  SHM_EVENT_HELPER_HUNG = 9,
+  SHM_EVENT_CHILD_PROTOCOL = 10   /* a child broke the protocol */
+};
+typedef struct shm_event {
+  int kind;
+  int index;                   /* helper or child number */
+  int pid;
+  int exit_status;             /* what the process passed to exit, or -signal */
+  uint32_t generation;
+  int deaths;                  /* of this helper so far */
+  uint64_t sequence;           /* the call it was executing, when it was */
+  uint64_t function;           /* and that call's func_ptr */
+} shm_event_t;
+
+/* What the host language lends the supervisor. Every member but fork may be NULL. */
+typedef struct shm_host {
+  int (*fork)(void);                                     /* as fork(): the host's own protocol */
+  int (*run_helper)(int helper, uint32_t generation);    /* in the helper; returns its exit status */
+  int (*run_child)(int child, uint32_t generation);      /* in the child; returns its exit status */
+  void (*on_event)(const shm_event_t *event);            /* in the parent */
+  int (*on_signal)(void);  /* in the parent: run the host's signal handlers; non-zero stops */
+  void (*exit)(int status);                              /* in a role: end the process */
+} shm_host_t;
+
+/* Become the parent and dispatch until every child has ended (launch), or, with
+ * config->caller_is_child, fork a parent and return in the caller, now child 0, once every helper
+ * is ready. shm_error_detail() says more about a failure. */
+int shm_run(const shm_config_t *config, const shm_host_t *host);
+/* caller_is_child: leave; the parent drains, ends its helpers and is reaped. */
+int shm_leave(void);
+const char *shm_error_detail(void); /* more about the last failure; "" when there is no more */
+int shm_stop_signal(void);          /* after SHM_ESIGNALLED: which signal */
+
+/* What memory the machine can give to arenas: bytes, and a sentence when it is not enough. */
+int shm_check_memory(uint64_t bytes);
+
+/* The child's arena, and the reservation in which all arenas lie. */
+uint64_t shm_arena_base(int child);
+uint64_t shm_arena_bytes(void);
+uint64_t shm_reservation_base(void);
+uint64_t shm_reservation_bytes(void);
+uint64_t shm_scratch_base(int helper);
+
+/* ---- a child's calls (the port) ---- */
+
+typedef struct shm_call_config {  /* what does not change between calls of one signature */
+  uint64_t function;           /* func_ptr of the message */
+  uint64_t batch_key;          /* 0: never batched */
+  uint64_t placement;          /* mask of helpers; 0: any of the pool */
+  uint32_t rows;               /* what it adds to a batch */
+  uint8_t pool;
+  uint8_t priority;            /* 0 to 3, higher first */
+  uint8_t reserved[2];
+} shm_call_config_t;
+
+typedef struct shm_reply {
+  uint64_t sequence;
+  uint64_t value;              /* what the helper passed to shm_helper_finish */
+  uint64_t token;              /* names the parked result after SHM_ENEEDS_SPACE */
+  int32_t status;
+  int32_t helper;
+} shm_reply_t;
+
+/* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
+ * shm_port_abandon, the call's late reply comes out of shm_port_drain: its memory must stay
+ * untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
+ * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. */
+int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
+                  shm_reply_t *reply);
+int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
+int shm_port_abandon(uint64_t sequence);
+/* Never waits: SHM_EAGAIN when the window is full. Its reply comes out of shm_port_drain. */
+int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
+                    uint64_t *sequence);
+/* Offer a parked result more room at params; the same call goes on under the same sequence.
+ * (after a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.)
+ * params == 0 drops the parked result. */
+int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params);
+/* Remove the call from the queue if it has not been handed to a helper; either way exactly one
+ * reply comes (SHM_ECANCELLED when it was removed). */
+int shm_port_cancel(uint64_t sequence);
+/* Replies of submitted and abandoned calls: how many were put into out; 0 at the time-out.
+ * timeout_ns: 0 does not wait, negative waits for ever. SHM_EBROKER_DIED when none can come. */
+int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
+int shm_port_fd(void);         /* readable when replies may have come */
+int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
+int shm_port_outstanding(void);
+int shm_port_window(void);
+
+/* ---- a helper's calls (the desk) ---- */
+
+typedef struct shm_work {
+  uint64_t delivery;           /* this hand-over's number, for shm_helper_finish */
+  uint64_t function;           /* func_ptr of the message */
+  uint64_t params;             /* its parameter block: at least block_bytes lie in the arena */
+  uint64_t token;              /* grow: the token of the parked result */
+  uint64_t sequence;
+  uint32_t block_bytes;        /* the block's first 32-bit word, checked against the arena */
+  uint32_t generation;
+  uint32_t rows;
+  uint16_t slot;               /* the child's number */
+  uint8_t is_grow;             /* 1: copy a parked result into params (0: drop it) */
+  uint8_t reserved;
+} shm_work_t;
+
+/* The session is made (SHM_OK), or could not be (SHM_ESESSION). */
+int shm_helper_ready(int status);
+/* Wait for the next call: fills works with the messages of one batch and returns how many (at
+ * least 1), SHM_EAGAIN at the time-out, SHM_ESTOPPED when the helper should end. */
+int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns);
+int shm_helper_finish(uint64_t delivery, int status, uint64_t value);
+/* shm_helper_finish(status, value) for all that the last take returned, then shm_helper_take
+ * without a time-out: one crossing a call. */
+int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value);
+
+/* ---- what is counted (the board) ---- */
+
+enum shm_bytes_kind {
+  SHM_BYTES_MARSHALLED = 0,    /* payload sent through a pipe or socket: always 0 */
+  SHM_BYTES_GATHERED = 1,      /* copied into a batch */
+  SHM_BYTES_COPIED_IN = 2,     /* copied into an arena by its child */
+  SHM_BYTES_COPIED_OUT = 3,    /* copied into an arena by a helper */
+  SHM_BYTES_HOST_TO_DEVICE = 4,
+  SHM_BYTES_DEVICE_TO_HOST = 5,
+  SHM_BYTES_KINDS = 6
+};
+void shm_count_bytes(int kind, uint64_t bytes); /* adds to the calling role's own counter */
+
+typedef struct shm_child_stats {
+  int32_t pid;
+  int32_t state;               /* 0 never used, 1 running, 2 ended */
+  uint32_t generation;
+  uint32_t queued;             /* now */
+  uint64_t frames_sent;        /* by the child; counted by the child */
+  uint64_t frames_received;
+  uint64_t submitted;          /* calls seen by the dispatcher */
+  uint64_t answered;
+  uint64_t failed;             /* answered with a status other than SHM_OK */
+  uint64_t dropped;            /* replies that found no such generation */
+  uint64_t protocol_errors;
+  uint64_t arena_used_bytes;   /* last reported by the child */
+  uint64_t bytes[6];           /* by shm_bytes_kind */
+} shm_child_stats_t;
+
+typedef struct shm_helper_stats {
+  int32_t pid;
+  int32_t state;               /* 0 never used, 1 starting, 2 ready, 3 dead, 4 given up */
+  uint32_t generation;
+  uint32_t pool;
+  uint32_t in_flight;          /* now */
+  uint32_t deaths;
+  uint64_t frames_sent;        /* by the helper; counted by the helper */
+  uint64_t frames_received;
+  uint64_t finished;           /* messages */
+  uint64_t batches;            /* batches of more than one message */
+  uint64_t batched;            /* messages in those */
+  uint64_t busy_ns;            /* executing */
+  uint64_t bytes[6];
+} shm_helper_stats_t;
+
+typedef struct shm_broker_stats {
+  uint64_t started_ns;         /* CLOCK_MONOTONIC */
+  uint64_t wakes;              /* of the dispatcher's poll */
+  uint64_t submitted;
+  uint64_t answered;
+  uint64_t failed;
+  uint64_t requeued;           /* calls taken back from a dead helper */
+  uint64_t cancelled;
+  uint64_t expired;            /* deadline passed while queued */
+  uint64_t dropped;            /* stale replies */
+  uint64_t protocol_errors;
+  uint64_t helper_deaths;
+  uint64_t trace_written;      /* records written to the trace so far */
+  uint32_t queued;             /* now */
+  uint32_t in_flight;          /* now */
+  int32_t parent_pid;
+  int32_t children;            /* slots */
+  int32_t helpers;
+  int32_t window;
+} shm_broker_stats_t;
+
+int shm_get_broker_stats(shm_broker_stats_t *stats);
+int shm_get_child_stats(int child, shm_child_stats_t *stats);
+int shm_get_helper_stats(int helper, shm_helper_stats_t *stats);
+
+/* One life of a frame; times are CLOCK_MONOTONIC ns. */
+typedef struct shm_trace_record {
+  uint64_t sequence;
+  uint64_t function;
+  uint64_t queued_ns;          /* the dispatcher read it */
+  uint64_t handed_ns;          /* written to the helper; 0: never was */
+  uint64_t answered_ns;        /* written to the child */
+  uint32_t started_units;      /* after handed_ns, in units of 64 ns */
+  uint32_t finished_units;
+  uint32_t rows;
+  uint16_t slot;
+  int16_t status;
+  uint16_t batch;              /* messages in its batch */
+  uint8_t helper;              /* 255: none */
+  uint8_t priority;
+  uint32_t generation;
+} shm_trace_record_t;
+/* Copies records with numbers from *next on into out, oldest first; skips what the ring has
+ * overwritten; advances *next. Returns how many. */
+int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max);
+
 /* CDEF-END */
 
 #if defined(__GNUC__)
