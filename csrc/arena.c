@@ -1,0 +1,204 @@
+/* arena -- see arena.h. */
+#include "arena.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "descriptor.h"
+#include "detail.h"
+#include "memory.h"
+
+enum { PAGE = 4096, GUARD = 65536 };
+
+static shmi_arena_plan_t plan;
+static char *reservation;
+static uint64_t reservation_bytes;
+static size_t stride, scratch_stride; /* one region and the guard behind it */
+static int *arena_fds, *scratch_fds;
+
+#define MIB ((double)(1 << 20))
+
+int shmi_arena_check_memory(uint64_t bytes) {
+  const char *limited_by;
+  uint64_t available = shmi_memory_available(&limited_by);
+  if (bytes <= available) return SHM_OK;
+  shmi_detail_set("%.0f MiB are asked for in all, but %s has %.0f MiB to give",
+                  (double)bytes / MIB, limited_by, (double)available / MIB);
+  return SHM_ENO_MEMORY;
+}
+
+static int region_make(const char *name, size_t bytes) {
+  int fd = shmi_descriptor_own(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd < 0) return -1;
+  /* Sealed: nobody, not even its own child, can shrink it under a helper that reads it. */
+  if (ftruncate(fd, (off_t)bytes) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    int saved = errno;
+    shmi_descriptor_close(&fd);
+    errno = saved;
+    return -1;
+  }
+  return fd;
+}
+
+static int regions_make(int **fds, int count, const char *name, size_t bytes) {
+  *fds = malloc((size_t)(count > 0 ? count : 1) * sizeof **fds);
+  if (*fds == NULL) return SHM_ESYSTEM;
+  for (int i = 0; i < count; i++) (*fds)[i] = -1;
+  for (int i = 0; i < count; i++) {
+    (*fds)[i] = region_make(name, bytes);
+    if ((*fds)[i] < 0) {
+      shmi_detail_errno("making an arena's memory");
+      return SHM_ESYSTEM;
+    }
+  }
+  return SHM_OK;
+}
+
+static int plan_regions(const shmi_arena_plan_t *wanted) {
+  return wanted->children + wanted->helpers;
+}
+
+static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *addresses) {
+  uint64_t arenas, scratches;
+  if (__builtin_mul_overflow((uint64_t)wanted->arena_bytes, (uint64_t)wanted->children, &arenas) ||
+      __builtin_mul_overflow((uint64_t)wanted->scratch_bytes, (uint64_t)wanted->helpers,
+                             &scratches) ||
+      __builtin_add_overflow(arenas, scratches, payload) || *payload > UINT64_C(1) << 46) {
+    shmi_detail_set("%d arenas of %zu bytes exceed any machine's memory", wanted->children,
+                    wanted->arena_bytes);
+    return SHM_ENO_MEMORY;
+  }
+  *addresses = *payload + (uint64_t)GUARD * (uint64_t)(plan_regions(wanted) + 2);
+  int status = shmi_arena_check_memory(*payload);
+  if (status != SHM_OK) return status;
+  uint64_t room = shmi_memory_address_space();
+  if (*addresses > room) {
+    shmi_detail_set("%.0f MiB of addresses are asked for, but RLIMIT_AS leaves %.0f MiB",
+                    (double)*addresses / MIB, (double)room / MIB);
+    return SHM_ENO_MEMORY;
+  }
+  return SHM_OK;
+}
+
+int shmi_arena_create(const shmi_arena_plan_t *wanted) {
+  shmi_arena_plan_t rounded = *wanted;
+  size_t unit = wanted->huge_pages ? (size_t)2 << 20 : PAGE;
+  if (wanted->arena_bytes == 0 || wanted->arena_bytes > (UINT64_C(1) << 46)) return SHM_EBAD_SIZE;
+  rounded.arena_bytes = (wanted->arena_bytes + unit - 1) & ~(unit - 1);
+  rounded.scratch_bytes = (wanted->scratch_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+  uint64_t payload, addresses;
+  int status = fits(&rounded, &payload, &addresses);
+  if (status != SHM_OK) return status;
+
+  /* Guards take a huge page's worth of addresses where arenas must start on its border. */
+  size_t guard = wanted->huge_pages ? unit : GUARD;
+  addresses = payload + guard * (uint64_t)(plan_regions(&rounded) + 2);
+  void *made = mmap(NULL, addresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) {
+    shmi_detail_errno("reserving addresses for the arenas");
+    return SHM_ESYSTEM;
+  }
+  plan = rounded;
+  reservation = made;
+  reservation_bytes = addresses;
+  stride = plan.arena_bytes + guard;
+  scratch_stride = plan.scratch_bytes > 0 ? plan.scratch_bytes + guard : 0;
+  status = regions_make(&arena_fds, plan.children, "shmgpu-arena", plan.arena_bytes);
+  if (status == SHM_OK && plan.scratch_bytes > 0) {
+    status = regions_make(&scratch_fds, plan.helpers, "shmgpu-scratch", plan.scratch_bytes);
+  }
+  if (status != SHM_OK) {
+    int saved = errno;
+    shmi_arena_destroy();
+    errno = saved;
+  }
+  return status;
+}
+
+void shmi_arena_close_descriptors(void) {
+  for (int i = 0; arena_fds != NULL && i < plan.children; i++) shmi_descriptor_close(&arena_fds[i]);
+  for (int i = 0; scratch_fds != NULL && i < plan.helpers; i++) {
+    shmi_descriptor_close(&scratch_fds[i]);
+  }
+}
+
+void shmi_arena_destroy(void) {
+  shmi_arena_close_descriptors();
+  free(arena_fds);
+  free(scratch_fds);
+  arena_fds = scratch_fds = NULL;
+  if (reservation != NULL) munmap(reservation, reservation_bytes);
+  reservation = NULL;
+  reservation_bytes = 0;
+  memset(&plan, 0, sizeof plan);
+}
+
+static int map_region(int fd, uint64_t address, size_t bytes) {
+  void *at = (void *)(uintptr_t)address;
+  if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    shmi_detail_errno("mapping an arena");
+    return SHM_ESYSTEM;
+  }
+  if (plan.huge_pages) madvise(at, bytes, MADV_HUGEPAGE); /* a wish: the kernel may not have them */
+  return SHM_OK;
+}
+
+int shmi_arena_map_child(int child) {
+  return map_region(arena_fds[child], shmi_arena_address(child), plan.arena_bytes);
+}
+
+int shmi_arena_map_helper(void) {
+  for (int child = 0; child < plan.children; child++) {
+    int status = shmi_arena_map_child(child);
+    if (status != SHM_OK) return status;
+  }
+  for (int helper = 0; plan.scratch_bytes > 0 && helper < plan.helpers; helper++) {
+    int status =
+        map_region(scratch_fds[helper], shmi_arena_scratch_address(helper), plan.scratch_bytes);
+    if (status != SHM_OK) return status;
+  }
+  return SHM_OK;
+}
+
+int shmi_arena_populate(int child) {
+  if (!plan.prefault) return SHM_OK;
+  char *at = (char *)(uintptr_t)shmi_arena_address(child);
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(at, plan.arena_bytes, MADV_POPULATE_WRITE) == 0) return SHM_OK;
+  if (errno != EINVAL) {
+    shmi_detail_errno("populating an arena");
+    return SHM_ESYSTEM;
+  }
+#endif
+  /* Before Linux 5.14: touch a byte a page. Arenas are zero here, so writing zero changes none. */
+  for (size_t offset = 0; offset < plan.arena_bytes; offset += PAGE) {
+    *(volatile char *)(at + offset) = 0;
+  }
+  return SHM_OK;
+}
+
+uint64_t shmi_arena_address(int child) {
+  uint64_t first = (uint64_t)(uintptr_t)reservation + GUARD;
+  if (plan.huge_pages) {
+    uint64_t unit = UINT64_C(2) << 20;
+    first = (first + unit - 1) & ~(unit - 1);
+  }
+  return first + (uint64_t)child * stride;
+}
+
+uint64_t shmi_arena_scratch_address(int helper) {
+  return shmi_arena_address(plan.children) + (uint64_t)helper * scratch_stride;
+}
+
+size_t shmi_arena_bytes(void) { return plan.arena_bytes; }
+int shmi_arena_count(void) { return plan.children; }
+
+uint64_t shmi_arena_reservation(uint64_t *bytes) {
+  *bytes = reservation_bytes;
+  return (uint64_t)(uintptr_t)reservation;
+}

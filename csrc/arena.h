@@ -1,0 +1,49 @@
+/* arena -- the children's private shared memory: one address-space reservation, one sealed
+ * memfd per child, and who maps what.
+ *
+ *   reservation (PROT_NONE, made by the parent before the first fork, address chosen by the
+ *   kernel):  | guard | arena 0 | guard | arena 1 | ... | scratch 0 | guard | ...
+ *
+ * Every forked process inherits the reservation, so an arena has the same address wherever it
+ * is mapped and a stranger's pointer hits PROT_NONE instead of somebody's memory. A child maps
+ * its own arena, a helper maps all arenas and all scratch regions, the parent maps none.
+ *
+ * Owns: the reservation and the memfds. Must never: touch a byte inside an arena, or decide by
+ * trying whether memory can be had (over a cgroup's limit a try ends in SIGKILL): that is
+ * arithmetic, done first.
+ */
+#ifndef SHMI_ARENA_H
+#define SHMI_ARENA_H
+
+#include "status.h"
+
+typedef struct shmi_arena_plan {
+  int children;
+  size_t arena_bytes;
+  int helpers;
+  size_t scratch_bytes;
+  int prefault;
+  int huge_pages;
+} shmi_arena_plan_t;
+
+/* Can the machine give `bytes`? SHM_OK, or SHM_ENO_MEMORY with a sentence in the detail. */
+int shmi_arena_check_memory(uint64_t bytes);
+/* Reserve addresses and make every memfd. All or nothing. */
+int shmi_arena_create(const shmi_arena_plan_t *plan);
+/* Unmap everything and close the memfds, in whatever role. */
+void shmi_arena_destroy(void);
+/* In a fresh role: map what it may see. The memfds can be closed afterwards. */
+int shmi_arena_map_child(int child);
+int shmi_arena_map_helper(void);
+/* With prefault: populate, after the arithmetic. In a helper, once, before it is ready. */
+int shmi_arena_populate(int child);
+/* The memfds are the parent's: forked roles let them go. */
+void shmi_arena_close_descriptors(void);
+
+uint64_t shmi_arena_address(int child);
+size_t shmi_arena_bytes(void);
+uint64_t shmi_arena_scratch_address(int helper);
+uint64_t shmi_arena_reservation(uint64_t *bytes);
+int shmi_arena_count(void);
+
+#endif

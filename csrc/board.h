@@ -1,0 +1,80 @@
+/* board -- what every role may read and exactly one role may write: counters, control pages,
+ * the trace ring.
+ *
+ * One memfd, mapped by the parent before the first fork and inherited by every role at the
+ * same address. After the fork a role keeps write access to its own page only:
+ *
+ *   | parent's page: broker, child and helper statistics | a page per child |
+ *   | a control page per helper | trace ring (parent) |
+ *
+ * A helper's control page is what makes a message handed over ahead of time safe: it says
+ * which deliveries are executing and which have finished with what outcome, so that a death
+ * costs only the call that was executing.
+ *
+ * Owns: the mapping. Must never: hold payload, or anything one role must not know.
+ */
+#ifndef SHMI_BOARD_H
+#define SHMI_BOARD_H
+
+#include <stdatomic.h>
+
+#include "status.h"
+
+/* Deliveries a helper may hold at once; a ring of finished ones of that size cannot lap itself. */
+enum { SHMI_BOARD_RING = 1024 };
+
+typedef struct shmi_outcome {
+  _Atomic uint64_t delivery; /* written last: a torn entry is never believed */
+  uint64_t status;
+} shmi_outcome_t;
+
+typedef struct shmi_child_page { /* written by the child */
+  _Atomic uint64_t frames_sent;
+  _Atomic uint64_t frames_received;
+  _Atomic uint64_t arena_used_bytes;
+  _Atomic uint64_t bytes[SHM_BYTES_KINDS];
+} shmi_child_page_t;
+
+typedef struct shmi_helper_page { /* written by the helper: the control page */
+  _Atomic uint64_t executing;     /* first delivery << 16 | how many; 0: none */
+  _Atomic uint64_t executing_since_ns;
+  _Atomic uint64_t frames_sent;
+  _Atomic uint64_t frames_received;
+  _Atomic uint64_t bytes[SHM_BYTES_KINDS];
+  shmi_outcome_t finished[SHMI_BOARD_RING];
+} shmi_helper_page_t;
+
+typedef struct shmi_board { /* where each part lies; a copy in every role */
+  shm_broker_stats_t *broker;
+  shm_child_stats_t *child_stats;
+  shm_helper_stats_t *helper_stats;
+  char *child_pages;
+  char *helper_pages;
+  shm_trace_record_t *trace;
+  uint32_t trace_records; /* a power of two, or 0 */
+  int children;
+  int helpers;
+} shmi_board_t;
+
+int shmi_board_create(int children, int helpers, uint32_t trace_records);
+void shmi_board_destroy(void);
+/* The board of this process, or NULL when no broker was made above it. */
+const shmi_board_t *shmi_board(void);
+/* In a fresh role: keep write access to one's own page only. */
+int shmi_board_become(int role, int index);
+/* A new helper takes the place of a dead one: its control page starts empty. */
+void shmi_board_reset_helper(int helper);
+
+shmi_child_page_t *shmi_board_child(int child);
+shmi_helper_page_t *shmi_board_helper(int helper);
+
+/* Only one role writes a counter, so a load and a store are enough; readers see whole values. */
+static inline void shmi_count(_Atomic uint64_t *counter, uint64_t more) {
+  atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more,
+                        memory_order_relaxed);
+}
+
+/* The parent alone: append one life to the ring. */
+void shmi_board_trace(const shm_trace_record_t *record);
+
+#endif

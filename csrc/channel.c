@@ -1,0 +1,125 @@
+/* channel -- see channel.h. */
+#include "channel.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "descriptor.h"
+
+_Static_assert(SHMI_CHANNEL_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
+
+int shmi_channel_make(int ends[2], int nonblocking, int *capacity) {
+  int made[2];
+  if (pipe2(made, O_CLOEXEC) != 0) return SHM_ESYSTEM;
+  ends[0] = shmi_descriptor_own(made[0]);
+  ends[1] = shmi_descriptor_own(made[1]);
+  int failed = ends[0] < 0 || ends[1] < 0;
+  for (int end = 0; end < 2 && !failed; end++) {
+    if ((nonblocking >> end & 1) != 0) failed = fcntl(ends[end], F_SETFL, O_NONBLOCK) != 0;
+  }
+  /* Beyond a user's soft limit of pipe pages the kernel hands out smaller pipes. One page less,
+   * because a page whose first frames were read stays taken until its last one is. */
+  int bytes = failed ? 0 : fcntl(ends[1], F_GETPIPE_SZ);
+  if (failed || bytes <= 0) {
+    int saved = errno;
+    shmi_descriptor_close(&ends[0]);
+    shmi_descriptor_close(&ends[1]);
+    errno = saved;
+    return SHM_ESYSTEM;
+  }
+  int pages = bytes / 4096;
+  *capacity = (pages > 1 ? pages - 1 : 1) * (4096 / SHMI_FRAME_BYTES);
+  return SHM_OK;
+}
+
+int shmi_channel_read(int fd, shmi_frame_t *frames, int max) {
+  size_t got = 0;
+  for (;;) {
+    ssize_t n = read(fd, (char *)frames + got, (size_t)max * SHMI_FRAME_BYTES - got);
+    if (n > 0) {
+      got += (size_t)n;
+      if (got % SHMI_FRAME_BYTES == 0) return (int)(got / SHMI_FRAME_BYTES);
+      continue; /* the rest of a frame is on its way: its writer writes whole ones */
+    }
+    if (n == 0) return got == 0 ? SHM_EBROKER_DIED : SHM_EBAD_FRAME;
+    if (errno == EINTR) {
+      if (got == 0) return SHM_EINTR;
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return got == 0 ? 0 : SHM_EBAD_FRAME;
+    return SHM_ESYSTEM;
+  }
+}
+
+/* SIGPIPE belongs to the user: the signal that our own write may raise is taken back without
+ * ever being delivered. Only reached when a write failed with EPIPE. */
+static void swallow_sigpipe(const sigset_t *pipe_set) {
+  struct timespec zero = {0, 0};
+  while (sigtimedwait(pipe_set, NULL, &zero) < 0 && errno == EINTR) {
+  }
+}
+
+/* A write with SIGPIPE blocked: three more system calls, so not where the signal is ignored. */
+static ssize_t write_guarded(int fd, const char *from, size_t bytes) {
+  sigset_t pipe_set, old, pending;
+  sigemptyset(&pipe_set);
+  sigaddset(&pipe_set, SIGPIPE);
+  sigpending(&pending);
+  int was_pending = sigismember(&pending, SIGPIPE) == 1;
+  pthread_sigmask(SIG_BLOCK, &pipe_set, &old);
+  ssize_t n = write(fd, from, bytes);
+  int saved = errno;
+  if (n < 0 && saved == EPIPE && !was_pending) swallow_sigpipe(&pipe_set);
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  errno = saved;
+  return n;
+}
+
+static int sigpipe_ignored; /* in this process: EPIPE alone tells that the reader is gone */
+
+void shmi_channel_sigpipe(int is_ignored) { sigpipe_ignored = is_ignored; }
+
+int shmi_channel_write(int fd, const shmi_frame_t *frames, int count) {
+  int written = 0;
+  while (written < count) {
+    int piece = count - written < SHMI_CHANNEL_BURST ? count - written : SHMI_CHANNEL_BURST;
+    const char *from = (const char *)(frames + written);
+    size_t bytes = (size_t)piece * SHMI_FRAME_BYTES;
+    ssize_t n = sigpipe_ignored ? write(fd, from, bytes) : write_guarded(fd, from, bytes);
+    if (n > 0) {
+      written += (int)(n / SHMI_FRAME_BYTES); /* atomic: all of the piece */
+      continue;
+    }
+    if (errno == EINTR) {
+      if (written == 0) return SHM_EINTR;
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return written;
+    if (errno == EPIPE) return SHM_EBROKER_DIED;
+    return SHM_ESYSTEM;
+  }
+  return written;
+}
+
+static int wait_readable(struct pollfd *fds, nfds_t count, int64_t timeout_ns) {
+  struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+  int ready = ppoll(fds, count, timeout_ns < 0 ? NULL : &limit, NULL);
+  if (ready > 0) return 1;
+  if (ready == 0) return 0;
+  return errno == EINTR ? SHM_EINTR : SHM_ESYSTEM;
+}
+
+int shmi_channel_wait(int fd, int64_t timeout_ns) {
+  struct pollfd one = {.fd = fd, .events = POLLIN};
+  return wait_readable(&one, 1, timeout_ns);
+}
+
+int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns) {
+  struct pollfd both[2] = {{.fd = fd, .events = POLLIN}, {.fd = other_fd, .events = POLLIN}};
+  return wait_readable(both, 2, timeout_ns);
+}

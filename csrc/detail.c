@@ -1,0 +1,26 @@
+/* detail -- see detail.h. */
+#include "detail.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "shmgpu.h"
+
+static char text[512];
+
+void shmi_detail_set(const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+}
+
+void shmi_detail_errno(const char *what) {
+  int saved = errno;
+  shmi_detail_set("%s: %s", what, strerror(saved));
+  errno = saved;
+}
+
+const char *shm_error_detail(void) { return text; }

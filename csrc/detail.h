@@ -1,0 +1,10 @@
+/* detail -- one sentence more about the last failure: figures, names, errno's text. Kept per
+ * process, because a failure is reported where it happened, before anything else is tried. */
+#ifndef SHMI_DETAIL_H
+#define SHMI_DETAIL_H
+
+__attribute__((format(printf, 1, 2))) void shmi_detail_set(const char *format, ...);
+/* "what: strerror(errno)" */
+void shmi_detail_errno(const char *what);
+
+#endif

@@ -1,0 +1,30 @@
+/* frame -- the checks. Pure: see frame.h. */
+#include "frame.h"
+
+int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds) {
+  switch (frame->kind) {
+    case SHMI_FRAME_CALL:
+      break;
+    case SHMI_FRAME_GROW:
+    case SHMI_FRAME_CANCEL:
+      return SHM_OK; /* only sequence and token matter, and both are looked up */
+    default:
+      return SHM_EBAD_FRAME;
+  }
+  if (frame->priority >= SHMI_PRIORITIES) return SHM_EBAD_FRAME;
+  if (frame->pool >= bounds->pool_count) return SHM_EBAD_POOL;
+  if (frame->placement != 0 && (frame->placement & bounds->helper_mask) == 0) {
+    return SHM_EPLACEMENT;
+  }
+  return SHM_OK;
+}
+
+int shmi_frame_check_params(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds,
+                            uint64_t params_bytes) {
+  uint64_t address = (uint64_t)(uintptr_t)frame->msg.params;
+  if (address == 0 && params_bytes == 0) return SHM_OK;
+  if ((address & 7) != 0) return SHM_EBAD_PARAMS;
+  return shmi_range_inside(bounds->arena_base, bounds->arena_bytes, address, params_bytes)
+             ? SHM_OK
+             : SHM_EBAD_PARAMS;
+}

@@ -1,0 +1,103 @@
+/* frame -- what travels on a pipe: 64 bytes, and the rules a frame must keep.
+ *
+ * A frame is the talk's 16-byte message with its address label. Request and reply share the
+ * layout; what a field means may depend on the direction, and the unions say so. Nothing
+ * here knows descriptors, processes or queues: a check is a pure function of the frame and
+ * of the bounds it is held against.
+ *
+ * Directions:   child -> dispatcher   CALL, GROW, CANCEL
+ *               dispatcher -> helper  CALL, GROW
+ *               helper -> dispatcher  REPLY, READY
+ *               dispatcher -> child   REPLY
+ */
+#ifndef SHMI_FRAME_H
+#define SHMI_FRAME_H
+
+#include "status.h"
+
+enum shmi_frame_kind {
+  SHMI_FRAME_CALL = 1,   /* run msg.func_ptr on msg.params */
+  SHMI_FRAME_GROW = 2,   /* room for a parked result: msg.func_ptr is its token */
+  SHMI_FRAME_CANCEL = 3, /* take the call of that sequence out of the queue */
+  SHMI_FRAME_REPLY = 4,  /* how the call ended */
+  SHMI_FRAME_READY = 5   /* a helper's session is made, or could not be */
+};
+
+enum shmi_frame_flag {
+  SHMI_FRAME_MORE = 1 /* to a helper: the next frame belongs to the same batch */
+};
+
+enum { SHMI_PRIORITIES = 4 };
+
+typedef struct shmi_frame {
+  union {
+    shm_msg_t msg;  /* the message */
+    struct {        /* in a reply: what the helper returned beside the status */
+      uint64_t token;
+      uint64_t value;
+    } result;
+  };
+  uint64_t sequence;   /* the child's own number for the call */
+  uint16_t slot;       /* request: the child, stamped by the dispatcher; reply: the helper */
+  uint8_t pool;
+  uint8_t kind;
+  uint32_t generation; /* of the child's slot, stamped by the dispatcher */
+  uint8_t priority;
+  uint8_t flags;
+  uint16_t status;     /* reply: the positive magnitude of a status code */
+  uint32_t rows;       /* what the call adds to a batch */
+  union {
+    uint64_t batch_key; /* from a child: calls of one key may share a batch; 0: never */
+    uint64_t delivery;  /* to and from a helper: number of this hand-over, from 1 */
+  };
+  uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; 0: none */
+  union {
+    uint64_t placement; /* from a child: mask of helpers that may run it; 0: any */
+    uint64_t handed_ns; /* to a helper: when it was handed over */
+    struct {            /* reply: since then, in units of 64 ns, saturated */
+      uint32_t started_units;
+      uint32_t finished_units;
+    };
+  };
+} shmi_frame_t;
+
+enum { SHMI_FRAME_BYTES = 64, SHMI_FRAME_UNIT_NS = 64 };
+_Static_assert(sizeof(shm_msg_t) == 16, "a message is 16 bytes");
+_Static_assert(sizeof(shmi_frame_t) == SHMI_FRAME_BYTES, "a frame is 64 bytes");
+_Static_assert(offsetof(shmi_frame_t, sequence) == 16, "layout");
+_Static_assert(offsetof(shmi_frame_t, slot) == 24, "layout");
+_Static_assert(offsetof(shmi_frame_t, generation) == 28, "layout");
+_Static_assert(offsetof(shmi_frame_t, priority) == 32, "layout");
+_Static_assert(offsetof(shmi_frame_t, rows) == 36, "layout");
+_Static_assert(offsetof(shmi_frame_t, batch_key) == 40, "layout");
+_Static_assert(offsetof(shmi_frame_t, deadline_ns) == 48, "layout");
+_Static_assert(offsetof(shmi_frame_t, placement) == 56, "layout");
+
+/* What a child's frame is held against. */
+typedef struct shmi_frame_bounds {
+  uint64_t arena_base;
+  uint64_t arena_bytes;
+  uint64_t helper_mask; /* helpers that exist */
+  int pool_count;
+} shmi_frame_bounds_t;
+
+/* Does [address, address + bytes) lie in [base, base + capacity)? Cannot overflow. */
+static inline int shmi_range_inside(uint64_t base, uint64_t capacity, uint64_t address,
+                                    uint64_t bytes) {
+  uint64_t offset = address - base; /* wraps to a huge number below base */
+  return offset <= capacity && bytes <= capacity - offset;
+}
+
+/* A frame as a child may send it, all but its function (see registry): SHM_OK,
+ * SHM_EBAD_FRAME (protocol broken), SHM_EBAD_POOL or SHM_EPLACEMENT. */
+int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds);
+
+/* Does the parameter block of at least params_bytes lie in the arena, 8-byte aligned? NULL is
+ * allowed when nothing is asked for. SHM_OK or SHM_EBAD_PARAMS. */
+int shmi_frame_check_params(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds,
+                            uint64_t params_bytes);
+
+static inline uint16_t shmi_status_to_wire(int status) { return (uint16_t)-status; }
+static inline int shmi_status_from_wire(uint16_t wire) { return -(int)wire; }
+
+#endif

@@ -1,0 +1,40 @@
+/* registry -- the table of functions that may be called, sealed before the first fork.
+ *
+ * A message names its function by an address. That is safe only because nothing is ever
+ * called that is not an exact row of this table, and the table cannot change once a broker
+ * runs: its pages are read-only then, and every forked role has the same copy.
+ *
+ * A C function's row is found by the function's address; a binding's row by the row's own.
+ *
+ * Owns: the rows and the hash over the C functions. Must never: call anything.
+ */
+#ifndef SHMI_REGISTRY_H
+#define SHMI_REGISTRY_H
+
+#include "status.h"
+
+typedef struct shmi_function {
+  shm_func_t func;         /* NULL: a binding's row */
+  uint64_t params_bytes;   /* at least this much of the block must lie in the arena */
+  uint64_t batch_delay_ns;
+  uint64_t hang_after_ns;
+  uint32_t batch_max_rows; /* 0: never batched */
+  uint32_t flags;          /* shm_function_flags */
+  uint32_t index;
+  uint32_t reserved;
+  char name[80];
+} shmi_function_t;
+
+/* A binding's block starts with its 32-bit length, so that much must be there. */
+enum { SHMI_REGISTRY_HEADER_BYTES = 8 };
+
+int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t **row);
+/* Make the table read-only (before the first fork), or writable again (no broker runs). */
+int shmi_registry_seal(void);
+int shmi_registry_unseal(void);
+/* The row that func_ptr names exactly, or NULL. */
+const shmi_function_t *shmi_registry_find(uint64_t func_ptr);
+const shmi_function_t *shmi_registry_row(uint32_t index);
+uint32_t shmi_registry_count(void);
+
+#endif
