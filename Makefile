@@ -1,0 +1,180 @@
+# `make help` lists what there is. Every target does its own set-up, once.
+PYTHON ?= python3
+VENV ?= .venv
+CC ?= cc
+SAN ?=
+FAULTS ?=
+T ?=
+V ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+JOBS := $(shell nproc)
+
+# Only the virtual environment counts, whatever the user's own shell has set.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_USER PIP_PREFIX VIRTUAL_ENV
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q -c constraints.txt
+CORE := shmgpu/_core.abi3.so
+
+# $(call step,NAME,COMMAND): one line when it goes well, all it printed when it does not.
+ifeq ($(V),)
+step = mkdir -p build/log && echo "  $(1)" && { $(2) >build/log/$(1).log 2>&1 </dev/null \
+  || { cat build/log/$(1).log; echo "make: $(1) failed."; exit 1; }; }
+else
+step = mkdir -p build/log && echo "  $(1)" && $(2)
+endif
+# Several makes may run in one checkout: those that write to the environment take turns.
+locked = $(call step,$(1),flock -o build/lock $(2))
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: PYTHON=python3 VENV=.venv CC=cc SAN=address,undefined|thread FAULTS=1 T='pytest or C test names' V=1"
+
+# ---- set-up ------------------------------------------------------------------------------
+
+# An environment that was moved, or whose interpreter is gone, is made anew.
+venv_good := $(shell [ "$$(cat $(VENV)/.stamp-venv 2>/dev/null)" = "$(CURDIR)" ] && $(PY) -c '' 2>/dev/null && echo yes)
+ifneq ($(venv_good),yes)
+.PHONY: $(VENV)/.stamp-venv
+endif
+
+$(VENV)/.stamp-venv:
+	@.ci/system-packages $(PYTHON) $(CC)
+	@grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/pyvenv.cfg $(VENV)/bin/activate && $(PY) -c 'import pip' 2>/dev/null \
+	  || { $(call step,environment,$(PYTHON) -m venv --clear $(VENV)); }
+	@echo "$(CURDIR)" >$@
+
+$(VENV)/.stamp-run: pyproject.toml constraints.txt setup.py | $(VENV)/.stamp-venv
+	@$(call locked,build-tools,$(PIP) setuptools wheel cffi)
+	@$(call locked,install,$(PIP) --no-build-isolation -e '.[demo]')
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run
+	@$(call locked,install-dev,$(PIP) --no-build-isolation -e '.[dev]')
+	@touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp-run
+	@$(call locked,install-bench,$(PIP) --no-build-isolation -e '.[bench]')
+	@touch $@
+
+# The extension depends on its flags and on the list of its files, besides their contents.
+CORE_C := $(sort $(wildcard csrc/*.c))
+CORE_H := $(sort $(wildcard csrc/*.h))
+core_key := SAN=$(SAN) FAULTS=$(FAULTS) $(CORE_C)
+ifneq ($(core_key),$(shell cat build/core-key 2>/dev/null))
+.PHONY: build/core-key
+endif
+build/core-key:
+	@mkdir -p build && echo "$(core_key)" >$@
+
+$(CORE): export SHMGPU_BUILD_FAULTS := $(FAULTS)
+$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/core-key | $(VENV)/.stamp-run
+	@$(call locked,extension,$(PY) setup.py -q build_ext --inplace --force)
+	@touch $@
+
+# ---- what people ask for -----------------------------------------------------------------
+
+.PHONY: setup demo test check bench example
+setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
+
+demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
+	@$(VENV)/bin/shmgpu demo
+
+test: $(VENV)/.stamp-dev $(CORE) ## the test suite (T='tests/unit -k arena' for a part of it)
+	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest -q $(T)
+
+bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
+	@$(PY) -m benchmarks $(T)
+
+ifeq ($(SAN),)
+check: $(VENV)/.stamp-dev $(CORE) ## lint, types, layering, C tests plain and sanitized
+	@$(call step,lint,$(PY) -m ruff check .)
+	@$(call step,format,$(PY) -m ruff format --check .)
+	@$(call step,types,$(PY) -m mypy)
+	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
+	@$(MAKE) ctest
+	@$(MAKE) ctest SAN=address,undefined
+	@$(MAKE) ctest SAN=thread
+else
+check: ctest # `make check SAN=...`: the C tests under that sanitizer
+endif
+
+example: build/talk ## build and run the C example, linked with the C core alone
+	@build/talk
+
+# ---- C: tests, libraries, example --------------------------------------------------------
+
+comma := ,
+WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Werror
+C_FLAGS := -std=c11 -D_GNU_SOURCE -fvisibility=hidden -fPIC -pthread $(if $(FAULTS),-DSHM_FAULTS) $(CFLAGS)
+
+flavour := $(if $(SAN),$(subst $(comma),-,$(SAN)),plain)$(if $(FAULTS),-faults)
+out := build/c-$(flavour)
+c_test_flags := $(C_FLAGS) $(WARNINGS) -DSHMI_TESTING -g -Icsrc -Itests/c \
+  $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2)
+c_test_objects := $(CORE_C:csrc/%.c=$(out)/core/%.o)
+c_tests := $(patsubst tests/c/%.c,$(out)/tests/%,$(sort $(wildcard tests/c/test_*.c)))
+c_tests_wanted := $(if $(T),$(foreach name,$(T),$(filter %test_$(name),$(c_tests))),$(c_tests))
+
+.PHONY: ctest c-programs
+ctest: ## the C tests (T='tlsf frame' for some of them)
+	@$(if $(c_tests),$(MAKE) -j$(JOBS) c-programs && tests/c/run_c_tests "$(flavour)" "$(SAN)" "$(CC)" $(c_tests_wanted),echo "c-$(flavour): no test yet")
+
+c-programs: $(c_tests_wanted)
+
+# One missing archive member is one missing room, not one broken build.
+$(out)/libcore.a: $(c_test_objects) build/core-key
+	@rm -f $@ && ar rcs $@ $(c_test_objects)
+
+$(out)/core/%.o: csrc/%.c
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -c $< -o $@
+
+$(out)/tests/%: tests/c/%.c $(out)/libcore.a
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
+
+-include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/lib/*.d)
+
+.PHONY: lib
+lib: build/libshmgpu.a build/libshmgpu.so ## the C library, static and shared, into build/
+
+lib_objects := $(CORE_C:csrc/%.c=build/lib/%.o)
+build/lib/%.o: csrc/%.c
+	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g -MMD -MP -c $< -o $@
+
+build/libshmgpu.a: $(lib_objects)
+	@rm -f $@ && ar rcs $@ $^ && echo "  $@"
+
+build/libshmgpu.so: $(lib_objects)
+	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $^ -o $@ && echo "  $@"
+
+build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
+	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@
+
+# ---- release -----------------------------------------------------------------------------
+
+.PHONY: dist clean distclean
+# The tests come from the sdist and run beside no package source, so only the wheel can pass them.
+dist: $(VENV)/.stamp-dev ## sdist and abi3 wheel, and the test suite against that wheel
+	@rm -rf dist
+	@$(call step,dist,env PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(PY) -m build --outdir dist .)
+	@ls dist/*
+	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
+	  { $(call step,wheel-environment,$(PY) -m venv "$$place/venv"); } && \
+	  { $(call step,wheel-install,"$$place/venv/bin/python" -m pip install -q -c constraints.txt "$$(echo dist/*.whl)[demo$(comma)dev]"); } && \
+	  mkdir "$$place/tree" && tar xf dist/*.tar.gz -C "$$place/tree" --strip-components=1 && \
+	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" -q $(T)
+
+clean: ## everything that was built, but not the virtual environment
+	@rm -rf build dist shmgpu/_core.*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## the virtual environment too
+	@rm -rf $(VENV)

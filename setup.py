@@ -1,0 +1,40 @@
+"""What pyproject.toml cannot say: where shmgpu can be built, and its extension module."""
+
+import platform
+import re
+import sys
+import sysconfig
+
+from setuptools import setup
+
+
+def why_not_here() -> str:
+    """A sentence when this machine cannot run shmgpu, else nothing."""
+    if not sys.platform.startswith("linux"):
+        return (
+            f"shmgpu needs Linux (memfd, pidfd and futex are its foundation); this is "
+            f"{platform.system()}. Use it in a Linux container or virtual machine."
+        )
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if release and tuple(map(int, release.groups())) < (5, 10):
+        return f"shmgpu needs Linux 5.10 or newer; this kernel is {platform.release()}."
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return f"shmgpu runs on x86-64 and aarch64; this machine is {platform.machine()}."
+    if sys.implementation.name != "cpython" or sys.version_info < (3, 10):
+        return (
+            f"shmgpu needs CPython 3.10 or newer; this is "
+            f"{platform.python_implementation()} {platform.python_version()}."
+        )
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "shmgpu does not run on a free-threaded Python yet; use the ordinary build of it."
+    return ""
+
+
+reason = why_not_here()
+if reason and not {"sdist", "clean", "--version"} & set(sys.argv):
+    sys.exit(reason)
+
+setup(
+    cffi_modules=["csrc/build_core.py:builder"],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
