@@ -1,0 +1,528 @@
+/* tlsf -- two-level segregated fit with its metadata out of band.
+ *
+ * M. Masmano, I. Ripoll, A. Crespo, J. Real, "TLSF: a new dynamic memory allocator for
+ * real-time systems", ECRTS 2004: free blocks hang in lists by size class, the first level
+ * being a power of two and the second its linear subdivision; two levels of bitmaps find the
+ * next class that is not empty in two bit scans.
+ *
+ * What differs here is where the metadata lies. An arena is written by its child, by every
+ * helper and by DMA, so nothing in it can be trusted to keep a list alive, and its fresh pages
+ * are dear (a page of a memfd costs a fault and its zeroing). So nothing is kept in the arena:
+ *
+ *   tags    one word a granule, private and lazily touched:
+ *             0                   inside a block
+ *             size in granules    first granule of a live block
+ *             FREE | node         first and last granule of a free block
+ *   nodes   one 16-byte record for each free block: where, how long, its list links.
+ *           Records are reused last in, first out, so the pool stays small and warm.
+ *
+ * This buys: a scribbler damages data, never the allocator; "is this the start of a live
+ * block" is one look at one word, so double, foreign and interior frees are always noticed;
+ * 64-byte blocks cost 64 bytes; and a split leaves the far end of the free block alone
+ * (its tag names the node, and the node's length changes), so a fresh arena of any size
+ * costs a handful of private pages. The price is at most 4 bytes of tags for each 64 bytes
+ * below the highest block, touched by the page only where blocks begin or end, and 16 bytes for
+ * each free block that there is at one time.
+ *
+ * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, two tags
+ * and one node written. free: three tags read, at most four tags and two nodes written. No
+ * loop depends on the number of blocks; no system call; no byte of the arena touched.
+ *
+ * Three strengths of checking: arguments are checked in every build; shmi_tlsf_check() is
+ * called by tests; -DSHMI_TLSF_PARANOID runs it after every change and aborts.
+ */
+#include "tlsf.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "status.h"
+
+#define GRANULE_SHIFT 6
+#define SL_BITS 5                  /* 32 classes for each power of two: 3 % apart */
+#define SL_COUNT (1u << SL_BITS)
+#define FL_COUNT (32u - SL_BITS)
+#define FREE_BIT 0x80000000u
+#define GUARD 0x7fffffffu          /* bounds the tag table: looks live, belongs to nobody */
+#define SCAN_LIMIT 8u              /* nodes of the request's own class that malloc looks at */
+#define LAST_RESORT_LIMIT 1024u    /* nodes looked at before the arena is called full */
+#define NO_FIT UINT32_MAX
+
+_Static_assert(SHMI_TLSF_GRANULE == 1u << GRANULE_SHIFT, "granule and its shift differ");
+_Static_assert((SHMI_TLSF_MAX_BYTES >> GRANULE_SHIFT) < GUARD, "granule numbers need 31 bits");
+_Static_assert(SL_COUNT <= 32 && FL_COUNT <= 32, "a bitmap is one 32-bit word");
+
+typedef struct node {
+  uint32_t start, size; /* granules */
+  uint32_t prev, next;  /* nodes of the same class; 0 ends the list */
+} node_t;
+
+_Static_assert(sizeof(node_t) == 16, "a free block's record is 16 bytes");
+
+struct shmi_tlsf {
+  unsigned char *base;
+  uint32_t *tags;        /* [-1] and [granules] are guards */
+  node_t *nodes;         /* [0] is never used */
+  uint32_t granules;
+  uint32_t idle_node;    /* records given back, linked by next */
+  uint32_t used_nodes;   /* records ever used, [0] included */
+  uint32_t node_limit;
+  uint32_t fl_bitmap;
+  uint32_t sl_bitmap[FL_COUNT];
+  uint32_t heads[FL_COUNT][SL_COUNT];
+  uint32_t used, peak, high; /* granules: in live blocks now, at most, highest one handed out */
+  uint64_t live_blocks, allocations, frees, failures;
+  size_t map_bytes;
+};
+
+#ifdef SHMI_TLSF_PARANOID
+#define VERIFY(t)                                \
+  do {                                           \
+    if (shmi_tlsf_check(t) != SHM_OK) abort();   \
+  } while (0)
+#else
+#define VERIFY(t) ((void)0)
+#endif
+
+/* ---- size classes ---------------------------------------------------------------- */
+
+static inline uint32_t high_bit(uint32_t x) { return 31u - (uint32_t)__builtin_clz(x); }
+
+typedef struct {
+  uint32_t fl, sl;
+} class_t;
+
+/* The class that holds blocks of n granules: exact below SL_COUNT. */
+static inline class_t class_of(uint32_t n) {
+  if (n < SL_COUNT) return (class_t){0, n};
+  uint32_t bit = high_bit(n);
+  return (class_t){bit - SL_BITS + 1, (n >> (bit - SL_BITS)) & (SL_COUNT - 1)};
+}
+
+/* The first class all of whose blocks have at least n granules. */
+static inline class_t class_above(uint32_t n) {
+  if (n >= SL_COUNT) n += (1u << (high_bit(n) - SL_BITS)) - 1;
+  return class_of(n);
+}
+
+static inline bool class_equal(class_t a, class_t b) { return a.fl == b.fl && a.sl == b.sl; }
+
+/* The first class from c upwards with a block in it; false when there is none. */
+static inline bool next_class(const shmi_tlsf_t *t, class_t *c) {
+  if (c->fl >= FL_COUNT) return false;
+  uint32_t map = c->sl < SL_COUNT ? t->sl_bitmap[c->fl] & (~0u << c->sl) : 0;
+  if (!map) {
+    uint32_t above = c->fl + 1 < FL_COUNT ? t->fl_bitmap & (~0u << (c->fl + 1)) : 0;
+    if (!above) return false;
+    c->fl = (uint32_t)__builtin_ctz(above);
+    map = t->sl_bitmap[c->fl];
+  }
+  c->sl = (uint32_t)__builtin_ctz(map);
+  return true;
+}
+
+/* ---- nodes and their lists ------------------------------------------------------- */
+
+static inline void list_push(shmi_tlsf_t *t, uint32_t id) {
+  node_t *node = &t->nodes[id];
+  class_t c = class_of(node->size);
+  uint32_t head = t->heads[c.fl][c.sl];
+  node->prev = 0;
+  node->next = head;
+  if (head) t->nodes[head].prev = id;
+  t->heads[c.fl][c.sl] = id;
+  t->sl_bitmap[c.fl] |= 1u << c.sl;
+  t->fl_bitmap |= 1u << c.fl;
+}
+
+static inline void list_remove(shmi_tlsf_t *t, uint32_t id) {
+  const node_t *node = &t->nodes[id];
+  if (node->next) t->nodes[node->next].prev = node->prev;
+  if (node->prev) {
+    t->nodes[node->prev].next = node->next;
+    return;
+  }
+  class_t c = class_of(node->size);
+  t->heads[c.fl][c.sl] = node->next;
+  if (node->next) return;
+  t->sl_bitmap[c.fl] &= ~(1u << c.sl);
+  if (!t->sl_bitmap[c.fl]) t->fl_bitmap &= ~(1u << c.fl);
+}
+
+/* Free blocks never touch each other, so there are at most half as many as granules, and the
+ * pool cannot run out. */
+static inline void node_make(shmi_tlsf_t *t, uint32_t start, uint32_t size) {
+  uint32_t id = t->idle_node;
+  if (id)
+    t->idle_node = t->nodes[id].next;
+  else
+    id = t->used_nodes++;
+  t->nodes[id].start = start;
+  t->nodes[id].size = size;
+  t->tags[start] = FREE_BIT | id;
+  t->tags[start + size - 1] = FREE_BIT | id;
+  list_push(t, id);
+}
+
+static inline void node_drop(shmi_tlsf_t *t, uint32_t id) {
+  list_remove(t, id);
+  t->nodes[id] = (node_t){.next = t->idle_node};
+  t->idle_node = id;
+}
+
+/* Most changes of a large free block leave it in its class: then its list is left alone. */
+static inline void node_resize(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint32_t size) {
+  node_t *node = &t->nodes[id];
+  bool moves = !class_equal(class_of(node->size), class_of(size));
+  if (moves) list_remove(t, id);
+  node->start = start;
+  node->size = size;
+  if (moves) list_push(t, id);
+}
+
+/* ---- cutting and joining --------------------------------------------------------- */
+
+/* Cut [start + gap, + n) out of free block id. The tag of the cut's first granule is the
+ * caller's to write. */
+static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
+  uint32_t start = t->nodes[id].start, size = t->nodes[id].size;
+  uint32_t rest = size - gap - n;
+  if (gap) {
+    t->tags[start + size - 1] = 0;
+    t->tags[start + gap - 1] = FREE_BIT | id;
+    node_resize(t, id, start, gap);
+    if (rest) node_make(t, start + gap + n, rest);
+  } else if (rest) {
+    t->tags[start + n] = FREE_BIT | id;
+    node_resize(t, id, start + n, rest);
+  } else {
+    t->tags[start + size - 1] = 0;
+    node_drop(t, id);
+  }
+}
+
+/* Make [start, + n) free and join it with the free blocks beside it. */
+static inline void join(shmi_tlsf_t *t, uint32_t start, uint32_t n) {
+  uint32_t before = t->tags[(ptrdiff_t)start - 1], behind = t->tags[start + n];
+  uint32_t left = before & FREE_BIT ? before & ~FREE_BIT : 0;
+  uint32_t right = behind & FREE_BIT ? behind & ~FREE_BIT : 0;
+  if (!left && !right) {
+    node_make(t, start, n);
+    return;
+  }
+  if (!left) { /* right's far tag names it already */
+    uint32_t size = t->nodes[right].size;
+    if (size > 1) t->tags[start + n] = 0;
+    t->tags[start] = FREE_BIT | right;
+    node_resize(t, right, start, n + size);
+    return;
+  }
+  const node_t *l = &t->nodes[left];
+  if (l->size > 1) t->tags[start - 1] = 0;
+  t->tags[start] = 0;
+  uint32_t size = l->size + n;
+  if (right) {
+    t->tags[start + n] = 0;
+    size += t->nodes[right].size;
+    node_drop(t, right);
+  }
+  t->tags[l->start + size - 1] = before;
+  node_resize(t, left, l->start, size);
+}
+
+/* ---- choosing -------------------------------------------------------------------- */
+
+/* How many granules to leave free in front so that n aligned ones fit in the block (align in
+ * granules, a power of two); NO_FIT when they do not. */
+static inline uint32_t gap_for(const shmi_tlsf_t *t, const node_t *node, uint32_t n,
+                               uint32_t align) {
+  uint64_t address = ((uintptr_t)t->base >> GRANULE_SHIFT) + node->start;
+  uint32_t gap = (uint32_t)(-address & (align - 1u));
+  return (uint64_t)gap + n <= node->size ? gap : NO_FIT;
+}
+
+/* The tightest of the first limit nodes of a list; 0 when none of them fits. */
+static inline uint32_t tightest(const shmi_tlsf_t *t, uint32_t id, uint32_t n, uint32_t align,
+                                uint32_t limit) {
+  uint32_t best = 0, best_size = UINT32_MAX;
+  for (; id && limit; limit--, id = t->nodes[id].next) {
+    const node_t *node = &t->nodes[id];
+    if (node->size >= best_size || gap_for(t, node, n, align) == NO_FIT) continue;
+    best = id;
+    best_size = node->size;
+    if (best_size == n) break;
+  }
+  return best;
+}
+
+/* A free block with room for n granules at the alignment; 0 when there is none.
+ *
+ * TLSF proper rounds the request up to a class whose blocks all fit, and so passes by the block
+ * of just this size that was freed a moment ago: programs on tensors ask for the same sizes
+ * again and again. A bounded look into the request's own class comes first. */
+static inline uint32_t choose(const shmi_tlsf_t *t, uint32_t n, uint32_t align) {
+  class_t own = class_of(n);
+  uint32_t id = tightest(t, t->heads[own.fl][own.sl], n, align, SCAN_LIMIT);
+  if (id) return id;
+  uint64_t enough = (uint64_t)n + align - 1;
+  class_t safe = {FL_COUNT, 0};
+  if (enough <= t->granules) {
+    safe = class_above((uint32_t)enough);
+    class_t c = safe;
+    if (next_class(t, &c)) return t->heads[c.fl][c.sl];
+  }
+  for (class_t c = own; next_class(t, &c) && !class_equal(c, safe); c.sl++) {
+    id = tightest(t, t->heads[c.fl][c.sl], n, align, LAST_RESORT_LIMIT);
+    if (id) return id;
+  }
+  return 0;
+}
+
+/* ---- the interface --------------------------------------------------------------- */
+
+static void *fail(shmi_tlsf_t *t, int why, int *status) {
+  t->failures++;
+  if (status) *status = why;
+  return NULL;
+}
+
+/* Granules for size bytes; 0 for sizes that can never be had. */
+static inline uint32_t granules_for(const shmi_tlsf_t *t, size_t size) {
+  if (size == 0 || size > (size_t)t->granules << GRANULE_SHIFT) return 0;
+  return (uint32_t)((size + SHMI_TLSF_GRANULE - 1) >> GRANULE_SHIFT);
+}
+
+static inline void count_used(shmi_tlsf_t *t, uint32_t more, uint32_t end) {
+  t->used += more;
+  if (t->used > t->peak) t->peak = t->used;
+  if (end > t->high) t->high = end;
+}
+
+static inline void *allocate(shmi_tlsf_t *t, size_t size, uint32_t align, int *status) {
+  uint32_t n = granules_for(t, size);
+  if (!n) return fail(t, SHM_EBAD_SIZE, status);
+  uint32_t id = choose(t, n, align);
+  if (!id) return fail(t, SHM_EARENA_FULL, status);
+  uint32_t gap = gap_for(t, &t->nodes[id], n, align);
+  uint32_t start = t->nodes[id].start + gap;
+  cut(t, id, gap, n);
+  t->tags[start] = n;
+  t->live_blocks++;
+  t->allocations++;
+  count_used(t, n, start + n);
+  VERIFY(t);
+  if (status) *status = SHM_OK;
+  return t->base + ((size_t)start << GRANULE_SHIFT);
+}
+
+void *shmi_tlsf_malloc(shmi_tlsf_t *t, size_t size, int *status) {
+  return allocate(t, size, 1, status);
+}
+
+void *shmi_tlsf_memalign(shmi_tlsf_t *t, size_t alignment, size_t size, int *status) {
+  if (alignment == 0 || (alignment & (alignment - 1)) || alignment > SHMI_TLSF_MAX_ALIGNMENT)
+    return fail(t, SHM_EBAD_ALIGN, status);
+  uint32_t align = (uint32_t)(alignment >> GRANULE_SHIFT);
+  return allocate(t, size, align ? align : 1, status);
+}
+
+/* The granule where ptr's block starts, when ptr is the start of a live block. */
+static inline bool live_start(const shmi_tlsf_t *t, const void *ptr, uint32_t *start) {
+  uintptr_t offset = (uintptr_t)ptr - (uintptr_t)t->base; /* wraps to huge below base */
+  if (offset & (SHMI_TLSF_GRANULE - 1)) return false;
+  offset >>= GRANULE_SHIFT;
+  if (offset >= t->granules) return false;
+  *start = (uint32_t)offset;
+  uint32_t tag = t->tags[offset];
+  return tag != 0 && !(tag & FREE_BIT);
+}
+
+int shmi_tlsf_free(shmi_tlsf_t *t, void *ptr) {
+  uint32_t start;
+  if (!ptr) return SHM_OK;
+  if (!live_start(t, ptr, &start)) return SHM_EBAD_FREE;
+  uint32_t n = t->tags[start];
+  join(t, start, n);
+  t->used -= n;
+  t->live_blocks--;
+  t->frees++;
+  VERIFY(t);
+  return SHM_OK;
+}
+
+void *shmi_tlsf_realloc(shmi_tlsf_t *t, void *ptr, size_t size, int *status) {
+  uint32_t start;
+  if (!ptr) return shmi_tlsf_malloc(t, size, status);
+  if (!live_start(t, ptr, &start)) return fail(t, SHM_EBAD_FREE, status);
+  uint32_t want = granules_for(t, size), have = t->tags[start];
+  if (!want) return fail(t, SHM_EBAD_SIZE, status);
+  uint32_t behind = t->tags[start + have];
+  if (want < have) {
+    t->tags[start] = want;
+    join(t, start + want, have - want);
+    t->used -= have - want;
+  } else if (want > have && behind & FREE_BIT &&
+             t->nodes[behind & ~FREE_BIT].size >= want - have) {
+    cut(t, behind & ~FREE_BIT, 0, want - have);
+    t->tags[start + have] = 0;
+    t->tags[start] = want;
+    count_used(t, want - have, start + want);
+  } else if (want > have) {
+    void *moved = shmi_tlsf_malloc(t, size, status);
+    if (!moved) return NULL;
+    memcpy(moved, ptr, (size_t)have << GRANULE_SHIFT);
+    shmi_tlsf_free(t, ptr);
+    return moved;
+  }
+  VERIFY(t);
+  if (status) *status = SHM_OK;
+  return ptr;
+}
+
+size_t shmi_tlsf_usable_size(const shmi_tlsf_t *t, const void *ptr) {
+  uint32_t start;
+  return live_start(t, ptr, &start) ? (size_t)t->tags[start] << GRANULE_SHIFT : 0;
+}
+
+/* The side table in one mapping: control, tags between their guards, nodes. Huge pages are
+ * declined, since one would cost an idle process 2 MiB for a few words. */
+int shmi_tlsf_create(shmi_tlsf_t **out, void *base, size_t size) {
+  *out = NULL;
+  if (!base || (uintptr_t)base & 4095) return SHM_EBAD_CONFIG;
+  if (size < SHMI_TLSF_GRANULE || (uint64_t)size > SHMI_TLSF_MAX_BYTES) return SHM_EBAD_SIZE;
+  uint32_t granules = (uint32_t)(size >> GRANULE_SHIFT);
+  uint32_t node_limit = granules / 2 + 2;
+  size_t tags_at = (sizeof(shmi_tlsf_t) + 63) & ~(size_t)63;
+  size_t nodes_at = (tags_at + ((size_t)granules + 2) * sizeof(uint32_t) + 63) & ~(size_t)63;
+  size_t map_bytes = (nodes_at + (size_t)node_limit * sizeof(node_t) + 4095) & ~(size_t)4095;
+  unsigned char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (map == MAP_FAILED) return SHM_ENO_MEMORY;
+  (void)madvise(map, map_bytes, MADV_NOHUGEPAGE);
+  shmi_tlsf_t *t = (shmi_tlsf_t *)(void *)map;
+  t->base = base;
+  t->tags = (uint32_t *)(void *)(map + tags_at) + 1;
+  t->nodes = (node_t *)(void *)(map + nodes_at);
+  t->granules = granules;
+  t->used_nodes = 1;
+  t->node_limit = node_limit;
+  t->map_bytes = map_bytes;
+  t->tags[-1] = GUARD;
+  t->tags[granules] = GUARD;
+  node_make(t, 0, granules);
+  *out = t;
+  return SHM_OK;
+}
+
+void shmi_tlsf_destroy(shmi_tlsf_t *t) {
+  if (t) (void)munmap(t, t->map_bytes);
+}
+
+void shmi_tlsf_metadata(const shmi_tlsf_t *t, void **start, size_t *bytes) {
+  *start = (void *)(uintptr_t)t;
+  *bytes = t->map_bytes;
+}
+
+/* The largest request that would succeed: the largest block of the topmost class, as far as
+ * choose() would look for it. */
+static uint32_t largest_free(const shmi_tlsf_t *t) {
+  if (!t->fl_bitmap) return 0;
+  uint32_t fl = high_bit(t->fl_bitmap), largest = 0;
+  uint32_t id = t->heads[fl][high_bit(t->sl_bitmap[fl])];
+  for (uint32_t i = 0; id && i < LAST_RESORT_LIMIT; i++, id = t->nodes[id].next)
+    if (t->nodes[id].size > largest) largest = t->nodes[id].size;
+  return largest;
+}
+
+void shmi_tlsf_stats(const shmi_tlsf_t *t, shm_arena_stats_t *stats) {
+  *stats = (shm_arena_stats_t){
+      .capacity_bytes = (uint64_t)t->granules << GRANULE_SHIFT,
+      .used_bytes = (uint64_t)t->used << GRANULE_SHIFT,
+      .peak_bytes = (uint64_t)t->peak << GRANULE_SHIFT,
+      .footprint_bytes = (uint64_t)t->high << GRANULE_SHIFT,
+      .free_bytes = (uint64_t)(t->granules - t->used) << GRANULE_SHIFT,
+      .largest_free_bytes = (uint64_t)largest_free(t) << GRANULE_SHIFT,
+      .live_blocks = t->live_blocks,
+      .allocations = t->allocations,
+      .frees = t->frees,
+      .failures = t->failures,
+  };
+}
+
+/* ---- check and walk -------------------------------------------------------------- */
+
+static bool is_node(const shmi_tlsf_t *t, uint32_t id) { return id != 0 && id < t->used_nodes; }
+
+/* What the tags say: blocks tile the range, free ones are known to a node, and no two free
+ * blocks touch. Returns the number of free blocks, or -1. */
+static int64_t check_tags(const shmi_tlsf_t *t) {
+  uint64_t live = 0, used = 0;
+  int64_t free_blocks = 0;
+  bool after_free = false;
+  if (t->tags[-1] != GUARD || t->tags[t->granules] != GUARD) return -1;
+  for (uint32_t at = 0, size; at < t->granules; at += size) {
+    uint32_t tag = t->tags[at];
+    bool is_free = (tag & FREE_BIT) != 0;
+    uint32_t id = tag & ~FREE_BIT;
+    if (is_free && (after_free || !is_node(t, id) || t->nodes[id].start != at)) return -1;
+    size = is_free ? t->nodes[id].size : tag;
+    if (size == 0 || size > t->granules - at) return -1;
+    uint32_t last = at + size - 1;
+    if (last > at && t->tags[last] != (is_free ? tag : 0)) return -1;
+    for (uint32_t i = at + 1; i < last; i++)
+      if (t->tags[i]) return -1;
+    after_free = is_free;
+    free_blocks += is_free;
+    live += !is_free;
+    used += is_free ? 0 : size;
+  }
+  return live == t->live_blocks && used == t->used ? free_blocks : -1;
+}
+
+/* What the lists say: each node lies in the list of its class, links agree both ways, the
+ * bitmaps name just the lists that are not empty. Returns the number of nodes, or -1. */
+static int64_t check_lists(const shmi_tlsf_t *t) {
+  int64_t listed = 0;
+  for (uint32_t fl = 0; fl < FL_COUNT; fl++) {
+    if (((t->fl_bitmap >> fl) & 1) != (t->sl_bitmap[fl] != 0)) return -1;
+    for (uint32_t sl = 0; sl < SL_COUNT; sl++) {
+      uint32_t prev = 0, id = t->heads[fl][sl];
+      if (((t->sl_bitmap[fl] >> sl) & 1) != (id != 0)) return -1;
+      for (; id; prev = id, id = t->nodes[id].next) {
+        if (!is_node(t, id) || ++listed >= (int64_t)t->used_nodes) return -1;
+        const node_t *node = &t->nodes[id];
+        if (node->prev != prev || node->size == 0 || node->start >= t->granules) return -1;
+        if (!class_equal(class_of(node->size), (class_t){fl, sl})) return -1;
+        if (t->tags[node->start] != (FREE_BIT | id)) return -1;
+      }
+    }
+  }
+  return listed;
+}
+
+int shmi_tlsf_check(const shmi_tlsf_t *t) {
+  if (t->used_nodes > t->node_limit || t->used > t->peak || t->high > t->granules)
+    return SHM_ECORRUPT;
+  int64_t idle = 0;
+  for (uint32_t id = t->idle_node; id; id = t->nodes[id].next)
+    if (!is_node(t, id) || ++idle >= (int64_t)t->used_nodes) return SHM_ECORRUPT;
+  int64_t free_blocks = check_tags(t);
+  if (free_blocks < 0 || check_lists(t) != free_blocks) return SHM_ECORRUPT;
+  return free_blocks + idle == (int64_t)t->used_nodes - 1 ? SHM_OK : SHM_ECORRUPT;
+}
+
+int shmi_tlsf_walk(const shmi_tlsf_t *t,
+                   int (*visit)(void *address, size_t bytes, int is_live, void *ctx),
+                   void *ctx) {
+  for (uint32_t at = 0, size; at < t->granules; at += size) {
+    uint32_t tag = t->tags[at];
+    bool is_free = (tag & FREE_BIT) != 0;
+    size = is_free ? t->nodes[tag & ~FREE_BIT].size : tag;
+    int stop = visit(t->base + ((size_t)at << GRANULE_SHIFT), (size_t)size << GRANULE_SHIFT,
+                     !is_free, ctx);
+    if (stop) return stop;
+  }
+  return SHM_OK;
+}
