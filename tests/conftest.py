@@ -1,0 +1,163 @@
+"""The leak guard around every test, and the rule that skips GPU tests where there is no GPU.
+
+Before and after each test the guard lists what a process can leave behind: descriptors, processes
+(orphans of orphans too), Python threads, names under /dev/shm and mappings of memfds. What ends by
+itself within two seconds is no leak. Torch and OpenMP keep native threads and libraries for good;
+those are not counted, only what our own code makes.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import gc
+import os
+import pathlib
+import threading
+import time
+from multiprocessing import resource_tracker
+
+import pytest
+
+GRACE_S = 2.0
+FAILED = pytest.StashKey[bool]()
+
+Left = dict[object, str]  # what tells one thing from another -> how it is shown
+
+
+def open_descriptors() -> Left:
+    _, tracker_descriptor = multiprocessing_tracker()
+    found: Left = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # the listing's own descriptor
+        # A driver keeps its devices for good once it has been used.
+        if int(number) != tracker_descriptor and not target.startswith(
+            ("/dev/nvidia", "/proc/driver/")
+        ):
+            found["descriptor", number, target] = f"descriptor {number} -> {target}"
+    return found
+
+
+def multiprocessing_tracker() -> tuple[int | None, int | None]:
+    """Pid and descriptor of multiprocessing's resource tracker, which stays once it was needed."""
+    tracker = resource_tracker._resource_tracker
+    return getattr(tracker, "_pid", None), getattr(tracker, "_fd", None)
+
+
+def read_stat(pid: str) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; empty when it has gone."""
+    try:
+        text = pathlib.Path("/proc", pid, "stat").read_text()
+    except OSError:
+        return []
+    return text[text.rindex(")") + 2 :].split()
+
+
+def fork_mark(stat: list[str]) -> tuple[str, str]:
+    """Equal in all processes forked from one image: address-space randomisation chose it."""
+    return stat[25], stat[45]  # start_stack, arg_start
+
+
+def processes() -> Left:
+    """Our children, and every process forked from this image, whoever is its parent now."""
+    me = str(os.getpid())
+    mark = fork_mark(read_stat(me))
+    tracker, _ = multiprocessing_tracker()
+    found: Left = {}
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or pid in (me, str(tracker)):
+            continue
+        stat = read_stat(pid)
+        if not stat or (stat[1] != me and (mark == ("0", "0") or fork_mark(stat) != mark)):
+            continue
+        try:
+            command = pathlib.Path("/proc", pid, "cmdline").read_bytes()
+            name = pathlib.Path("/proc", pid, "comm").read_text().strip()
+        except OSError:
+            continue
+        words = command.replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+        kind = "child" if stat[1] == me else "descendant"
+        state = " (zombie: nobody waited for it)" if stat[0] == "Z" else ""
+        found["process", pid, stat[19]] = f"{kind} {pid} [{name}] {words}{state}"
+    return found
+
+
+def threads() -> Left:
+    return {("thread", id(one)): f"thread {one.name!r}" for one in threading.enumerate()}
+
+
+def shared_memory_names() -> Left:
+    found: Left = {}
+    for entry in os.scandir("/dev/shm"):
+        try:
+            if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                found["name", entry.name] = f"/dev/shm/{entry.name}"
+        except OSError:
+            continue
+    return found
+
+
+def memfd_mappings() -> Left:
+    found: Left = {}
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "/memfd:" in line:
+                inode = line.split()[4]  # not the address: a mapping may be split and merged
+                found["mapping", inode] = "mapping of " + line[line.index("/memfd:") :].strip()
+    return found
+
+
+def everything() -> Left:
+    return {
+        **open_descriptors(),
+        **processes(),
+        **threads(),
+        **shared_memory_names(),
+        **memfd_mappings(),
+    }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def leak_guard(request):
+    """Fails a test that leaves something behind; see ``leaks_ok``."""
+    marker = request.node.get_closest_marker("leaks_ok")
+    if marker is not None and not (marker.args or marker.kwargs.get("reason")):
+        pytest.fail("leaks_ok needs a reason: @pytest.mark.leaks_ok('why').", pytrace=False)
+    before = everything()
+    yield
+    # The traceback of a failed test holds on to its locals: only its own failure counts.
+    if marker is not None or request.node.stash.get(FAILED, False):
+        return
+    deadline = time.monotonic() + GRACE_S
+    while leaked := [shown for key, shown in everything().items() if key not in before]:
+        if time.monotonic() > deadline:
+            lines = "\n  ".join(sorted(leaked))
+            pytest.fail(f"The test left behind:\n  {lines}", pytrace=False)
+        gc.collect()
+        time.sleep(0.02)
+
+
+def cuda_devices() -> int:
+    """Asks the driver, not torch: no test process shall hold a CUDA context for this."""
+    if not (os.path.exists("/dev/nvidiactl") and ctypes.util.find_library("cuda")):
+        return 0
+    return sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
+
+
+def pytest_collection_modifyitems(items):
+    if cuda_devices():
+        return
+    skip = pytest.mark.skip(reason="there is no CUDA device here")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
