@@ -241,6 +241,23 @@ def why_not_a_command(words: list[str]) -> str:
     return ""
 
 
+def commands_of(line: str) -> list[list[str]]:
+    """The words of each command in a line of shell."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:
+        return []  # half of a quoted text: not a command of ours
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if set(word) <= set("();<>|&"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return commands
+
+
 @pytest.mark.parametrize("block", blocks_in("bash", "sh", "shell", "console"), ids=str)
 def test_commands_in_blocks_exist(block):
     shell_session = block.language == "console"
@@ -250,11 +267,7 @@ def test_commands_in_blocks_exist(block):
         if shell_session and not line.startswith("$"):
             continue  # what the command prints
         line = line.removeprefix("$").strip()
-        for part in re.split(r"&&|\|\||[;|]", line):
-            try:
-                words = shlex.split(part, comments=True)
-            except ValueError:
-                continue  # half of a quoted text: not a command of ours
+        for words in commands_of(line):
             if complaint := why_not_a_command(words):
                 wrong.append(f"{line}: {complaint}")
     assert not wrong, f"{block}: " + "; ".join(wrong)
