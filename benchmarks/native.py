@@ -1,0 +1,121 @@
+"""Compiling the C programs of ``benchmarks/c`` into ``build/bench`` and running them.
+
+Every program gets the same compiler and flags, so that a difference between two of them is never a
+difference in how they were built. A program is built again when any source or header is newer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import ProbeFailed, Unavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = Path("benchmarks") / "c"
+LIBRARY = Path("csrc")
+OUTPUT = Path("build") / "bench"
+FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-pthread")
+
+
+def compiler() -> str:
+    """Return the C compiler's command: $CC or cc."""
+    return os.environ.get("CC", "cc")
+
+
+def build(program: str, *, library: str | None = None) -> Path:
+    """Compile ``benchmarks/c/<program>.c``, with ``library`` also ``csrc``'s files of that pattern.
+
+    Raises Unavailable without a compiler or without the sources, ProbeFailed when it does not
+    compile.
+    """
+    if shutil.which(compiler()) is None:
+        raise Unavailable(f"there is no C compiler ({compiler()})")
+    source = ROOT / SOURCES / f"{program}.c"
+    if not source.exists():
+        raise Unavailable(f"{SOURCES / source.name} is not there")
+    sources = [source]
+    headers = sorted((ROOT / SOURCES).glob("*.h"))
+    if library:
+        sources += sorted((ROOT / LIBRARY).glob(library))
+        headers += sorted((ROOT / LIBRARY).glob("*.h"))
+    target = ROOT / OUTPUT / program
+    if _is_fresh(target, sources + headers):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Another run may be using the old file, or building the same one: replace it in one step.
+    partial = target.with_name(f"{program}.{os.getpid()}")
+    command = [compiler(), *FLAGS, f"-I{ROOT / LIBRARY}", *map(str, sources), "-o", str(partial)]
+    done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        partial.unlink(missing_ok=True)
+        raise ProbeFailed(f"{program} does not compile: {tail(done.stderr)}")
+    partial.replace(target)
+    return target
+
+
+def _is_fresh(target: Path, inputs: Sequence[Path]) -> bool:
+    if not target.exists():
+        return False
+    built = target.stat().st_mtime_ns
+    return all(path.stat().st_mtime_ns < built for path in inputs)
+
+
+def tail(text: str, lines: int = 3) -> str:
+    """Return the last lines that say something, as one line."""
+    return " | ".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
+
+
+def run_json(command: Sequence[str | Path], timeout_s: float) -> dict[str, Any]:
+    """Run a program that prints one JSON object as its last line. Raises ProbeFailed."""
+    output = run_text(command, timeout_s)
+    try:
+        result = json.loads(output.strip().splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise ProbeFailed(f"{Path(command[0]).name} printed no JSON") from error
+    if not isinstance(result, dict):
+        raise ProbeFailed(f"{Path(command[0]).name} printed no JSON object")
+    return result
+
+
+def run_text(command: Sequence[str | Path], timeout_s: float) -> str:
+    """Run a program in a session of its own and return what it printed. Raises ProbeFailed.
+
+    When it overruns ``timeout_s`` its whole process group is killed, so that a benchmark that
+    hangs leaves nothing behind.
+    """
+    name = Path(command[0]).name
+    with subprocess.Popen(
+        [str(part) for part in command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            raise ProbeFailed(f"{name} did not end within {timeout_s:.0f} s") from None
+        except BaseException:
+            end_group(process)
+            raise
+    if process.returncode != 0:
+        raise ProbeFailed(f"{name} ended with {process.returncode}: {tail(errors)}")
+    return output
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """Kill a process started with ``start_new_session`` and everything it forked."""
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait()
