@@ -14,6 +14,12 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 JOBS := $(shell nproc)
 
+ifneq ($(SAN),)
+ifneq ($(filter-out check ctest c-programs,$(MAKECMDGOALS)),)
+$(error SAN= belongs to `make check` and `make ctest`: the C tests run under the sanitizer)
+endif
+endif
+
 # Only the virtual environment counts, whatever the user's own shell has set.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_USER PIP_PREFIX VIRTUAL_ENV
 export PYTHONNOUSERSITE := 1
@@ -65,18 +71,24 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 	@$(call locked,install-bench,$(PIP) --no-build-isolation -e '.[bench]')
 	@touch $@
 
-# The extension depends on its flags and on the list of its files, besides their contents.
+# What is built depends on the list of files too, and the extension on its flags.
 CORE_C := $(sort $(wildcard csrc/*.c))
 CORE_H := $(sort $(wildcard csrc/*.h))
-core_key := SAN=$(SAN) FAULTS=$(FAULTS) $(CORE_C)
-ifneq ($(core_key),$(shell cat build/core-key 2>/dev/null))
-.PHONY: build/core-key
+ifneq ($(CORE_C),$(shell cat build/sources 2>/dev/null))
+.PHONY: build/sources
 endif
-build/core-key:
-	@mkdir -p build && echo "$(core_key)" >$@
+build/sources:
+	@mkdir -p build && echo "$(CORE_C)" >$@
+
+core_flags := FAULTS=$(FAULTS)
+ifneq ($(core_flags),$(shell cat build/core-flags 2>/dev/null))
+.PHONY: build/core-flags
+endif
+build/core-flags:
+	@mkdir -p build && echo "$(core_flags)" >$@
 
 $(CORE): export SHMGPU_BUILD_FAULTS := $(FAULTS)
-$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/core-key | $(VENV)/.stamp-run
+$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
 	@$(call locked,extension,$(PY) setup.py -q build_ext --inplace --force)
 	@touch $@
 
@@ -131,7 +143,7 @@ ctest: ## the C tests (T='tlsf frame' for some of them)
 c-programs: $(c_tests_wanted)
 
 # One missing archive member is one missing room, not one broken build.
-$(out)/libcore.a: $(c_test_objects) build/core-key
+$(out)/libcore.a: $(c_test_objects) build/sources
 	@rm -f $@ && ar rcs $@ $(c_test_objects)
 
 $(out)/core/%.o: csrc/%.c
@@ -149,11 +161,11 @@ lib_objects := $(CORE_C:csrc/%.c=build/lib/%.o)
 build/lib/%.o: csrc/%.c
 	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g -MMD -MP -c $< -o $@
 
-build/libshmgpu.a: $(lib_objects)
-	@rm -f $@ && ar rcs $@ $^ && echo "  $@"
+build/libshmgpu.a: $(lib_objects) build/sources
+	@rm -f $@ && ar rcs $@ $(lib_objects) && echo "  $@"
 
-build/libshmgpu.so: $(lib_objects)
-	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $^ -o $@ && echo "  $@"
+build/libshmgpu.so: $(lib_objects) build/sources
+	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $(lib_objects) -o $@ && echo "  $@"
 
 build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@
@@ -161,16 +173,22 @@ build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 # ---- release -----------------------------------------------------------------------------
 
 .PHONY: dist clean distclean
+$(VENV)/.stamp-dist: $(VENV)/.stamp-dev
+	@$(call locked,install-dist,$(PIP) --no-build-isolation -e '.[dist]')
+	@touch $@
+
 # The tests come from the sdist and run beside no package source, so only the wheel can pass them.
-dist: $(VENV)/.stamp-dev ## sdist and abi3 wheel, and the test suite against that wheel
-	@rm -rf dist
-	@$(call step,dist,env PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(PY) -m build --outdir dist .)
-	@ls dist/*
+dist: $(VENV)/.stamp-dist ## sdist and abi3 wheel; the test suite and the demo from that wheel
+	@rm -rf dist build/wheel
+	@$(call step,sdist-and-wheel,env PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(PY) -m build --outdir build/wheel .)
+	@$(call step,manylinux-tag,env PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist build/wheel/*.whl)
+	@mv build/wheel/*.tar.gz dist && ls dist/*
 	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
 	  { $(call step,wheel-environment,$(PY) -m venv "$$place/venv"); } && \
 	  { $(call step,wheel-install,"$$place/venv/bin/python" -m pip install -q -c constraints.txt "$$(echo dist/*.whl)[demo$(comma)dev]"); } && \
 	  mkdir "$$place/tree" && tar xf dist/*.tar.gz -C "$$place/tree" --strip-components=1 && \
-	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" -q $(T)
+	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" -q $(T) && \
+	  cd "$$place" && "$$place/venv/bin/shmgpu" demo
 
 clean: ## everything that was built, but not the virtual environment
 	@rm -rf build dist shmgpu/_core.*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

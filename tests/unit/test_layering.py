@@ -17,6 +17,7 @@ PACKAGE = ROOT / "shmgpu"
 C_ROOMS = [
     "shmgpu",  # the public header: types and prototypes only
     "callbacks",  # read by cffi, included by nobody
+    "clock",
     "status",
     "detail",
     "memory",
@@ -42,6 +43,7 @@ PYTHON_ROOMS = [
     "config",
     "log",
     "progress",
+    "dtypes",
     "values",
     "arena",
     "device",
