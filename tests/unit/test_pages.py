@@ -135,6 +135,8 @@ def test_links_lead_somewhere(page):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
+        if (ROOT / "shmgpu") in [path, *path.parents] and not (ROOT / "shmgpu").is_dir():
+            continue  # a wheel is being tested, far from the package's sources
         if not path.exists() or ROOT not in [path, *path.parents]:
             broken.append(target)
         elif anchor and path.suffix == ".md" and anchor not in anchors(path):
