@@ -101,7 +101,7 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 	@$(VENV)/bin/shmgpu demo
 
 test: $(VENV)/.stamp-dev $(CORE) ## the test suite (T='tests/unit -k arena' for a part of it)
-	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest -q $(T)
+	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest $(T)
 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)
@@ -172,7 +172,7 @@ build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 
 # ---- release -----------------------------------------------------------------------------
 
-.PHONY: dist clean distclean
+.PHONY: dist abi clean distclean
 $(VENV)/.stamp-dist: $(VENV)/.stamp-dev
 	@$(call locked,install-dist,$(PIP) --no-build-isolation -e '.[dist]')
 	@touch $@
@@ -187,8 +187,20 @@ dist: $(VENV)/.stamp-dist ## sdist and abi3 wheel; the test suite and the demo f
 	  { $(call step,wheel-environment,$(PY) -m venv "$$place/venv"); } && \
 	  { $(call step,wheel-install,"$$place/venv/bin/python" -m pip install -q -c constraints.txt "$$(echo dist/*.whl)[demo$(comma)dev]"); } && \
 	  mkdir "$$place/tree" && tar xf dist/*.tar.gz -C "$$place/tree" --strip-components=1 && \
-	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" -q $(T) && \
+	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" $(T) && \
 	  cd "$$place" && "$$place/venv/bin/shmgpu" demo
+
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+abi: ## that wheel under every CPython found here, without torch (PYTHONS='python3.10 ...')
+	@wheel=$$(ls dist/*.whl 2>/dev/null) || { echo "There is no wheel yet: make dist."; exit 1; }; \
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT; \
+	for python in $(PYTHONS); do \
+	  "$$python" -c '' 2>/dev/null || { echo "  $$python: not on this machine"; continue; }; \
+	  "$$python" -m venv --clear "$$place/venv"; \
+	  "$$place/venv/bin/python" -m pip install -q 'numpy>=1.24' 'cffi>=1.16' 'posix_ipc>=1.1'; \
+	  "$$place/venv/bin/python" -m pip install -q --no-deps "$$wheel"; \
+	  (cd "$$place" && "$$place/venv/bin/python" "$(CURDIR)/tests/abi.py"); \
+	done
 
 clean: ## everything that was built, but not the virtual environment
 	@rm -rf build dist shmgpu/_core.*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
