@@ -9,24 +9,27 @@
  * helper and by DMA, so nothing in it can be trusted to keep a list alive, and its fresh pages
  * are dear (a page of a memfd costs a fault and its zeroing). So nothing is kept in the arena:
  *
- *   tags    one word a granule, private and lazily touched:
- *             0                   inside a block
- *             size in granules    first granule of a live block
- *             FREE | node         first and last granule of a free block
- *   nodes   one 16-byte record for each free block: where, how long, its list links.
- *           Records are reused last in, first out, so the pool stays small and warm.
+ *   rows    32 private bytes for each 4 KiB of arena, that is for 64 granules: a bit for each
+ *           granule where a block starts, a bit for those of them that are free, and a word
+ *           each about the only two blocks that a row cannot see whole: the one that runs on
+ *           into the next row, and the one that began in an earlier row and ends here.
+ *   nodes   one 20-byte record for each free block: where, how long, its list links. Records
+ *           are reused last in, first out, so the pool stays small and warm.
+ *
+ * A block's length is the distance to the next start in its row, or the row's word about the
+ * block that runs on; so every question about a block is answered by one row, and whether the
+ * block before it is free by that row or the one before.
  *
  * This buys: a scribbler damages data, never the allocator; "is this the start of a live
- * block" is one look at one word, so double, foreign and interior frees are always noticed;
- * 64-byte blocks cost 64 bytes; and a split leaves the far end of the free block alone
- * (its tag names the node, and the node's length changes), so a fresh arena of any size
- * costs a handful of private pages. The price is at most 4 bytes of tags for each 64 bytes
- * below the highest block, touched by the page only where blocks begin or end, and 16 bytes for
- * each free block that there is at one time.
+ * block" is one look at two bits, so double, foreign and interior frees are always noticed;
+ * 64-byte blocks cost 64 bytes. The price is 0.8 % of the arena below the highest block, paid
+ * by the page, and 20 bytes for each free block that there is at one time.
  *
- * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, two tags
- * and one node written. free: three tags read, at most four tags and two nodes written. No
- * loop depends on the number of blocks; no system call; no byte of the arena touched.
+ * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, at most
+ * three rows and two nodes written. free: at most four rows and three nodes. Free blocks inside
+ * one row hang in that row's chain, which is walked: free blocks never touch, so it has at
+ * most 31 nodes, as a rule one. No loop depends on the number of blocks; no system call; no byte
+ * of the arena touched.
  *
  * Three strengths of checking: arguments are checked in every build; shmi_tlsf_check() is
  * called by tests; -DSHMI_TLSF_PARANOID runs it after every change and aborts.
@@ -44,26 +47,39 @@
 #define SL_BITS 5                  /* 32 classes for each power of two: 3 % apart */
 #define SL_COUNT (1u << SL_BITS)
 #define FL_COUNT (32u - SL_BITS)
-#define FREE_BIT 0x80000000u
-#define GUARD 0x7fffffffu          /* bounds the tag table: looks live, belongs to nobody */
+#define ROW_SHIFT 6                /* 64 granules a row: one bit each in a word */
+#define ROW_GRANULES (1u << ROW_SHIFT)
 #define SCAN_LIMIT 8u              /* nodes of the request's own class that malloc looks at */
 #define LAST_RESORT_LIMIT 1024u    /* nodes looked at before the arena is called full */
 #define NO_FIT UINT32_MAX
 
 _Static_assert(SHMI_TLSF_GRANULE == 1u << GRANULE_SHIFT, "granule and its shift differ");
-_Static_assert((SHMI_TLSF_MAX_BYTES >> GRANULE_SHIFT) < GUARD, "granule numbers need 31 bits");
+_Static_assert(SHMI_TLSF_MAX_BYTES >> GRANULE_SHIFT <= INT32_MAX, "sums need the 32nd bit");
 _Static_assert(SL_COUNT <= 32 && FL_COUNT <= 32, "a bitmap is one 32-bit word");
 
 typedef struct node {
   uint32_t start, size; /* granules */
   uint32_t prev, next;  /* nodes of the same class; 0 ends the list */
+  uint32_t chain;       /* the next free block inside the same row; 0 ends the chain */
 } node_t;
 
-_Static_assert(sizeof(node_t) == 16, "a free block's record is 16 bytes");
+typedef struct row {
+  uint64_t starts;  /* granules where a block starts */
+  uint64_t frees;   /* those of them where a free block starts */
+  uint32_t runs_on; /* about the last block to start here, if it reaches the row's end or beyond:
+                       its size in granules when it is live, its node when it is free */
+  uint32_t ends;    /* node of the free block that started in an earlier row and has its last
+                       granule here; else 0 */
+  uint32_t chain;   /* first node of the free blocks that start here and end before the row */
+  uint32_t unused;
+} row_t;
+
+_Static_assert(sizeof(node_t) == 20, "a free block's record is 20 bytes");
+_Static_assert(sizeof(row_t) == 32, "a row is half a cache line");
 
 struct shmi_tlsf {
   unsigned char *base;
-  uint32_t *tags;        /* [-1] and [granules] are guards */
+  row_t *rows;           /* starts are set from granule number granules on, to bound it */
   node_t *nodes;         /* [0] is never used */
   uint32_t granules;
   uint32_t idle_node;    /* records given back, linked by next */
@@ -78,10 +94,7 @@ struct shmi_tlsf {
 };
 
 #ifdef SHMI_TLSF_PARANOID
-#define VERIFY(t)                                \
-  do {                                           \
-    if (shmi_tlsf_check(t) != SHM_OK) abort();   \
-  } while (0)
+#define VERIFY(t) ((void)(shmi_tlsf_check(t) == SHM_OK || (abort(), 0)))
 #else
 #define VERIFY(t) ((void)0)
 #endif
@@ -151,6 +164,97 @@ static inline void list_remove(shmi_tlsf_t *t, uint32_t id) {
   if (!t->sl_bitmap[c.fl]) t->fl_bitmap &= ~(1u << c.fl);
 }
 
+/* ---- rows: which granules start a block, and what lies there ----------------------- */
+
+static inline row_t *row_of(const shmi_tlsf_t *t, uint32_t granule) {
+  return &t->rows[granule >> ROW_SHIFT];
+}
+
+static inline uint32_t column_of(uint32_t granule) { return granule & (ROW_GRANULES - 1); }
+
+static inline uint64_t bit_of(uint32_t granule) { return (uint64_t)1 << column_of(granule); }
+
+/* Whether [start, + n) reaches the end of the row where it starts. */
+static inline bool fills_row(uint32_t start, uint32_t n) {
+  return column_of(start) + n >= ROW_GRANULES;
+}
+
+static inline bool is_free_start(const shmi_tlsf_t *t, uint32_t granule) {
+  return (row_of(t, granule)->frees & bit_of(granule)) != 0;
+}
+
+/* Distance to the next start in the row; 0 when the block reaches the row's end. */
+static inline uint32_t size_in_row(const row_t *row, uint32_t start) {
+  uint64_t above = row->starts & (~(uint64_t)1 << column_of(start));
+  return above ? (uint32_t)__builtin_ctzll(above) - column_of(start) : 0;
+}
+
+static inline uint32_t live_size(const shmi_tlsf_t *t, uint32_t start) {
+  const row_t *row = row_of(t, start);
+  uint32_t size = size_in_row(row, start);
+  return size ? size : row->runs_on;
+}
+
+static inline void mark_live(shmi_tlsf_t *t, uint32_t start, uint32_t n) {
+  row_t *row = row_of(t, start);
+  row->starts |= bit_of(start);
+  if (fills_row(start, n)) row->runs_on = n;
+}
+
+static inline void mark_free(shmi_tlsf_t *t, uint32_t id) {
+  node_t *node = &t->nodes[id];
+  row_t *row = row_of(t, node->start), *last = row_of(t, node->start + node->size - 1);
+  row->starts |= bit_of(node->start);
+  row->frees |= bit_of(node->start);
+  if (last != row) last->ends = id;
+  if (fills_row(node->start, node->size)) {
+    row->runs_on = id;
+  } else {
+    node->chain = row->chain;
+    row->chain = id;
+  }
+}
+
+static inline void unmark_free(shmi_tlsf_t *t, uint32_t id) {
+  const node_t *node = &t->nodes[id];
+  row_t *row = row_of(t, node->start), *last = row_of(t, node->start + node->size - 1);
+  row->starts &= ~bit_of(node->start);
+  row->frees &= ~bit_of(node->start);
+  if (last != row) last->ends = 0;
+  if (fills_row(node->start, node->size)) return;
+  uint32_t *link = &row->chain;
+  while (*link != id) link = &t->nodes[*link].chain;
+  *link = node->chain;
+}
+
+/* The node in row's chain that starts at granule; 0 when there is none. */
+static inline uint32_t chained(const shmi_tlsf_t *t, const row_t *row, uint32_t granule) {
+  uint32_t id = row->chain;
+  while (id && t->nodes[id].start != granule) id = t->nodes[id].chain;
+  return id;
+}
+
+/* The free block that starts at granule (which may be the end of the range); 0 when none does. */
+static inline uint32_t free_from(const shmi_tlsf_t *t, uint32_t granule) {
+  if (!is_free_start(t, granule)) return 0;
+  const row_t *row = row_of(t, granule);
+  return size_in_row(row, granule) ? chained(t, row, granule) : row->runs_on;
+}
+
+/* The free block that ends just before granule, where a block ends; 0 when that one is live. */
+static inline uint32_t free_before(const shmi_tlsf_t *t, uint32_t granule) {
+  if (!granule) return 0;
+  uint32_t last = granule - 1;
+  const row_t *row = row_of(t, last);
+  uint64_t upto = row->starts & (~(uint64_t)0 >> (ROW_GRANULES - 1 - column_of(last)));
+  if (!upto) return row->ends;
+  uint32_t start = (last & ~(ROW_GRANULES - 1)) + 63u - (uint32_t)__builtin_clzll(upto);
+  if (!is_free_start(t, start)) return 0;
+  return column_of(last) == ROW_GRANULES - 1 ? row->runs_on : chained(t, row, start);
+}
+
+/* ---- cutting and joining --------------------------------------------------------- */
+
 /* Free blocks never touch each other, so there are at most half as many as granules, and the
  * pool cannot run out. */
 static inline void node_make(shmi_tlsf_t *t, uint32_t start, uint32_t size) {
@@ -159,77 +263,64 @@ static inline void node_make(shmi_tlsf_t *t, uint32_t start, uint32_t size) {
     t->idle_node = t->nodes[id].next;
   else
     id = t->used_nodes++;
-  t->nodes[id].start = start;
-  t->nodes[id].size = size;
-  t->tags[start] = FREE_BIT | id;
-  t->tags[start + size - 1] = FREE_BIT | id;
+  t->nodes[id] = (node_t){.start = start, .size = size};
   list_push(t, id);
+  mark_free(t, id);
 }
 
+/* For an unmarked node. */
 static inline void node_drop(shmi_tlsf_t *t, uint32_t id) {
   list_remove(t, id);
   t->nodes[id] = (node_t){.next = t->idle_node};
   t->idle_node = id;
 }
 
-/* Most changes of a large free block leave it in its class: then its list is left alone. */
-static inline void node_resize(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint32_t size) {
+/* Place an unmarked node anew. Most changes of a large free block leave it in its class: then
+ * its list is left alone. */
+static inline void node_place(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint32_t size) {
   node_t *node = &t->nodes[id];
   bool moves = !class_equal(class_of(node->size), class_of(size));
   if (moves) list_remove(t, id);
   node->start = start;
   node->size = size;
   if (moves) list_push(t, id);
+  mark_free(t, id);
 }
 
-/* ---- cutting and joining --------------------------------------------------------- */
-
-/* Cut [start + gap, + n) out of free block id. The tag of the cut's first granule is the
- * caller's to write. */
+/* Cut [start + gap, + n) out of free block id; to mark the cut is the caller's. */
 static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
-  uint32_t start = t->nodes[id].start, size = t->nodes[id].size;
-  uint32_t rest = size - gap - n;
+  uint32_t start = t->nodes[id].start;
+  uint32_t rest = t->nodes[id].size - gap - n;
+  unmark_free(t, id);
   if (gap) {
-    t->tags[start + size - 1] = 0;
-    t->tags[start + gap - 1] = FREE_BIT | id;
-    node_resize(t, id, start, gap);
+    node_place(t, id, start, gap);
     if (rest) node_make(t, start + gap + n, rest);
   } else if (rest) {
-    t->tags[start + n] = FREE_BIT | id;
-    node_resize(t, id, start + n, rest);
+    node_place(t, id, start + n, rest);
   } else {
-    t->tags[start + size - 1] = 0;
     node_drop(t, id);
   }
 }
 
-/* Make [start, + n) free and join it with the free blocks beside it. */
+/* Make [start, + n), at whose ends blocks begin and end, free; join it with the free blocks
+ * beside it. */
 static inline void join(shmi_tlsf_t *t, uint32_t start, uint32_t n) {
-  uint32_t before = t->tags[(ptrdiff_t)start - 1], behind = t->tags[start + n];
-  uint32_t left = before & FREE_BIT ? before & ~FREE_BIT : 0;
-  uint32_t right = behind & FREE_BIT ? behind & ~FREE_BIT : 0;
-  if (!left && !right) {
-    node_make(t, start, n);
-    return;
+  uint32_t left = free_before(t, start), right = free_from(t, start + n);
+  row_of(t, start)->starts &= ~bit_of(start);
+  if (left) {
+    unmark_free(t, left);
+    start = t->nodes[left].start;
+    n += t->nodes[left].size;
   }
-  if (!left) { /* right's far tag names it already */
-    uint32_t size = t->nodes[right].size;
-    if (size > 1) t->tags[start + n] = 0;
-    t->tags[start] = FREE_BIT | right;
-    node_resize(t, right, start, n + size);
-    return;
-  }
-  const node_t *l = &t->nodes[left];
-  if (l->size > 1) t->tags[start - 1] = 0;
-  t->tags[start] = 0;
-  uint32_t size = l->size + n;
   if (right) {
-    t->tags[start + n] = 0;
-    size += t->nodes[right].size;
-    node_drop(t, right);
+    unmark_free(t, right);
+    n += t->nodes[right].size;
+    if (left) node_drop(t, right);
   }
-  t->tags[l->start + size - 1] = before;
-  node_resize(t, left, l->start, size);
+  if (left || right)
+    node_place(t, left ? left : right, start, n);
+  else
+    node_make(t, start, n);
 }
 
 /* ---- choosing -------------------------------------------------------------------- */
@@ -244,8 +335,8 @@ static inline uint32_t gap_for(const shmi_tlsf_t *t, const node_t *node, uint32_
 }
 
 /* The tightest of the first limit nodes of a list; 0 when none of them fits. */
-static inline uint32_t tightest(const shmi_tlsf_t *t, uint32_t id, uint32_t n, uint32_t align,
-                                uint32_t limit) {
+static uint32_t tightest(const shmi_tlsf_t *t, uint32_t id, uint32_t n, uint32_t align,
+                         uint32_t limit) {
   uint32_t best = 0, best_size = UINT32_MAX;
   for (; id && limit; limit--, id = t->nodes[id].next) {
     const node_t *node = &t->nodes[id];
@@ -266,14 +357,10 @@ static inline uint32_t choose(const shmi_tlsf_t *t, uint32_t n, uint32_t align) 
   class_t own = class_of(n);
   uint32_t id = tightest(t, t->heads[own.fl][own.sl], n, align, SCAN_LIMIT);
   if (id) return id;
-  uint64_t enough = (uint64_t)n + align - 1;
-  class_t safe = {FL_COUNT, 0};
-  if (enough <= t->granules) {
-    safe = class_above((uint32_t)enough);
-    class_t c = safe;
-    if (next_class(t, &c)) return t->heads[c.fl][c.sl];
-  }
-  for (class_t c = own; next_class(t, &c) && !class_equal(c, safe); c.sl++) {
+  uint32_t enough = n + align - 1;
+  class_t safe = enough <= t->granules ? class_above(enough) : (class_t){FL_COUNT, 0}, c = safe;
+  if (next_class(t, &c)) return t->heads[c.fl][c.sl];
+  for (c = own; next_class(t, &c) && !class_equal(c, safe); c.sl++) {
     id = tightest(t, t->heads[c.fl][c.sl], n, align, LAST_RESORT_LIMIT);
     if (id) return id;
   }
@@ -301,14 +388,12 @@ static inline void count_used(shmi_tlsf_t *t, uint32_t more, uint32_t end) {
 }
 
 static inline void *allocate(shmi_tlsf_t *t, size_t size, uint32_t align, int *status) {
-  uint32_t n = granules_for(t, size);
-  if (!n) return fail(t, SHM_EBAD_SIZE, status);
-  uint32_t id = choose(t, n, align);
-  if (!id) return fail(t, SHM_EARENA_FULL, status);
+  uint32_t n = granules_for(t, size), id = n ? choose(t, n, align) : 0;
+  if (!id) return fail(t, n ? SHM_EARENA_FULL : SHM_EBAD_SIZE, status);
   uint32_t gap = gap_for(t, &t->nodes[id], n, align);
   uint32_t start = t->nodes[id].start + gap;
   cut(t, id, gap, n);
-  t->tags[start] = n;
+  mark_live(t, start, n);
   t->live_blocks++;
   t->allocations++;
   count_used(t, n, start + n);
@@ -335,15 +420,15 @@ static inline bool live_start(const shmi_tlsf_t *t, const void *ptr, uint32_t *s
   offset >>= GRANULE_SHIFT;
   if (offset >= t->granules) return false;
   *start = (uint32_t)offset;
-  uint32_t tag = t->tags[offset];
-  return tag != 0 && !(tag & FREE_BIT);
+  const row_t *row = row_of(t, *start);
+  return (row->starts & ~row->frees & bit_of(*start)) != 0;
 }
 
 int shmi_tlsf_free(shmi_tlsf_t *t, void *ptr) {
   uint32_t start;
   if (!ptr) return SHM_OK;
   if (!live_start(t, ptr, &start)) return SHM_EBAD_FREE;
-  uint32_t n = t->tags[start];
+  uint32_t n = live_size(t, start);
   join(t, start, n);
   t->used -= n;
   t->live_blocks--;
@@ -356,18 +441,16 @@ void *shmi_tlsf_realloc(shmi_tlsf_t *t, void *ptr, size_t size, int *status) {
   uint32_t start;
   if (!ptr) return shmi_tlsf_malloc(t, size, status);
   if (!live_start(t, ptr, &start)) return fail(t, SHM_EBAD_FREE, status);
-  uint32_t want = granules_for(t, size), have = t->tags[start];
+  uint32_t want = granules_for(t, size), have = live_size(t, start);
   if (!want) return fail(t, SHM_EBAD_SIZE, status);
-  uint32_t behind = t->tags[start + have];
+  uint32_t behind = want > have ? free_from(t, start + have) : 0;
   if (want < have) {
-    t->tags[start] = want;
+    mark_live(t, start, want);
     join(t, start + want, have - want);
     t->used -= have - want;
-  } else if (want > have && behind & FREE_BIT &&
-             t->nodes[behind & ~FREE_BIT].size >= want - have) {
-    cut(t, behind & ~FREE_BIT, 0, want - have);
-    t->tags[start + have] = 0;
-    t->tags[start] = want;
+  } else if (behind && t->nodes[behind].size >= want - have) {
+    cut(t, behind, 0, want - have);
+    mark_live(t, start, want);
     count_used(t, want - have, start + want);
   } else if (want > have) {
     void *moved = shmi_tlsf_malloc(t, size, status);
@@ -383,10 +466,10 @@ void *shmi_tlsf_realloc(shmi_tlsf_t *t, void *ptr, size_t size, int *status) {
 
 size_t shmi_tlsf_usable_size(const shmi_tlsf_t *t, const void *ptr) {
   uint32_t start;
-  return live_start(t, ptr, &start) ? (size_t)t->tags[start] << GRANULE_SHIFT : 0;
+  return live_start(t, ptr, &start) ? (size_t)live_size(t, start) << GRANULE_SHIFT : 0;
 }
 
-/* The side table in one mapping: control, tags between their guards, nodes. Huge pages are
+/* The side table in one mapping: control, rows, nodes. Huge pages are
  * declined, since one would cost an idle process 2 MiB for a few words. */
 int shmi_tlsf_create(shmi_tlsf_t **out, void *base, size_t size) {
   *out = NULL;
@@ -394,8 +477,8 @@ int shmi_tlsf_create(shmi_tlsf_t **out, void *base, size_t size) {
   if (size < SHMI_TLSF_GRANULE || (uint64_t)size > SHMI_TLSF_MAX_BYTES) return SHM_EBAD_SIZE;
   uint32_t granules = (uint32_t)(size >> GRANULE_SHIFT);
   uint32_t node_limit = granules / 2 + 2;
-  size_t tags_at = (sizeof(shmi_tlsf_t) + 63) & ~(size_t)63;
-  size_t nodes_at = (tags_at + ((size_t)granules + 2) * sizeof(uint32_t) + 63) & ~(size_t)63;
+  size_t rows_at = (sizeof(shmi_tlsf_t) + 63) & ~(size_t)63;
+  size_t nodes_at = rows_at + ((size_t)(granules >> ROW_SHIFT) + 1) * sizeof(row_t);
   size_t map_bytes = (nodes_at + (size_t)node_limit * sizeof(node_t) + 4095) & ~(size_t)4095;
   unsigned char *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -403,14 +486,13 @@ int shmi_tlsf_create(shmi_tlsf_t **out, void *base, size_t size) {
   (void)madvise(map, map_bytes, MADV_NOHUGEPAGE);
   shmi_tlsf_t *t = (shmi_tlsf_t *)(void *)map;
   t->base = base;
-  t->tags = (uint32_t *)(void *)(map + tags_at) + 1;
+  t->rows = (row_t *)(void *)(map + rows_at);
   t->nodes = (node_t *)(void *)(map + nodes_at);
   t->granules = granules;
   t->used_nodes = 1;
   t->node_limit = node_limit;
   t->map_bytes = map_bytes;
-  t->tags[-1] = GUARD;
-  t->tags[granules] = GUARD;
+  row_of(t, granules)->starts = ~(uint64_t)0 << column_of(granules);
   node_make(t, 0, granules);
   *out = t;
   return SHM_OK;
@@ -455,29 +537,61 @@ void shmi_tlsf_stats(const shmi_tlsf_t *t, shm_arena_stats_t *stats) {
 
 static bool is_node(const shmi_tlsf_t *t, uint32_t id) { return id != 0 && id < t->used_nodes; }
 
-/* What the tags say: blocks tile the range, free ones are known to a node, and no two free
- * blocks touch. Returns the number of free blocks, or -1. */
-static int64_t check_tags(const shmi_tlsf_t *t) {
-  uint64_t live = 0, used = 0;
-  int64_t free_blocks = 0;
-  bool after_free = false;
-  if (t->tags[-1] != GUARD || t->tags[t->granules] != GUARD) return -1;
-  for (uint32_t at = 0, size; at < t->granules; at += size) {
-    uint32_t tag = t->tags[at];
-    bool is_free = (tag & FREE_BIT) != 0;
-    uint32_t id = tag & ~FREE_BIT;
-    if (is_free && (after_free || !is_node(t, id) || t->nodes[id].start != at)) return -1;
-    size = is_free ? t->nodes[id].size : tag;
-    if (size == 0 || size > t->granules - at) return -1;
-    uint32_t last = at + size - 1;
-    if (last > at && t->tags[last] != (is_free ? tag : 0)) return -1;
-    for (uint32_t i = at + 1; i < last; i++)
-      if (t->tags[i]) return -1;
-    after_free = is_free;
-    free_blocks += is_free;
-    live += !is_free;
-    used += is_free ? 0 : size;
+/* The size of the block that starts at a granule, and its node when it is free; 0 when the row
+ * does not say. Trusts nothing, unlike live_size() and free_from(). */
+static uint32_t block_at(const shmi_tlsf_t *t, uint32_t at, uint32_t *id) {
+  const row_t *row = row_of(t, at);
+  uint32_t in_row = size_in_row(row, at), size = in_row ? in_row : row->runs_on;
+  *id = 0;
+  if (!(row->starts & bit_of(at))) return 0;
+  if (row->frees & bit_of(at)) {
+    *id = row->runs_on;
+    if (in_row) {
+      unsigned steps = 0;
+      for (*id = row->chain; is_node(t, *id) && t->nodes[*id].start != at; steps++) {
+        if (steps == ROW_GRANULES) return 0;
+        *id = t->nodes[*id].chain;
+      }
+    }
+    if (!is_node(t, *id) || t->nodes[*id].start != at) return 0;
+    size = t->nodes[*id].size;
+    if (in_row && in_row != size) return 0;
   }
+  bool fits = size > 0 && size <= t->granules - at;
+  return fits && (in_row || fills_row(at, size)) ? size : 0;
+}
+
+/* What the rows say: blocks tile the range, free ones are known to a node, no two free blocks
+ * touch, and no row says more than that. Returns the number of free blocks, or -1. */
+static int64_t check_rows(const shmi_tlsf_t *t) {
+  uint64_t live = 0, used = 0;
+  int64_t free_blocks = 0, ends = 0, in_chains = 0, starts = 0;
+  bool after_free = false;
+  for (uint32_t at = 0, size, id; at < t->granules; at += size) {
+    size = block_at(t, at, &id);
+    if (!size || (id && after_free)) return -1;
+    if (id && row_of(t, at) != row_of(t, at + size - 1)) {
+      if (row_of(t, at + size - 1)->ends != id) return -1;
+      ends++;
+    }
+    in_chains += id && !fills_row(at, size);
+    after_free = id != 0;
+    free_blocks += id != 0;
+    live += id == 0;
+    used += id ? 0 : size;
+    starts++;
+  }
+  /* The tour has seen everything that must be there; is there anything else? */
+  starts += ROW_GRANULES - column_of(t->granules);
+  for (uint32_t r = 0; r <= t->granules >> ROW_SHIFT; r++) {
+    const row_t *row = &t->rows[r];
+    if (row->frees & ~row->starts) return -1;
+    starts -= __builtin_popcountll(row->starts);
+    ends -= row->ends != 0;
+    for (uint32_t id = row->chain; id; id = t->nodes[id].chain)
+      if (!is_node(t, id) || in_chains-- == 0) return -1;
+  }
+  if (starts || ends || in_chains) return -1;
   return live == t->live_blocks && used == t->used ? free_blocks : -1;
 }
 
@@ -495,7 +609,7 @@ static int64_t check_lists(const shmi_tlsf_t *t) {
         const node_t *node = &t->nodes[id];
         if (node->prev != prev || node->size == 0 || node->start >= t->granules) return -1;
         if (!class_equal(class_of(node->size), (class_t){fl, sl})) return -1;
-        if (t->tags[node->start] != (FREE_BIT | id)) return -1;
+        if (!is_free_start(t, node->start)) return -1;
       }
     }
   }
@@ -508,7 +622,7 @@ int shmi_tlsf_check(const shmi_tlsf_t *t) {
   int64_t idle = 0;
   for (uint32_t id = t->idle_node; id; id = t->nodes[id].next)
     if (!is_node(t, id) || ++idle >= (int64_t)t->used_nodes) return SHM_ECORRUPT;
-  int64_t free_blocks = check_tags(t);
+  int64_t free_blocks = check_rows(t);
   if (free_blocks < 0 || check_lists(t) != free_blocks) return SHM_ECORRUPT;
   return free_blocks + idle == (int64_t)t->used_nodes - 1 ? SHM_OK : SHM_ECORRUPT;
 }
@@ -517,11 +631,10 @@ int shmi_tlsf_walk(const shmi_tlsf_t *t,
                    int (*visit)(void *address, size_t bytes, int is_live, void *ctx),
                    void *ctx) {
   for (uint32_t at = 0, size; at < t->granules; at += size) {
-    uint32_t tag = t->tags[at];
-    bool is_free = (tag & FREE_BIT) != 0;
-    size = is_free ? t->nodes[tag & ~FREE_BIT].size : tag;
+    uint32_t id = free_from(t, at);
+    size = id ? t->nodes[id].size : live_size(t, at);
     int stop = visit(t->base + ((size_t)at << GRANULE_SHIFT), (size_t)size << GRANULE_SHIFT,
-                     !is_free, ctx);
+                     id == 0, ctx);
     if (stop) return stop;
   }
   return SHM_OK;

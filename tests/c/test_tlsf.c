@@ -299,9 +299,8 @@ TEST(no_byte_of_the_arena_is_written_and_none_is_trusted) {
 
 TEST(check_notices_a_damaged_side_table_and_survives_it) {
   open_heap(65536);
-  for (unsigned i = 0; i < 40; i++) get(64 + i * 32);
-  put(range);
-  put(range + 64 * 8);
+  for (size_t i = 0; i < 1000; i++) get(64);
+  for (size_t i = 0; i < 1000; i += 2) put(range + i * 64);
   void *start;
   size_t bytes;
   shmi_tlsf_metadata(heap, &start, &bytes);
