@@ -138,6 +138,8 @@ void shmi_arena_destroy(void) {
   memset(&plan, 0, sizeof plan);
 }
 
+void shmi_arena_detach(void) { reservation = NULL; }
+
 static int map_region(int fd, uint64_t address, size_t bytes) {
   void *at = (void *)(uintptr_t)address;
   if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {

@@ -32,6 +32,8 @@ int shmi_arena_check_memory(uint64_t bytes);
 int shmi_arena_create(const shmi_arena_plan_t *plan);
 /* Unmap everything and close the memfds, in whatever role. */
 void shmi_arena_destroy(void);
+/* Forget the reservation without unmapping it: somebody else does, later. */
+void shmi_arena_detach(void);
 /* In a fresh role: map what it may see. The memfds can be closed afterwards. */
 int shmi_arena_map_child(int child);
 int shmi_arena_map_helper(void);

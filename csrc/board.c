@@ -20,7 +20,7 @@ static size_t pages(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE -
 
 static size_t parent_bytes(int children, int helpers) {
   return pages(sizeof(shm_broker_stats_t) + (size_t)children * sizeof(shm_child_stats_t) +
-               (size_t)helpers * sizeof(shm_helper_stats_t));
+               (size_t)helpers * sizeof(shm_helper_stats_t) + SHMI_BOARD_DETAIL_BYTES);
 }
 
 static size_t child_page_bytes(void) { return pages(sizeof(shmi_child_page_t)); }
@@ -54,6 +54,7 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
   board.broker = (shm_broker_stats_t *)mapping;
   board.child_stats = (shm_child_stats_t *)(void *)(mapping + sizeof(shm_broker_stats_t));
   board.helper_stats = (shm_helper_stats_t *)(void *)(board.child_stats + children);
+  board.detail = (char *)(board.helper_stats + helpers);
   board.child_pages = mapping + parent;
   board.helper_pages = board.child_pages + child_part;
   board.trace = (shm_trace_record_t *)(void *)(board.helper_pages + helper_part);

@@ -25,7 +25,11 @@ enum { SHMI_BOARD_RING = 1024 };
 
 typedef struct shmi_outcome {
   _Atomic uint64_t delivery; /* written last: a torn entry is never believed */
-  uint64_t status;
+  uint64_t value;
+  uint32_t status;           /* as on the wire */
+  uint32_t started_units;
+  uint32_t finished_units;
+  uint32_t reserved;
 } shmi_outcome_t;
 
 typedef struct shmi_child_page { /* written by the child */
@@ -52,9 +56,12 @@ typedef struct shmi_board { /* where each part lies; a copy in every role */
   char *helper_pages;
   shm_trace_record_t *trace;
   uint32_t trace_records; /* a power of two, or 0 */
+  char *detail; /* why the parent of an init() failed: 512 bytes */
   int children;
   int helpers;
 } shmi_board_t;
+
+enum { SHMI_BOARD_DETAIL_BYTES = 512 };
 
 int shmi_board_create(int children, int helpers, uint32_t trace_records);
 void shmi_board_destroy(void);

@@ -115,6 +115,11 @@ int shm_send_msg(const shm_msg_t *msg);
 /* In a child: wait for the next answered message of shm_send_msg; fills *msg when it is not
  * NULL. Returns the outcome of that call. */
 int shm_read_msg(shm_msg_t *msg);
+/* The same for several at once, in one system call where one is enough: how many were sent (the
+ * window may cut them short), and how many answers were taken (at least one; statuses[i] is the
+ * outcome of msgs[i]). */
+int shm_send_msgs(const shm_msg_t msgs[], int count);
+int shm_read_msgs(shm_msg_t msgs[], int statuses[], int max);
 /* In a helper: its number, from 0. SHM_ENOT_HELPER elsewhere. */
 int shm_get_helper_id(void);
 
@@ -213,7 +218,8 @@ enum shm_event_kind {
   SHM_EVENT_READY = 7,            /* every helper is ready */
   SHM_EVENT_DRAINING = 8,
   SHM_EVENT_HELPER_HUNG = 9,
-  SHM_EVENT_CHILD_PROTOCOL = 10   /* a child broke the protocol */
+  SHM_EVENT_CHILD_PROTOCOL = 10,  /* a child broke the protocol */
+  SHM_EVENT_OVER = 11             /* every process has ended; statistics and trace are still here */
 };
 typedef struct shm_event {
   int kind;

@@ -1,0 +1,201 @@
+/* api -- the talk's calls and the rest of the public interface, each a few lines over a room.
+ *
+ * Owns: how many messages shm_send_msg may have out, and the blocks of calls that timed out:
+ * a helper may still write to those, so a shm_free of one waits for the late answer.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "clock.h"
+#include "desk.h"
+#include "heap.h"
+#include "launch.h"
+#include "port.h"
+#include "registry.h"
+
+/* ---- before a launch ---- */
+
+int shm_register_function(const shm_function_config_t *config, uint64_t *row) {
+  const shmi_function_t *made;
+  int status = shmi_registry_add(config, &made);
+  if (status == SHM_OK && row != NULL) {
+    *row = config->func != NULL ? (uint64_t)(uintptr_t)config->func : (uint64_t)(uintptr_t)made;
+  }
+  return status;
+}
+
+int shm_register(shm_func_t func, const char *name, size_t params_size) {
+  if (func == NULL) return SHM_EBAD_FUNCTION;
+  shm_function_config_t config = {.name = name, .func = func, .params_size = params_size};
+  return shm_register_function(&config, NULL);
+}
+
+const char *shm_function_name(uint64_t row) {
+  const shmi_function_t *function = shmi_registry_find(row);
+  return function != NULL ? function->name : NULL;
+}
+
+/* ---- launching C programs ---- */
+
+static const shm_main_bundle_t *launch_bundles;
+
+/* What stdio holds is written once, by whoever wrote it: before each fork, and by a role at its
+ * end, which runs no exit handlers of the program it was forked from. */
+static int flush_and_fork(void) {
+  fflush(NULL);
+  return fork();
+}
+
+static void flush_and_exit(int status) {
+  fflush(NULL);
+  _exit(status);
+}
+
+static int run_bundle(int child, uint32_t generation) {
+  (void)generation;
+  return launch_bundles[child].main_func(launch_bundles[child].arg);
+}
+
+int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_block_size,
+               int helper_cnt) {
+  if (bundles == NULL) return SHM_EBAD_CONFIG;
+  shm_config_t config = {.child_count = child_cnt,
+                         .helper_count = helper_cnt,
+                         .pool_count = 1,
+                         .arena_bytes = shm_block_size,
+                         .window = SHM_MAX_WINDOW,
+                         .trace_records = 65536};
+  for (int i = 0; i < child_cnt && child_cnt <= SHM_MAX_CHILDREN; i++) {
+    if (bundles[i].main_func == NULL) return SHM_EBAD_CONFIG;
+  }
+  shm_host_t host = {.fork = flush_and_fork, .run_child = run_bundle, .exit = flush_and_exit};
+  launch_bundles = bundles;
+  return shm_run(&config, &host);
+}
+
+/* ---- messages ---- */
+
+static uint32_t talk_window = 1;
+
+int shm_set_window(int messages) {
+  if (!shmi_port_is_open()) return SHM_ENOT_CHILD;
+  if (messages < 1 || messages > shm_port_window()) return SHM_EBAD_SIZE;
+  talk_window = (uint32_t)messages;
+  return SHM_OK;
+}
+
+int shm_send_msgs(const shm_msg_t msgs[], int count) {
+  return shmi_port_send(msgs, count, talk_window);
+}
+
+int shm_send_msg(const shm_msg_t *msg) {
+  int sent = shmi_port_send(msg, 1, talk_window);
+  return sent == 1 ? SHM_OK : sent;
+}
+
+int shm_read_msgs(shm_msg_t msgs[], int statuses[], int max) {
+  return shmi_port_receive(msgs, statuses, max);
+}
+
+int shm_read_msg(shm_msg_t *msg) {
+  int status = SHM_OK;
+  int got = shmi_port_receive(msg, &status, 1);
+  return got == 1 ? status : got;
+}
+
+/* ---- calls with a deadline, and the blocks they leave behind ---- */
+
+typedef struct late { /* a block that belongs to a call which timed out */
+  struct late *next;
+  uint64_t sequence;
+  void *block;
+  int free_it; /* its owner freed it meanwhile */
+} late_t;
+
+static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
+static late_t *late_calls;
+
+static void late_settle(void) {
+  shm_reply_t replies[16];
+  int got;
+  while (late_calls != NULL && (got = shm_port_drain(replies, 16, 0)) > 0) {
+    for (int i = 0; i < got; i++) {
+      for (late_t **at = &late_calls; *at != NULL; at = &(*at)->next) {
+        late_t *call = *at;
+        if (call->sequence != replies[i].sequence) continue;
+        *at = call->next;
+        if (call->free_it) shmi_heap_free(call->block);
+        free(call);
+        break;
+      }
+    }
+  }
+}
+
+int shm_free(void *ptr) {
+  if (__atomic_load_n(&late_calls, __ATOMIC_ACQUIRE) == NULL) return shmi_heap_free(ptr);
+  pthread_mutex_lock(&late_lock);
+  late_settle();
+  int held = 0;
+  for (late_t *call = late_calls; call != NULL && !held; call = call->next) {
+    if (call->block == ptr && !call->free_it) held = call->free_it = 1;
+  }
+  pthread_mutex_unlock(&late_lock);
+  return held ? SHM_OK : shmi_heap_free(ptr);
+}
+
+int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
+  shm_call_config_t config = {.function = (uint64_t)(uintptr_t)msg->func_ptr, .rows = 1};
+  uint64_t deadline_ns = timeout_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)timeout_ns;
+  shm_reply_t reply;
+  int status = shm_port_call(&config, (uint64_t)(uintptr_t)msg->params, deadline_ns, &reply);
+  while (status == SHM_EINTR) {
+    status = reply.sequence != 0
+                 ? shm_port_wait(reply.sequence, deadline_ns, &reply)
+                 : shm_port_call(&config, (uint64_t)(uintptr_t)msg->params, deadline_ns, &reply);
+  }
+  pthread_mutex_lock(&late_lock);
+  late_settle();
+  late_t *call = status == SHM_ETIMEOUT && reply.sequence != 0 ? malloc(sizeof *call) : NULL;
+  if (call != NULL) {
+    *call = (late_t){.next = late_calls, .sequence = reply.sequence, .block = msg->params};
+    late_calls = call;
+  }
+  pthread_mutex_unlock(&late_lock);
+  return status;
+}
+
+/* ---- who am I, what is where ---- */
+
+int shm_get_helper_id(void) {
+  int helper = shmi_desk_helper();
+  return helper >= 0 ? helper : SHM_ENOT_HELPER;
+}
+
+int shm_get_child_id(void) {
+  return shmi_role() == SHM_ROLE_CHILD ? shmi_role_index() : SHM_ENOT_CHILD;
+}
+
+int shm_in_arena(const void *ptr, size_t bytes) {
+  return shmi_desk_in_arena((uint64_t)(uintptr_t)ptr, bytes);
+}
+
+int shm_check_memory(uint64_t bytes) { return shmi_arena_check_memory(bytes); }
+uint64_t shm_arena_base(int child) { return shmi_arena_address(child); }
+uint64_t shm_arena_bytes(void) { return shmi_arena_bytes(); }
+uint64_t shm_scratch_base(int helper) { return shmi_arena_scratch_address(helper); }
+
+uint64_t shm_reservation_base(void) {
+  uint64_t bytes;
+  return shmi_arena_reservation(&bytes);
+}
+
+uint64_t shm_reservation_bytes(void) {
+  uint64_t bytes;
+  shmi_arena_reservation(&bytes);
+  return bytes;
+}

@@ -1,0 +1,14 @@
+/* clock -- the one clock: CLOCK_MONOTONIC in nanoseconds, comparable between processes. */
+#ifndef SHMI_CLOCK_H
+#define SHMI_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t shmi_clock_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+#endif

@@ -1,0 +1,327 @@
+/* desk -- see desk.h. */
+#include "desk.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "arena.h"
+#include "board.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "registry.h"
+
+enum {
+  QUEUE = SHMI_BOARD_RING,
+  REPLIES = SHMI_CHANNEL_BURST,
+  HOLD_REPLIES_NS = 100000, /* a reply never waits longer for company */
+  LOOK_AGAIN_NS = 200000    /* how stale the queue may be: a GROW goes ahead of what waits */
+};
+
+static struct desk {
+  int down_fd, up_fd;
+  int helper;
+  int stopping; /* end of file was seen: what is queued is still served */
+  uint32_t generation;
+  uint32_t head, count; /* of queue */
+  uint32_t grow_head, grow_count;
+  uint32_t reply_count;
+  uint64_t first_reply_ns, last_look_ns, now_ns;
+  uint64_t lowest, highest; /* deliveries begun and not all finished */
+  uint32_t begun;
+  uint32_t taken_count; /* of the last take */
+  uint16_t serving_slot;
+  shmi_helper_page_t *page;
+  shmi_frame_t queue[QUEUE];
+  shmi_frame_t grows[QUEUE];
+  shmi_frame_t taken[QUEUE]; /* by delivery % QUEUE: what finish needs to know */
+  uint64_t started_ns[QUEUE];
+  uint64_t last_take[SHM_MAX_BATCH];
+  shmi_frame_t replies[REPLIES];
+} desk = {.down_fd = -1, .up_fd = -1, .helper = -1};
+
+static int flush(void) {
+  uint32_t count = desk.reply_count;
+  desk.reply_count = 0;
+  uint32_t written = 0;
+  while (written < count) {
+    int got = shmi_channel_write(desk.up_fd, desk.replies + written, (int)(count - written));
+    if (got > 0) written += (uint32_t)got;
+    else if (got != SHM_EINTR) return SHM_ESTOPPED; /* nobody reads: the parent is gone */
+  }
+  if (count > 0) shmi_count(&desk.page->frames_sent, count);
+  return SHM_OK;
+}
+
+/* Take in what lies in the pipe. timeout_ns < 0: wait until there is something. */
+static int look(int64_t timeout_ns) {
+  /* The private queue holds at least a control ring's worth, which is more than may be out. */
+  uint32_t room = QUEUE - (desk.count > desk.grow_count ? desk.count : desk.grow_count);
+  if (room < SHMI_CHANNEL_BURST) return SHM_OK;
+  shmi_frame_t frames[SHMI_CHANNEL_BURST * 4];
+  int max = room < SHMI_CHANNEL_BURST * 4 ? (int)room : SHMI_CHANNEL_BURST * 4;
+  if (timeout_ns >= 0) {
+    int ready = shmi_channel_wait(desk.down_fd, timeout_ns);
+    if (ready == 0) return SHM_EAGAIN;
+    if (ready < 0) return ready;
+  }
+  int got = shmi_channel_read(desk.down_fd, frames, max);
+  if (got == SHM_EINTR) return SHM_EINTR;
+  if (got < 0) {
+    desk.stopping = 1;
+    return SHM_OK;
+  }
+  for (int i = 0; i < got; i++) {
+    int is_grow = frames[i].kind == SHMI_FRAME_GROW;
+    shmi_frame_t *ring = is_grow ? desk.grows : desk.queue;
+    uint32_t at = is_grow ? desk.grow_head + desk.grow_count++ : desk.head + desk.count++;
+    ring[at % QUEUE] = frames[i];
+  }
+  shmi_count(&desk.page->frames_received, (uint64_t)got);
+  return SHM_OK;
+}
+
+static uint32_t units(uint64_t from_ns, uint64_t to_ns) {
+  uint64_t passed = to_ns > from_ns ? (to_ns - from_ns) / SHMI_FRAME_UNIT_NS : 0;
+  return passed < UINT32_MAX ? (uint32_t)passed : UINT32_MAX;
+}
+
+static void publish_executing(void) {
+  uint64_t value = desk.begun == 0 ? 0 : desk.lowest << 16 | (desk.highest - desk.lowest + 1);
+  atomic_store_explicit(&desk.page->executing, value, memory_order_release);
+}
+
+int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
+  if (desk.helper < 0) return SHM_ENOT_HELPER;
+  shmi_frame_t *call = &desk.taken[delivery % QUEUE];
+  if (delivery == 0 || call->delivery != delivery) return SHM_EBAD_FRAME;
+  call->delivery = 0; /* finished once */
+  uint64_t now = shmi_clock_ns();
+  desk.now_ns = now;
+  uint32_t started = units(call->handed_ns, desk.started_ns[delivery % QUEUE]);
+  uint32_t finished = units(call->handed_ns, now);
+
+  shmi_outcome_t *outcome = &desk.page->finished[delivery % SHMI_BOARD_RING];
+  outcome->value = value;
+  outcome->status = shmi_status_to_wire(status);
+  outcome->started_units = started;
+  outcome->finished_units = finished;
+  atomic_store_explicit(&outcome->delivery, delivery, memory_order_release);
+  if (call->kind == SHMI_FRAME_CALL) {
+    if (delivery == desk.lowest) desk.lowest++;
+    if (--desk.begun == 0) desk.lowest = desk.highest + 1;
+    publish_executing();
+  }
+
+  if (desk.reply_count == 0) desk.first_reply_ns = now;
+  desk.replies[desk.reply_count++] =
+      (shmi_frame_t){.result = {.token = desk.generation, .value = value},
+                     .sequence = call->sequence,
+                     .slot = (uint16_t)desk.helper,
+                     .kind = SHMI_FRAME_REPLY,
+                     .generation = call->generation,
+                     .status = shmi_status_to_wire(status),
+                     .rows = call->rows,
+                     .delivery = delivery,
+                     .started_units = started,
+                     .finished_units = finished};
+  /* The token: a parked result is found again only in the generation that parked it. */
+  if (desk.reply_count == REPLIES) return flush();
+  return SHM_OK;
+}
+
+/* A binding's block says its own length: read it once, and check it against the arena of the
+ * child that sent the message. */
+static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
+  const shmi_function_t *function =
+      shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
+  if (function == NULL) return SHM_EBAD_FUNCTION;
+  uint64_t address = (uint64_t)(uintptr_t)frame->msg.params;
+  *bytes = (uint32_t)function->params_bytes;
+  if (function->func == NULL) {
+    *bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
+  }
+  if (*bytes == 0 && address == 0) return SHM_OK;
+  if (*bytes < function->params_bytes ||
+      !shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address, *bytes)) {
+    return SHM_EBAD_PARAMS;
+  }
+  return SHM_OK;
+}
+
+static void begin(const shmi_frame_t *frame, shm_work_t *work) {
+  uint64_t delivery = frame->delivery;
+  desk.taken[delivery % QUEUE] = *frame;
+  desk.started_ns[delivery % QUEUE] = desk.now_ns;
+  *work = (shm_work_t){.delivery = delivery,
+                       .function = (uint64_t)(uintptr_t)frame->msg.func_ptr,
+                       .params = (uint64_t)(uintptr_t)frame->msg.params,
+                       .sequence = frame->sequence,
+                       .generation = frame->generation,
+                       .rows = frame->rows,
+                       .slot = frame->slot};
+}
+
+static int take_grow(shm_work_t *work) {
+  const shmi_frame_t frame = desk.grows[desk.grow_head++ % QUEUE];
+  desk.grow_count--;
+  begin(&frame, work);
+  work->is_grow = 1;
+  work->token = frame.result.token;
+  work->function = 0;
+  uint64_t address = frame.result.value;
+  work->params = address;
+  if (address != 0) {
+    /* Room for a result is a block like any other: its first word is its length. */
+    uint64_t base = shmi_arena_address(frame.slot), capacity = shmi_arena_bytes();
+    if ((address & 7) != 0 || !shmi_range_inside(base, capacity, address, 8)) return -1;
+    work->block_bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
+    if (!shmi_range_inside(base, capacity, address, work->block_bytes)) return -1;
+  }
+  desk.last_take[0] = work->delivery;
+  desk.taken_count = 1;
+  return 1;
+}
+
+/* The next batch of the queue: how many of its messages are good. */
+static int take_batch(shm_work_t *works, int max) {
+  int good = 0, more = 1;
+  uint64_t first = desk.queue[desk.head % QUEUE].delivery, last = first;
+  for (uint32_t i = 0; i < desk.count; i++) { /* all of the batch lies here: one write made it */
+    last = desk.queue[(desk.head + i) % QUEUE].delivery;
+    if ((desk.queue[(desk.head + i) % QUEUE].flags & SHMI_FRAME_MORE) == 0) break;
+  }
+  if (desk.begun == 0) desk.lowest = first;
+  desk.highest = last;
+  desk.begun += (uint32_t)(last - first + 1);
+  publish_executing();
+  atomic_store_explicit(&desk.page->executing_since_ns, desk.now_ns, memory_order_relaxed);
+  while (more && desk.count > 0) {
+    const shmi_frame_t *frame = &desk.queue[desk.head++ % QUEUE];
+    desk.count--;
+    more = (frame->flags & SHMI_FRAME_MORE) != 0;
+    shm_work_t work;
+    begin(frame, &work);
+    int status = block_bytes_of(frame, &work.block_bytes);
+    if (status != SHM_OK || good == max) {
+      shm_helper_finish(frame->delivery, status != SHM_OK ? status : SHM_EBAD_FRAME, 0);
+      continue;
+    }
+    works[good] = work;
+    desk.last_take[good++] = work.delivery;
+  }
+  desk.taken_count = (uint32_t)good;
+  if (good > 0) desk.serving_slot = works[0].slot;
+  return good;
+}
+
+/* Is the whole batch at the head of the queue here? A batch of more than one burst may have
+ * been cut by the end of a read. */
+static int batch_is_whole(void) {
+  for (uint32_t i = 0; i < desk.count; i++) {
+    if ((desk.queue[(desk.head + i) % QUEUE].flags & SHMI_FRAME_MORE) == 0) return 1;
+  }
+  return 0;
+}
+
+int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
+  if (desk.helper < 0) return SHM_ENOT_HELPER;
+  desk.taken_count = 0;
+  if (max < 1) return SHM_EBAD_SIZE;
+  for (;;) {
+    if (desk.grow_count > 0) {
+      int got = take_grow(works);
+      if (got == 1) return 1;
+      shm_helper_finish(works[0].delivery, SHM_EBAD_PARAMS, 0);
+      continue;
+    }
+    if (desk.count > 0 && batch_is_whole()) {
+      if (desk.reply_count > 0 && desk.now_ns - desk.first_reply_ns > HOLD_REPLIES_NS) {
+        if (flush() != SHM_OK) return SHM_ESTOPPED;
+      }
+      if (desk.now_ns - desk.last_look_ns > LOOK_AGAIN_NS && !desk.stopping) {
+        desk.last_look_ns = desk.now_ns;
+        int status = look(0);
+        if (status == SHM_EINTR) return status;
+        if (desk.grow_count > 0) continue;
+      }
+      int got = take_batch(works, max);
+      if (got > 0) return got;
+      continue;
+    }
+    if (flush() != SHM_OK || desk.stopping) return SHM_ESTOPPED;
+    int status = look(timeout_ns);
+    desk.now_ns = shmi_clock_ns();
+    desk.last_look_ns = desk.now_ns;
+    if (status != SHM_OK) return status;
+  }
+}
+
+int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value) {
+  if (desk.helper < 0) return SHM_ENOT_HELPER;
+  for (uint32_t i = 0; i < desk.taken_count; i++) {
+    int finished = shm_helper_finish(desk.last_take[i], status, value);
+    if (finished == SHM_ESTOPPED) return finished;
+  }
+  return shm_helper_take(works, max, -1);
+}
+
+int shm_helper_ready(int status) {
+  if (desk.helper < 0) return SHM_ENOT_HELPER;
+  shmi_frame_t frame = {.slot = (uint16_t)desk.helper,
+                        .kind = SHMI_FRAME_READY,
+                        .generation = desk.generation,
+                        .status = shmi_status_to_wire(status)};
+  desk.replies[desk.reply_count++] = frame;
+  return flush();
+}
+
+int shmi_desk_serve(void) {
+  static shm_work_t works[SHM_MAX_BATCH];
+  int count = shm_helper_ready(SHM_OK);
+  if (count != SHM_OK) return 0;
+  count = shm_helper_take(works, SHM_MAX_BATCH, -1);
+  for (;;) {
+    if (count == SHM_EINTR) {
+      count = shm_helper_take(works, SHM_MAX_BATCH, -1);
+      continue;
+    }
+    if (count < 0) return count == SHM_ESTOPPED ? 0 : 1;
+    int status = SHM_OK;
+    for (int i = 0; i < count; i++) {
+      const shmi_function_t *function = shmi_registry_find(works[i].function);
+      desk.serving_slot = works[i].slot;
+      if (works[i].is_grow || function == NULL || function->func == NULL) {
+        status = SHM_EBAD_FUNCTION;
+        continue;
+      }
+      function->func((void *)(uintptr_t)works[i].params);
+    }
+    count = shm_helper_step(works, SHM_MAX_BATCH, status, 0);
+  }
+}
+
+int shmi_desk_helper(void) { return desk.helper; }
+
+int shmi_desk_in_arena(uint64_t address, uint64_t bytes) {
+  return desk.helper >= 0 && shmi_range_inside(shmi_arena_address(desk.serving_slot),
+                                               shmi_arena_bytes(), address, bytes);
+}
+
+int shmi_desk_open(int down_fd, int up_fd, int helper, uint32_t generation) {
+  desk.down_fd = down_fd;
+  desk.up_fd = up_fd;
+  desk.helper = helper;
+  desk.generation = generation;
+  desk.page = shmi_board_helper(helper);
+  desk.lowest = 1;
+  desk.now_ns = shmi_clock_ns();
+  return SHM_OK;
+}
+
+void shmi_desk_close(void) {
+  if (desk.helper >= 0) flush();
+  shmi_descriptor_close(&desk.down_fd);
+  shmi_descriptor_close(&desk.up_fd);
+  desk.helper = -1;
+}

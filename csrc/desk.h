@@ -1,0 +1,26 @@
+/* desk -- a helper's end of the conversation: it takes calls, and answers them.
+ *
+ * Everything that lies in the pipe is read at once into a private queue. Before a call is
+ * executed the control page says so; when it is finished the page has the outcome before the
+ * reply frame is written. So if this process dies at any point, the dispatcher knows exactly
+ * which call was executing, which were done and which were never begun. Replies are gathered
+ * while calls are short and written in one go.
+ *
+ * Owns: the two pipe ends, the queue, the replies not yet written. Must never: call a function,
+ * or believe a block's length twice (it is read once, checked, and handed on).
+ */
+#ifndef SHMI_DESK_H
+#define SHMI_DESK_H
+
+#include "frame.h"
+
+/* In a fresh helper: answer over these two ends. */
+int shmi_desk_open(int down_fd, int up_fd, int helper, uint32_t generation);
+void shmi_desk_close(void);
+/* Run C functions until the broker stops: what a helper without a binding does. Its exit status. */
+int shmi_desk_serve(void);
+int shmi_desk_helper(void); /* number, or -1 outside a helper */
+/* Does the range lie in the arena of the child whose call is executing? */
+int shmi_desk_in_arena(uint64_t address, uint64_t bytes);
+
+#endif

@@ -1,0 +1,735 @@
+/* dispatch -- see dispatch.h. */
+#include "dispatch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "board.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "registry.h"
+#include "schedule.h"
+
+enum {
+  EVENTS = 256,         /* children served per turn; the rest stay ready for the next */
+  READ_FRAMES = 256,
+  IN_FLIGHT_MAX = 896,  /* frames a helper's pipe is sure to hold */
+  PATIENCE = 16         /* protocol errors of one child before it is ended */
+};
+
+typedef struct child {
+  int request_fd, reply_fd;
+  int state;
+  uint32_t generation;
+  uint32_t outstanding;  /* calls the child may not have a reply for yet */
+  uint32_t growing;      /* of these, room offered for a parked result */
+  uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
+  uint32_t dirty_next;   /* in the list of children with replies */
+  uint8_t is_dirty;
+} child_t;
+
+typedef struct helper {
+  int down_fd, up_fd;
+  int state;
+  uint32_t generation;
+  uint64_t deliveries;      /* the last number given */
+  uint64_t lowest;          /* every delivery below it is finished */
+  uint32_t in_flight;       /* calls and grows written or about to be */
+  uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
+  uint32_t out_count;
+  uint32_t by_delivery[SHMI_BOARD_RING];
+  shmi_frame_t out[SHMI_BOARD_RING];
+} helper_t;
+
+struct shmi_dispatch {
+  shmi_dispatch_config_t config;
+  shmi_schedule_t *schedule;
+  child_t *children;
+  helper_t *helpers;
+  int children_epoll;
+  int flags; /* shmi_turn bits gathered outside a turn */
+  struct pollfd poll_set[2 + SHM_MAX_HELPERS];
+  int poll_helper[2 + SHM_MAX_HELPERS];
+  nfds_t poll_count;
+  int poll_stale;
+  uint32_t dirty; /* child + 1: head of the list of children with replies */
+  uint64_t helper_mask;
+  uint64_t now_ns;
+  const shmi_board_t *board;
+};
+
+/* ---- replies ---- */
+
+/* Request `number` is over with this outcome: enter its trace, make it its own reply, and queue
+ * that for its child. The child may be gone, then it is dropped. */
+static void answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
+                   uint64_t token, uint32_t started, uint32_t finished) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  child_t *child = &d->children[r->frame.slot];
+  shm_broker_stats_t *broker = d->board->broker;
+  shm_child_stats_t *stats = &d->board->child_stats[r->frame.slot];
+  int goes_on = status == SHM_ENEEDS_SPACE;
+  if (r->frame.kind == SHMI_FRAME_CALL && d->board->trace_records > 0) {
+    shm_trace_record_t life = {.sequence = r->frame.sequence,
+                               .function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr,
+                               .queued_ns = r->queued_ns,
+                               .handed_ns = r->handed_ns,
+                               .answered_ns = d->now_ns,
+                               .started_units = started,
+                               .finished_units = finished,
+                               .rows = r->frame.rows,
+                               .slot = r->frame.slot,
+                               .status = (int16_t)status,
+                               .batch = r->batch,
+                               .helper = r->helper,
+                               .priority = r->frame.priority,
+                               .generation = r->frame.generation};
+    shmi_board_trace(&life);
+  }
+  if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {
+    broker->dropped++;
+    stats->dropped++;
+    shmi_schedule_free(d->schedule, number);
+    return;
+  }
+  if (r->frame.kind == SHMI_FRAME_GROW && child->growing > 0) child->growing--;
+  if (!goes_on) {
+    broker->answered++;
+    stats->answered++;
+    child->outstanding--;
+    if (status != SHM_OK) {
+      broker->failed++;
+      stats->failed++;
+    }
+  }
+  uint64_t sequence = r->frame.sequence;
+  uint16_t slot = r->frame.slot;
+  uint32_t generation = r->frame.generation;
+  r->frame = (shmi_frame_t){.result = {.token = token, .value = value},
+                            .sequence = sequence,
+                            .slot = r->helper,
+                            .kind = SHMI_FRAME_REPLY,
+                            .generation = generation,
+                            .status = shmi_status_to_wire(status),
+                            .started_units = started,
+                            .finished_units = finished};
+  r->next = SHMI_NONE;
+  if (child->replies_head == SHMI_NONE) child->replies_head = number;
+  else shmi_schedule_request(d->schedule, child->replies_tail)->next = number;
+  child->replies_tail = number;
+  if (!child->is_dirty) {
+    child->is_dirty = 1;
+    child->dirty_next = d->dirty;
+    d->dirty = slot + 1u;
+  }
+}
+
+static void answer_plain(shmi_dispatch_t *d, uint32_t number, int status) {
+  answer(d, number, status, 0, 0, 0, 0);
+}
+
+static void forget_replies(shmi_dispatch_t *d, child_t *child) {
+  while (child->replies_head != SHMI_NONE) {
+    uint32_t number = child->replies_head;
+    child->replies_head = shmi_schedule_request(d->schedule, number)->next;
+    shmi_schedule_free(d->schedule, number);
+    d->board->broker->dropped++;
+  }
+}
+
+/* Write what is due to one child. 0 when something is left (its pipe is full, which a window
+ * that fits the pipe rules out). */
+static int write_replies(shmi_dispatch_t *d, child_t *child) {
+  while (child->replies_head != SHMI_NONE) {
+    shmi_frame_t frames[SHMI_CHANNEL_BURST];
+    int count = 0;
+    for (uint32_t n = child->replies_head; n != SHMI_NONE && count < SHMI_CHANNEL_BURST;
+         n = shmi_schedule_request(d->schedule, n)->next) {
+      frames[count++] = shmi_schedule_request(d->schedule, n)->frame;
+    }
+    int written = shmi_channel_write(child->reply_fd, frames, count);
+    if (written == SHM_EINTR) continue;
+    if (written < 0) { /* nobody reads any more: its death will be told by its pidfd */
+      forget_replies(d, child);
+      return 1;
+    }
+    for (int i = 0; i < written; i++) {
+      uint32_t number = child->replies_head;
+      child->replies_head = shmi_schedule_request(d->schedule, number)->next;
+      shmi_schedule_free(d->schedule, number);
+    }
+    if (written < count) return 0;
+  }
+  return 1;
+}
+
+static void flush_replies(shmi_dispatch_t *d) {
+  uint32_t at = d->dirty;
+  d->dirty = 0;
+  while (at != 0) {
+    child_t *child = &d->children[at - 1];
+    uint32_t following = child->dirty_next;
+    child->is_dirty = 0;
+    if (!write_replies(d, child)) {
+      child->is_dirty = 1;
+      child->dirty_next = d->dirty;
+      d->dirty = at;
+    }
+    at = following;
+  }
+}
+
+/* ---- handing out ---- */
+
+static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int more) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  uint64_t delivery = ++helper->deliveries;
+  if (helper->in_flight++ == 0) helper->lowest = delivery;
+  helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
+  r->delivery = delivery;
+  shmi_frame_t *frame = &helper->out[helper->out_count++];
+  *frame = r->frame;
+  frame->flags = more ? SHMI_FRAME_MORE : 0;
+  frame->delivery = delivery;
+  frame->handed_ns = d->now_ns;
+}
+
+static void write_out(shmi_dispatch_t *d, helper_t *helper) {
+  uint32_t written = 0;
+  while (written < helper->out_count) {
+    int got = shmi_channel_write(helper->down_fd, helper->out + written,
+                                 (int)(helper->out_count - written));
+    if (got == SHM_EINTR) continue;
+    /* A dead helper: all of this is in flight on the books, and comes back when it is removed.
+     * A full pipe cannot be: what may be out is less than it holds. */
+    if (got <= 0) break;
+    written += (uint32_t)got;
+  }
+  helper->out_count = 0;
+  (void)d;
+}
+
+static void hand_out_grows(shmi_dispatch_t *d, helper_t *helper) {
+  while (helper->grow_head != SHMI_NONE && helper->in_flight < IN_FLIGHT_MAX) {
+    uint32_t number = helper->grow_head;
+    helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
+    put_out(d, helper, number, 0);
+  }
+}
+
+static void hand_out(shmi_dispatch_t *d) {
+  uint32_t batch[SHM_MAX_BATCH];
+  uint64_t touched = 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].grow_head != SHMI_NONE) {
+      hand_out_grows(d, &d->helpers[h]);
+      touched |= UINT64_C(1) << h;
+    }
+  }
+  int h, count;
+  while ((count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch, SHMI_CREDIT_MAX / 2)) > 0) {
+    helper_t *helper = &d->helpers[h];
+    for (int i = 0; i < count; i++) put_out(d, helper, batch[i], i + 1 < count);
+    touched |= UINT64_C(1) << h;
+    if (count > 1) {
+      d->board->helper_stats[h].batches++;
+      d->board->helper_stats[h].batched += (uint64_t)count;
+    }
+  }
+  while (touched != 0) {
+    h = __builtin_ctzll(touched);
+    touched &= touched - 1;
+    write_out(d, &d->helpers[h]);
+    d->board->helper_stats[h].in_flight = d->helpers[h].in_flight;
+  }
+  uint32_t expired;
+  while ((expired = shmi_schedule_take_expired(d->schedule)) != SHMI_NONE) {
+    d->board->broker->expired++;
+    answer_plain(d, expired, SHM_ETIMEOUT);
+  }
+}
+
+/* ---- what children send ---- */
+
+static void protocol_error(shmi_dispatch_t *d, int slot) {
+  d->board->broker->protocol_errors++;
+  if (++d->board->child_stats[slot].protocol_errors >= PATIENCE) {
+    d->children[slot].state = SHMI_PEER_OFFENDED;
+    d->flags |= SHMI_TURN_OFFENDED;
+  }
+}
+
+static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
+  child_t *child = &d->children[slot];
+  if (child->outstanding >= d->config.window) {
+    protocol_error(d, slot); /* not answered: its reply pipe may hold no more */
+    return;
+  }
+  shmi_frame_bounds_t bounds = {.arena_base = shmi_arena_address(slot),
+                                .arena_bytes = shmi_arena_bytes(),
+                                .helper_mask = d->helper_mask,
+                                .pool_count = d->config.pools};
+  int status = shmi_frame_check_request(frame, &bounds);
+  const shmi_function_t *function = NULL;
+  if (status == SHM_OK) {
+    function = shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
+    if (function == NULL) status = SHM_EBAD_FUNCTION;
+    else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);
+  }
+  if (status == SHM_EBAD_FRAME) {
+    protocol_error(d, slot);
+    return;
+  }
+  child->outstanding++;
+  d->board->broker->submitted++;
+  d->board->child_stats[slot].submitted++;
+  frame->slot = (uint16_t)slot;
+  frame->generation = child->generation;
+  frame->flags = 0;
+  frame->status = 0;
+  if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
+    uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
+    if (number != SHMI_NONE) answer_plain(d, number, status);
+    return;
+  }
+  shmi_schedule_enqueue(d->schedule, frame, function, d->now_ns);
+}
+
+static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
+  child_t *child = &d->children[slot];
+  int h = frame->slot;
+  shmi_frame_t stamped = *frame;
+  stamped.slot = (uint16_t)slot;
+  stamped.generation = child->generation;
+  /* A child that grows what it never called could fill the table: its own calls bound it. */
+  uint32_t number = child->outstanding > 0 && child->growing < child->outstanding
+                        ? shmi_schedule_admit(d->schedule, &stamped, d->now_ns)
+                        : SHMI_NONE;
+  if (number == SHMI_NONE) {
+    protocol_error(d, slot);
+    return;
+  }
+  child->growing++;
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  r->helper = (uint8_t)h;
+  r->handed_ns = d->now_ns;
+  if (h >= d->config.helpers || d->helpers[h].state != SHMI_PEER_UP ||
+      d->helpers[h].generation != frame->result.token) {
+    r->helper = 255;
+    answer_plain(d, number, SHM_EHELPER_DIED); /* the parked result died with its helper */
+    return;
+  }
+  helper_t *helper = &d->helpers[h];
+  r->next = SHMI_NONE;
+  if (helper->grow_head == SHMI_NONE) helper->grow_head = number;
+  else shmi_schedule_request(d->schedule, helper->grow_tail)->next = number;
+  helper->grow_tail = number;
+}
+
+static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
+  uint32_t number = shmi_schedule_cancel(d->schedule, slot, frame->sequence);
+  if (number == SHMI_NONE) return; /* handed over or answered: that reply stands */
+  d->board->broker->cancelled++;
+  answer_plain(d, number, SHM_ECANCELLED);
+}
+
+static void child_left(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  epoll_ctl(d->children_epoll, EPOLL_CTL_DEL, child->request_fd, NULL);
+  shmi_descriptor_close(&child->request_fd);
+  if (child->state == SHMI_PEER_UP) child->state = SHMI_PEER_LEFT;
+  d->flags |= SHMI_TURN_LEFT;
+}
+
+static void read_child(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  int got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
+  if (got == 0 || got == SHM_EINTR) return;
+  if (got < 0) {
+    if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
+      d->board->child_stats[slot].protocol_errors = PATIENCE;
+      protocol_error(d, slot);
+    }
+    child_left(d, slot);
+    return;
+  }
+  for (int i = 0; i < got; i++) {
+    switch (frames[i].kind) {
+      case SHMI_FRAME_CALL: take_call(d, slot, &frames[i]); break;
+      case SHMI_FRAME_GROW: take_grow(d, slot, &frames[i]); break;
+      case SHMI_FRAME_CANCEL: take_cancel(d, slot, &frames[i]); break;
+      default: protocol_error(d, slot);
+    }
+  }
+  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+}
+
+/* ---- what helpers answer ---- */
+
+static void forget_delivery(helper_t *helper, uint64_t delivery) {
+  helper->by_delivery[delivery % SHMI_BOARD_RING] = SHMI_NONE;
+  helper->in_flight--;
+  while (helper->in_flight > 0 &&
+         helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
+    helper->lowest++;
+  }
+}
+
+static uint32_t in_flight_at(const helper_t *helper, uint64_t delivery) {
+  if (helper->in_flight == 0 || delivery < helper->lowest || delivery > helper->deliveries) {
+    return SHMI_NONE;
+  }
+  return helper->by_delivery[delivery % SHMI_BOARD_RING];
+}
+
+static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
+                   uint32_t started, uint32_t finished) {
+  helper_t *helper = &d->helpers[h];
+  uint32_t number = in_flight_at(helper, delivery);
+  if (number == SHMI_NONE) {
+    d->board->broker->dropped++;
+    return;
+  }
+  forget_delivery(helper, delivery);
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (r->frame.kind == SHMI_FRAME_CALL) {
+    uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+    shm_helper_stats_t *stats = &d->board->helper_stats[h];
+    stats->finished++;
+    if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
+    shmi_schedule_finished(d->schedule, number, service_ns > 0 ? service_ns : 1);
+  }
+  answer(d, number, status, value, helper->generation, started, finished);
+}
+
+static void helper_hung_up(shmi_dispatch_t *d, int h) {
+  shmi_descriptor_close(&d->helpers[h].up_fd); /* its pidfd tells the rest */
+  d->poll_stale = 1;
+}
+
+/* Returns 0 at end of file. */
+static int read_helper(shmi_dispatch_t *d, int h) {
+  helper_t *helper = &d->helpers[h];
+  shmi_frame_t frames[READ_FRAMES];
+  for (;;) {
+    int got = shmi_channel_read(helper->up_fd, frames, READ_FRAMES);
+    if (got == 0 || got == SHM_EINTR) return 1;
+    if (got < 0) return 0;
+    for (int i = 0; i < got; i++) {
+      const shmi_frame_t *frame = &frames[i];
+      if (frame->kind == SHMI_FRAME_REPLY) {
+        finish(d, h, frame->delivery, shmi_status_from_wire(frame->status), frame->result.value,
+               frame->started_units, frame->finished_units);
+      } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
+        int made = frame->status == 0;
+        helper->state = made ? SHMI_PEER_UP : SHMI_PEER_FAILED;
+        d->board->helper_stats[h].state = made ? 2 : 3;
+        if (made) shmi_schedule_helper_up(d->schedule, h);
+        d->flags |= SHMI_TURN_READY;
+      }
+    }
+    d->board->helper_stats[h].in_flight = helper->in_flight;
+    if (got < READ_FRAMES) return 1;
+  }
+}
+
+/* ---- the turn ---- */
+
+static void rebuild_poll_set(shmi_dispatch_t *d) {
+  d->poll_set[0] = (struct pollfd){.fd = d->children_epoll, .events = POLLIN};
+  d->poll_set[1] = (struct pollfd){.fd = d->config.supervisor_fd, .events = POLLIN};
+  d->poll_count = 2;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].up_fd < 0) continue;
+    d->poll_helper[d->poll_count] = h;
+    d->poll_set[d->poll_count++] = (struct pollfd){.fd = d->helpers[h].up_fd, .events = POLLIN};
+  }
+  d->poll_stale = 0;
+}
+
+static int64_t shorter(int64_t timeout_ns, uint64_t at_ns, uint64_t now_ns) {
+  if (at_ns == 0) return timeout_ns;
+  int64_t left = at_ns > now_ns ? (int64_t)(at_ns - now_ns) : 0;
+  return timeout_ns < 0 || left < timeout_ns ? left : timeout_ns;
+}
+
+int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *mask) {
+  if (d->poll_stale) rebuild_poll_set(d);
+  uint64_t timer = shmi_schedule_next_timer(d->schedule);
+  if (timer != 0) timeout_ns = shorter(timeout_ns, timer, shmi_clock_ns());
+  if (d->flags != 0) timeout_ns = 0;
+  /* A reply that did not fit is tried again soon; see write_replies. */
+  if (d->dirty != 0) timeout_ns = shorter(timeout_ns, d->now_ns + 1000000, d->now_ns);
+  struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+  int ready = ppoll(d->poll_set, d->poll_count, timeout_ns < 0 ? NULL : &limit, mask);
+  if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
+  d->board->broker->wakes++;
+  d->now_ns = shmi_clock_ns();
+  int flags = ready < 0 ? SHMI_TURN_SIGNAL : 0;
+
+  if (ready > 0) {
+    for (nfds_t i = 2; i < d->poll_count; i++) {
+      if (d->poll_set[i].revents == 0) continue;
+      int h = d->poll_helper[i];
+      if (!read_helper(d, h)) helper_hung_up(d, h);
+    }
+    if (d->poll_set[0].revents != 0) {
+      struct epoll_event events[EVENTS];
+      int count = epoll_wait(d->children_epoll, events, EVENTS, 0);
+      for (int i = 0; i < count; i++) read_child(d, (int)events[i].data.u32);
+    }
+    if (d->poll_set[1].revents != 0) flags |= SHMI_TURN_SUPERVISOR;
+  }
+  hand_out(d);
+  flush_replies(d);
+  d->board->broker->queued = shmi_schedule_queued(d->schedule);
+  flags |= d->flags;
+  d->flags = 0;
+  return flags;
+}
+
+/* ---- peers come and go ---- */
+
+int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int reply_fd, int pid) {
+  child_t *child = &d->children[slot];
+  child->request_fd = request_fd;
+  child->reply_fd = reply_fd;
+  child->generation++;
+  child->outstanding = 0;
+  child->growing = 0;
+  child->state = SHMI_PEER_UP;
+  shm_child_stats_t *stats = &d->board->child_stats[slot];
+  stats->pid = pid;
+  stats->state = 1;
+  stats->generation = child->generation;
+  stats->protocol_errors = 0;
+  struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)slot}};
+  return epoll_ctl(d->children_epoll, EPOLL_CTL_ADD, request_fd, &event) == 0 ? SHM_OK
+                                                                              : SHM_ESYSTEM;
+}
+
+uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
+  return d->children[slot].generation;
+}
+int shmi_dispatch_child_state(const shmi_dispatch_t *d, int slot) {
+  return d->children[slot].state;
+}
+int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->helpers[h].state; }
+
+void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  if (child->state == SHMI_PEER_NONE) return;
+  if (child->request_fd >= 0) {
+    epoll_ctl(d->children_epoll, EPOLL_CTL_DEL, child->request_fd, NULL);
+    shmi_descriptor_close(&child->request_fd);
+  }
+  child->state = SHMI_PEER_NONE;
+  uint32_t number;
+  while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
+    d->board->broker->dropped++;
+    shmi_schedule_free(d->schedule, number);
+  }
+  forget_replies(d, child);
+  shmi_descriptor_close(&child->reply_fd);
+  d->board->child_stats[slot].state = 2;
+  d->board->child_stats[slot].pid = 0;
+  d->board->child_stats[slot].queued = 0;
+}
+
+int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int pid,
+                             uint32_t generation) {
+  helper_t *helper = &d->helpers[h];
+  helper->down_fd = down_fd;
+  helper->up_fd = up_fd;
+  helper->state = SHMI_PEER_STARTING;
+  helper->generation = generation;
+  helper->deliveries = 0;
+  helper->lowest = 1;
+  helper->in_flight = 0;
+  helper->out_count = 0;
+  memset(helper->by_delivery, 0, sizeof helper->by_delivery);
+  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  stats->pid = pid;
+  stats->state = 1;
+  stats->generation = generation;
+  stats->pool = d->config.helper_pool[h];
+  d->poll_stale = 1;
+  return SHM_OK;
+}
+
+/* A delivery of a dead helper that nothing was heard of: what became of it? */
+static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t executing,
+                    shmi_victim_t *victim) {
+  helper_t *helper = &d->helpers[h];
+  uint32_t number = in_flight_at(helper, delivery);
+  if (number == SHMI_NONE) return;
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  int is_call = r->frame.kind == SHMI_FRAME_CALL;
+  if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {
+    int status = shmi_status_from_wire((uint16_t)outcome->status);
+    if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* parked, and gone with it */
+    finish(d, h, delivery, status, outcome->value, outcome->started_units,
+           outcome->finished_units);
+    return;
+  }
+  uint64_t first = executing >> 16, count = executing & 0xffff;
+  int was_executing = executing != 0 && delivery >= first && delivery < first + count;
+  forget_delivery(helper, delivery);
+  if (!is_call) {
+    answer_plain(d, number, SHM_EHELPER_DIED);
+    return;
+  }
+  if (was_executing && victim->sequence == 0) {
+    victim->sequence = r->frame.sequence;
+    victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
+  }
+  int again = !was_executing ||
+              ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2);
+  if (again) {
+    /* A call that was never begun may be handed over as often as helpers die. */
+    if (!was_executing) r->attempts--;
+    d->board->broker->requeued++;
+    shmi_schedule_requeue(d->schedule, number);
+  } else {
+    shmi_schedule_finished(d->schedule, number, 0);
+    answer_plain(d, number, SHM_EHELPER_DIED);
+  }
+}
+
+void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victim) {
+  helper_t *helper = &d->helpers[h];
+  *victim = (shmi_victim_t){0};
+  if (helper->state == SHMI_PEER_NONE) return;
+  d->now_ns = shmi_clock_ns();
+  shmi_schedule_helper_down(d->schedule, h);
+  if (helper->up_fd >= 0) read_helper(d, h); /* what it wrote before it died */
+  uint64_t executing =
+      atomic_load_explicit(&shmi_board_helper(h)->executing, memory_order_acquire);
+  /* Newest first, so that those queued again keep their order. */
+  for (uint64_t n = helper->deliveries; n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
+    recover(d, h, n, executing, victim);
+  }
+  while (helper->grow_head != SHMI_NONE) {
+    uint32_t number = helper->grow_head;
+    helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
+    answer_plain(d, number, SHM_EHELPER_DIED);
+  }
+  helper->state = SHMI_PEER_NONE;
+  shmi_descriptor_close(&helper->down_fd);
+  shmi_descriptor_close(&helper->up_fd);
+  d->poll_stale = 1;
+  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  stats->state = 3;
+  stats->pid = 0;
+  stats->in_flight = 0;
+  stats->deaths++;
+  d->board->broker->helper_deaths++;
+  hand_out(d);
+  flush_replies(d);
+}
+
+void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
+  uint32_t number;
+  d->board->helper_stats[h].state = 4;
+  while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
+    answer_plain(d, number, SHM_ENO_HELPERS);
+  }
+  flush_replies(d);
+}
+
+void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
+  for (int h = 0; h < d->config.helpers; h++) shmi_descriptor_close(&d->helpers[h].down_fd);
+}
+
+void shmi_dispatch_tell_ready(shmi_dispatch_t *d, int slot, int status) {
+  shmi_frame_t frame = {.kind = SHMI_FRAME_READY, .status = shmi_status_to_wire(status)};
+  if (d->children[slot].reply_fd >= 0) shmi_channel_write(d->children[slot].reply_fd, &frame, 1);
+}
+
+int shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
+  *next_ns = 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    helper_t *helper = &d->helpers[h];
+    if (helper->state != SHMI_PEER_UP || helper->in_flight == 0) continue;
+    shmi_helper_page_t *page = shmi_board_helper(h);
+    uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
+    if (executing == 0) continue;
+    uint32_t number = in_flight_at(helper, executing >> 16);
+    if (number == SHMI_NONE) continue;
+    const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+    if (r->frame.kind != SHMI_FRAME_CALL || r->function->hang_after_ns == 0) continue;
+    uint64_t due = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed) +
+                   r->function->hang_after_ns;
+    if (due <= now_ns) return h;
+    if (*next_ns == 0 || due < *next_ns) *next_ns = due;
+  }
+  return -1;
+}
+
+int shmi_dispatch_is_idle(const shmi_dispatch_t *d) {
+  if (shmi_schedule_queued(d->schedule) > 0) return 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].in_flight > 0) return 0;
+  }
+  return 1;
+}
+
+/* ---- making ---- */
+
+int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *config) {
+  shmi_dispatch_t *d = calloc(1, sizeof *d);
+  if (d == NULL) return SHM_ESYSTEM;
+  d->config = *config;
+  d->board = shmi_board();
+  d->children_epoll = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
+  d->children = calloc((size_t)config->children, sizeof *d->children);
+  d->helpers = calloc((size_t)config->helpers, sizeof *d->helpers);
+  shmi_schedule_config_t policy = {.children = config->children,
+                                   .helpers = config->helpers,
+                                   .pools = config->pools,
+                                   .window = config->window,
+                                   .helper_pool = config->helper_pool,
+                                   .min_credit = config->min_credit};
+  int status = d->children_epoll >= 0 && d->children != NULL && d->helpers != NULL
+                   ? shmi_schedule_create(&d->schedule, &policy)
+                   : SHM_ESYSTEM;
+  for (int i = 0; d->children != NULL && i < config->children; i++) {
+    d->children[i].request_fd = d->children[i].reply_fd = -1;
+  }
+  for (int h = 0; d->helpers != NULL && h < config->helpers; h++) {
+    d->helpers[h].down_fd = d->helpers[h].up_fd = -1;
+    d->helper_mask |= UINT64_C(1) << h;
+  }
+  d->poll_stale = 1;
+  if (status != SHM_OK) {
+    shmi_dispatch_destroy(d);
+    return status;
+  }
+  *out = d;
+  return SHM_OK;
+}
+
+void shmi_dispatch_destroy(shmi_dispatch_t *d) {
+  if (d == NULL) return;
+  for (int i = 0; d->children != NULL && i < d->config.children; i++) {
+    shmi_descriptor_close(&d->children[i].request_fd);
+    shmi_descriptor_close(&d->children[i].reply_fd);
+  }
+  for (int h = 0; d->helpers != NULL && h < d->config.helpers; h++) {
+    shmi_descriptor_close(&d->helpers[h].down_fd);
+    shmi_descriptor_close(&d->helpers[h].up_fd);
+  }
+  shmi_descriptor_close(&d->children_epoll);
+  shmi_schedule_destroy(d->schedule);
+  free(d->children);
+  free(d->helpers);
+  free(d);
+}

@@ -1,0 +1,640 @@
+/* port -- see port.h. */
+#include "port.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "board.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+
+enum { ENTRY_BITS = 10, ENTRY_MASK = (1 << ENTRY_BITS) - 1 };
+_Static_assert((int)SHM_MAX_WINDOW <= (int)ENTRY_MASK, "an entry's number fits a sequence's low bits");
+
+enum entry_state {
+  ENTRY_FREE = 0,
+  ENTRY_WAITED = 1,  /* a thread waits, or will */
+  ENTRY_QUEUED = 2,  /* its reply goes to the queue of replies */
+  ENTRY_TALK = 3,    /* its reply goes to shm_read_msg */
+  ENTRY_DONE = 4,    /* the reply is here; its thread takes it */
+  ENTRY_GROWING = 5  /* the caller was told to make room: the broker waits for a GROW */
+};
+
+typedef struct entry {
+  uint64_t sequence;
+  shm_msg_t msg;
+  shm_reply_t reply;
+  uint32_t futex;     /* rises whenever its thread should look again */
+  uint32_t next;      /* free list, or list of followers */
+  uint8_t state;
+  uint8_t grows_to;   /* the state to return to after growing */
+  uint8_t follows;    /* its thread sleeps in the list of followers */
+} entry_t;
+
+typedef struct reply_queue { /* a ring that grows: replies outlive their entries */
+  shm_reply_t *replies;
+  shm_msg_t *msgs;
+  uint32_t head, count, capacity;
+} reply_queue_t;
+
+static struct port {
+  pthread_mutex_t lock;
+  int request_fd, reply_fd, event_fd;
+  uint32_t window;
+  uint32_t outstanding;
+  uint32_t free_list; /* entry + 1 */
+  uint32_t followers; /* entry + 1 */
+  uint64_t counter;
+  uint32_t room_futex; /* rises when an entry becomes free and somebody waits for one */
+  uint32_t room_waiters;
+  uint32_t drainers; /* threads asleep on the eventfd */
+  uint32_t talk_outstanding;
+  int leading;
+  int broken; /* the broker is gone */
+  int open;
+  reply_queue_t queued, talk;
+  shmi_child_page_t *page;
+  entry_t *entries;
+} port = {.lock = PTHREAD_MUTEX_INITIALIZER, .request_fd = -1, .reply_fd = -1, .event_fd = -1};
+
+/* ---- small tools ---- */
+
+static int futex_wait(uint32_t *word, uint32_t seen, uint64_t deadline_ns) {
+  struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
+                           .tv_nsec = (long)(deadline_ns % 1000000000)};
+  /* WAIT_BITSET takes an absolute CLOCK_MONOTONIC time. */
+  long got = syscall(SYS_futex, word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, seen,
+                     deadline_ns != 0 ? &until : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
+  if (got == 0 || errno == EAGAIN) return SHM_OK;
+  if (errno == EINTR) return SHM_EINTR;
+  return errno == ETIMEDOUT ? SHM_ETIMEOUT : SHM_ESYSTEM;
+}
+
+static void futex_raise(uint32_t *word) {
+  __atomic_add_fetch(word, 1, __ATOMIC_RELEASE);
+  syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT32_MAX, NULL, NULL, 0);
+}
+
+static int queue_push(reply_queue_t *queue, const shm_reply_t *reply, const shm_msg_t *msg) {
+  if (queue->count == queue->capacity) {
+    uint32_t capacity = queue->capacity > 0 ? queue->capacity * 2 : 64;
+    shm_reply_t *replies = malloc(capacity * sizeof *replies);
+    shm_msg_t *msgs = malloc(capacity * sizeof *msgs);
+    if (replies == NULL || msgs == NULL) {
+      free(replies);
+      free(msgs);
+      return SHM_ESYSTEM;
+    }
+    for (uint32_t i = 0; i < queue->count; i++) {
+      replies[i] = queue->replies[(queue->head + i) & (queue->capacity - 1)];
+      msgs[i] = queue->msgs[(queue->head + i) & (queue->capacity - 1)];
+    }
+    free(queue->replies);
+    free(queue->msgs);
+    queue->replies = replies;
+    queue->msgs = msgs;
+    queue->head = 0;
+    queue->capacity = capacity;
+  }
+  uint32_t at = (queue->head + queue->count++) & (queue->capacity - 1);
+  queue->replies[at] = *reply;
+  queue->msgs[at] = *msg;
+  return SHM_OK;
+}
+
+static int queue_pop(reply_queue_t *queue, shm_reply_t *reply, shm_msg_t *msg) {
+  if (queue->count == 0) return 0;
+  if (reply != NULL) *reply = queue->replies[queue->head];
+  if (msg != NULL) *msg = queue->msgs[queue->head];
+  queue->head = (queue->head + 1) & (queue->capacity - 1);
+  queue->count--;
+  return 1;
+}
+
+static void queue_free(reply_queue_t *queue) {
+  free(queue->replies);
+  free(queue->msgs);
+  memset(queue, 0, sizeof *queue);
+}
+
+static void event_signal(void) {
+  uint64_t one = 1;
+  /* An eventfd counter that is already raised needs nothing more. */
+  if (port.event_fd >= 0 && write(port.event_fd, &one, sizeof one) < 0 && errno != EAGAIN) return;
+}
+
+/* ---- entries; all with the lock held ---- */
+
+static entry_t *entry_of(uint64_t sequence) {
+  uint32_t index = (uint32_t)(sequence & ENTRY_MASK);
+  if (index >= port.window) return NULL;
+  entry_t *entry = &port.entries[index];
+  return entry->state != ENTRY_FREE && entry->sequence == sequence ? entry : NULL;
+}
+
+static entry_t *entry_take(int state, const shm_msg_t *msg) {
+  if (port.free_list == 0) return NULL;
+  uint32_t index = port.free_list - 1;
+  entry_t *entry = &port.entries[index];
+  port.free_list = entry->next;
+  port.outstanding++;
+  entry->sequence = ++port.counter << ENTRY_BITS | index;
+  entry->state = (uint8_t)state;
+  entry->follows = 0;
+  entry->msg = *msg;
+  return entry;
+}
+
+static void entry_free(entry_t *entry) {
+  entry->state = ENTRY_FREE;
+  entry->next = port.free_list;
+  port.free_list = (uint32_t)(entry - port.entries) + 1;
+  port.outstanding--;
+  if (port.room_waiters > 0) futex_raise(&port.room_futex);
+}
+
+static void send_grow(entry_t *entry, uint64_t token, uint64_t params);
+
+/* The entry's call has this outcome. */
+static void entry_settle(entry_t *entry, int led_by_drainer) {
+  switch (entry->state) {
+    case ENTRY_WAITED:
+      entry->state = ENTRY_DONE;
+      if (entry->follows) futex_raise(&entry->futex);
+      break;
+    case ENTRY_TALK:
+      port.talk_outstanding--;
+      queue_push(&port.talk, &entry->reply, &entry->msg);
+      entry_free(entry);
+      break;
+    default: /* ENTRY_QUEUED; or growing when the broker died */
+      queue_push(&port.queued, &entry->reply, &entry->msg);
+      if (entry->reply.status == SHM_ENEEDS_SPACE) {
+        entry->state = ENTRY_GROWING;
+        entry->grows_to = ENTRY_QUEUED;
+      } else {
+        entry_free(entry);
+      }
+      if (!led_by_drainer) event_signal();
+      break;
+  }
+}
+
+static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drainer) {
+  shmi_count(&port.page->frames_received, (uint64_t)count);
+  for (int i = 0; i < count; i++) {
+    const shmi_frame_t *frame = &frames[i];
+    entry_t *entry = frame->kind == SHMI_FRAME_REPLY ? entry_of(frame->sequence) : NULL;
+    if (entry == NULL || entry->state == ENTRY_DONE) continue; /* stale: nobody's any more */
+    entry->reply = (shm_reply_t){.sequence = frame->sequence,
+                                 .value = frame->result.value,
+                                 .token = frame->result.token,
+                                 .status = shmi_status_from_wire(frame->status),
+                                 .helper = frame->slot};
+    entry_settle(entry, led_by_drainer);
+  }
+}
+
+/* The broker is gone: every call that is out has that outcome. */
+static void settle_all(int led_by_drainer) {
+  port.broken = 1;
+  for (uint32_t i = 0; i < port.window; i++) {
+    entry_t *entry = &port.entries[i];
+    if (entry->state == ENTRY_FREE || entry->state == ENTRY_DONE) continue;
+    entry->reply = (shm_reply_t){
+        .sequence = entry->sequence, .status = SHM_EBROKER_DIED, .helper = -1};
+    entry_settle(entry, led_by_drainer);
+  }
+  event_signal();
+  futex_raise(&port.room_futex);
+}
+
+/* ---- leading ---- */
+
+static int64_t until(uint64_t deadline_ns) {
+  if (deadline_ns == 0) return -1;
+  uint64_t now = shmi_clock_ns();
+  return deadline_ns > now ? (int64_t)(deadline_ns - now) : 0;
+}
+
+/* The lead is free: whoever sleeps for want of it must look. Called with the lock. */
+static void lead_pass(void) {
+  port.leading = 0;
+  if (port.followers != 0) {
+    futex_raise(&port.entries[port.followers - 1].futex);
+  } else if (port.room_waiters > 0) {
+    futex_raise(&port.room_futex);
+  } else if (port.drainers > 0) {
+    event_signal();
+  }
+}
+
+/* Read replies once as the leader; lock held on entry and on return, released while reading.
+ * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out. */
+static int lead_once(int64_t timeout_ns, int as_drainer) {
+  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  port.leading = 1;
+  pthread_mutex_unlock(&port.lock);
+  int got = 1;
+  if (timeout_ns >= 0) got = shmi_channel_wait(port.reply_fd, timeout_ns);
+  if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
+  else if (got == 0) got = SHM_EAGAIN;
+  pthread_mutex_lock(&port.lock);
+  if (got > 0) {
+    settle_frames(frames, got, as_drainer);
+    return SHM_OK;
+  }
+  if (got == SHM_EINTR || got == SHM_EAGAIN) return got;
+  settle_all(as_drainer); /* end of file, or a pipe that cannot be read */
+  return SHM_OK;
+}
+
+static void follow(entry_t *entry, int enter) {
+  uint32_t me = (uint32_t)(entry - port.entries) + 1;
+  entry->follows = (uint8_t)enter;
+  if (enter) {
+    entry->next = port.followers;
+    port.followers = me;
+    return;
+  }
+  uint32_t *at = &port.followers;
+  while (*at != me) at = &port.entries[*at - 1].next;
+  *at = entry->next;
+}
+
+static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) {
+  int status = SHM_OK;
+  while (entry->state != ENTRY_DONE && status == SHM_OK) {
+    if (!port.leading) {
+      status = lead_once(until(deadline_ns), 0);
+      lead_pass();
+      if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
+    } else {
+      uint32_t seen = __atomic_load_n(&entry->futex, __ATOMIC_ACQUIRE);
+      follow(entry, 1);
+      pthread_mutex_unlock(&port.lock);
+      status = futex_wait(&entry->futex, seen, deadline_ns);
+      pthread_mutex_lock(&port.lock);
+      follow(entry, 0);
+      /* Woken to lead, but leaving instead: the lead must not get lost. */
+      if (status != SHM_OK && !port.leading) lead_pass();
+    }
+  }
+  reply->sequence = entry->sequence;
+  if (entry->state != ENTRY_DONE) {
+    if (status == SHM_ETIMEOUT) entry->state = ENTRY_QUEUED; /* its reply will come, late */
+    return status;
+  }
+  *reply = entry->reply;
+  if (reply->status == SHM_ENEEDS_SPACE) {
+    entry->state = ENTRY_GROWING;
+    entry->grows_to = ENTRY_WAITED;
+  } else {
+    entry_free(entry);
+  }
+  return reply->status;
+}
+
+/* ---- sending ---- */
+
+static int send_frames(const shmi_frame_t *frames, int count) {
+  int sent = 0;
+  while (sent < count) {
+    int got = shmi_channel_write(port.request_fd, frames + sent, count - sent);
+    if (got > 0) sent += got;
+    else if (got != SHM_EINTR) return got == 0 ? SHM_ESYSTEM : got;
+  }
+  shmi_count(&port.page->frames_sent, (uint64_t)count);
+  return SHM_OK;
+}
+
+static int send_one(const shmi_frame_t *frame) {
+  int status = send_frames(frame, 1);
+  if (status == SHM_EBROKER_DIED) settle_all(0);
+  return status;
+}
+
+static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint64_t params,
+                      uint64_t sequence, uint64_t deadline_ns) {
+  *frame = (shmi_frame_t){.msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
+                                  .params = (void *)(uintptr_t)params},
+                          .sequence = sequence,
+                          .pool = config->pool,
+                          .kind = SHMI_FRAME_CALL,
+                          .priority = config->priority,
+                          .rows = config->rows,
+                          .batch_key = config->batch_key,
+                          .deadline_ns = deadline_ns,
+                          .placement = config->placement};
+}
+
+static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
+  shmi_frame_t frame = {.result = {.token = token, .value = params},
+                        .sequence = entry->sequence,
+                        .kind = SHMI_FRAME_GROW};
+  frame.slot = (uint16_t)entry->reply.helper;
+  send_one(&frame);
+}
+
+/* An entry for a waiting caller: waits, leading if need be, until the window has room. */
+static int take_when_room(entry_t **entry, const shm_msg_t *msg, uint64_t deadline_ns) {
+  while ((*entry = entry_take(ENTRY_WAITED, msg)) == NULL) {
+    if (port.broken) return SHM_EBROKER_DIED;
+    int status;
+    if (!port.leading) {
+      status = lead_once(until(deadline_ns), 0);
+      lead_pass();
+      if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
+    } else {
+      uint32_t seen = __atomic_load_n(&port.room_futex, __ATOMIC_ACQUIRE);
+      port.room_waiters++;
+      pthread_mutex_unlock(&port.lock);
+      status = futex_wait(&port.room_futex, seen, deadline_ns);
+      pthread_mutex_lock(&port.lock);
+      port.room_waiters--;
+      if (status != SHM_OK && !port.leading) lead_pass();
+    }
+    if (status != SHM_OK) return status;
+  }
+  return SHM_OK;
+}
+
+/* ---- the binding's calls ---- */
+
+int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
+                  shm_reply_t *reply) {
+  shm_msg_t msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
+                   .params = (void *)(uintptr_t)params};
+  entry_t *entry;
+  reply->sequence = 0;
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int status = port.broken ? SHM_EBROKER_DIED : take_when_room(&entry, &msg, deadline_ns);
+  if (status == SHM_OK) {
+    shmi_frame_t frame;
+    fill_call(&frame, config, params, entry->sequence, deadline_ns);
+    send_one(&frame); /* when the broker is gone this settles the entry, and the wait says so */
+    status = entry_wait(entry, deadline_ns, reply);
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  entry_t *entry = entry_of(sequence);
+  int status = SHM_EBAD_FRAME;
+  if (entry != NULL && (entry->state == ENTRY_WAITED || entry->state == ENTRY_DONE)) {
+    status = entry_wait(entry, deadline_ns, reply);
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+int shm_port_abandon(uint64_t sequence) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  entry_t *entry = entry_of(sequence);
+  int status = entry != NULL ? SHM_OK : SHM_EBAD_FRAME;
+  if (entry != NULL) {
+    int was = entry->state;
+    if (was == ENTRY_GROWING) send_grow(entry, entry->reply.token, 0);
+    if (entry->state != ENTRY_FREE) {
+      entry->state = ENTRY_QUEUED;
+      if (was == ENTRY_DONE) entry_settle(entry, 0);
+    }
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
+                    uint64_t *sequence) {
+  shm_msg_t msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
+                   .params = (void *)(uintptr_t)params};
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int status = port.broken ? SHM_EBROKER_DIED : SHM_OK;
+  entry_t *entry = status == SHM_OK ? entry_take(ENTRY_QUEUED, &msg) : NULL;
+  if (status == SHM_OK && entry == NULL) status = SHM_EAGAIN;
+  if (status == SHM_OK) {
+    shmi_frame_t frame;
+    *sequence = entry->sequence;
+    fill_call(&frame, config, params, entry->sequence, deadline_ns);
+    send_one(&frame); /* a dead broker is told by the reply that this then queues */
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  entry_t *entry = entry_of(sequence);
+  int status = entry != NULL && entry->state == ENTRY_GROWING ? SHM_OK : SHM_EBAD_FRAME;
+  if (status == SHM_OK) {
+    entry->state = entry->grows_to;
+    send_grow(entry, token, params);
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+int shm_port_cancel(uint64_t sequence) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  entry_t *entry = entry_of(sequence);
+  int status = entry != NULL ? SHM_OK : SHM_EBAD_FRAME;
+  if (entry != NULL && entry->state != ENTRY_DONE && entry->state != ENTRY_GROWING) {
+    shmi_frame_t frame = {.sequence = sequence, .kind = SHMI_FRAME_CANCEL};
+    status = send_one(&frame);
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status;
+}
+
+static int pop_replies(shm_reply_t *out, int max) {
+  int count = 0;
+  while (count < max && queue_pop(&port.queued, &out[count], NULL)) count++;
+  if (port.queued.count == 0 && port.event_fd >= 0) {
+    uint64_t raised;
+    if (read(port.event_fd, &raised, sizeof raised) < 0 && errno != EAGAIN) return count;
+  } else if (port.queued.count > 0) {
+    event_signal(); /* more than the caller had room for */
+  }
+  return count;
+}
+
+static int event_fd_make(void) {
+  if (port.event_fd < 0) {
+    port.event_fd = shmi_descriptor_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (port.event_fd >= 0 && port.queued.count > 0) event_signal();
+  }
+  return port.event_fd;
+}
+
+int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  uint64_t deadline_ns = timeout_ns > 0 ? shmi_clock_ns() + (uint64_t)timeout_ns : 0;
+  pthread_mutex_lock(&port.lock);
+  int result;
+  for (;;) {
+    result = pop_replies(out, max);
+    if (result > 0) break;
+    if (port.broken) {
+      result = SHM_EBROKER_DIED;
+      break;
+    }
+    int status;
+    if (!port.leading) {
+      status = lead_once(timeout_ns > 0 ? until(deadline_ns) : timeout_ns, 1);
+      lead_pass();
+    } else if (timeout_ns == 0) {
+      break; /* somebody else reads: the eventfd will tell */
+    } else {
+      if (event_fd_make() < 0) {
+        result = SHM_ESYSTEM;
+        break;
+      }
+      port.drainers++;
+      int fd = port.event_fd;
+      pthread_mutex_unlock(&port.lock);
+      status = shmi_channel_wait(fd, timeout_ns > 0 ? until(deadline_ns) : -1);
+      pthread_mutex_lock(&port.lock);
+      port.drainers--;
+      if (status == 1) status = SHM_OK;
+      else if (status == 0) status = SHM_EAGAIN;
+    }
+    if (status != SHM_OK) {
+      result = pop_replies(out, max);
+      if (result == 0 && status != SHM_EAGAIN) result = status;
+      break;
+    }
+  }
+  pthread_mutex_unlock(&port.lock);
+  return result;
+}
+
+int shm_port_fd(void) { return port.open ? port.reply_fd : SHM_ENOT_CHILD; }
+
+int shm_port_event_fd(void) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int fd = event_fd_make();
+  pthread_mutex_unlock(&port.lock);
+  return fd >= 0 ? fd : SHM_ESYSTEM;
+}
+
+int shm_port_outstanding(void) { return port.open ? (int)port.outstanding : SHM_ENOT_CHILD; }
+int shm_port_window(void) { return port.open ? (int)port.window : SHM_ENOT_CHILD; }
+
+/* ---- the talk's calls ---- */
+
+int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit) {
+  static const shm_call_config_t plain = {.rows = 1};
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int status = SHM_OK, sent = 0;
+  while (sent < count && status == SHM_OK) {
+    shmi_frame_t frames[SHMI_CHANNEL_BURST];
+    int piece = 0;
+    while (piece < SHMI_CHANNEL_BURST && sent + piece < count && port.talk_outstanding < limit) {
+      const shm_msg_t *msg = &msgs[sent + piece];
+      entry_t *entry = entry_take(ENTRY_TALK, msg);
+      if (entry == NULL) break;
+      port.talk_outstanding++;
+      fill_call(&frames[piece], &plain, (uint64_t)(uintptr_t)msg->params, entry->sequence, 0);
+      frames[piece++].msg.func_ptr = msg->func_ptr;
+    }
+    if (piece == 0) break;
+    status = send_frames(frames, piece);
+    if (status == SHM_EBROKER_DIED) settle_all(0);
+    sent += piece;
+  }
+  pthread_mutex_unlock(&port.lock);
+  if (status != SHM_OK) return status;
+  return sent > 0 || count == 0 ? sent : SHM_EWINDOW;
+}
+
+int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int status = SHM_OK, count = 0;
+  while (port.talk.count == 0 && status == SHM_OK) {
+    if (port.talk_outstanding == 0) status = port.broken ? SHM_EBROKER_DIED : SHM_EAGAIN;
+    else if (!port.leading) {
+      status = lead_once(-1, 0);
+      lead_pass();
+    } else {
+      /* Another thread reads; it may be mine that it reads: look again when it is done. */
+      uint32_t seen = __atomic_load_n(&port.room_futex, __ATOMIC_ACQUIRE);
+      port.room_waiters++;
+      pthread_mutex_unlock(&port.lock);
+      status = futex_wait(&port.room_futex, seen, 0);
+      pthread_mutex_lock(&port.lock);
+      port.room_waiters--;
+    }
+    if (status == SHM_EINTR) status = SHM_OK; /* a C program's handlers have run already */
+  }
+  while (status == SHM_OK && count < max) {
+    shm_reply_t reply;
+    if (!queue_pop(&port.talk, &reply, msgs != NULL ? &msgs[count] : NULL)) break;
+    statuses[count++] = reply.status;
+  }
+  pthread_mutex_unlock(&port.lock);
+  return status != SHM_OK ? status : count;
+}
+
+/* ---- opening and closing ---- */
+
+int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
+  port.entries = calloc(window, sizeof *port.entries);
+  if (port.entries == NULL) return SHM_ESYSTEM;
+  for (uint32_t i = window; i > 0; i--) {
+    port.entries[i - 1].next = port.free_list;
+    port.free_list = i;
+  }
+  port.request_fd = request_fd;
+  port.reply_fd = reply_fd;
+  port.window = window;
+  port.page = shmi_board_child(child);
+  port.open = 1;
+  return SHM_OK;
+}
+
+void shmi_port_close(void) {
+  if (!port.open) return;
+  pthread_mutex_lock(&port.lock);
+  port.open = 0;
+  shmi_descriptor_close(&port.request_fd);
+  shmi_descriptor_close(&port.reply_fd);
+  shmi_descriptor_close(&port.event_fd);
+  free(port.entries);
+  port.entries = NULL;
+  queue_free(&port.queued);
+  queue_free(&port.talk);
+  port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
+  port.leading = port.broken = 0;
+  pthread_mutex_unlock(&port.lock);
+}
+
+int shmi_port_is_open(void) { return port.open; }
+
+int shmi_port_wait_ready(void) {
+  shmi_frame_t frame;
+  for (;;) {
+    int got = shmi_channel_read(port.reply_fd, &frame, 1);
+    if (got == SHM_EINTR) return SHM_EINTR;
+    if (got < 0) return got;
+    if (got == 1 && frame.kind == SHMI_FRAME_READY) return shmi_status_from_wire(frame.status);
+  }
+}

@@ -1,0 +1,96 @@
+/* process -- see process.h. */
+#include "process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "descriptor.h"
+#include "detail.h"
+
+#ifndef P_PIDFD
+#define P_PIDFD 3
+#endif
+
+static int pidfd_of(pid_t pid) {
+  return shmi_descriptor_own((int)syscall(SYS_pidfd_open, pid, 0)); /* close-on-exec by itself */
+}
+
+int shmi_process_open(pid_t pid, shmi_process_t *process) {
+  int fd = pidfd_of(pid);
+  if (fd < 0) return errno == ENOSYS ? SHM_EUNSUPPORTED : SHM_ESYSTEM;
+  process->pid = pid;
+  process->pidfd = fd;
+  return SHM_OK;
+}
+
+int shmi_process_fork(int (*hook)(void), shmi_process_t *process) {
+  pid_t pid = hook != NULL ? (pid_t)hook() : fork();
+  if (pid < 0) {
+    shmi_detail_errno("forking");
+    return SHM_ESYSTEM;
+  }
+  if (pid == 0) return 0;
+  if (shmi_process_open(pid, process) != SHM_OK) {
+    int saved = errno;
+    shmi_detail_errno("opening a pidfd");
+    kill(pid, SIGKILL); /* our own child, not reaped yet: the pid is still its own */
+    waitpid(pid, NULL, 0);
+    errno = saved;
+    return SHM_ESYSTEM;
+  }
+  return 1;
+}
+
+int shmi_process_signal(const shmi_process_t *process, int signal) {
+  if (process->pid <= 0) return SHM_OK;
+  return syscall(SYS_pidfd_send_signal, process->pidfd, signal, NULL, 0) == 0 || errno == ESRCH
+             ? SHM_OK
+             : SHM_ESYSTEM;
+}
+
+int shmi_process_reap(shmi_process_t *process, int block, int *exit_status) {
+  if (process->pid <= 0) return 0;
+  siginfo_t info;
+  memset(&info, 0, sizeof info);
+  int got;
+  do {
+    got = waitid((idtype_t)P_PIDFD, (id_t)process->pidfd, &info, WEXITED | (block ? 0 : WNOHANG));
+  } while (got != 0 && errno == EINTR);
+  if (got != 0) {
+    if (errno != ECHILD) return 0;
+    /* Somebody else reaped it, or SIGCHLD is ignored: it is gone, how is not known. */
+    *exit_status = 255;
+  } else if (info.si_pid == 0) {
+    return 0;
+  } else {
+    *exit_status = info.si_code == CLD_EXITED ? info.si_status : -info.si_status;
+  }
+  shmi_process_forget(process);
+  return 1;
+}
+
+void shmi_process_forget(shmi_process_t *process) {
+  shmi_descriptor_close(&process->pidfd);
+  process->pid = 0;
+}
+
+int shmi_process_die_with(pid_t parent, int signal) {
+  /* Set first, then look: a parent that died in between is noticed either way. */
+  if (prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0) return SHM_ESYSTEM;
+  return getppid() == parent ? 1 : 0;
+}
+
+void shmi_process_offer_to_oom(void) {
+  int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  ssize_t ignored = write(fd, "300", 3); /* raising it needs no privilege; a wish only */
+  (void)ignored;
+  close(fd);
+}

@@ -1,0 +1,118 @@
+/* schedule -- who is served next, by which helper, in what company. Pure policy.
+ *
+ * The dispatcher tells it what happened (a frame came, a call ended, a helper rose or fell)
+ * and asks what to hand to a helper now. It makes no system call, reads no clock (times come
+ * in), and knows no descriptor, so that a test can drive it as a table of events.
+ *
+ * Policy, from the top:
+ *   priority   strict: 3 before 0.
+ *   fairness   by child: a round-robin over the children that have something queued, each
+ *              taking as many messages a turn as its weight says (1). A child that floods
+ *              waits behind itself only.
+ *   placement  a message bound to helpers by a mask queues at the least loaded of them; all
+ *              others queue at their pool.
+ *   batches    the message at the head takes along queued ones of its batch key, one a child
+ *              and round, until max_rows. Greedy, unless the function asks for a delay: then
+ *              messages are held until the batch is full or the delay is over.
+ *   credit     a helper holds more than min_credit messages only while the estimated service
+ *              time of what it holds stays below a budget: many of microseconds, one of
+ *              milliseconds. Estimates are running means per function.
+ *
+ * Cost: every operation is O(1) in children and queued messages, but for cancel (the caller's
+ * own window), drop_child (likewise) and the search for company (bounded by max_rows).
+ *
+ * Owns: requests and their queues. Must never: block, allocate after create, or fail a request
+ * silently: whatever leaves a queue without being handed over is returned to the caller.
+ */
+#ifndef SHMI_SCHEDULE_H
+#define SHMI_SCHEDULE_H
+
+#include "frame.h"
+#include "registry.h"
+
+enum { SHMI_NONE = 0 }; /* no request: numbers start at 1 */
+
+enum {
+  SHMI_CREDIT_BUDGET_NS = 200000, /* covers the dispatcher's own wake-up on a busy box */
+  SHMI_CREDIT_FLOOR_NS = 400,     /* what any message costs a helper at least */
+  SHMI_CREDIT_MAX = 512           /* messages a helper may hold: half of its control ring */
+};
+
+typedef struct shmi_request {
+  shmi_frame_t frame; /* as the child sent it, stamped */
+  const shmi_function_t *function;
+  uint64_t queued_ns;
+  uint64_t handed_ns;
+  uint64_t delivery;  /* the dispatcher's, while in flight */
+  uint64_t estimate_ns;
+  uint32_t next, previous; /* in its queue */
+  uint16_t batch;          /* messages handed over together */
+  uint8_t helper;
+  uint8_t attempts;        /* how often it was handed over */
+  uint8_t state;
+  uint8_t domain;          /* the queue it belongs to */
+  uint16_t hold;           /* 1 + hold, while held */
+} shmi_request_t;
+
+typedef struct shmi_schedule shmi_schedule_t;
+
+typedef struct shmi_schedule_config {
+  int children;
+  int helpers;
+  int pools;
+  uint32_t window; /* requests a child may have queued or in flight */
+  const uint8_t *helper_pool;
+  const uint8_t *min_credit; /* by pool; 0 means 1 */
+} shmi_schedule_config_t;
+
+int shmi_schedule_create(shmi_schedule_t **out, const shmi_schedule_config_t *config);
+void shmi_schedule_destroy(shmi_schedule_t *schedule);
+
+shmi_request_t *shmi_schedule_request(shmi_schedule_t *schedule, uint32_t number);
+
+/* Enter a checked frame of child `frame->slot`: its number. */
+uint32_t shmi_schedule_enqueue(shmi_schedule_t *schedule, const shmi_frame_t *frame,
+                               const shmi_function_t *function, uint64_t now_ns);
+
+/* A request that goes no further through the policy: answered at once, or handed over by the
+ * caller itself. */
+uint32_t shmi_schedule_admit(shmi_schedule_t *schedule, const shmi_frame_t *frame,
+                             uint64_t now_ns);
+
+/* What to hand to a helper now: up to max messages that belong together (one, or a batch) into
+ * out; how many. 0: nothing that may go there, or no credit. *helper is the helper chosen among
+ * all that are up. Requests whose deadline has passed are put aside for take_expired. */
+int shmi_schedule_next(shmi_schedule_t *schedule, uint64_t now_ns, int *helper, uint32_t out[],
+                       int max);
+/* A request whose deadline passed while queued, or SHMI_NONE. The caller answers, then frees. */
+uint32_t shmi_schedule_take_expired(shmi_schedule_t *schedule);
+
+/* An in-flight request ended; service_ns of its whole batch teaches the estimate (0: teaches
+ * nothing). The caller still owns the request and frees it. */
+void shmi_schedule_finished(shmi_schedule_t *schedule, uint32_t number, uint64_t service_ns);
+/* Its helper died before starting it: back to the front of its child's queue. Call in reverse
+ * order of hand-over. */
+void shmi_schedule_requeue(shmi_schedule_t *schedule, uint32_t number);
+void shmi_schedule_free(shmi_schedule_t *schedule, uint32_t number);
+
+/* Take the queued request of that sequence out: its number, or SHMI_NONE (unknown, or handed
+ * over already). */
+uint32_t shmi_schedule_cancel(shmi_schedule_t *schedule, int child, uint64_t sequence);
+/* Take one queued request of the child out, until SHMI_NONE. */
+uint32_t shmi_schedule_drop_child(shmi_schedule_t *schedule, int child);
+/* Take one queued request that waits for this helper alone, or for its pool when `pool_too`. */
+uint32_t shmi_schedule_drop_helper(shmi_schedule_t *schedule, int helper, int pool_too);
+
+void shmi_schedule_helper_up(shmi_schedule_t *schedule, int helper);
+void shmi_schedule_helper_down(shmi_schedule_t *schedule, int helper);
+void shmi_schedule_set_weight(shmi_schedule_t *schedule, int child, uint32_t weight);
+
+/* When a held batch must be released, absolute ns; 0: nothing is held. */
+uint64_t shmi_schedule_next_timer(const shmi_schedule_t *schedule);
+
+uint32_t shmi_schedule_queued(const shmi_schedule_t *schedule);
+uint32_t shmi_schedule_queued_of(const shmi_schedule_t *schedule, int child);
+uint32_t shmi_schedule_in_flight(const shmi_schedule_t *schedule, int helper);
+uint64_t shmi_schedule_estimate(const shmi_schedule_t *schedule, uint32_t function_index);
+
+#endif
