@@ -25,6 +25,7 @@ C_ROOMS = [
     "descriptor",
     "board",
     "arena",
+    "heap",
     "frame",
     "channel",
     "registry",

@@ -16,8 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "csrc" / "shmgpu.h"
 built = importlib.util.find_spec("shmgpu") and importlib.util.find_spec("shmgpu._core")
-whole = (HEADER.parent / "api.c").exists()
-needs_core = pytest.mark.skipif(not (built and whole), reason="the extension is not built")
+needs_core = pytest.mark.skipif(not built, reason="the extension is not built")
 needs_package = pytest.mark.skipif(
     not (spec := importlib.util.find_spec("shmgpu")) or spec.origin is None,
     reason="the package has no __init__.py",
@@ -63,7 +62,6 @@ def test_the_extension_serves_every_supported_python():
     assert pathlib.Path(built.origin).name == "_core.abi3.so"
 
 
-@pytest.mark.skipif(not whole, reason="csrc/ is not whole")
 def test_every_public_function_of_the_header_is_public_in_the_core():
     """A prototype nobody implements would surface only when somebody calls it."""
     sources = "\n".join(path.read_text(encoding="utf-8") for path in HEADER.parent.glob("*.c"))
