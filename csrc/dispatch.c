@@ -2,10 +2,10 @@
 #include "dispatch.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "arena.h"
@@ -52,12 +52,9 @@ struct shmi_dispatch {
   shmi_schedule_t *schedule;
   child_t *children;
   helper_t *helpers;
-  int children_epoll;
-  int flags; /* shmi_turn bits gathered outside a turn */
-  struct pollfd poll_set[2 + SHM_MAX_HELPERS];
-  int poll_helper[2 + SHM_MAX_HELPERS];
-  nfds_t poll_count;
-  int poll_stale;
+  int epoll_fd;
+  int flags;        /* shmi_turn bits gathered outside a turn */
+  int coarse_waits; /* the kernel has no epoll_pwait2: waits are rounded up to milliseconds */
   uint32_t dirty; /* child + 1: head of the list of children with replies */
   uint64_t helper_mask;
   uint64_t now_ns;
@@ -341,33 +338,38 @@ static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame)
 
 static void child_left(shmi_dispatch_t *d, int slot) {
   child_t *child = &d->children[slot];
-  epoll_ctl(d->children_epoll, EPOLL_CTL_DEL, child->request_fd, NULL);
+  epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, child->request_fd, NULL);
   shmi_descriptor_close(&child->request_fd);
   if (child->state == SHMI_PEER_UP) child->state = SHMI_PEER_LEFT;
   d->flags |= SHMI_TURN_LEFT;
 }
 
-static void read_child(shmi_dispatch_t *d, int slot) {
+/* Edge-triggered: whatever lies in the pipe is read now, or never heard of again. A read that
+ * came back short has emptied the pipe; at_end (the writer is gone) reads on to the end. */
+static void read_child(shmi_dispatch_t *d, int slot, int at_end) {
   child_t *child = &d->children[slot];
   shmi_frame_t frames[SHMI_CHANNEL_BURST];
-  int got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
-  if (got == 0 || got == SHM_EINTR) return;
-  if (got < 0) {
-    if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
-      d->board->child_stats[slot].protocol_errors = PATIENCE;
-      protocol_error(d, slot);
+  int got;
+  do {
+    if (child->request_fd < 0) return;
+    got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
+    if (got < 0 && got != SHM_EINTR) {
+      if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
+        d->board->child_stats[slot].protocol_errors = PATIENCE;
+        protocol_error(d, slot);
+      }
+      child_left(d, slot);
+      return;
     }
-    child_left(d, slot);
-    return;
-  }
-  for (int i = 0; i < got; i++) {
-    switch (frames[i].kind) {
-      case SHMI_FRAME_CALL: take_call(d, slot, &frames[i]); break;
-      case SHMI_FRAME_GROW: take_grow(d, slot, &frames[i]); break;
-      case SHMI_FRAME_CANCEL: take_cancel(d, slot, &frames[i]); break;
-      default: protocol_error(d, slot);
+    for (int i = 0; i < got; i++) {
+      switch (frames[i].kind) {
+        case SHMI_FRAME_CALL: take_call(d, slot, &frames[i]); break;
+        case SHMI_FRAME_GROW: take_grow(d, slot, &frames[i]); break;
+        case SHMI_FRAME_CANCEL: take_cancel(d, slot, &frames[i]); break;
+        default: protocol_error(d, slot);
+      }
     }
-  }
+  } while (got == SHMI_CHANNEL_BURST || got == SHM_EINTR || (at_end && got > 0));
   d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
 }
 
@@ -410,17 +412,18 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
 }
 
 static void helper_hung_up(shmi_dispatch_t *d, int h) {
+  epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, d->helpers[h].up_fd, NULL);
   shmi_descriptor_close(&d->helpers[h].up_fd); /* its pidfd tells the rest */
-  d->poll_stale = 1;
 }
 
-/* Returns 0 at end of file. */
-static int read_helper(shmi_dispatch_t *d, int h) {
+/* Returns 0 at end of file. Edge-triggered, as read_child. */
+static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
   helper_t *helper = &d->helpers[h];
   shmi_frame_t frames[READ_FRAMES];
   for (;;) {
     int got = shmi_channel_read(helper->up_fd, frames, READ_FRAMES);
-    if (got == 0 || got == SHM_EINTR) return 1;
+    if (got == SHM_EINTR) continue;
+    if (got == 0) return 1;
     if (got < 0) return 0;
     for (int i = 0; i < got; i++) {
       const shmi_frame_t *frame = &frames[i];
@@ -436,22 +439,35 @@ static int read_helper(shmi_dispatch_t *d, int h) {
       }
     }
     d->board->helper_stats[h].in_flight = helper->in_flight;
-    if (got < READ_FRAMES) return 1;
+    if (got < READ_FRAMES && !at_end) return 1;
   }
 }
 
 /* ---- the turn ---- */
 
-static void rebuild_poll_set(shmi_dispatch_t *d) {
-  d->poll_set[0] = (struct pollfd){.fd = d->children_epoll, .events = POLLIN};
-  d->poll_set[1] = (struct pollfd){.fd = d->config.supervisor_fd, .events = POLLIN};
-  d->poll_count = 2;
-  for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].up_fd < 0) continue;
-    d->poll_helper[d->poll_count] = h;
-    d->poll_set[d->poll_count++] = (struct pollfd){.fd = d->helpers[h].up_fd, .events = POLLIN};
+enum peer { PEER_CHILD, PEER_HELPER, PEER_SUPERVISOR };
+
+static int watch(shmi_dispatch_t *d, int fd, enum peer peer, int index) {
+  /* Level-triggered for the supervisor, which may leave some of it for later. */
+  struct epoll_event event = {.events = EPOLLIN | (peer == PEER_SUPERVISOR ? 0u : EPOLLET),
+                              .data = {.u64 = (uint64_t)peer << 32 | (uint32_t)index}};
+  return epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
+}
+
+/* epoll_pwait with a time-out in nanoseconds where the kernel has it (Linux 5.11). */
+static int wait_events(shmi_dispatch_t *d, struct epoll_event *events, int64_t timeout_ns,
+                       const sigset_t *mask) {
+  if (timeout_ns > 0 && !d->coarse_waits) {
+    struct timespec limit = {.tv_sec = timeout_ns / 1000000000,
+                             .tv_nsec = timeout_ns % 1000000000};
+    long got = syscall(SYS_epoll_pwait2, d->epoll_fd, events, EVENTS, &limit, mask,
+                       mask != NULL ? _NSIG / 8 : 0);
+    if (got >= 0 || errno != ENOSYS) return (int)got;
+    d->coarse_waits = 1;
   }
-  d->poll_stale = 0;
+  int64_t timeout_ms = timeout_ns < 0 ? -1 : (timeout_ns + 999999) / 1000000;
+  return epoll_pwait(d->epoll_fd, events, EVENTS, timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms,
+                     mask);
 }
 
 static int64_t shorter(int64_t timeout_ns, uint64_t at_ns, uint64_t now_ns) {
@@ -461,31 +477,31 @@ static int64_t shorter(int64_t timeout_ns, uint64_t at_ns, uint64_t now_ns) {
 }
 
 int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *mask) {
-  if (d->poll_stale) rebuild_poll_set(d);
   uint64_t timer = shmi_schedule_next_timer(d->schedule);
   if (timer != 0) timeout_ns = shorter(timeout_ns, timer, shmi_clock_ns());
   if (d->flags != 0) timeout_ns = 0;
   /* A reply that did not fit is tried again soon; see write_replies. */
   if (d->dirty != 0) timeout_ns = shorter(timeout_ns, d->now_ns + 1000000, d->now_ns);
-  struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
-  int ready = ppoll(d->poll_set, d->poll_count, timeout_ns < 0 ? NULL : &limit, mask);
+  struct epoll_event events[EVENTS];
+  int ready = wait_events(d, events, timeout_ns, mask);
   if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
   d->board->broker->wakes++;
   d->now_ns = shmi_clock_ns();
   int flags = ready < 0 ? SHMI_TURN_SIGNAL : 0;
-
-  if (ready > 0) {
-    for (nfds_t i = 2; i < d->poll_count; i++) {
-      if (d->poll_set[i].revents == 0) continue;
-      int h = d->poll_helper[i];
-      if (!read_helper(d, h)) helper_hung_up(d, h);
+  for (int i = 0; i < ready; i++) {
+    int index = (int)(uint32_t)events[i].data.u64;
+    int at_end = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
+    switch ((enum peer)(events[i].data.u64 >> 32)) {
+      case PEER_CHILD:
+        read_child(d, index, at_end);
+        break;
+      case PEER_HELPER:
+        if (!read_helper(d, index, at_end)) helper_hung_up(d, index);
+        break;
+      case PEER_SUPERVISOR:
+        flags |= SHMI_TURN_SUPERVISOR;
+        break;
     }
-    if (d->poll_set[0].revents != 0) {
-      struct epoll_event events[EVENTS];
-      int count = epoll_wait(d->children_epoll, events, EVENTS, 0);
-      for (int i = 0; i < count; i++) read_child(d, (int)events[i].data.u32);
-    }
-    if (d->poll_set[1].revents != 0) flags |= SHMI_TURN_SUPERVISOR;
   }
   hand_out(d);
   flush_replies(d);
@@ -510,9 +526,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   stats->state = 1;
   stats->generation = child->generation;
   stats->protocol_errors = 0;
-  struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)slot}};
-  return epoll_ctl(d->children_epoll, EPOLL_CTL_ADD, request_fd, &event) == 0 ? SHM_OK
-                                                                              : SHM_ESYSTEM;
+  return watch(d, request_fd, PEER_CHILD, slot);
 }
 
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
@@ -527,7 +541,7 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   child_t *child = &d->children[slot];
   if (child->state == SHMI_PEER_NONE) return;
   if (child->request_fd >= 0) {
-    epoll_ctl(d->children_epoll, EPOLL_CTL_DEL, child->request_fd, NULL);
+    epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, child->request_fd, NULL);
     shmi_descriptor_close(&child->request_fd);
   }
   child->state = SHMI_PEER_NONE;
@@ -560,8 +574,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   stats->state = 1;
   stats->generation = generation;
   stats->pool = d->config.helper_pool[h];
-  d->poll_stale = 1;
-  return SHM_OK;
+  return watch(d, up_fd, PEER_HELPER, h);
 }
 
 /* A delivery of a dead helper that nothing was heard of: what became of it? */
@@ -610,7 +623,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   if (helper->state == SHMI_PEER_NONE) return;
   d->now_ns = shmi_clock_ns();
   shmi_schedule_helper_down(d->schedule, h);
-  if (helper->up_fd >= 0) read_helper(d, h); /* what it wrote before it died */
+  if (helper->up_fd >= 0) read_helper(d, h, 1); /* what it wrote before it died */
   uint64_t executing =
       atomic_load_explicit(&shmi_board_helper(h)->executing, memory_order_acquire);
   /* Newest first, so that those queued again keep their order. */
@@ -625,7 +638,6 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
   shmi_descriptor_close(&helper->up_fd);
-  d->poll_stale = 1;
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
   stats->state = 3;
   stats->pid = 0;
@@ -689,7 +701,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   if (d == NULL) return SHM_ESYSTEM;
   d->config = *config;
   d->board = shmi_board();
-  d->children_epoll = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
+  d->epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
   d->children = calloc((size_t)config->children, sizeof *d->children);
   d->helpers = calloc((size_t)config->helpers, sizeof *d->helpers);
   shmi_schedule_config_t policy = {.children = config->children,
@@ -698,7 +710,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
                                    .window = config->window,
                                    .helper_pool = config->helper_pool,
                                    .min_credit = config->min_credit};
-  int status = d->children_epoll >= 0 && d->children != NULL && d->helpers != NULL
+  int status = d->epoll_fd >= 0 && d->children != NULL && d->helpers != NULL
                    ? shmi_schedule_create(&d->schedule, &policy)
                    : SHM_ESYSTEM;
   for (int i = 0; d->children != NULL && i < config->children; i++) {
@@ -708,7 +720,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
     d->helpers[h].down_fd = d->helpers[h].up_fd = -1;
     d->helper_mask |= UINT64_C(1) << h;
   }
-  d->poll_stale = 1;
+  if (status == SHM_OK) status = watch(d, config->supervisor_fd, PEER_SUPERVISOR, 0);
   if (status != SHM_OK) {
     shmi_dispatch_destroy(d);
     return status;
@@ -727,7 +739,7 @@ void shmi_dispatch_destroy(shmi_dispatch_t *d) {
     shmi_descriptor_close(&d->helpers[h].down_fd);
     shmi_descriptor_close(&d->helpers[h].up_fd);
   }
-  shmi_descriptor_close(&d->children_epoll);
+  shmi_descriptor_close(&d->epoll_fd);
   shmi_schedule_destroy(d->schedule);
   free(d->children);
   free(d->helpers);
