@@ -4,8 +4,10 @@ import platform
 import re
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.sdist import sdist
 
 
 def why_not_here() -> str:
@@ -34,7 +36,29 @@ reason = why_not_here()
 if reason and not {"sdist", "clean", "--version"} & set(sys.argv):
     sys.exit(reason)
 
+
+class WholeTree(sdist):
+    """A source distribution is the tree as a checkout has it: built, tested, benchmarked alike."""
+
+    def make_distribution(self) -> None:
+        """Add what setuptools does not know to belong: tests, benchmarks, make's own files."""
+        rooms = ("csrc", "shmgpu", "tests", "benchmarks", "examples", ".ci")
+        files = [path for room in rooms for path in Path(room).rglob("*") if path.is_file()]
+        files += [Path("Makefile"), Path("constraints.txt"), *Path().glob("*.md")]
+        made = {".pyc", ".so", ".o"}
+        known = set(self.filelist.files)
+        self.filelist.files += sorted(
+            path.as_posix()
+            for path in files
+            if path.suffix not in made
+            and "__pycache__" not in path.parts
+            and path.as_posix() not in known
+        )
+        super().make_distribution()
+
+
 setup(
+    cmdclass={"sdist": WholeTree},
     cffi_modules=["csrc/build_core.py:builder"],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )
