@@ -157,6 +157,7 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
                        .function = (uint64_t)(uintptr_t)frame->msg.func_ptr,
                        .params = (uint64_t)(uintptr_t)frame->msg.params,
                        .sequence = frame->sequence,
+                       .members = frame->flags & SHMI_FRAME_GANG ? frame->members : 0,
                        .generation = frame->generation,
                        .rows = frame->rows,
                        .slot = frame->slot};

@@ -189,10 +189,15 @@ static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int m
   uint64_t delivery = ++helper->deliveries;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
-  r->delivery = delivery;
   shmi_frame_t *frame = &helper->out[helper->out_count++];
   *frame = r->frame;
   frame->flags = more ? SHMI_FRAME_MORE : 0;
+  if (r->members != 0) {
+    frame->flags |= SHMI_FRAME_GANG;
+    frame->members = r->members;
+  } else {
+    r->delivery = delivery;
+  }
   frame->delivery = delivery;
   frame->handed_ns = d->now_ns;
 }
@@ -230,6 +235,14 @@ static void hand_out(shmi_dispatch_t *d) {
     }
   }
   int h, count;
+  uint32_t gang;
+  while ((gang = shmi_schedule_next_gang(d->schedule, d->now_ns)) != SHMI_NONE) {
+    uint64_t members = shmi_schedule_request(d->schedule, gang)->members;
+    touched |= members;
+    for (; members != 0; members &= members - 1) {
+      put_out(d, &d->helpers[__builtin_ctzll(members)], gang, 0);
+    }
+  }
   while ((count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch, SHMI_CREDIT_MAX / 2)) > 0) {
     helper_t *helper = &d->helpers[h];
     for (int i = 0; i < count; i++) put_out(d, helper, batch[i], i + 1 < count);
@@ -288,7 +301,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   d->board->child_stats[slot].submitted++;
   frame->slot = (uint16_t)slot;
   frame->generation = child->generation;
-  frame->flags = 0;
+  frame->flags &= SHMI_FRAME_GANG;
   frame->status = 0;
   if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
@@ -391,6 +404,20 @@ static uint32_t in_flight_at(const helper_t *helper, uint64_t delivery) {
   return helper->by_delivery[delivery % SHMI_BOARD_RING];
 }
 
+/* One helper of a gang has ended its part; the last one's end is the call's. The value is the
+ * first helper's, the status the first failure. */
+static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
+                          uint32_t started, uint32_t finished) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (h == r->helper) r->gang_value = value;
+  if (status != SHM_OK && r->gang_status == SHM_OK) {
+    r->gang_status = status;
+    r->gang_value = value;
+  }
+  if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
+  answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
+}
+
 static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
                    uint32_t started, uint32_t finished) {
   helper_t *helper = &d->helpers[h];
@@ -401,6 +428,10 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
   }
   forget_delivery(helper, delivery);
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (r->members != 0) {
+    finish_member(d, h, number, status, value, started, finished);
+    return;
+  }
   if (r->frame.kind == SHMI_FRAME_CALL) {
     uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
     shm_helper_stats_t *stats = &d->board->helper_stats[h];
@@ -596,6 +627,10 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   uint64_t first = executing >> 16, count = executing & 0xffff;
   int was_executing = executing != 0 && delivery >= first && delivery < first + count;
   forget_delivery(helper, delivery);
+  if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
+    finish_member(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
+    return;
+  }
   if (!is_call) {
     answer_plain(d, number, SHM_EHELPER_DIED);
     return;

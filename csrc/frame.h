@@ -24,7 +24,8 @@ enum shmi_frame_kind {
 };
 
 enum shmi_frame_flag {
-  SHMI_FRAME_MORE = 1 /* to a helper: the next frame belongs to the same batch */
+  SHMI_FRAME_MORE = 1, /* to a helper: the next frame belongs to the same batch */
+  SHMI_FRAME_GANG = 2  /* to run on every helper of the placement mask at once */
 };
 
 enum { SHMI_PRIORITIES = 4 };
@@ -50,7 +51,10 @@ typedef struct shmi_frame {
     uint64_t batch_key; /* from a child: calls of one key may share a batch; 0: never */
     uint64_t delivery;  /* to and from a helper: number of this hand-over, from 1 */
   };
-  uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; 0: none */
+  union {
+    uint64_t deadline_ns; /* from a child: absolute, CLOCK_MONOTONIC; 0: none */
+    uint64_t members;     /* of a gang, to a helper: mask of the helpers that run it */
+  };
   union {
     uint64_t placement; /* from a child: mask of helpers that may run it; 0: any */
     uint64_t handed_ns; /* to a helper: when it was handed over */

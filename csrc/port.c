@@ -330,6 +330,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
                           .pool = config->pool,
                           .kind = SHMI_FRAME_CALL,
                           .priority = config->priority,
+                          .flags = config->gang ? SHMI_FRAME_GANG : 0,
                           .rows = config->rows,
                           .batch_key = config->batch_key,
                           .deadline_ns = deadline_ns,

@@ -14,7 +14,7 @@
 
 enum { HOLDS = 64, VISITS_PER_ROW = 2, VISITS_AT_LEAST = 32, RUN = 16 };
 
-enum { FREE = 0, QUEUED = 1, HELD = 2, EXPIRED = 3, TAKEN = 4 };
+enum { FREE = 0, QUEUED = 1, HELD = 2, EXPIRED = 3, TAKEN = 4, GANGED = 5 };
 
 typedef struct queue { /* one child's FIFO in one domain and priority */
   uint32_t head, tail;
@@ -63,6 +63,8 @@ struct shmi_schedule {
   uint32_t free_list, made, capacity;
   uint32_t expired;
   uint32_t queued;
+  uint32_t gang_head, gang_tail; /* gangs that wait, of all children */
+  uint64_t gang_claims;          /* helpers that get nothing new until the first gang has run */
   int run_helper; /* the helper that got the last messages, and how many in a row: short */
   int run_left;   /* messages go to one helper in runs, because a wake-up costs more than they */
 };
@@ -301,6 +303,32 @@ static void holds_due(shmi_schedule_t *s, uint64_t now_ns) {
   }
 }
 
+/* ---- gangs ---- */
+
+static void gang_enter(shmi_schedule_t *s, uint32_t number) {
+  shmi_request_t *r = &s->requests[number];
+  r->state = GANGED;
+  r->next = SHMI_NONE;
+  r->previous = s->gang_tail;
+  if (s->gang_tail != SHMI_NONE) s->requests[s->gang_tail].next = number;
+  else s->gang_head = number;
+  s->gang_tail = number;
+  s->queued++;
+  s->queued_of[r->frame.slot]++;
+}
+
+static void gang_unlink(shmi_schedule_t *s, uint32_t number) {
+  shmi_request_t *r = &s->requests[number];
+  if (r->previous != SHMI_NONE) s->requests[r->previous].next = r->next;
+  else s->gang_head = r->next;
+  if (r->next != SHMI_NONE) s->requests[r->next].previous = r->previous;
+  else s->gang_tail = r->previous;
+  count_out(s, r);
+  r->state = TAKEN;
+  r->next = r->previous = SHMI_NONE;
+  s->gang_claims = 0;
+}
+
 /* ---- entering ---- */
 
 static uint8_t place(const shmi_schedule_t *s, const shmi_frame_t *frame) {
@@ -334,6 +362,7 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *s, const shmi_frame_t *frame, uint
   r->handed_ns = 0;
   r->delivery = 0;
   r->estimate_ns = 0;
+  r->members = 0;
   r->attempts = 0;
   r->batch = 1;
   r->helper = 255;
@@ -349,6 +378,10 @@ uint32_t shmi_schedule_enqueue(shmi_schedule_t *s, const shmi_frame_t *frame,
   if (number == SHMI_NONE) return SHMI_NONE;
   shmi_request_t *r = &s->requests[number];
   r->function = function;
+  if (shmi_request_is_gang(r)) {
+    gang_enter(s, number);
+    return number;
+  }
   r->domain = place(s, frame);
   if (function->batch_delay_ns > 0 && frame->batch_key != 0 && function->batch_max_rows > 0 &&
       frame->rows < function->batch_max_rows && hold_enter(s, number, now_ns)) {
@@ -374,8 +407,9 @@ static uint64_t estimate_of(const shmi_schedule_t *s, const shmi_request_t *r) {
   return estimate < SHMI_CREDIT_FLOOR_NS ? SHMI_CREDIT_FLOOR_NS : estimate;
 }
 
-static int has_credit(const helper_t *h) {
-  if (!h->up) return 0;
+static int has_credit(const shmi_schedule_t *s, int helper) {
+  const helper_t *h = &s->helpers[helper];
+  if (!h->up || (s->gang_claims >> helper & 1) != 0) return 0;
   if (h->in_flight < h->min_credit) return 1;
   return h->outstanding_ns < SHMI_CREDIT_BUDGET_NS && h->in_flight < SHMI_CREDIT_MAX;
 }
@@ -400,7 +434,7 @@ static int domain_for(shmi_schedule_t *s, int helper) {
 static int choose_helper(shmi_schedule_t *s) {
   if (s->run_left > 0) {
     int h = s->run_helper;
-    if (has_credit(&s->helpers[h]) &&
+    if (has_credit(s, h) &&
         (s->domains[s->helpers[h].pool].ready | s->domains[s->config.pools + h].ready) != 0) {
       return h;
     }
@@ -410,7 +444,7 @@ static int choose_helper(shmi_schedule_t *s) {
   for (int h = 0; h < s->config.helpers; h++) {
     const helper_t *candidate = &s->helpers[h];
     if ((s->domains[candidate->pool].ready | s->domains[s->config.pools + h].ready) == 0) continue;
-    if (!has_credit(candidate)) continue;
+    if (!has_credit(s, h)) continue;
     if (best < 0 || candidate->outstanding_ns < s->helpers[best].outstanding_ns ||
         (candidate->outstanding_ns == s->helpers[best].outstanding_ns &&
          candidate->in_flight < s->helpers[best].in_flight)) {
@@ -515,6 +549,46 @@ int shmi_schedule_next(shmi_schedule_t *s, uint64_t now_ns, int *helper, uint32_
   }
 }
 
+static void set_aside_gang(shmi_schedule_t *s, uint32_t number) {
+  gang_unlink(s, number);
+  set_aside(s, number);
+}
+
+uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
+  while (s->gang_head != SHMI_NONE && is_expired(&s->requests[s->gang_head], now_ns)) {
+    set_aside_gang(s, s->gang_head);
+  }
+  uint32_t number = s->gang_head;
+  if (number == SHMI_NONE) return SHMI_NONE;
+  shmi_request_t *r = &s->requests[number];
+  uint64_t mask = r->frame.placement, left = mask;
+  s->gang_claims = 0; /* the claim keeps others off, not the gang itself */
+  int ready = 1;
+  while (left != 0 && ready) {
+    ready = has_credit(s, __builtin_ctzll(left));
+    left &= left - 1;
+  }
+  if (!ready) {
+    if (now_ns - r->queued_ns >= SHMI_GANG_AGE_NS) s->gang_claims = mask;
+    return SHMI_NONE;
+  }
+  gang_unlink(s, number);
+  r->members = mask;
+  r->gang_status = SHM_OK;
+  r->gang_value = 0;
+  r->estimate_ns = estimate_of(s, r);
+  r->handed_ns = now_ns;
+  r->helper = (uint8_t)__builtin_ctzll(mask);
+  r->batch = 1;
+  r->attempts++;
+  for (left = mask; left != 0; left &= left - 1) {
+    helper_t *member = &s->helpers[__builtin_ctzll(left)];
+    member->in_flight++;
+    member->outstanding_ns += r->estimate_ns;
+  }
+  return number;
+}
+
 uint32_t shmi_schedule_take_expired(shmi_schedule_t *s) {
   uint32_t number = s->expired;
   if (number != SHMI_NONE) {
@@ -526,8 +600,8 @@ uint32_t shmi_schedule_take_expired(shmi_schedule_t *s) {
 
 /* ---- ending ---- */
 
-static void give_back(shmi_schedule_t *s, shmi_request_t *r) {
-  helper_t *h = &s->helpers[r->helper];
+static void give_back(shmi_schedule_t *s, const shmi_request_t *r, int helper) {
+  helper_t *h = &s->helpers[helper];
   h->in_flight--;
   h->outstanding_ns -= r->estimate_ns < h->outstanding_ns ? r->estimate_ns : h->outstanding_ns;
   if (h->in_flight == 0) h->outstanding_ns = 0;
@@ -535,7 +609,7 @@ static void give_back(shmi_schedule_t *s, shmi_request_t *r) {
 
 void shmi_schedule_finished(shmi_schedule_t *s, uint32_t number, uint64_t service_ns) {
   shmi_request_t *r = &s->requests[number];
-  give_back(s, r);
+  give_back(s, r, r->helper);
   if (service_ns == 0 || r->estimate_ns == 0) return;
   uint64_t *estimate = &s->estimates[r->function->index];
   /* A running mean over about eight calls that believes a longer one at once by half: being
@@ -546,9 +620,16 @@ void shmi_schedule_finished(shmi_schedule_t *s, uint32_t number, uint64_t servic
   if (*estimate == 0) *estimate = 1;
 }
 
+int shmi_schedule_gang_finished(shmi_schedule_t *s, uint32_t number, int helper) {
+  shmi_request_t *r = &s->requests[number];
+  give_back(s, r, helper);
+  r->members &= ~(UINT64_C(1) << helper);
+  return __builtin_popcountll(r->members);
+}
+
 void shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
   shmi_request_t *r = &s->requests[number];
-  give_back(s, r);
+  give_back(s, r, r->helper);
   r->domain = place(s, &r->frame);
   r->helper = 255;
   r->batch = 1;
@@ -559,9 +640,11 @@ void shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
 
 static void take_out(shmi_schedule_t *s, uint32_t number) {
   if (s->requests[number].state == HELD) hold_unlink(s, number);
+  else if (s->requests[number].state == GANGED) gang_unlink(s, number);
   else unlink_request(s, number);
 }
 
+/* Among the messages that are held, and the gangs. */
 static uint32_t find_held(const shmi_schedule_t *s, int child, int by_sequence, uint64_t sequence) {
   for (int i = 0; i < HOLDS && s->holds_used > 0; i++) {
     if (!s->holds[i].used) continue;
@@ -569,6 +652,10 @@ static uint32_t find_held(const shmi_schedule_t *s, int child, int by_sequence, 
       const shmi_frame_t *frame = &s->requests[n].frame;
       if (frame->slot == child && (!by_sequence || frame->sequence == sequence)) return n;
     }
+  }
+  for (uint32_t n = s->gang_head; n != SHMI_NONE; n = s->requests[n].next) {
+    const shmi_frame_t *frame = &s->requests[n].frame;
+    if (frame->slot == child && (!by_sequence || frame->sequence == sequence)) return n;
   }
   return SHMI_NONE;
 }
@@ -614,6 +701,12 @@ static uint32_t drop_of_domain(shmi_schedule_t *s, int domain) {
 }
 
 uint32_t shmi_schedule_drop_helper(shmi_schedule_t *s, int helper, int pool_too) {
+  for (uint32_t n = s->gang_head; n != SHMI_NONE; n = s->requests[n].next) {
+    if ((s->requests[n].frame.placement >> helper & 1) != 0) {
+      gang_unlink(s, n);
+      return n;
+    }
+  }
   uint32_t number = drop_of_domain(s, s->config.pools + helper);
   if (number == SHMI_NONE && pool_too) number = drop_of_domain(s, s->helpers[helper].pool);
   return number;

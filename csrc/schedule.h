@@ -14,6 +14,10 @@
  *   batches    the message at the head takes along queued ones of its batch key, one a child
  *              and round, until max_rows. Greedy, unless the function asks for a delay: then
  *              messages are held until the batch is full or the delay is over.
+ *   gangs      a message for several helpers at once waits in one queue for all children, is
+ *              handed to all its helpers in one step, and so comes in the same order in every
+ *              helper's pipe: two gangs can never wait for each other. One that has waited
+ *              long stops new credit to its helpers.
  *   credit     a helper holds more than min_credit messages only while the estimated service
  *              time of what it holds stays below a budget: many of microseconds, one of
  *              milliseconds. Estimates are running means per function.
@@ -35,7 +39,8 @@ enum { SHMI_NONE = 0 }; /* no request: numbers start at 1 */
 enum {
   SHMI_CREDIT_BUDGET_NS = 200000, /* covers the dispatcher's own wake-up on a busy box */
   SHMI_CREDIT_FLOOR_NS = 400,     /* what any message costs a helper at least */
-  SHMI_CREDIT_MAX = 512           /* messages a helper may hold: half of its control ring */
+  SHMI_CREDIT_MAX = 512,          /* messages a helper may hold: half of its control ring */
+  SHMI_GANG_AGE_NS = 1000000      /* a gang that waited this long goes before new work */
 };
 
 typedef struct shmi_request {
@@ -45,6 +50,9 @@ typedef struct shmi_request {
   uint64_t handed_ns;
   uint64_t delivery;  /* the dispatcher's, while in flight */
   uint64_t estimate_ns;
+  uint64_t members;   /* gang: helpers that have not finished it */
+  uint64_t gang_value; /* gang: what its first helper returned */
+  int gang_status;    /* gang: the first failure of any helper */
   uint32_t next, previous; /* in its queue */
   uint16_t batch;          /* messages handed over together */
   uint8_t helper;
@@ -84,6 +92,13 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *schedule, const shmi_frame_t *fram
  * all that are up. Requests whose deadline has passed are put aside for take_expired. */
 int shmi_schedule_next(shmi_schedule_t *schedule, uint64_t now_ns, int *helper, uint32_t out[],
                        int max);
+/* The gang that can be started now, on all helpers of its placement, or SHMI_NONE. */
+uint32_t shmi_schedule_next_gang(shmi_schedule_t *schedule, uint64_t now_ns);
+/* One helper of a gang is done with it: how many still are not. */
+int shmi_schedule_gang_finished(shmi_schedule_t *schedule, uint32_t number, int helper);
+static inline int shmi_request_is_gang(const shmi_request_t *request) {
+  return (request->frame.flags & SHMI_FRAME_GANG) != 0;
+}
 /* A request whose deadline passed while queued, or SHMI_NONE. The caller answers, then frees. */
 uint32_t shmi_schedule_take_expired(shmi_schedule_t *schedule);
 

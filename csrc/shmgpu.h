@@ -270,7 +270,8 @@ typedef struct shm_call_config {  /* what does not change between calls of one s
   uint32_t rows;               /* what it adds to a batch */
   uint8_t pool;
   uint8_t priority;            /* 0 to 3, higher first */
-  uint8_t reserved[2];
+  uint8_t gang;                /* 1: run on every helper of placement at once, as one call */
+  uint8_t reserved;
 } shm_call_config_t;
 
 typedef struct shm_reply {
@@ -315,6 +316,7 @@ typedef struct shm_work {
   uint64_t params;             /* its parameter block: at least block_bytes lie in the arena */
   uint64_t token;              /* grow: the token of the parked result */
   uint64_t sequence;
+  uint64_t members;            /* gang: mask of the helpers that run it; else 0 */
   uint32_t block_bytes;        /* the block's first 32-bit word, checked against the arena */
   uint32_t generation;
   uint32_t rows;
