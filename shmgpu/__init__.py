@@ -1,0 +1,106 @@
+"""Many CPU processes share few deep-learning sessions, through shared memory, without copies.
+
+A *parent* forks *helpers*, which each hold a session (a loaded model, a CUDA context), and
+*children*, which run your code and each own an *arena* of shared memory. A child calls a
+decorated function like any other; what travels is a 16-byte message, because the arrays lie
+where both sides see them::
+
+    import shmgpu
+
+    def load(helper):                            # runs once in each helper
+        return torch.jit.load("model.pt").to(helper.device)
+
+    @shmgpu.function(batch=shmgpu.Batch(max_size=32))
+    def classify(helper, images):                # images come from the caller's arena
+        return helper.session(images)
+
+    def worker(rank):                            # runs in each child
+        images = shmgpu.arena.empty((8, 64), "float32")
+        return classify(images).argmax(1)
+
+    shmgpu.launch(worker, children=32, helpers=2, session=load)
+
+``import shmgpu`` does not import torch.
+"""
+
+from __future__ import annotations
+
+from shmgpu import arena, errors
+from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
+from shmgpu.core import status_name, status_text
+from shmgpu.desk import Helper
+from shmgpu.errors import (
+    ArenaFull,
+    BadFree,
+    BadFunction,
+    BadParams,
+    BrokerDied,
+    CallCancelled,
+    CallTimeout,
+    ChildError,
+    ConfigError,
+    HelperDied,
+    LaunchError,
+    NoHelpers,
+    NotRunning,
+    RemoteError,
+    ResultTooLarge,
+    SessionError,
+    ShmError,
+)
+from shmgpu.functions import Batch, Bound, CallFuture, Function, function
+from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
+from shmgpu.port import Declared
+from shmgpu.stats import stats
+from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg
+from shmgpu.trace import write as write_trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArenaFull",
+    "BadFree",
+    "BadFunction",
+    "BadParams",
+    "Batch",
+    "Block",
+    "Bound",
+    "BrokerDied",
+    "CallCancelled",
+    "CallFuture",
+    "CallTimeout",
+    "ChildError",
+    "ConfigError",
+    "Declared",
+    "Function",
+    "Helper",
+    "HelperDied",
+    "LaunchError",
+    "NoHelpers",
+    "NotRunning",
+    "RemoteError",
+    "ResultTooLarge",
+    "Session",
+    "SessionError",
+    "ShmError",
+    "__version__",
+    "arena",
+    "errors",
+    "frombuffer",
+    "function",
+    "init",
+    "is_running",
+    "launch",
+    "rank",
+    "shm_free",
+    "shm_get_child_id",
+    "shm_get_helper_id",
+    "shm_malloc",
+    "shm_read_msg",
+    "shm_send_msg",
+    "shutdown",
+    "stats",
+    "status_name",
+    "status_text",
+    "write_trace",
+]

@@ -1,0 +1,166 @@
+"""Arrays and blocks in this child's arena: ``shmgpu.arena`` and the talk's memory calls.
+
+Arrays made here are passed to helpers without a copy. Their memory goes back to the arena when
+they, and all views of them, are garbage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arrays, core, dtypes, memory, runtime
+from shmgpu.arrays import Spec
+from shmgpu.errors import BadFree, BadParams
+
+__all__ = ["Block", "array", "empty", "frombuffer", "shm_free", "shm_malloc", "stats", "zeros"]
+
+Shape = int | tuple[int, ...]
+
+
+def _spec(shape: Any, dtype: Any) -> Spec:
+    try:
+        axes = (shape.__index__(),) if hasattr(shape, "__index__") else tuple(
+            n.__index__() for n in shape
+        )
+    except (AttributeError, TypeError):
+        raise BadParams(f"shape={shape!r} must be whole numbers") from None
+    if any(n < 0 for n in axes):
+        raise BadParams(f"shape={shape!r} has a negative length")
+    if len(axes) > 64:
+        raise BadParams(f"an array can have 64 axes, not {len(axes)}")
+    return Spec(dtypes.of_any(dtype), axes)
+
+
+def empty(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
+    """An uninitialised C-contiguous array in this child's arena, 64-byte aligned.
+
+    Args:
+        shape: lengths of the axes; one number for a vector.
+        dtype: a name, or a NumPy or torch dtype; ``"bfloat16"`` needs ml_dtypes.
+
+    Raises:
+        ArenaFull: the arena has no such block free.
+        BadParams: the shape or dtype is impossible.
+        NotRunning: this process has no arena.
+    """
+    spec = _spec(shape, dtype)
+    kind = spec.dtype.numpy
+    buffer, _ = runtime.require().arena.allocate(max(spec.nbytes, 1))
+    return np.ndarray(spec.shape, kind, buffer)
+
+
+def zeros(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
+    """The same as :func:`empty`, filled with zeros."""
+    made = empty(shape, dtype)
+    made[...] = np.zeros((), made.dtype)
+    return made
+
+
+def array(data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+    """A copy of an array, tensor or nested list in this child's arena, counted as copied in.
+
+    Args:
+        data: anything NumPy can make an array of, or a CPU tensor.
+        dtype: element type of the copy; that of the data unless given.
+    """
+    if not arrays.is_array(data):
+        data = np.asarray(data)
+    source = arrays.Source(data)
+    if dtype is None:
+        buffer, _ = runtime.require().arena.allocate(max(source.spec.nbytes, 1))
+        if source.spec.dtype.has_numpy:
+            made = arrays.numpy_view(buffer, 0, source.spec)
+        else:
+            made = np.ndarray(source.spec.shape, source.spec.dtype.numpy, buffer)
+        arrays.storage_view(buffer, 0, source.spec)[...] = source.memory
+    else:
+        made = empty(source.spec.shape, dtype)
+        memory_ = source.memory
+        if source.spec.dtype.name in dtypes.EXTENSIONS:
+            memory_ = memory_.view(source.spec.dtype.numpy)
+        made[...] = memory_.astype(made.dtype)
+    core.count_bytes(core.BYTES_COPIED_IN, made.nbytes)
+    return made
+
+
+def stats() -> dict[str, int]:
+    """Bytes and counts of this child's allocator: capacity_bytes, used_bytes, free_bytes, ..."""
+    return runtime.require().arena.stats()
+
+
+class Block(np.ndarray[Any, Any]):
+    """Bytes of this child's arena: an array of uint8 that knows its address.
+
+    It goes back to the arena by :func:`shm_free`, or else when it is garbage.
+    """
+
+    _owner: Any = None
+
+    @property
+    def address(self) -> int:
+        """Where it begins; the same in this child and in all helpers."""
+        return core.address_of(self)
+
+
+def shm_malloc(nbytes: int) -> Block:
+    """A block of this child's arena, 64-byte aligned.
+
+    Raises:
+        BadParams: nbytes is 0, negative or no number.
+        ArenaFull: the arena has no such block free.
+    """
+    size = memory.checked_size(nbytes)
+    owner, buffer, _ = runtime.require().arena.block(size)
+    block = np.ndarray.__new__(Block, (size,), np.uint8, buffer)
+    block._owner = owner
+    return block
+
+
+def shm_free(block: Block | int) -> None:
+    """Give a block back at once, without waiting for it to be garbage.
+
+    As in C, nothing may use the block afterwards, nor any array made over it.
+
+    Raises:
+        BadFree: it was freed before, is a part of a block, or is no block of this arena.
+    """
+    runtime.require()
+    if isinstance(block, int):
+        status = core.free(block)
+        if status < 0:
+            core.fail(status, "the block was not freed")
+        return
+    if not isinstance(block, Block):
+        raise BadFree("shm_free frees what shm_malloc returned: this is something else")
+    if isinstance(block.base, np.ndarray):
+        raise BadFree("shm_free frees a whole block: this is a view of one")
+    owner, block._owner = block._owner, None
+    if owner is None:
+        raise BadFree("the block was freed before: free each block once")
+    core.release(owner)
+
+
+def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> Any:
+    """A NumPy array over a block, without a copy.
+
+    Args:
+        block: a :class:`Block`, or any writable buffer.
+        dtype: element type.
+        shape: lengths of the axes; as many elements as fit unless given.
+
+    Raises:
+        BadParams: the block is too small for that shape.
+    """
+    kind = dtypes.of_any(dtype)
+    data = memoryview(block).cast("B")
+    if shape is None:
+        shape = (len(data) // kind.itemsize,)
+    spec = _spec(shape, kind)
+    if spec.nbytes > len(data):
+        raise BadParams(
+            f"{spec.nbytes:,} bytes are needed for {spec.shape} of {kind.name}, and the block "
+            f"has {len(data):,}: ask for a smaller shape"
+        )
+    return np.ndarray(spec.shape, kind.numpy, data)

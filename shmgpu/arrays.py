@@ -1,0 +1,224 @@
+"""Arrays of every make, seen as one: element type, shape, and where the bytes are.
+
+Owns the reading of users' arrays (NumPy, torch, DLPack, ``__array_interface__``, buffers) and
+the making of views over memory. Allocates nothing and copies nothing by itself; imports torch
+only where a tensor is already in hand or was asked for.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from shmgpu import core, dtypes
+from shmgpu.dtypes import DType
+from shmgpu.errors import BadParams
+from shmgpu.values import Reader
+
+MAX_BYTES = 1 << 47
+ALIGNMENT = 64
+
+
+class Spec:
+    """Element type and shape of a C-contiguous array.
+
+    Attributes:
+        dtype: element type.
+        shape: lengths of the axes.
+        nbytes: bytes of the whole.
+    """
+
+    __slots__ = ("_encoded", "dtype", "nbytes", "shape")
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        if self.nbytes > MAX_BYTES or any(n < 0 or n > MAX_BYTES for n in shape):
+            raise BadParams(f"an array of shape {shape} is larger than any arena")
+        self._encoded = b""
+
+    def encode(self) -> bytes:
+        """Its bytes on the wire."""
+        if not self._encoded:
+            name = self.dtype.name.encode()
+            self._encoded = b"".join(
+                (
+                    bytes((len(name),)),
+                    name,
+                    bytes((len(self.shape),)),
+                    *[n.to_bytes(8, "little") for n in self.shape],
+                )
+            )
+        return self._encoded
+
+    @classmethod
+    def read(cls, reader: Reader) -> Spec:
+        """The spec at the cursor; raises BadParams for anything else."""
+        try:
+            name = reader.take(reader.u8()).decode("ascii")
+        except UnicodeDecodeError:
+            raise BadParams("the parameter block names no element type") from None
+        dtype = dtypes.by_name(name)
+        ndim = reader.u8()
+        if ndim > 64:
+            raise BadParams("the parameter block has an array of more than 64 axes")
+        return cls(dtype, tuple(reader.u64() for _ in range(ndim)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Spec)
+            and self.shape == other.shape
+            and self.dtype.name == other.dtype.name
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.dtype.name, self.shape))
+
+    def __repr__(self) -> str:
+        return f"Spec({self.dtype.name}, {self.shape})"
+
+
+def torch_module() -> Any:
+    """The torch module if the user has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+def is_tensor(leaf: Any) -> bool:
+    """Whether a leaf is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(leaf, torch.Tensor)
+
+
+def is_plain_tensor(leaf: Any) -> bool:
+    """Whether a leaf is a tensor whose bytes can be passed as they lie."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(leaf) is torch.Tensor
+        and leaf.is_cpu
+        and leaf.layout is torch.strided
+        and leaf.is_contiguous()
+        and not leaf.requires_grad
+        and not leaf.is_conj()
+        and not leaf.is_neg()
+    )
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of any make; NumPy's scalars are plain values."""
+    if isinstance(leaf, np.ndarray):
+        return True
+    if isinstance(leaf, (np.generic, type)):
+        return False
+    if is_tensor(leaf) or isinstance(leaf, (memoryview, array.array)):
+        return True
+    return hasattr(leaf, "__dlpack__") or hasattr(leaf, "__array_interface__")
+
+
+class Source:
+    """One array of the caller's: its spec, and its memory as a NumPy array.
+
+    Attributes:
+        spec: element type and shape.
+        memory: NumPy array over the same bytes (``spec.dtype.storage`` for types that NumPy
+            lacks), strided as the original is.
+        address: where a C-contiguous, aligned original begins; None when it must be copied.
+        is_torch: whether the original is a tensor.
+    """
+
+    __slots__ = ("address", "is_torch", "memory", "spec")
+
+    def __init__(self, leaf: Any) -> None:
+        self.is_torch = is_tensor(leaf)
+        if self.is_torch:
+            self.spec, self.memory = _read_tensor(leaf)
+        else:
+            self.spec, self.memory = _read_array(leaf)
+        memory = self.memory
+        self.address: int | None = None
+        if memory.flags.c_contiguous and memory.flags.aligned and memory.dtype.isnative:
+            self.address = core.address_of(memory)
+
+
+def _read_tensor(tensor: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
+    torch = torch_module()
+    if tensor.layout is not torch.strided or getattr(tensor, "is_quantized", False):
+        raise BadParams(
+            f"a {tensor.layout} tensor cannot be carried: convert it with to_dense() first"
+        )
+    if tensor.device.type != "cpu":
+        raise BadParams(
+            f"a tensor on {tensor.device} cannot be carried: only helpers own devices, "
+            "so pass tensor.cpu()"
+        )
+    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        raise BadParams(
+            "a tensor that is part of an autograd graph cannot be carried (its gradient would "
+            "be lost): pass tensor.detach()"
+        )
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype = dtypes.of_torch(tensor.dtype)
+    spec = Spec(dtype, tuple(tensor.shape))
+    if dtype.name in dtypes.EXTENSIONS:
+        tensor = tensor.view(getattr(torch, dtypes.EXTENSION_STORAGE[dtype.itemsize]))
+    return spec, tensor.numpy()
+
+
+def _read_array(leaf: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
+    if not isinstance(leaf, np.ndarray):
+        leaf = _to_numpy(leaf)
+    elif isinstance(leaf, np.ma.MaskedArray):
+        raise BadParams(
+            "a masked array would lose its mask on the way: pass array.filled() or "
+            "its data and mask"
+        )
+    memory = leaf.view(np.ndarray) if type(leaf) is not np.ndarray else leaf
+    spec = Spec(dtypes.of_numpy(memory.dtype), memory.shape)
+    if spec.dtype.name in dtypes.EXTENSIONS:
+        memory = memory.view(spec.dtype.storage)
+    return spec, memory
+
+
+def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:
+    name = type(leaf).__name__
+    try:
+        if hasattr(leaf, "__array_interface__") or isinstance(leaf, (memoryview, array.array)):
+            return np.asarray(leaf)
+        return np.from_dlpack(leaf)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise BadParams(
+            f"the {name} could not be read as an array ({error}): pass a NumPy array or a "
+            "CPU tensor"
+        ) from error
+
+
+# ---- views ---------------------------------------------------------------------------------
+
+
+def numpy_view(buffer: Any, offset: int, spec: Spec) -> np.ndarray[Any, Any]:
+    """A NumPy array over buffer[offset:], in its own dtype."""
+    return np.ndarray(spec.shape, spec.dtype.numpy, buffer, offset)
+
+
+def storage_view(buffer: Any, offset: int, spec: Spec) -> np.ndarray[Any, Any]:
+    """The same in a dtype that NumPy always has."""
+    return np.ndarray(spec.shape, spec.dtype.storage, buffer, offset)
+
+
+def torch_view(buffer: Any, offset: int, spec: Spec) -> Any:
+    """A tensor over buffer[offset:]; it keeps the buffer alive."""
+    import torch
+
+    dtype = spec.dtype.torch
+    tensor = torch.from_numpy(storage_view(buffer, offset, spec))
+    return tensor.view(dtype) if spec.dtype.name in dtypes.EXTENSIONS else tensor
+
+
+def aligned(size_bytes: int) -> int:
+    """Rounded up to where the next array may begin."""
+    return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT

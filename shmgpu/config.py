@@ -1,0 +1,163 @@
+"""Settings: an argument beats a ``SHMGPU_*`` variable, which beats the default.
+
+Owns the table of settings and how their text is read. Knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shmgpu.errors import ConfigError
+
+PREFIX = "SHMGPU_"
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "t": 10**12,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
+
+
+def parse_bytes(value: int | str, name: str = "size") -> int:
+    """Bytes of ``67108864``, ``"64MiB"``, ``"1.5 GB"``; raises ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{name} must be bytes or text such as '64MiB', not {value!r}")
+    if isinstance(value, int):
+        size = value
+    else:
+        match = _SIZE.match(value)
+        unit = _UNITS.get(match.group(2).lower()) if match else None
+        if match is None or unit is None:
+            raise ConfigError(f"{name}={value!r} is no size: write it like 64MiB, 1GB or 4096")
+        size = int(float(match.group(1)) * unit) if "." in match.group(1) else (
+            int(match.group(1)) * unit
+        )
+    if not 0 <= size < 1 << 47:
+        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 128 TiB")
+    return size
+
+
+def parse_bool(value: Any, name: str = "switch") -> bool:
+    """True or False of a bool, ``1/0``, ``yes/no``, ``on/off``, ``true/false``."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in {"1", "yes", "on", "true"}:
+        return True
+    if text in {"0", "no", "off", "false", ""}:
+        return False
+    raise ConfigError(f"{name}={value!r} is neither yes nor no: use 1 or 0")
+
+
+def _whole(low: int, high: int) -> Callable[[Any, str], int]:
+    def parse(value: Any, name: str) -> int:
+        try:
+            number = int(value)
+            if isinstance(value, bool) or (isinstance(value, float) and value != number):
+                raise ValueError
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{name} must be a whole number from {low} to {high}, not {value!r}"
+            ) from None
+        if not low <= number <= high:
+            raise ConfigError(f"{name}={number} is out of range: use {low} to {high}")
+        return number
+
+    return parse
+
+
+def _seconds(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be seconds, not {value!r}") from None
+    if not 0 <= number < 1e9:
+        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 1e9 seconds")
+    return number
+
+
+def _text(value: Any, name: str) -> str:
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: how it is read, its default, and what it means."""
+
+    parse: Callable[[Any, str], Any]
+    default: Any
+    meaning: str
+
+
+SETTINGS: dict[str, Setting] = {
+    "children": Setting(_whole(1, 4096), 1, "child processes to fork"),
+    "helpers": Setting(_whole(1, 64), 1, "helper processes to fork"),
+    "arena": Setting(parse_bytes, "64MiB", "bytes of each child's arena"),
+    "window": Setting(_whole(1, 896), 64, "messages a child may have outstanding"),
+    "trace_records": Setting(_whole(0, 1 << 24), 65536, "calls that the trace remembers"),
+    "prefault": Setting(parse_bool, False, "populate every arena at launch"),
+    "huge_pages": Setting(parse_bool, False, "ask for transparent huge pages"),
+    "grace": Setting(_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
+    "scratch": Setting(parse_bytes, 0, "bytes of each helper's scratch region"),
+    "threads": Setting(_whole(0, 1024), 0, "threads of a CPU helper; 0: cores / helpers"),
+    "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),
+    "progress": Setting(parse_bool, True, "show progress bars on a terminal"),
+    "log": Setting(_text, "", "level at which the shmgpu logger prints to stderr"),
+    "parked": Setting(parse_bytes, "256MiB", "bytes of too-large results a helper may keep"),
+    "gpu_memory": Setting(parse_bytes, 0, "bytes of device memory a helper may use; 0: all"),
+}
+
+_KNOWN_ELSEWHERE = {"BENCH", "CI", "TEST", "DEMO", "BUILD"}  # prefixes other rooms may read
+
+
+def resolve(name: str, argument: Any = None) -> Any:
+    """The value of a setting: the argument unless it is None, else the variable, else the default.
+
+    Raises ConfigError in a sentence that names where the value came from.
+    """
+    setting = SETTINGS[name]
+    if argument is not None:
+        return setting.parse(argument, name)
+    variable = PREFIX + name.upper()
+    text = os.environ.get(variable)
+    if text is not None and text != "":
+        return setting.parse(text, variable)
+    if setting.default is None:
+        return None
+    return setting.parse(setting.default, name)
+
+
+def warn_unknown() -> list[str]:
+    """Warn of SHMGPU_* variables that mean nothing; returns their names."""
+    known = {PREFIX + name.upper() for name in SETTINGS}
+    unknown = [
+        name
+        for name in sorted(os.environ)
+        if name.startswith(PREFIX)
+        and name not in known
+        and name.removeprefix(PREFIX).split("_")[0] not in _KNOWN_ELSEWHERE
+    ]
+    for name in unknown:
+        warnings.warn(
+            f"the environment variable {name} means nothing to shmgpu: "
+            f"unset it, or use one of {', '.join(sorted(known))}",
+            stacklevel=3,
+        )
+    return unknown

@@ -1,0 +1,597 @@
+"""The floor under the Python rooms: the only importer of the compiled binding.
+
+Owns every crossing into C: it turns status codes into exceptions, addresses into integers,
+and C structures into opaque handles. Nothing above this file knows cffi. The names that the
+hot paths use (:data:`port_call`, :data:`helper_step`, ...) are the C functions themselves,
+because one more Python frame a call would cost more than the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from shmgpu import errors
+
+try:
+    from shmgpu import _core as _binding  # type: ignore[attr-defined,unused-ignore]
+except ImportError as error:  # pragma: no cover - needs a broken installation
+    raise ImportError(
+        "shmgpu's compiled core could not be loaded "
+        f"({error}): install the package with pip on Linux (x86-64 or aarch64), "
+        "or run `make` in a checkout"
+    ) from error
+
+_ffi: Any = _binding.ffi
+_lib: Any = _binding.lib
+
+# ---- outcomes ---------------------------------------------------------------------------
+
+OK: int = _lib.SHM_OK
+EAGAIN: int = _lib.SHM_EAGAIN
+EINTR: int = _lib.SHM_EINTR
+EARENA_FULL: int = _lib.SHM_EARENA_FULL
+EBAD_FREE: int = _lib.SHM_EBAD_FREE
+EBAD_SIZE: int = _lib.SHM_EBAD_SIZE
+EBAD_FUNCTION: int = _lib.SHM_EBAD_FUNCTION
+EBAD_PARAMS: int = _lib.SHM_EBAD_PARAMS
+EWINDOW: int = _lib.SHM_EWINDOW
+ETIMEOUT: int = _lib.SHM_ETIMEOUT
+ECANCELLED: int = _lib.SHM_ECANCELLED
+EHELPER_DIED: int = _lib.SHM_EHELPER_DIED
+EBROKER_DIED: int = _lib.SHM_EBROKER_DIED
+EREMOTE: int = _lib.SHM_EREMOTE
+ENEEDS_SPACE: int = _lib.SHM_ENEEDS_SPACE
+ENOT_CHILD: int = _lib.SHM_ENOT_CHILD
+ENOT_HELPER: int = _lib.SHM_ENOT_HELPER
+ENESTED: int = _lib.SHM_ENESTED
+EBAD_CONFIG: int = _lib.SHM_EBAD_CONFIG
+ENO_MEMORY: int = _lib.SHM_ENO_MEMORY
+ESYSTEM: int = _lib.SHM_ESYSTEM
+ESEALED: int = _lib.SHM_ESEALED
+ETABLE_FULL: int = _lib.SHM_ETABLE_FULL
+ECHILD_FAILED: int = _lib.SHM_ECHILD_FAILED
+ESESSION: int = _lib.SHM_ESESSION
+ESIGNALLED: int = _lib.SHM_ESIGNALLED
+ESTOPPED: int = _lib.SHM_ESTOPPED
+EBAD_POOL: int = _lib.SHM_EBAD_POOL
+ENO_HELPERS: int = _lib.SHM_ENO_HELPERS
+ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
+ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
+
+MAX_HELPERS: int = _lib.SHM_MAX_HELPERS
+MAX_POOLS: int = _lib.SHM_MAX_POOLS
+MAX_CHILDREN: int = _lib.SHM_MAX_CHILDREN
+MAX_WINDOW: int = _lib.SHM_MAX_WINDOW
+MAX_BATCH: int = _lib.SHM_MAX_BATCH
+
+ROLE_NONE: int = _lib.SHM_ROLE_NONE
+ROLE_PARENT: int = _lib.SHM_ROLE_PARENT
+ROLE_HELPER: int = _lib.SHM_ROLE_HELPER
+ROLE_CHILD: int = _lib.SHM_ROLE_CHILD
+
+BYTES_GATHERED: int = _lib.SHM_BYTES_GATHERED
+BYTES_COPIED_IN: int = _lib.SHM_BYTES_COPIED_IN
+BYTES_COPIED_OUT: int = _lib.SHM_BYTES_COPIED_OUT
+BYTES_HOST_TO_DEVICE: int = _lib.SHM_BYTES_HOST_TO_DEVICE
+BYTES_DEVICE_TO_HOST: int = _lib.SHM_BYTES_DEVICE_TO_HOST
+BYTES_NAMES = (
+    "marshalled",
+    "gathered",
+    "copied_in",
+    "copied_out",
+    "host_to_device",
+    "device_to_host",
+)
+
+_ERRORS: dict[int, type[errors.ShmError]] = {
+    EARENA_FULL: errors.ArenaFull,
+    EBAD_FREE: errors.BadFree,
+    EBAD_SIZE: errors.BadParams,
+    EBAD_FUNCTION: errors.BadFunction,
+    EBAD_PARAMS: errors.BadParams,
+    ETIMEOUT: errors.CallTimeout,
+    ECANCELLED: errors.CallCancelled,
+    EHELPER_DIED: errors.HelperDied,
+    EBROKER_DIED: errors.BrokerDied,
+    ESTOPPED: errors.BrokerDied,
+    ENOT_CHILD: errors.NotRunning,
+    ENOT_HELPER: errors.NotRunning,
+    ENOT_RUNNING: errors.NotRunning,
+    ENESTED: errors.LaunchError,
+    EBAD_CONFIG: errors.ConfigError,
+    ENO_MEMORY: errors.LaunchError,
+    ESEALED: errors.BadFunction,
+    ETABLE_FULL: errors.BadFunction,
+    ESESSION: errors.SessionError,
+    EBAD_POOL: errors.ConfigError,
+    ENO_HELPERS: errors.NoHelpers,
+    ETOO_LARGE: errors.ResultTooLarge,
+}
+
+
+def status_name(status: int) -> str:
+    """Name of a status code, such as ``"SHM_EARENA_FULL"``."""
+    name: bytes = _ffi.string(_lib.shm_status_name(status))
+    return name.decode()
+
+
+def status_text(status: int) -> str:
+    """Sentence of a status code, without the full stop."""
+    text: bytes = _ffi.string(_lib.shm_status_text(status))
+    return text.decode()
+
+
+def error_detail() -> str:
+    """What the library knows beyond the status of its last failure; may be empty."""
+    pointer = _lib.shm_error_detail()
+    if pointer == _ffi.NULL:
+        return ""
+    text: bytes = _ffi.string(pointer)
+    return text.decode("utf-8", "replace")
+
+
+def error_of(status: int, about: str = "", detail: str = "") -> errors.ShmError:
+    """The exception that stands for a status; ``about`` opens the sentence, ``detail`` ends it."""
+    sentence = status_text(status)
+    if about:
+        sentence = f"{about}: {sentence}"
+    if detail:
+        sentence = f"{sentence} ({detail})"
+    return _ERRORS.get(status, errors.ShmError)(sentence)
+
+
+def fail(status: int, about: str = "", detail: str = "") -> NoReturn:
+    """Raise :func:`error_of`."""
+    raise error_of(status, about, detail)
+
+
+def check(status: int, about: str = "") -> int:
+    """Return a status that is no failure; raise the exception of one that is."""
+    if status < 0:
+        raise error_of(status, about)
+    return status
+
+
+# ---- memory ---------------------------------------------------------------------------------
+
+_UINTPTR = _ffi.typeof("uintptr_t")
+_CHARS = _ffi.typeof("char *")
+_CHAR_ARRAY = _ffi.typeof("char[]")
+_cast = _ffi.cast
+_from_buffer = _ffi.from_buffer
+_buffer = _ffi.buffer
+_new_owned = _ffi.new_allocator(
+    _lib.shm_malloc, _lib.shm_free, should_clear_after_alloc=False
+)
+
+
+def address_of(exporter: Any) -> int:
+    """Where the bytes of a C-contiguous buffer exporter begin; ValueError when they are strided."""
+    return int(_cast(_UINTPTR, _from_buffer(exporter)))
+
+
+def allocate(size_bytes: int) -> tuple[Any, int]:
+    """A block of the calling child's arena: (owner, address).
+
+    The owner exports the block's bytes through the buffer protocol; the block goes back to the
+    arena when the owner, and everything that holds its buffer, is garbage. Raises MemoryError
+    (a plain one) when the library refuses; ask :func:`last_status` why.
+    """
+    owned = _new_owned(_CHAR_ARRAY, size_bytes)
+    return _buffer(owned), int(_cast(_UINTPTR, owned))
+
+
+def allocate_block(size_bytes: int) -> tuple[Any, Any, int]:
+    """As :func:`allocate`, for blocks that may be freed early: (owner, buffer, address)."""
+    owned = _new_owned(_CHAR_ARRAY, size_bytes)
+    return owned, _buffer(owned), int(_cast(_UINTPTR, owned))
+
+
+def release(owner: Any) -> None:
+    """Free what :func:`allocate_block` or :func:`wrap` gave, now."""
+    _ffi.release(owner)
+
+
+def wrap(
+    address: int, size_bytes: int, give_back: Callable[[Any], object]
+) -> tuple[Any, Any]:
+    """(owner, buffer) over somebody else's memory, who is told when both are garbage."""
+    owner = _ffi.gc(_cast(_CHARS, address), give_back)
+    return owner, _buffer(owner, size_bytes)
+
+
+def window_on(address: int, size_bytes: int) -> Any:
+    """A writable buffer over memory that nobody owns here, such as all arenas."""
+    return _buffer(_cast(_CHARS, address), size_bytes)
+
+
+def last_status() -> int:
+    """Why this thread's last allocation failed."""
+    return int(_lib.shm_last_status())
+
+
+def malloc(size_bytes: int) -> int:
+    """shm_malloc: the block's address, or 0."""
+    return int(_cast(_UINTPTR, _lib.shm_malloc(size_bytes)))
+
+
+def free(address: int) -> int:
+    """shm_free: a status."""
+    return int(_lib.shm_free(_cast("void *", address)))
+
+
+def usable_size(address: int) -> int:
+    """Bytes of the live block that starts at address, or 0."""
+    return int(_lib.shm_usable_size(_cast("void *", address)))
+
+
+def _as_dict(pointer: Any, kind: str) -> dict[str, int]:
+    return {
+        name: int(getattr(pointer, name))
+        for name, field in _ffi.typeof(kind).fields
+        if field.type.kind == "primitive"
+    }
+
+
+def arena_stats() -> dict[str, int]:
+    """The calling child's allocator statistics, bytes and counts."""
+    stats = _ffi.new("shm_arena_stats_t *")
+    check(_lib.shm_get_arena_stats(stats), "the arena's statistics could not be read")
+    return _as_dict(stats, "shm_arena_stats_t")
+
+
+def arena_check() -> int:
+    """Status of the allocator's own check of every invariant."""
+    return int(_lib.shm_check())
+
+
+def arena_base(child: int) -> int:
+    """Address of a child's arena."""
+    return int(_lib.shm_arena_base(child))
+
+
+def arena_bytes() -> int:
+    """Bytes of each arena."""
+    return int(_lib.shm_arena_bytes())
+
+
+def reservation() -> tuple[int, int]:
+    """(address, bytes) of the reservation in which all arenas lie."""
+    return int(_lib.shm_reservation_base()), int(_lib.shm_reservation_bytes())
+
+
+def check_memory(size_bytes: int) -> None:
+    """Raise LaunchError, in a sentence, when the machine cannot give that much to arenas."""
+    status = _lib.shm_check_memory(size_bytes)
+    if status < 0:
+        fail(status, "", error_detail())
+
+
+# ---- functions and roles ---------------------------------------------------------------------
+
+_kept: list[Any] = []  # C keeps pointers into these for as long as the process lives
+
+
+def register_function(
+    name: str,
+    *,
+    batch_max_rows: int = 0,
+    batch_delay_ns: int = 0,
+    hang_after_ns: int = 0,
+    idempotent: bool = False,
+) -> tuple[int, int]:
+    """Make a row in the function table: (status, the row's address)."""
+    text = _ffi.new("char[]", name.encode())
+    config = _ffi.new("shm_function_config_t *")
+    config.name = text
+    config.params_size = 24
+    config.batch_max_rows = batch_max_rows
+    config.batch_delay_ns = batch_delay_ns
+    config.hang_after_ns = hang_after_ns
+    config.flags = _lib.SHM_FUNCTION_IDEMPOTENT if idempotent else 0
+    row = _ffi.new("uint64_t *")
+    _kept.append(text)
+    status = int(_lib.shm_register_function(config, row))
+    return status, int(row[0])
+
+
+def function_name(row: int) -> str:
+    """Name of a row, or ``""``."""
+    pointer = _lib.shm_function_name(row)
+    if pointer == _ffi.NULL:
+        return ""
+    name: bytes = _ffi.string(pointer)
+    return name.decode("utf-8", "replace")
+
+
+def role() -> int:
+    """What this process is: one of the ROLE_ constants."""
+    return int(_lib.shm_get_role())
+
+
+def child_id() -> int:
+    """Number of this child, or a status."""
+    return int(_lib.shm_get_child_id())
+
+
+def helper_id() -> int:
+    """Number of this helper, or a status."""
+    return int(_lib.shm_get_helper_id())
+
+
+# ---- the port (a child's calls) --------------------------------------------------------------
+
+port_call: Callable[[Any, int, int, Any], int] = _lib.shm_port_call
+port_wait: Callable[[int, int, Any], int] = _lib.shm_port_wait
+port_abandon: Callable[[int], int] = _lib.shm_port_abandon
+port_grow: Callable[[int, int, int], int] = _lib.shm_port_grow
+port_cancel: Callable[[int], int] = _lib.shm_port_cancel
+port_fd: Callable[[], int] = _lib.shm_port_fd
+port_event_fd: Callable[[], int] = _lib.shm_port_event_fd
+port_window: Callable[[], int] = _lib.shm_port_window
+port_outstanding: Callable[[], int] = _lib.shm_port_outstanding
+count_bytes: Callable[[int, int], None] = _lib.shm_count_bytes
+
+
+def new_reply() -> Any:
+    """Room for one reply: .sequence, .value, .token, .status, .helper."""
+    return _ffi.new("shm_reply_t *")
+
+
+def new_call_config(function: int, pool: int, priority: int = 0, placement: int = 0) -> Any:
+    """What does not change between calls of one signature; .batch_key and .rows may be set."""
+    config = _ffi.new("shm_call_config_t *")
+    config.function = function
+    config.pool = pool
+    config.priority = priority
+    config.placement = placement
+    return config
+
+
+def port_submit(config: Any, params: int, deadline_ns: int) -> tuple[int, int]:
+    """Send without waiting: (status, sequence)."""
+    sequence = _ffi.new("uint64_t *")
+    return int(_lib.shm_port_submit(config, params, deadline_ns, sequence)), int(sequence[0])
+
+
+class ReplyBuffer:
+    """Room for what one :func:`port_drain` brings; one per draining thread."""
+
+    def __init__(self, capacity: int = 128) -> None:
+        self.capacity = capacity
+        self.replies = _ffi.new("shm_reply_t[]", capacity)
+
+    def drain(self, timeout_ns: int) -> int:
+        """How many replies came, or a negative status; read them with indexing."""
+        return int(_lib.shm_port_drain(self.replies, self.capacity, timeout_ns))
+
+    def __getitem__(self, index: int) -> Any:
+        return self.replies[index]
+
+
+def send_message(function: int, params: int) -> int:
+    """shm_send_msg: a status."""
+    message = _ffi.new("shm_msg_t *")
+    message.func_ptr = _cast("shm_func_t", function)
+    message.params = _cast("void *", params)
+    return int(_lib.shm_send_msg(message))
+
+
+def read_message() -> tuple[int, int, int]:
+    """shm_read_msg: (status, func_ptr, params)."""
+    message = _ffi.new("shm_msg_t *")
+    status = int(_lib.shm_read_msg(message))
+    return (
+        status,
+        int(_cast(_UINTPTR, message.func_ptr)),
+        int(_cast(_UINTPTR, message.params)),
+    )
+
+
+# ---- the desk (a helper's calls) -------------------------------------------------------------
+
+helper_ready: Callable[[int], int] = _lib.shm_helper_ready
+helper_step: Callable[[Any, int, int, int], int] = _lib.shm_helper_step
+helper_take: Callable[[Any, int, int], int] = _lib.shm_helper_take
+helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
+
+# shm_work_t: delivery function params token sequence members block_bytes generation rows slot
+WORK_FORMAT = "<QQQQQQIIIHBB"  # is_grow reserved
+WORK_BYTES = 64
+assert _ffi.sizeof("shm_work_t") == WORK_BYTES
+
+
+def new_works(capacity: int) -> tuple[Any, Any]:
+    """Room for one batch of works: (handle for helper_step, buffer to unpack from)."""
+    works = _ffi.new("shm_work_t[]", capacity)
+    return works, _buffer(works)
+
+
+# ---- the board -------------------------------------------------------------------------------
+
+
+def broker_stats() -> dict[str, int]:
+    """Counters of the dispatcher."""
+    stats = _ffi.new("shm_broker_stats_t *")
+    check(_lib.shm_get_broker_stats(stats), "the statistics could not be read")
+    return _as_dict(stats, "shm_broker_stats_t")
+
+
+def child_stats(child: int) -> dict[str, Any]:
+    """Counters of one child; ``bytes`` is a dict by kind."""
+    stats = _ffi.new("shm_child_stats_t *")
+    check(_lib.shm_get_child_stats(child, stats), "the statistics could not be read")
+    row: dict[str, Any] = _as_dict(stats, "shm_child_stats_t")
+    row["bytes"] = dict(zip(BYTES_NAMES, (int(n) for n in stats.bytes), strict=True))
+    return row
+
+
+def helper_stats(helper: int) -> dict[str, Any]:
+    """Counters of one helper; ``bytes`` is a dict by kind."""
+    stats = _ffi.new("shm_helper_stats_t *")
+    check(_lib.shm_get_helper_stats(helper, stats), "the statistics could not be read")
+    row: dict[str, Any] = _as_dict(stats, "shm_helper_stats_t")
+    row["bytes"] = dict(zip(BYTES_NAMES, (int(n) for n in stats.bytes), strict=True))
+    return row
+
+
+def read_trace(start: int = 0, limit: int = 1 << 20) -> tuple[int, list[dict[str, int]]]:
+    """Records of the trace ring from number ``start`` on: (next number, records)."""
+    chunk = 4096
+    out = _ffi.new("shm_trace_record_t[]", chunk)
+    cursor = _ffi.new("uint64_t *", start)
+    records: list[dict[str, int]] = []
+    while len(records) < limit:
+        count = check(_lib.shm_read_trace(cursor, out, chunk), "the trace could not be read")
+        records.extend(_as_dict(out[i], "shm_trace_record_t") for i in range(count))
+        if count < chunk:
+            break
+    return int(cursor[0]), records
+
+
+# ---- running ---------------------------------------------------------------------------------
+
+
+class Host:
+    """What Python lends the supervisor: override the methods; see shm_host_t in the header.
+
+    One host is in use at a time. An exception in a callback must not cross C: :meth:`failed`
+    is told of it, and the callback's value is then the one that stops the broker.
+    """
+
+    def fork(self) -> int:
+        """As ``os.fork``."""
+        raise NotImplementedError
+
+    def run_helper(self, helper: int, generation: int) -> int:
+        """In the helper: its exit status."""
+        raise NotImplementedError
+
+    def run_child(self, child: int, generation: int) -> int:
+        """In the child: its exit status."""
+        raise NotImplementedError
+
+    def on_event(self, event: dict[str, int]) -> None:
+        """In the parent: something happened."""
+
+    def on_signal(self) -> int:
+        """In the parent: Python's handlers have run; non-zero stops the broker."""
+        return 0
+
+    def exit(self, status: int) -> None:
+        """In a role: end the process."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException) -> None:
+        """A callback raised."""
+
+
+_host: Host | None = None
+
+
+def _on_error(kind: Any, error: BaseException | None, traceback: Any) -> None:
+    if _host is not None and error is not None:
+        _host.failed(error.with_traceback(traceback))
+
+
+def _current() -> Host:
+    assert _host is not None
+    return _host
+
+
+@_ffi.def_extern(error=-1, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_fork() -> int:
+    return _current().fork()
+
+
+@_ffi.def_extern(error=70, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_run_helper(helper: int, generation: int) -> int:
+    return _current().run_helper(helper, generation)
+
+
+@_ffi.def_extern(error=70, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_run_child(child: int, generation: int) -> int:
+    return _current().run_child(child, generation)
+
+
+@_ffi.def_extern(onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_on_event(event: Any) -> None:
+    _current().on_event(_as_dict(event, "shm_event_t"))
+
+
+@_ffi.def_extern(error=1, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_on_signal() -> int:
+    return _current().on_signal()
+
+
+@_ffi.def_extern(onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_exit(status: int) -> None:
+    _current().exit(status)
+
+
+EVENT_NAMES = {
+    int(getattr(_lib, "SHM_EVENT_" + name)): name.lower()
+    for name in (
+        "HELPER_STARTED",
+        "HELPER_READY",
+        "HELPER_FAILED",
+        "HELPER_DIED",
+        "CHILD_STARTED",
+        "CHILD_ENDED",
+        "READY",
+        "DRAINING",
+        "HELPER_HUNG",
+        "CHILD_PROTOCOL",
+        "OVER",
+    )
+}
+
+
+def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings: int) -> int:
+    """shm_run: become the parent, or (``caller_is_child=1``) fork one. Returns the status."""
+    global _host
+    config = _ffi.new("shm_config_t *")
+    for name, value in settings.items():
+        try:
+            setattr(config, name, value)
+        except OverflowError:
+            fail(EBAD_CONFIG, f"{name}={value}")
+    for index, pool in enumerate(helper_pool):
+        config.helper_pool[index] = pool
+    for index, credit in enumerate(min_credit):
+        config.min_credit[index] = credit
+    table = _ffi.new("shm_host_t *")
+    table.fork = _lib.shmpy_fork
+    table.run_helper = _lib.shmpy_run_helper
+    table.run_child = _lib.shmpy_run_child
+    table.on_event = _lib.shmpy_on_event
+    table.on_signal = _lib.shmpy_on_signal
+    table.exit = _lib.shmpy_exit
+    _host = host
+    keep_for_the_broker = (config, table)
+    _kept.append(keep_for_the_broker)
+    try:
+        return int(_lib.shm_run(config, table))
+    finally:
+        if not settings.get("caller_is_child"):
+            _host = None
+            _kept.remove(keep_for_the_broker)
+
+
+def leave() -> int:
+    """shm_leave: a status."""
+    status = int(_lib.shm_leave())
+    forget_host()
+    return status
+
+
+def forget_host() -> None:
+    """No callback will come any more."""
+    global _host
+    _host = None
+
+
+def stop_signal() -> int:
+    """After ESIGNALLED: which signal."""
+    return int(_lib.shm_stop_signal())

@@ -1,0 +1,345 @@
+"""Devices: where helpers' tensors live, and how bytes get there and back.
+
+Owns everything that knows CUDA: choosing devices, registering arenas so that copies are DMA
+straight from a child's array, the stream copies run on, memory caps, and what to do about a
+failing device. CUDA is initialised in helpers only, after the fork; children see no device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu import core
+from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.log import logger
+
+
+def prepare_environment() -> None:
+    """Make torch ask the driver's library, not the driver: asking must not poison a fork."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+def refuse_initialised_cuda() -> None:
+    """Raise LaunchError when this process has initialised CUDA: its forks could not use it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise LaunchError(
+            "CUDA is already initialised in this process, and a forked process cannot use it: "
+            "launch before the first CUDA operation, and leave CUDA to the helpers"
+        )
+
+
+def hide_from_children() -> None:
+    """In a child: no CUDA device exists."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def available() -> int:
+    """How many CUDA devices this machine shows, asked without initialising CUDA."""
+    prepare_environment()
+    try:
+        import torch
+
+        return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+    except (ImportError, RuntimeError, AssertionError):
+        return 0
+
+
+def choose(devices: Any, helpers: int) -> list[str]:
+    """One device name a helper: those given, taken in turn; all GPUs, else the CPU."""
+    if devices is None:
+        count = available() if _torch_is_used() else 0
+        names = [f"cuda:{index}" for index in range(count)] or ["cpu"]
+    elif isinstance(devices, (str, int)) or not hasattr(devices, "__iter__"):
+        names = [_name(devices)]
+    else:
+        names = [_name(device) for device in devices]
+        if not names:
+            raise ConfigError('devices=[] names none: use ["cpu"], or leave it away')
+    if any(name.startswith("cuda") for name in names):
+        count = available()
+        for name in names:
+            index = int(name.partition(":")[2] or 0)
+            if name.startswith("cuda") and index >= count:
+                raise ConfigError(
+                    f"devices names {name}, and this machine shows {count} CUDA devices: "
+                    'use one that exists, or "cpu"'
+                )
+    return [names[index % len(names)] for index in range(helpers)]
+
+
+def _torch_is_used() -> bool:
+    return "torch" in sys.modules
+
+
+def _name(device: Any) -> str:
+    if isinstance(device, int) and not isinstance(device, bool):
+        return f"cuda:{device}"
+    text = str(device)
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ConfigError(f'{text!r} is no device: use "cpu", "cuda" or "cuda:0"')
+    return "cuda:0" if text == "cuda" else text
+
+
+# ---- threads -------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """CPU cores this process may use, its cgroup's quota taken into account."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return max(count, 1)
+
+
+def set_threads(count: int) -> None:
+    """Give this process that many compute threads, in torch and in libraries loaded later."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(count)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
+
+
+def openmp_pool_is_used() -> bool:
+    """Whether threads of an OpenMP pool exist in this process.
+
+    A forked process inherits the pool's bookkeeping without its threads, and its first parallel
+    operation would wait for them for ever. A sleeping worker of the pool is recognised by where
+    it sleeps: its program counter lies in the OpenMP library's code.
+    """
+    ranges = []
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.split(None, 5)
+                if len(fields) == 6 and "x" in fields[1]:
+                    name = os.path.basename(fields[5].strip())
+                    if name.startswith(("libgomp", "libiomp", "libomp")):
+                        first, _, end = fields[0].partition("-")
+                        ranges.append((int(first, 16), int(end, 16)))
+        if not ranges:
+            return False
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as file:
+                fields = file.read().split()
+            if fields and fields[-1].startswith("0x"):
+                counter = int(fields[-1], 16)
+                if any(first <= counter < end for first, end in ranges):
+                    return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+# ---- devices -------------------------------------------------------------------------------
+
+
+class CpuDevice:
+    """The CPU: tensors are views on the caller's arena."""
+
+    is_cuda = False
+
+    def to_device(self, tensor: Any) -> Any:
+        """The tensor itself."""
+        return tensor.detach()
+
+    def gather(self, tensors: Sequence[Any]) -> Any:
+        """All rows in one tensor."""
+        import torch
+
+        return torch.cat(list(tensors), dim=0)
+
+    def copy_out(self, destination: Any, tensor: Any) -> None:
+        """Copy into arena memory."""
+        destination.copy_(tensor)
+
+    def new_like(self, tensor: Any) -> Any:
+        """The tensor itself: the function writes where the result goes."""
+        return tensor.detach()
+
+    def finish(self) -> None:
+        """Copies are complete when they return."""
+
+    def failed(self, error: BaseException) -> bool:
+        """A CPU is never beyond use."""
+        return False
+
+
+class CudaDevice:
+    """One GPU: copies run on a stream of their own, by DMA where the arena could be registered.
+
+    Args:
+        index: of the device.
+        memory_bytes: cap on this process's share of the device's memory; 0 means none.
+        regions: (address, bytes) of the arenas.
+    """
+
+    is_cuda = True
+
+    def __init__(self, index: int, memory_bytes: int, regions: Sequence[tuple[int, int]]) -> None:
+        import torch
+
+        self.torch = torch
+        self.index = index
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(index)
+        torch.cuda.init()
+        if memory_bytes:
+            total = torch.cuda.get_device_properties(index).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), index)
+        self.stream = torch.cuda.Stream(self.device)
+        self._event = torch.cuda.Event()
+        self._copied_out = False
+        self._registered: list[tuple[int, int]] = []
+        self._staging: Any = None
+        self._warned = False
+        for address, size in regions:
+            self._register(address, size)
+
+    def _register(self, address: int, size: int) -> None:
+        """Pin an arena where it lies, so that copies need no staging."""
+        if size == 0:
+            return
+        status = self.torch.cuda.cudart().cudaHostRegister(address, size, 0)
+        if int(status) == 0:
+            self._registered.append((address, address + size))
+        else:
+            # A failed registration leaves a sticky-looking "last error" that the next checked
+            # call would report as its own.
+            self.torch.cuda.cudart().cudaGetLastError() if hasattr(
+                self.torch.cuda.cudart(), "cudaGetLastError"
+            ) else None
+            self._warn(f"registering {size:,} bytes of an arena failed with status {int(status)}")
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s: copies to %s go through a pinned buffer instead (raise the limit on locked "
+                "memory, or use smaller arenas)",
+                why,
+                self.device,
+            )
+
+    def is_registered(self, tensor: Any) -> bool:
+        """Whether a tensor's bytes lie in registered memory."""
+        first = tensor.data_ptr()
+        end = first + tensor.nbytes
+        return any(low <= first and end <= high for low, high in self._registered)
+
+    def _stage(self, size: int) -> Any:
+        """A pinned buffer of at least that many bytes, free for use."""
+        torch = self.torch
+        if self._staging is None or self._staging.nbytes < size:
+            self._staging = torch.empty(max(size, 1 << 20), dtype=torch.uint8, pin_memory=True)
+        else:
+            self.stream.synchronize()
+        return self._staging[:size]
+
+    def _copy_in(self, destination: Any, tensor: Any) -> None:
+        """Enqueue a copy from the arena on the copy stream."""
+        if tensor.nbytes == 0:
+            return
+        source = tensor
+        if not self.is_registered(tensor):
+            self._warn("an argument lies in memory that is not registered")
+            staged = self._stage(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+            staged.copy_(tensor)
+            source = staged
+        with self.torch.cuda.stream(self.stream):
+            destination.copy_(source, non_blocking=True)
+        core.count_bytes(core.BYTES_HOST_TO_DEVICE, tensor.nbytes)
+
+    def _join_in(self, *tensors: Any) -> None:
+        """What is computed next must wait for the copies in, and they for nobody's memory."""
+        current = self.torch.cuda.current_stream(self.device)
+        current.wait_stream(self.stream)
+        for tensor in tensors:
+            tensor.record_stream(self.stream)
+
+    def to_device(self, tensor: Any) -> Any:
+        """A tensor on the device with the same contents; the copy is enqueued, not awaited."""
+        torch = self.torch
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+        self._copy_in(made, tensor)
+        self._join_in(made)
+        return made
+
+    def gather(self, tensors: Sequence[Any]) -> Any:
+        """All rows in one device tensor, each part copied straight from its caller's arena."""
+        torch = self.torch
+        rows = sum(tensor.shape[0] for tensor in tensors)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        made = torch.empty(
+            (rows, *tensors[0].shape[1:]), dtype=tensors[0].dtype, device=self.device
+        )
+        start = 0
+        for tensor in tensors:
+            self._copy_in(made[start : start + tensor.shape[0]], tensor)
+            start += tensor.shape[0]
+        self._join_in(made)
+        return made
+
+    def copy_out(self, destination: Any, tensor: Any) -> None:
+        """Enqueue a copy into arena memory; see :meth:`finish`."""
+        if tensor.device.type == "cpu":
+            destination.copy_(tensor)
+            return
+        if tensor.nbytes == 0:
+            return
+        core.count_bytes(core.BYTES_DEVICE_TO_HOST, tensor.nbytes)
+        if not self.is_registered(destination):
+            destination.copy_(tensor)
+            return
+        torch = self.torch
+        tensor = tensor.contiguous()
+        self.stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self.stream):
+            destination.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self.stream)
+        self._copied_out = True
+
+    def new_like(self, tensor: Any) -> Any:
+        """An uninitialised device tensor; its contents are copied out afterwards."""
+        return self.torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+
+    def finish(self) -> None:
+        """Wait until the copies out are complete."""
+        if self._copied_out:
+            self._event.record(self.stream)
+            self._event.synchronize()
+            self._copied_out = False
+
+    def failed(self, error: BaseException) -> bool:
+        """Out of memory: give back what is cached and live on. Anything sticky: True."""
+        torch = self.torch
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return False
+        accelerator_error = getattr(torch, "AcceleratorError", ())
+        if not isinstance(error, accelerator_error) and "CUDA error" not in str(error):
+            return False
+        try:
+            torch.cuda.synchronize(self.index)
+        except RuntimeError:
+            logger.exception("%s is beyond use: this helper ends and is replaced", self.device)
+            return True
+        return False
+
+
+def make(name: str, memory_bytes: int, regions: Sequence[tuple[int, int]]) -> Any:
+    """The device of that name, ready for use; in a helper only."""
+    if name == "cpu":
+        return CpuDevice()
+    return CudaDevice(int(name.partition(":")[2] or 0), memory_bytes, regions)

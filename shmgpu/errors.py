@@ -1,0 +1,157 @@
+"""Every error the package raises: one tree, each message a sentence that says what to do.
+
+This file owns the classes and nothing else; which status code becomes which class is
+decided in :mod:`shmgpu.core`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArenaFull",
+    "BadFree",
+    "BadFunction",
+    "BadParams",
+    "BrokerDied",
+    "CallCancelled",
+    "CallTimeout",
+    "ChildError",
+    "ConfigError",
+    "HelperDied",
+    "LaunchError",
+    "NoHelpers",
+    "NotRunning",
+    "RemoteError",
+    "ResultTooLarge",
+    "SessionError",
+    "ShmError",
+]
+
+
+class ShmError(Exception):
+    """The root of the tree: anything that shmgpu itself found wrong."""
+
+
+class ConfigError(ShmError, ValueError):
+    """A setting, from an argument or a ``SHMGPU_*`` variable, is out of range."""
+
+
+class LaunchError(ShmError):
+    """The broker could not be started; nothing was left running."""
+
+
+class SessionError(LaunchError):
+    """A helper's session function raised.
+
+    Attributes:
+        helper: the helper's number.
+        traceback_text: the traceback in the helper, as text.
+    """
+
+    def __init__(self, message: str, helper: int = -1, traceback_text: str = "") -> None:
+        super().__init__(message)
+        self.helper = helper
+        self.traceback_text = traceback_text
+
+
+class NotRunning(ShmError):
+    """A call needs a broker, and this process has none."""
+
+
+class BrokerDied(NotRunning):
+    """The parent process is gone; this process lives on without it."""
+
+
+class ArenaFull(ShmError, MemoryError):
+    """The caller's arena has no free block of the size asked for.
+
+    Attributes:
+        asked_bytes: what was asked for.
+        free_bytes: what is free in all.
+        largest_bytes: the largest request that would have succeeded.
+    """
+
+    def __init__(
+        self, message: str, asked_bytes: int = 0, free_bytes: int = 0, largest_bytes: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.asked_bytes = asked_bytes
+        self.free_bytes = free_bytes
+        self.largest_bytes = largest_bytes
+
+
+class BadFree(ShmError, ValueError):
+    """A block was freed twice, or is not a block of this arena."""
+
+
+class BadFunction(ShmError):
+    """The function is not in the table that was sealed when the broker started."""
+
+
+class BadParams(ShmError, ValueError):
+    """An argument, a result or a parameter block cannot be carried."""
+
+
+class HelperDied(ShmError):
+    """The helper died while it was executing this call; the next call finds another one."""
+
+
+class NoHelpers(ShmError):
+    """Every helper that could serve the call is gone and will not be replaced."""
+
+
+class CallTimeout(ShmError, TimeoutError):
+    """The call did not end before its deadline."""
+
+
+class CallCancelled(ShmError):
+    """The call was removed from the queue before a helper started it."""
+
+
+class ResultTooLarge(ShmError):
+    """The result is larger than a helper keeps, or was fetched too late."""
+
+
+class RemoteError(ShmError):
+    """The function raised in the helper.
+
+    Attributes:
+        type_name: the original exception's type, such as ``"ValueError"``.
+        message: the original exception's text.
+        traceback_text: the traceback in the helper, as text.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback_text: str = "") -> None:
+        super().__init__(type_name, message, traceback_text)
+        self.type_name = type_name
+        self.message = message
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        text = f"the function raised {self.type_name} in the helper: {self.message}"
+        if self.traceback_text:
+            text += "\n\nIn the helper:\n" + self.traceback_text.rstrip()
+        return text
+
+
+class ChildError(ShmError):
+    """A child's main raised, was killed, or returned what cannot be returned.
+
+    Attributes:
+        rank: the child's number, from 0.
+        exit_status: what the process passed to exit, or minus the signal that ended it.
+        traceback_text: the traceback in the child, as text; empty when there is none.
+    """
+
+    def __init__(
+        self, message: str, rank: int = -1, exit_status: int = 1, traceback_text: str = ""
+    ) -> None:
+        super().__init__(message, rank, exit_status, traceback_text)
+        self.message = message
+        self.rank = rank
+        self.exit_status = exit_status
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        if not self.traceback_text:
+            return self.message
+        return f"{self.message}\n\nIn child {self.rank}:\n{self.traceback_text.rstrip()}"

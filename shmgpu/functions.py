@@ -1,0 +1,496 @@
+"""Functions that children call and helpers run: the decorator and what it makes.
+
+Owns the table from rows to functions, which is what a helper serves. A decorated function is
+registered in the C table at once; that table is sealed when a broker starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    overload,
+)
+
+from shmgpu import core, runtime
+from shmgpu.config import parse_bool
+from shmgpu.errors import BadFunction, CallCancelled, ConfigError
+from shmgpu.plans import Call, PlanTable
+from shmgpu.port import Options
+from shmgpu.progress import Bar
+
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    from typing_extensions import ParamSpec
+
+    from shmgpu.port import Port
+
+    P = ParamSpec("P")
+else:
+    try:
+        from typing import Concatenate, ParamSpec
+    except ImportError:  # pragma: no cover
+        from typing import Concatenate
+
+        from typing_extensions import ParamSpec
+    P = ParamSpec("P")
+
+R = TypeVar("R")
+
+by_row: dict[int, Function[Any, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How calls of a function are run together.
+
+    Calls whose arrays agree in all but the length of axis 0, and whose plain values are equal,
+    are concatenated on axis 0, run as one, and the outputs cut apart again.
+
+    Args:
+        max_size: the most rows (not calls) that are run as one.
+        max_delay: seconds a call may wait for company; None runs what is there.
+    """
+
+    max_size: int = 32
+    max_delay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_size, int) or not 1 <= self.max_size < 1 << 31:
+            raise ConfigError(f"max_size={self.max_size!r} must be a number of rows, 1 or more")
+        if self.max_delay is not None and not 0 <= self.max_delay <= 60:
+            raise ConfigError(f"max_delay={self.max_delay!r} must be seconds, 0 to 60, or None")
+
+
+class CallFuture(concurrent.futures.Future[R]):
+    """The future of a submitted call.
+
+    :meth:`cancel` removes the call from the queue. It returns True when the call had not been
+    sent yet; otherwise the broker is asked, and :meth:`cancelled` turns True when it confirms
+    that no helper had been given the call.
+    """
+
+    def __init__(self, port: Port) -> None:
+        super().__init__()
+        self._port = port
+        self._call: Call | None = None
+        self.sink = _FutureSink(self)
+
+    def cancel(self) -> bool:
+        """Remove the call from the queue if no helper has been given it."""
+        if self.done():
+            return self.cancelled()
+        call = self._call
+        if call is None or not self._port.cancel(call, self.sink):
+            return False
+        return self._become_cancelled()
+
+    def _become_cancelled(self) -> bool:
+        if super().cancel():
+            self.set_running_or_notify_cancel()
+        return self.cancelled()
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        """The call has ended."""
+        if self.done():
+            return
+        if error is not None and isinstance(error, CallCancelled):
+            self._become_cancelled()
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+
+class _FutureSink:
+    __slots__ = ("future",)
+
+    def __init__(self, future: CallFuture[Any]) -> None:
+        self.future = future
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        self.future.end(result, error)
+
+
+class _LoopReaders:
+    """For each event loop: how many calls wait in it; while any do, it watches the port."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[asyncio.AbstractEventLoop, int] = {}
+
+    def enter(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        count = self.waiting.get(loop, 0)
+        self.waiting[loop] = count + 1
+        if count == 0:
+            for descriptor in port.wire.descriptors():
+                loop.add_reader(descriptor, port.poll)
+
+    def leave(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        count = self.waiting.pop(loop, 1) - 1
+        if count > 0:
+            self.waiting[loop] = count
+        elif not loop.is_closed():
+            for descriptor in port.wire.descriptors():
+                if descriptor >= 0:
+                    loop.remove_reader(descriptor)
+
+
+_readers = _LoopReaders()
+
+
+class _LoopSink:
+    """Tells a future of an event loop, from whatever thread."""
+
+    __slots__ = ("future", "loop", "port", "timer")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], port: Port
+    ) -> None:
+        self.loop = loop
+        self.future = future
+        self.port = port
+        self.timer: asyncio.TimerHandle | None = None
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop:
+            self._set(result, error)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._set, result, error)
+
+    def _set(self, result: Any, error: BaseException | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.port.wire.immediate:
+            _readers.leave(self.loop, self.port)
+        if self.future.done():
+            return
+        if isinstance(error, CallCancelled):
+            self.future.cancel()
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class Function(Generic[P, R]):
+    """A function that helpers run; what :func:`function` makes of the one it decorates.
+
+    Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
+    """
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        *,
+        batch: Batch | None = None,
+        out: Any = None,
+        idempotent: bool = False,
+        timeout: float | None = None,
+        hang_after: float | None = None,
+        pool: str | None = None,
+        arrays: str = "torch",
+        pickle: bool = False,
+    ) -> None:
+        if not callable(body):
+            raise ConfigError(f"function() decorates functions, not {body!r}")
+        if arrays not in ("torch", "numpy"):
+            raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
+        if isinstance(batch, int) and not isinstance(batch, bool):
+            batch = Batch(max_size=batch)
+        if batch is not None and not isinstance(batch, Batch):
+            raise ConfigError(f"batch={batch!r} must be a shmgpu.Batch")
+        if pool is not None and not isinstance(pool, str):
+            raise ConfigError(f"pool={pool!r} must be a pool's name")
+        self.body = body
+        self.name = getattr(body, "__qualname__", type(body).__name__)
+        self.batch = batch
+        self.batch_max_rows = batch.max_size if batch else 0
+        self.out = out
+        self.idempotent = parse_bool(idempotent, "idempotent")
+        self.timeout = _seconds(timeout, "timeout")
+        self.hang_after = _seconds(hang_after, "hang_after")
+        self.pool = pool
+        self.arrays_kind = arrays
+        self.pickle = parse_bool(pickle, "pickle")
+        self.plans = PlanTable()
+        self.plans_port: Any = None
+        functools.update_wrapper(self, body)
+        delay = batch.max_delay if batch and batch.max_delay else 0.0
+        status, self.row = core.register_function(
+            self.name,
+            batch_max_rows=self.batch_max_rows,
+            batch_delay_ns=int(delay * 1e9),
+            hang_after_ns=int((self.hang_after or 0.0) * 1e9),
+            idempotent=self.idempotent,
+        )
+        if status == core.ESEALED:
+            self.row = 0  # calls say so, with what to do
+        elif status < 0:
+            core.fail(status, self.name)
+        else:
+            by_row[self.row] = self
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run in a helper and wait for the result.
+
+        Raises:
+            RemoteError: the function raised.
+            CallTimeout, HelperDied, BrokerDied, ArenaFull, BadParams, BadFunction, NotRunning.
+        """
+        port = runtime.port
+        if port is None:
+            port = runtime.require_port()
+        result: R = port.call(self, args, kwargs)
+        return result
+
+    def local(self, helper: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the original function here, with the helper given; for tests and in helpers."""
+        result: R = self.body(helper, *args, **kwargs)
+        return result
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+        """Send without waiting; never blocks.
+
+        Arrays of the caller's arena that are given are read-only until the call is done.
+        """
+        return _submit(self, args, kwargs, None)
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """Send from a running event loop: an awaitable for the result. Uses no thread."""
+        return _aio(self, args, kwargs, None)
+
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        in_flight: int | None = None,
+        progress: bool | None = None,
+    ) -> Iterator[R]:
+        """Call with each item (or tuple of items) and yield the results in order.
+
+        Args:
+            iterables: one for each positional argument, read as results are taken.
+            in_flight: calls that may be out at a time; twice the window unless given.
+            progress: draw a bar; None means on a terminal only.
+        """
+        return _map(self, iterables, None, in_flight, progress)
+
+    def options(
+        self,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        out: Any = None,
+        helpers: Iterable[int] | None = None,
+    ) -> Bound[P, R]:
+        """The same function with settings for its calls.
+
+        Args:
+            timeout: seconds until a call raises CallTimeout.
+            priority: 0 to 3; higher is served first.
+            out: an array, or a tree of arrays, that the result is written into and that the
+                call returns. One C-contiguous array of the caller's arena is written in place.
+            helpers: numbers of the helpers that may run it.
+        """
+        if not isinstance(priority, int) or not 0 <= priority <= 3:
+            raise ConfigError(f"priority={priority!r} must be 0, 1, 2 or 3")
+        placement = 0
+        for number in helpers or ():
+            if not 0 <= number < core.MAX_HELPERS:
+                raise ConfigError(f"helpers={helpers!r} must be numbers of helpers, from 0")
+            placement |= 1 << number
+        return Bound(self, Options(_seconds(timeout, "timeout"), priority, placement, out))
+
+    def __repr__(self) -> str:
+        return f"<shmgpu function {self.name}>"
+
+    def __reduce__(self) -> Any:
+        raise BadFunction(
+            f"{self.name} is a shmgpu function and cannot be pickled or sent: every process of a "
+            "launch has it already, so import or name it there"
+        )
+
+
+class Bound(Generic[P, R]):
+    """A function with settings for its calls; see :meth:`Function.options`."""
+
+    def __init__(self, target: Function[P, R], settings: Options) -> None:
+        self.target = target
+        self.settings = settings
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As the function's own call."""
+        result: R = runtime.require_port().call(self.target, args, kwargs, self.settings)
+        return result
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
+        """As the function's own."""
+        return _submit(self.target, args, kwargs, self.settings)
+
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+        """As the function's own."""
+        return _aio(self.target, args, kwargs, self.settings)
+
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        in_flight: int | None = None,
+        progress: bool | None = None,
+    ) -> Iterator[R]:
+        """As the function's own."""
+        return _map(self.target, iterables, self.settings, in_flight, progress)
+
+
+def _submit(
+    target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
+) -> CallFuture[Any]:
+    port = runtime.require_port()
+    future: CallFuture[Any] = CallFuture(port)
+    future._call = port.submit(target, args, kwargs, settings, future.sink, True)
+    return future
+
+
+def _aio(
+    target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
+) -> Awaitable[Any]:
+    loop = asyncio.get_running_loop()
+    port = runtime.require_port()
+    future = loop.create_future()
+    sink = _LoopSink(loop, future, port)
+    if not port.wire.immediate:
+        _readers.enter(loop, port)
+    try:
+        call = port.submit(target, args, kwargs, settings, sink, False)
+    except BaseException:
+        if not port.wire.immediate:
+            _readers.leave(loop, port)
+        raise
+
+    def ended(done: asyncio.Future[Any]) -> None:
+        if done.cancelled() and port.cancel(call, sink):
+            sink._set(None, None)
+
+    future.add_done_callback(ended)
+    timeout = target.timeout
+    if settings is not None and settings.timeout is not None:
+        timeout = settings.timeout
+    if timeout is not None and not future.done():
+        sink.timer = loop.call_later(timeout, port.expire, call, sink)
+    return future
+
+
+def _map(
+    target: Function[Any, Any],
+    iterables: tuple[Iterable[Any], ...],
+    settings: Options | None,
+    in_flight: int | None,
+    progress: bool | None,
+) -> Iterator[Any]:
+    if not iterables:
+        raise ConfigError(f"{target.name}.map() needs something to call with: pass an iterable")
+    port = runtime.require_port()
+    if in_flight is None:
+        in_flight = 2 * max(core.port_window(), 8)
+    if in_flight < 1:
+        raise ConfigError(f"in_flight={in_flight} must be 1 or more")
+    return _map_lazily(target, iterables, settings, in_flight, progress, port)
+
+
+def _map_lazily(
+    target: Function[Any, Any],
+    iterables: tuple[Iterable[Any], ...],
+    settings: Options | None,
+    in_flight: int,
+    progress: bool | None,
+    port: Port,
+) -> Iterator[Any]:
+    try:
+        total: int | None = min(len(items) for items in iterables)  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    out: deque[CallFuture[Any]] = deque()
+    source = zip(*iterables, strict=False)
+    with Bar(total, target.name, "calls", progress, delay=0.5) as bar:
+        try:
+            for args in source:
+                out.append(_submit(target, args, {}, settings))
+                if len(out) >= in_flight:
+                    result = out.popleft().result()
+                    bar.update()
+                    yield result
+            while out:
+                result = out.popleft().result()
+                bar.update()
+                yield result
+        finally:
+            for future in out:
+                future.cancel()
+
+
+@overload
+def function(body: Callable[Concatenate[Any, P], R], /) -> Function[P, R]: ...
+@overload
+def function(
+    *,
+    batch: Batch | None = None,
+    out: Any = None,
+    idempotent: bool = False,
+    timeout: float | None = None,
+    hang_after: float | None = None,
+    pool: str | None = None,
+    arrays: Literal["torch", "numpy"] = "torch",
+    pickle: bool = False,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]: ...
+def function(body: Any = None, /, **settings: Any) -> Any:
+    """Make a function that helpers run and children call.
+
+    The function's first parameter is the helper (``.id``, ``.device``, ``.session``, ``.out``);
+    callers leave it out. The others are arrays (NumPy, torch, anything with DLPack or
+    ``__array_interface__``), plain values, and tuples, lists and dicts of them; so is the
+    result. Arrays that lie in the caller's arena are not copied.
+
+    Args:
+        body: the function, when used without parentheses.
+        batch: run calls together; see :class:`Batch`.
+        out: what the function returns, as :class:`Declared` shapes, or a callable that gets
+            the call's arguments and returns them (it may look at shapes, dtypes and plain
+            values only). The function then finds those arrays in ``helper.out``.
+        idempotent: it may be run once more when its helper dies.
+        timeout: seconds until a call raises CallTimeout.
+        hang_after: seconds of execution after which its helper is taken for hung and replaced.
+        pool: name of the helpers that run it; the first pool unless given.
+        arrays: ``"torch"`` gets tensors on ``helper.device``, ``"numpy"`` gets NumPy arrays.
+        pickle: carry values of any type by pickling them; only for code you trust.
+
+    Raises:
+        ConfigError: a setting is out of range.
+        BadFunction: the function table is full.
+    """
+    if body is not None:
+        return Function(body, **settings)
+    return lambda body: Function(body, **settings)
+
+
+def _seconds(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be seconds, not {value!r}") from None
+    if not 0 <= number < 1e9:
+        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 1e9 seconds")
+    return number

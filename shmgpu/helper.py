@@ -1,0 +1,153 @@
+"""The helper process: make the session, then serve until told to end.
+
+Owns the loop between the C desk and the Python desk. It runs in the process's only thread that
+matters; nothing that a function raises leaves it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu import core, device, functions
+from shmgpu.desk import Desk, Helper
+from shmgpu.log import logger
+
+_unpack = struct.Struct(core.WORK_FORMAT).unpack_from
+_WORK = core.WORK_BYTES
+
+
+class Setup:
+    """What a helper is made of.
+
+    Attributes:
+        session: the session function, or None.
+        device: name of its device.
+        pool: name of its pool.
+        threads: compute threads; 0 leaves them alone.
+        gpu_memory: cap on device memory, bytes; 0 means none.
+        parked: bytes of results that may wait for room.
+        children: how many arenas there are.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[Helper], Any] | None,
+        device_name: str,
+        pool: str,
+        threads: int,
+        gpu_memory: int,
+        parked: int,
+        children: int,
+    ) -> None:
+        self.session = session
+        self.device = device_name
+        self.pool = pool
+        self.threads = threads
+        self.gpu_memory = gpu_memory
+        self.parked = parked
+        self.children = children
+
+
+def run(
+    number: int, generation: int, setup: Setup, report: Callable[[str, str], None]
+) -> int:
+    """Be helper ``number``; returns the exit status.
+
+    ``report`` is told the message and traceback of a session that could not be made.
+    """
+    faulthandler.enable()
+    helper = Helper(number, setup.device, setup.pool, generation)
+    try:
+        if setup.threads:
+            device.set_threads(setup.threads)
+        if setup.device == "cpu":
+            device.hide_from_children()
+        size = core.arena_bytes()
+        regions = [(core.arena_base(child), size) for child in range(setup.children)]
+        place = device.make(setup.device, setup.gpu_memory, regions)
+        if setup.session is not None:
+            helper.session = setup.session(helper)
+    except BaseException as error:
+        report(f"{type(error).__name__}: {error}", traceback.format_exc())
+        core.helper_ready(core.ESESSION)
+        return 1
+    base, reserved = core.reservation()
+    desk = Desk(
+        helper,
+        functions.by_row,
+        core.window_on(base, reserved),
+        base,
+        lambda slot: (core.arena_base(slot), core.arena_base(slot) + size),
+        place,
+        setup.parked,
+    )
+    core.helper_ready(core.OK)
+    return serve(desk)
+
+
+def serve(desk: Desk) -> int:
+    """Take calls until there are no more."""
+    works, view = core.new_works(core.MAX_BATCH)
+    capacity = core.MAX_BATCH
+    step = core.helper_step
+    unpack = _unpack
+    serve_one = desk.serve
+    status, value = core.OK, 0
+    count = core.helper_take(works, capacity, -1)
+    while True:
+        if count == 1:
+            (_, function, params, _, sequence, _, size, generation, _, slot, is_grow, _) = unpack(
+                view, 0
+            )
+            if is_grow:
+                status, value = desk.grow(params, size, slot, generation, sequence)
+            else:
+                status, value = serve_one(function, params, size, slot, generation, sequence)
+                if desk.broken:
+                    core.helper_finish(unpack(view, 0)[0], status, value)
+                    return _end(desk)
+            count = step(works, capacity, status, value)
+        elif count > 1:
+            count = _serve_batch(desk, works, view, count)
+        elif count == core.EINTR:
+            count = core.helper_take(works, capacity, -1)
+        elif count == core.ESTOPPED:
+            return 0
+        else:
+            logger.error("the helper ends: %s", core.status_text(count))
+            return 1
+
+
+def _serve_batch(desk: Desk, works: Any, view: Any, count: int) -> int:
+    batch = []
+    deliveries = []
+    for index in range(count):
+        (delivery, function, params, _, sequence, _, size, generation, _, slot, _, _) = _unpack(
+            view, index * _WORK
+        )
+        deliveries.append(delivery)
+        batch.append((function, params, size, slot, generation, sequence))
+    outcomes = desk.serve_batch(batch)
+    if all(outcome == (core.OK, 0) for outcome in outcomes) and not desk.broken:
+        return core.helper_step(works, core.MAX_BATCH, core.OK, 0)
+    for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
+        core.helper_finish(delivery, status, value)
+    if desk.broken:
+        _end(desk)
+        return core.ESTOPPED
+    return core.helper_take(works, core.MAX_BATCH, -1)
+
+
+def _end(desk: Desk) -> int:
+    """The helper cannot go on; the C desk writes the last replies when it is closed."""
+    error = desk.last_error
+    if isinstance(error, SystemExit):
+        logger.warning("a function called sys.exit(): the helper ends and is replaced")
+        return error.code if isinstance(error.code, int) else 1
+    sys.stderr.flush()
+    return 1

@@ -1,0 +1,109 @@
+"""``inline=True``: functions run in the calling process, through the same codec.
+
+Owns a wire that, instead of sending a message, serves it here. For debuggers, coverage and
+unit tests: breakpoints work, and an exception's original is the ``__cause__`` of what is
+raised. Nothing runs in parallel; a submitted call is done when ``submit`` returns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from shmgpu import core
+from shmgpu.desk import Desk
+
+
+class InlineWire:
+    """Serves each call at once, on a desk in this process."""
+
+    immediate = True
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.last_error: BaseException | None = None
+        self._lock = threading.RLock()  # one helper serves one call at a time
+        self._sequence = 0
+        self._replies: deque[tuple[int, int, int]] = deque()
+        self._growing: dict[int, tuple[int, int]] = {}  # sequence -> (status, value)
+        self._submitted: set[int] = set()
+
+    def _serve(self, config: Any, params: int) -> tuple[int, int, int]:
+        with self._lock:
+            self._sequence += 1
+            sequence = self._sequence
+            desk = self.desk
+            desk.last_error = None
+            offset = params - desk.origin
+            size = int.from_bytes(desk.memory[offset : offset + 4], "little")
+            status, value = desk.serve(int(config.function), params, size, 0, 0, sequence)
+            self.last_error = desk.last_error
+            if isinstance(self.last_error, (KeyboardInterrupt, SystemExit)):
+                raise self.last_error
+            return sequence, status, value
+
+    def call(self, config: Any, params: int, deadline_ns: int, reply: Any) -> int:
+        """Serve one call."""
+        sequence, status, value = self._serve(config, params)
+        return self._fill(reply, sequence, status, value)
+
+    def wait(self, sequence: int, deadline_ns: int, reply: Any) -> int:
+        """After :meth:`grow`: what became of it."""
+        status, value = self._growing.pop(sequence)
+        return self._fill(reply, sequence, status, value)
+
+    @staticmethod
+    def _fill(reply: Any, sequence: int, status: int, value: int) -> int:
+        reply.sequence = sequence
+        reply.status = status
+        reply.value = value
+        reply.token = 0
+        return status
+
+    def abandon(self, sequence: int) -> int:
+        """No call is ever out when its caller goes on."""
+        with self._lock:
+            self.desk.grow(0, 0, 0, 0, sequence)
+        return core.ENOT_RUNNING
+
+    def grow(self, sequence: int, token: int, params: int) -> int:
+        """Room for a parked result."""
+        with self._lock:
+            desk = self.desk
+            size = 0
+            if params:
+                offset = params - desk.origin
+                size = int.from_bytes(desk.memory[offset : offset + 4], "little")
+            outcome = desk.grow(params, size, 0, 0, sequence)
+            if sequence in self._submitted:
+                self._replies.append((sequence, *outcome))
+            else:
+                self._growing[sequence] = outcome
+        return core.OK
+
+    def cancel(self, sequence: int) -> int:
+        """Too late, always."""
+        return core.OK
+
+    def submit(self, config: Any, params: int, deadline_ns: int) -> tuple[int, int]:
+        """Serve one call and keep its reply for :meth:`drain`."""
+        sequence, status, value = self._serve(config, params)
+        self._submitted.add(sequence)
+        self._replies.append((sequence, status, value))
+        return core.OK, sequence
+
+    def drain(self, buffer: core.ReplyBuffer, timeout_ns: int) -> int:
+        """Replies of submitted calls."""
+        count = 0
+        while self._replies and count < buffer.capacity:
+            sequence, status, value = self._replies.popleft()
+            if status != core.ENEEDS_SPACE:
+                self._submitted.discard(sequence)
+            self._fill(buffer[count], sequence, status, value)
+            count += 1
+        return count
+
+    def descriptors(self) -> tuple[int, ...]:
+        """None: nothing is ever waited for."""
+        return ()

@@ -1,0 +1,213 @@
+"""The parameter block and the result, byte by byte.
+
+A parameter block, little endian, lies in the caller's arena::
+
+    0   u32  bytes of the whole block      24        u64  address of each array
+    4   u16  version                       24 + 8n   u32  bytes of the signature part
+    6   u16  n, how many arrays            28 + 8n   u32  bytes of the values part
+    8   u64  where the result goes         32 + 8n   signature: flags, arguments' layout,
+    16  u64  room for it, bytes                      and perhaps the result's
+                                           ...       plain values
+
+The signature part is the same for all calls of one signature, so a helper reads it once.
+A *layout* is a tree's structure and the specs of its arrays. A result that has exactly the
+layout that the block promised is just its arrays, each at the next multiple of 64; any other
+is preceded by a description of itself.
+
+This file owns reading and writing those bytes. It checks everything that can be checked
+without knowing an arena; addresses are the business of whoever knows one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu.arrays import Spec, aligned
+from shmgpu.errors import BadParams
+from shmgpu.values import Reader, Tree, decode_values
+
+VERSION = 1
+HEAD = struct.Struct("<IHHQQ")
+TAIL = struct.Struct("<II")
+ROOM = struct.Struct("<QQ")  # at 8: where the result goes, and how much of it
+RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays
+MAX_ARRAYS = 4096
+
+HAS_HINT = 1  # the result's layout is given
+DECLARED = 2  # ... by the user: the function gets those arrays as helper.out
+
+
+class Layout:
+    """A tree's structure and the specs of its arrays, with where each array lies.
+
+    Attributes:
+        tree: the structure, ready to be put together.
+        specs: one for each array.
+        offsets: where each begins when they follow one another from a multiple of 64.
+        nbytes: bytes of all that.
+        encoded: its bytes on the wire.
+    """
+
+    __slots__ = ("encoded", "nbytes", "offsets", "specs", "tree")
+
+    def __init__(self, structure: bytes, specs: Sequence[Spec]) -> None:
+        self.tree = Tree(structure)
+        self.specs = tuple(specs)
+        if self.tree.array_count != len(self.specs):
+            raise BadParams("the parameter block's structure and its arrays do not agree")
+        offset = 0
+        offsets = []
+        for spec in self.specs:
+            offsets.append(offset)
+            offset = aligned(offset + spec.nbytes)
+        self.offsets = tuple(offsets)
+        self.nbytes = (self.offsets[-1] + self.specs[-1].nbytes) if self.specs else 0
+        self.encoded = b"".join(
+            (
+                len(structure).to_bytes(4, "little"),
+                structure,
+                len(self.specs).to_bytes(2, "little"),
+                *[spec.encode() for spec in self.specs],
+            )
+        )
+
+    @classmethod
+    def read(cls, reader: Reader) -> Layout:
+        """The layout at the cursor, or BadParams."""
+        structure = reader.take(reader.u32())
+        count = int.from_bytes(reader.take(2), "little")
+        if count > MAX_ARRAYS:
+            raise BadParams(f"a call can carry {MAX_ARRAYS} arrays: stack some of them")
+        return cls(structure, [Spec.read(reader) for _ in range(count)])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.encoded == other.encoded
+
+    def __hash__(self) -> int:
+        return hash(self.encoded)
+
+
+class Signature:
+    """What is the same for all calls of one signature.
+
+    Attributes:
+        arguments: layout of (args, kwargs).
+        hint: layout that the result is expected to have, or None.
+        declared: whether the user declared it.
+    """
+
+    __slots__ = ("arguments", "declared", "encoded", "hint")
+
+    def __init__(self, arguments: Layout, hint: Layout | None, declared: bool) -> None:
+        self.arguments = arguments
+        self.hint = hint
+        self.declared = declared and hint is not None
+        flags = (HAS_HINT if hint is not None else 0) | (DECLARED if self.declared else 0)
+        self.encoded = bytes((flags,)) + arguments.encoded + (hint.encoded if hint else b"")
+
+    @classmethod
+    def read(cls, data: bytes) -> Signature:
+        """The signature whose bytes these are, or BadParams."""
+        reader = Reader(data, 0, len(data))
+        flags = reader.u8()
+        if flags & ~(HAS_HINT | DECLARED):
+            raise BadParams("the parameter block's signature has unknown flags")
+        arguments = Layout.read(reader)
+        if not arguments.tree.is_arguments:
+            raise BadParams("the parameter block's structure is no argument list")
+        hint = Layout.read(reader) if flags & HAS_HINT else None
+        if reader.offset != reader.end:
+            raise BadParams("the parameter block's signature has bytes left over")
+        if hint is not None and hint.tree.value_count:
+            raise BadParams("a result's layout can hold arrays only")
+        return cls(arguments, hint, bool(flags & DECLARED))
+
+
+def block_bytes(signature: Signature, values: bytes) -> int:
+    """Bytes of a parameter block."""
+    count = len(signature.arguments.specs)
+    return HEAD.size + 8 * count + TAIL.size + len(signature.encoded) + len(values)
+
+
+def write_constant(buffer: Any, signature: Signature, values: bytes) -> None:
+    """Write into a block all but the addresses."""
+    count = len(signature.arguments.specs)
+    HEAD.pack_into(buffer, 0, block_bytes(signature, values), VERSION, count, 0, 0)
+    offset = HEAD.size + 8 * count
+    TAIL.pack_into(buffer, offset, len(signature.encoded), len(values))
+    offset += TAIL.size
+    end = offset + len(signature.encoded)
+    buffer[offset:end] = signature.encoded
+    if values:
+        buffer[end : end + len(values)] = values
+
+
+class Block:
+    """A parameter block read from a private copy: addresses not yet checked against an arena."""
+
+    __slots__ = ("addresses", "result_address", "result_bytes", "signature", "values_at")
+
+    def __init__(self, data: bytes) -> None:
+        if len(data) < HEAD.size:
+            raise BadParams("the parameter block is shorter than its head")
+        length, version, count, self.result_address, self.result_bytes = HEAD.unpack_from(data)
+        if length != len(data) or version != VERSION:
+            raise BadParams("the parameter block's head is damaged")
+        offset = HEAD.size + 8 * count
+        if count > MAX_ARRAYS or offset + TAIL.size > length:
+            raise BadParams("the parameter block ends before its arrays do")
+        self.addresses: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, HEAD.size)
+        signature_bytes, values_bytes = TAIL.unpack_from(data, offset)
+        offset += TAIL.size
+        if offset + signature_bytes + values_bytes != length:
+            raise BadParams("the parameter block's parts do not add up to its length")
+        self.signature = data[offset : offset + signature_bytes]
+        self.values_at = offset + signature_bytes
+
+
+# ---- results -------------------------------------------------------------------------------
+
+
+def describe_result(layout: Layout, values: bytes) -> bytes:
+    """What precedes a result that describes itself; its arrays begin at the next 64."""
+    structure = layout.tree.structure
+    specs = b"".join(spec.encode() for spec in layout.specs)
+    total = RESULT_HEAD.size + len(structure) + len(specs) + len(values)
+    head = RESULT_HEAD.pack(total, len(structure), len(values), len(layout.specs))
+    return b"".join((head, structure, specs, values))
+
+
+def result_bytes(description: bytes, layout: Layout) -> int:
+    """Bytes of a result that describes itself, arrays included."""
+    if not layout.specs:
+        return len(description)
+    return aligned(len(description)) + layout.nbytes
+
+
+def read_result(
+    buffer: Any, size_bytes: int, allow_pickle: bool
+) -> tuple[Layout, list[Any], int]:
+    """Read a result that describes itself: (layout, plain values, where its arrays begin).
+
+    ``buffer`` must hold at least ``size_bytes``; raises BadParams when the bytes are no result.
+    """
+    if size_bytes < RESULT_HEAD.size or size_bytes > len(buffer):
+        raise BadParams("the helper's result is shorter than its head")
+    head = bytes(buffer[: RESULT_HEAD.size])
+    total, structure_bytes, values_bytes, count = RESULT_HEAD.unpack(head)
+    if total > size_bytes or structure_bytes + values_bytes > total or count > MAX_ARRAYS:
+        raise BadParams("the helper's result is damaged")
+    data = bytes(buffer[:total])
+    reader = Reader(data, RESULT_HEAD.size, total)
+    structure = reader.take(structure_bytes)
+    layout = Layout(structure, [Spec.read(reader) for _ in range(count)])
+    if reader.end - reader.offset != values_bytes:
+        raise BadParams("the helper's result is damaged")
+    values = decode_values(
+        data, layout.tree.value_count, reader.offset, reader.end, allow_pickle
+    )
+    if result_bytes(data, layout) > size_bytes:
+        raise BadParams("the helper's result is shorter than its arrays")
+    return layout, values, aligned(total)

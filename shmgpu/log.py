@@ -1,0 +1,57 @@
+"""Logging: the logger ``shmgpu``, whose records carry the role that made them.
+
+Owns the logger's filter (``record.role`` is ``parent``, ``helper 0``, ``child 3``) and the
+optional handler that ``SHMGPU_LOG=INFO`` asks for. Never touches the root logger.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shmgpu import config
+from shmgpu.errors import ConfigError
+
+logger = logging.getLogger("shmgpu")
+
+_role = "user"
+
+
+class _RoleFilter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.role = _role
+        record.processName = _role
+        return True
+
+
+logger.addFilter(_RoleFilter())
+
+
+def set_role(name: str) -> None:
+    """Name the role of this process in every later record."""
+    global _role
+    _role = name
+
+
+def role() -> str:
+    """Name of this process's role."""
+    return _role
+
+
+def configure() -> None:
+    """Print records from the level named by SHMGPU_LOG on to standard error, once."""
+    level = config.resolve("log").upper()
+    if not level:
+        return
+    if level not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
+        raise ConfigError(
+            f"SHMGPU_LOG={level!r} is no level: use DEBUG, INFO, WARNING, ERROR or CRITICAL"
+        )
+    logger.setLevel(level)
+    if any(getattr(handler, "shmgpu", False) for handler in logger.handlers):
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s shmgpu[%(role)s] %(levelname)s: %(message)s")
+    )
+    handler.shmgpu = True  # type: ignore[attr-defined]
+    logger.addHandler(handler)

@@ -1,0 +1,197 @@
+"""The calling process's arena as an allocator: blocks out, blocks back.
+
+Owns two of a kind. :class:`SharedArena` is the real one, allocated by C. :class:`LocalArena`
+serves ``inline=True``, where no other process exists: ordinary memory behind the same face,
+so that the codec and its checks are the same. A block is (buffer, address); it goes back when
+the buffer and all that hold it are garbage.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu import core
+from shmgpu.errors import ArenaFull, BadParams, NotRunning, ShmError
+
+
+class Arena:
+    """What both arenas are.
+
+    Attributes:
+        base, end: addresses between which every block lies.
+        capacity: end - base, bytes.
+        reclaimers: called, in order, to give back what is merely kept for speed before an
+            allocation is refused; each says whether it gave back anything.
+    """
+
+    def __init__(self, base: int, capacity: int) -> None:
+        self.base = base
+        self.end = base + capacity
+        self.capacity = capacity
+        self.reclaimers: list[Callable[[], bool]] = []
+
+    def allocate(self, size_bytes: int) -> tuple[Any, int]:
+        """A block of exactly that many bytes: (buffer, address); raises ArenaFull."""
+        try:
+            return self._allocate(size_bytes)
+        except MemoryError:
+            _, buffer, address = self._insist(size_bytes)
+            return buffer, address
+
+    def block(self, size_bytes: int) -> tuple[Any, Any, int]:
+        """The same for blocks that may be freed early: (owner, buffer, address)."""
+        try:
+            return self._block(size_bytes)
+        except MemoryError:
+            return self._insist(size_bytes)
+
+    def _insist(self, size_bytes: int) -> tuple[Any, Any, int]:
+        for reclaim in self.reclaimers:
+            if reclaim():
+                try:
+                    return self._block(size_bytes)
+                except MemoryError:
+                    pass
+        raise self.refused(size_bytes)
+
+    def _allocate(self, size_bytes: int) -> tuple[Any, int]:
+        _, buffer, address = self._block(size_bytes)
+        return buffer, address
+
+    def _block(self, size_bytes: int) -> tuple[Any, Any, int]:
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, int]:
+        """Bytes and counts: capacity_bytes, used_bytes, free_bytes, live_blocks, ..."""
+        raise NotImplementedError
+
+    def refused(self, size_bytes: int) -> ShmError:
+        """The error of an allocation that could not be had."""
+        stats = self.stats()
+        free, largest = stats["free_bytes"], stats["largest_free_bytes"]
+        return ArenaFull(
+            f"the arena has no room for {size_bytes:,} bytes: {free:,} of "
+            f"{stats['capacity_bytes']:,} are free and the largest block is {largest:,}; "
+            "drop arrays that are no longer needed, or launch with a larger arena=",
+            size_bytes,
+            free,
+            largest,
+        )
+
+
+class SharedArena(Arena):
+    """This child's arena; helpers see it at the same addresses."""
+
+    def __init__(self, child: int) -> None:
+        super().__init__(core.arena_base(child), core.arena_bytes())
+
+    def _allocate(self, size_bytes: int) -> tuple[Any, int]:
+        if size_bytes > self.capacity:
+            raise MemoryError
+        return core.allocate(size_bytes or 1)
+
+    def _block(self, size_bytes: int) -> tuple[Any, Any, int]:
+        if size_bytes > self.capacity:
+            raise MemoryError
+        return core.allocate_block(size_bytes or 1)
+
+    def stats(self) -> dict[str, int]:
+        return core.arena_stats()
+
+    def refused(self, size_bytes: int) -> ShmError:
+        if core.role() != core.ROLE_CHILD:
+            return NotRunning(
+                "this process has no arena: only the child that launch() or init() made can "
+                "allocate, not a process that it forked"
+            )
+        return super().refused(size_bytes)
+
+
+class LocalArena(Arena):
+    """Ordinary memory that behaves like an arena; first fit, neighbours merged."""
+
+    def __init__(self, capacity: int) -> None:
+        self._map = mmap.mmap(-1, max(capacity, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE)
+        super().__init__(core.address_of(self._map), max(capacity, mmap.PAGESIZE))
+        self._lock = threading.Lock()
+        self._free = [(self.base, self.capacity)]  # (address, bytes), by address
+        self._live: dict[int, int] = {}
+        self._returned: deque[int] = deque()  # a finalizer may run anywhere, so it only notes
+        self._peak = 0
+        self._allocations = 0
+        self._frees = 0
+        self._failures = 0
+
+    def _block(self, size_bytes: int) -> tuple[Any, Any, int]:
+        rounded = (max(size_bytes, 1) + 63) & -64
+        with self._lock:
+            self._merge()
+            for index, (address, size) in enumerate(self._free):
+                if size >= rounded:
+                    if size == rounded:
+                        del self._free[index]
+                    else:
+                        self._free[index] = (address + rounded, size - rounded)
+                    self._live[address] = rounded
+                    self._allocations += 1
+                    self._peak = max(self._peak, sum(self._live.values()))
+                    break
+            else:
+                self._failures += 1
+                raise MemoryError
+        returned = self._returned
+        keep = self._map
+
+        def release(_: Any) -> None:
+            assert keep is not None
+            returned.append(address)
+
+        owner, buffer = core.wrap(address, size_bytes, release)
+        return owner, buffer, address
+
+    def _merge(self) -> None:
+        while self._returned:
+            address = self._returned.popleft()
+            size = self._live.pop(address, 0)
+            self._frees += 1
+            index = bisect.bisect(self._free, (address, 0))
+            if index < len(self._free) and address + size == self._free[index][0]:
+                size += self._free.pop(index)[1]
+            if index and sum(self._free[index - 1]) == address:
+                index -= 1
+                before, before_size = self._free.pop(index)
+                address, size = before, before_size + size
+            self._free.insert(index, (address, size))
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            self._merge()
+            used = sum(self._live.values())
+            return {
+                "capacity_bytes": self.capacity,
+                "used_bytes": used,
+                "peak_bytes": self._peak,
+                "footprint_bytes": self._peak,
+                "free_bytes": self.capacity - used,
+                "largest_free_bytes": max((size for _, size in self._free), default=0),
+                "live_blocks": len(self._live),
+                "allocations": self._allocations,
+                "frees": self._frees,
+                "failures": self._failures,
+            }
+
+
+def checked_size(size_bytes: Any) -> int:
+    """A user's number of bytes; raises BadParams for 0, negatives and what is no number."""
+    try:
+        size = size_bytes.__index__()
+    except (AttributeError, TypeError):
+        raise BadParams(f"a size is a whole number of bytes, not {size_bytes!r}") from None
+    if not 0 < size < 1 << 63:
+        raise BadParams(f"a block of {size} bytes cannot be had: ask for 1 byte or more")
+    return int(size)

@@ -1,0 +1,301 @@
+"""Plans and calls: what a child keeps so that the next call of a signature costs little.
+
+A *plan* is what all calls of one function with one signature share; a *call* is one parameter
+block in the arena, written once and then only told its addresses, that is used by one call at
+a time. This file owns both; it sends nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arrays, core, layout
+from shmgpu.arrays import Spec
+from shmgpu.errors import BadParams
+from shmgpu.layout import Layout, Signature
+from shmgpu.memory import Arena
+from shmgpu.values import encode_values
+
+FIRST_ROOM = 4096  # bytes set aside for a result that nobody has seen yet
+MAX_IDLE = 64  # calls kept ready for each plan
+MAX_PLANS = 256  # plans kept for each function
+MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call keeps
+MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
+
+
+class Plan:
+    """What the calls of one signature share.
+
+    Attributes:
+        row, pool: the function's row and the number of its pool.
+        arguments: layout of (args, kwargs).
+        as_torch: whether results are tensors.
+        hint: layout the next result is expected to have, or None.
+        fixed: whether the hint was declared and so never changes.
+        room: bytes to set aside for a result of no expected layout.
+        idle: calls ready for use.
+    """
+
+    __slots__ = (
+        "arguments",
+        "arity",
+        "as_torch",
+        "batch_rows",
+        "fixed",
+        "hint",
+        "hint_shape",
+        "hint_type",
+        "idle",
+        "nbytes",
+        "pack",
+        "pickle",
+        "pool",
+        "room",
+        "row",
+        "signature",
+        "surprises",
+        "value_count",
+    )
+
+    def __init__(
+        self,
+        row: int,
+        pool: int,
+        arguments: Layout,
+        declared: Layout | None,
+        as_torch: bool,
+        pickle: bool,
+        batch_max_rows: int,
+        name: str,
+    ) -> None:
+        self.row = row
+        self.pool = pool
+        self.arguments = arguments
+        self.as_torch = as_torch
+        self.pickle = pickle
+        self.arity = len(arguments.specs)
+        self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
+        self.value_count = arguments.tree.value_count
+        self.pack = struct.Struct(f"<QQ{self.arity}Q").pack_into
+        self.idle: list[Call] = []
+        self.fixed = declared is not None
+        self.surprises = 0
+        self.room = FIRST_ROOM
+        self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
+        self.hint: Layout | None = None
+        self.expect(declared)
+
+    def expect(self, hint: Layout | None) -> None:
+        """From now on promise helpers a result of this layout."""
+        self.hint = hint
+        self.signature = Signature(self.arguments, hint, self.fixed)
+        self.hint_shape: Any = None
+        self.hint_type: Any = None
+        if hint is not None:
+            self.room = max(hint.nbytes, 1)
+            one = hint.specs[0] if hint.tree.is_one_array else None
+            if one is not None and not self.as_torch and one.dtype.has_numpy:
+                self.hint_shape = one.shape
+                self.hint_type = one.dtype.numpy
+
+    def learn(self, result: Layout, used_bytes: int) -> None:
+        """A result came that described itself: set the next one's room by it."""
+        if self.fixed:
+            return
+        if self.hint is not None:
+            self.surprises += 1
+        if (
+            result.specs
+            and not result.tree.value_count
+            and self.surprises < MAX_SURPRISES
+        ):
+            self.expect(result)
+        else:
+            if self.hint is not None:
+                self.expect(None)
+            self.room = max(self.room, used_bytes + used_bytes // 4 + 256)
+
+    def batch_key(self, value_bytes: bytes) -> int:
+        """What calls that may run as one batch have in common: 64 bits, never 0 for them."""
+        if not self.batch_rows:
+            return 0
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(self.row.to_bytes(8, "little"))
+        digest.update(self.arguments.tree.structure)
+        for spec in self.arguments.specs:
+            digest.update(Spec(spec.dtype, spec.shape[1:]).encode())
+        digest.update(value_bytes)
+        return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _rows_of(specs: tuple[Spec, ...], batch_max_rows: int, name: str) -> int:
+    if not batch_max_rows:
+        return 0
+    if not specs:
+        return 0
+    if any(not spec.shape for spec in specs):
+        raise BadParams(
+            f"{name} is batched on axis 0, so each array needs one: pass x[None] for one row"
+        )
+    counts = {spec.shape[0] for spec in specs}
+    if len(counts) != 1:
+        raise BadParams(
+            f"{name} is batched on axis 0, so its arrays must have equally many rows, "
+            f"not {sorted(counts)}"
+        )
+    rows = counts.pop()
+    return rows if rows <= batch_max_rows else 0
+
+
+class Call:
+    """One parameter block and what belongs to the call that uses it.
+
+    Attributes:
+        address: of the block.
+        result: buffer of the room set aside for the result, and what keeps it.
+        sequence: of the message, once it was sent.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "address",
+        "block",
+        "config",
+        "deadline_ns",
+        "keep",
+        "loans",
+        "out",
+        "placement",
+        "plan",
+        "priority",
+        "reply",
+        "result",
+        "room",
+        "sequence",
+        "signature",
+        "sink",
+        "staging",
+        "value_bytes",
+    )
+
+    def __init__(self, plan: Plan, arena: Arena) -> None:
+        self.plan = plan
+        self.signature: Signature | None = None
+        self.value_bytes = b""
+        self.reply = core.new_reply()
+        self.config = core.new_call_config(plan.row, plan.pool)
+        self.config.rows = plan.batch_rows or 1
+        self.priority = 0
+        self.placement = 0
+        self.staging: list[tuple[Any, int, Any] | None] = [None] * plan.arity
+        self.block: Any = b""
+        self.address = 0
+        self.result: Any = None
+        self.room = 0
+        self.sequence = 0
+        self.deadline_ns = 0
+        self.keep: Any = None
+        self.loans: list[Any] | None = None
+        self.out: Any = None
+        self.sink: Any = None
+        self.abandoned = False
+        self.write(b"", arena)
+
+    def write(self, value_bytes: bytes, arena: Arena) -> None:
+        """Write the part of the block that stays; allocates when it has outgrown its room."""
+        plan = self.plan
+        signature = plan.signature
+        size = layout.block_bytes(signature, value_bytes)
+        if size > len(self.block):
+            self.block, self.address = arena.allocate(arrays.aligned(size))
+        layout.write_constant(self.block, signature, value_bytes)
+        self.signature = signature
+        self.value_bytes = value_bytes
+        self.config.batch_key = plan.batch_key(value_bytes)
+
+    def set_values(self, values: list[Any], arena: Arena) -> None:
+        """Write the plain values, unless they are those of the last call."""
+        data = encode_values(values, self.plan.pickle)
+        if data != self.value_bytes or self.signature is not self.plan.signature:
+            self.write(data, arena)
+
+    def stage(self, index: int, memory: Any, spec: Spec, arena: Arena) -> int:
+        """Copy an array that cannot be passed in place into the arena: its new address."""
+        place = self.staging[index]
+        if place is None:
+            buffer, address = arena.allocate(max(spec.nbytes, 1))
+            view = arrays.storage_view(buffer, 0, spec)
+            if spec.nbytes <= MAX_STAGING:
+                self.staging[index] = (buffer, address, view)
+            else:
+                self.keep = (self.keep, buffer)
+        else:
+            _, address, view = place
+        view[...] = memory
+        return address
+
+    def set_room(self, size_bytes: int, buffer: Any, address: int) -> None:
+        """Tell the block where the result goes."""
+        self.result = buffer
+        self.room = size_bytes
+        layout.ROOM.pack_into(self.block, 8, address, size_bytes)
+
+    def release(self) -> None:
+        """The call has ended: forget what was its, and stand ready for the next."""
+        self.result = None
+        self.keep = None
+        self.out = None
+        self.sink = None
+        self.sequence = 0
+        self.deadline_ns = 0
+        self.abandoned = False
+        if self.loans:
+            return_loans(self.loans)
+        self.loans = None
+        idle = self.plan.idle
+        if len(idle) < MAX_IDLE:
+            idle.append(self)
+
+
+class PlanTable(OrderedDict[Any, Plan]):
+    """A function's plans by key; the least lately made goes when there are too many."""
+
+    def add(self, key: Any, plan: Plan) -> None:
+        """Keep a plan."""
+        self[key] = plan
+        while len(self) > MAX_PLANS:
+            self.popitem(last=False)
+
+
+# ---- loans ---------------------------------------------------------------------------------
+
+_on_loan: dict[int, list[Any]] = {}  # id -> [array, how often, was writeable]
+
+
+def lend(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Make an array that a helper reads read-only until it is returned."""
+    entry = _on_loan.get(id(memory))
+    if entry is not None:
+        entry[1] += 1
+    else:
+        _on_loan[id(memory)] = [memory, 1, memory.flags.writeable]
+        memory.flags.writeable = False
+    return memory
+
+
+def return_loans(loans: list[Any]) -> None:
+    """The helper is done with these arrays."""
+    for memory in loans:
+        entry = _on_loan.get(id(memory))
+        if entry is None:
+            continue
+        entry[1] -= 1
+        if entry[1] == 0:
+            del _on_loan[id(memory)]
+            if entry[2]:
+                memory.flags.writeable = True

@@ -1,0 +1,57 @@
+"""The talk's calls, for those who want to see the messages: send one, read one.
+
+Owns nothing: a message is a row and the address of a parameter block, and both are the
+caller's. A helper answers a Python function's message only when its block is one that
+:func:`shmgpu.port` could have written, so these are for functions registered from C, and for
+tests that forge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu import core, runtime
+from shmgpu.arena import Block
+from shmgpu.functions import Function
+
+
+def shm_send_msg(function: Function[Any, Any] | int, params: Block | int) -> None:
+    """Hand a message to some helper; does not wait.
+
+    Args:
+        function: a decorated function, or the address of a row or a C function.
+        params: the parameter block, or its address.
+
+    Raises:
+        ShmError: the window of outstanding messages is full, or the broker is gone.
+    """
+    runtime.require()
+    row = function.row if isinstance(function, Function) else int(function)
+    address = params.address if isinstance(params, Block) else int(params)
+    core.check(core.send_message(row, address), "the message was not sent")
+
+
+def shm_read_msg() -> tuple[int, int, int]:
+    """Wait for the next answered message: (status, function, params).
+
+    The status is 0 or a negative code; ``shmgpu.status_text(status)`` is its sentence.
+    """
+    runtime.require()
+    while True:
+        status, function, params = core.read_message()
+        if status == core.EAGAIN and function == 0:
+            core.fail(status, "no message is out")
+        if status != core.EINTR:
+            return status, function, params
+
+
+def shm_get_helper_id() -> int:
+    """In a helper: its number, from 0; NotRunning elsewhere."""
+    return core.check(core.helper_id(), "this process has no helper's number")
+
+
+def shm_get_child_id() -> int:
+    """In a child: its number, from 0; NotRunning elsewhere."""
+    if runtime.current is not None and runtime.current.inline:
+        return 0
+    return core.check(core.child_id(), "this process has no child's number")

@@ -1,0 +1,138 @@
+"""The trace ring as a file that Perfetto and Chrome open.
+
+Owns the translation from one record for each call's life to the trace-event format: a track
+for each helper with what it executed, a track for each child with what it waited for, and a
+counter of the queue's depth. See Google's "Trace Event Format" for the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shmgpu import core
+
+HELPERS_PID = 1
+CHILDREN_PID = 2
+UNIT_NS = 64
+MAX_COUNTER_SAMPLES = 200_000
+
+
+def read(start: int = 0) -> list[dict[str, int]]:
+    """The records that the ring still holds, oldest first; times are CLOCK_MONOTONIC ns."""
+    return core.read_trace(start)[1]
+
+
+def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None = None) -> int:
+    """Write the trace to a file: how many calls it holds.
+
+    Args:
+        path: of the file, by custom ending in ``.json``.
+        records: of :func:`read`; those of the running broker unless given.
+    """
+    rows = read() if records is None else list(records)
+    names: dict[int, str] = {}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+        first = True
+        for event in events(rows, names):
+            file.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
+            first = False
+        file.write("\n]}\n")
+    return len(rows)
+
+
+def events(
+    records: list[dict[str, int]], names: dict[int, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The trace events of some records; ``names`` may give functions' names by row."""
+    names = {} if names is None else names
+    start = min((record["queued_ns"] for record in records), default=0)
+    yield _meta(HELPERS_PID, None, "process_name", "helpers")
+    yield _meta(CHILDREN_PID, None, "process_name", "children")
+    for helper in sorted({record["helper"] for record in records if record["helper"] != 255}):
+        yield _meta(HELPERS_PID, helper, "thread_name", f"helper {helper}")
+    for slot in sorted({record["slot"] for record in records}):
+        yield _meta(CHILDREN_PID, slot, "thread_name", f"child {slot}")
+    executed: set[tuple[int, int, int]] = set()
+    for number, record in enumerate(records):
+        name = _name(record["function"], names)
+        begin, end = record["queued_ns"], record["answered_ns"]
+        status = record["status"]
+        details: dict[str, Any] = {
+            "sequence": record["sequence"],
+            "rows": record["rows"],
+            "status": core.status_name(-abs(status)) if status else "SHM_OK",
+        }
+        span = {"cat": "call", "id": number, "pid": CHILDREN_PID, "tid": record["slot"]}
+        yield {**span, "name": name, "ph": "b", "ts": _us(begin - start), "args": details}
+        if record["handed_ns"]:
+            yield {
+                **span,
+                "name": "handed over",
+                "ph": "n",
+                "ts": _us(record["handed_ns"] - start),
+            }
+        yield {**span, "name": name, "ph": "e", "ts": _us(max(end, begin) - start)}
+        if not record["handed_ns"] or record["helper"] == 255:
+            continue
+        started = record["handed_ns"] + record["started_units"] * UNIT_NS
+        finished = record["handed_ns"] + record["finished_units"] * UNIT_NS
+        if record["batch"] > 1:
+            # Each message of a batch has the same slice; drawn once.
+            key = (record["helper"], record["handed_ns"], record["function"])
+            if key in executed:
+                continue
+            executed.add(key)
+            details = {"messages": record["batch"]}
+        yield {
+            "name": name,
+            "cat": "execute",
+            "ph": "X",
+            "pid": HELPERS_PID,
+            "tid": record["helper"],
+            "ts": _us(started - start),
+            "dur": _us(max(finished - started, 1)),
+            "args": {**details, "batch": record["batch"]},
+        }
+    yield from _queue_depth(records, start)
+
+
+def _queue_depth(records: list[dict[str, int]], start: int) -> Iterator[dict[str, Any]]:
+    changes: list[tuple[int, int]] = []
+    for record in records:
+        changes.append((record["queued_ns"], 1))
+        changes.append((record["handed_ns"] or record["answered_ns"], -1))
+    changes.sort()
+    depth = 0
+    step = max(1, len(changes) // MAX_COUNTER_SAMPLES)
+    for index, (at, change) in enumerate(changes):
+        depth += change
+        if index % step == 0:
+            yield {
+                "name": "queued",
+                "ph": "C",
+                "pid": HELPERS_PID,
+                "ts": _us(at - start),
+                "args": {"calls": max(depth, 0)},
+            }
+
+
+def _name(function: int, names: dict[int, str]) -> str:
+    name = names.get(function)
+    if name is None:
+        name = names[function] = core.function_name(function) or "a function of C"
+    return name
+
+
+def _us(nanoseconds: int) -> float:
+    return nanoseconds / 1000
+
+
+def _meta(pid: int, tid: int | None, kind: str, name: str) -> dict[str, Any]:
+    event: dict[str, Any] = {"name": kind, "ph": "M", "pid": pid, "args": {"name": name}}
+    if tid is not None:
+        event["tid"] = tid
+    return event

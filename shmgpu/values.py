@@ -1,0 +1,384 @@
+"""The codec for what stands beside arrays: containers and plain values, as bytes.
+
+A tree of tuples, lists and dicts is taken apart into its *structure* (bytes that do not change
+between the calls of one signature), its arrays, and its plain values in order. This file owns
+that taking apart and putting together. It knows nothing of arenas or addresses; what an array
+is, the caller says. Any bytes decode to something or raise BadParams: nothing is evaluated,
+and nothing is unpickled unless the caller allows it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu import dtypes
+from shmgpu.errors import BadParams
+
+MAX_DEPTH = 64
+MAX_NODES = 1 << 20
+
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_F64 = struct.Struct("<d")
+_C128 = struct.Struct("<dd")
+
+_ARRAY, _VALUE, _TUPLE, _LIST, _DICT = 0x41, 0x56, 0x74, 0x6C, 0x64  # A V t l d
+
+PLAIN_TYPES = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(Ellipsis)}
+)
+
+
+# ---- plain values --------------------------------------------------------------------------
+
+
+def _with_length(tag: bytes, data: bytes) -> bytes:
+    if len(data) > 0xFFFFFFFF:
+        raise BadParams("a value of more than 4 GiB cannot be carried: put it into an array")
+    return tag + _U32.pack(len(data)) + data
+
+
+def _encode_int(value: int) -> bytes:
+    if -(1 << 63) <= value < 1 << 63:
+        return b"i" + _I64.pack(value)
+    return _with_length(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def _encode_range(value: range) -> bytes:
+    return b"r" + _encode_int(value.start) + _encode_int(value.stop) + _encode_int(value.step)
+
+
+def _encode_slice(value: slice) -> bytes:
+    parts = (value.start, value.stop, value.step)
+    for part in parts:
+        if part is not None and type(part) is not int:
+            raise BadParams(f"the slice {value!r} cannot be carried: use whole numbers in it")
+    return b"S" + b"".join(encode_value(part) for part in parts)
+
+
+def _encode_scalar(value: np.generic) -> bytes:
+    dtype = value.dtype
+    if dtype.kind in "SUV" and dtype.itemsize == 0:
+        return encode_value(value.item())
+    name = dtypes.of_numpy(dtype).name.encode()
+    raw = np.asarray(value, dtype=dtype.newbyteorder("=")).tobytes()
+    return b"n" + bytes((len(name),)) + name + raw
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda value: b"N",
+    bool: lambda value: b"T" if value else b"F",
+    int: _encode_int,
+    float: lambda value: b"f" + _F64.pack(value),
+    complex: lambda value: b"c" + _C128.pack(value.real, value.imag),
+    str: lambda value: _with_length(b"s", value.encode("utf-8", "surrogatepass")),
+    bytes: lambda value: _with_length(b"b", value),
+    bytearray: lambda value: _with_length(b"B", bytes(value)),
+    range: _encode_range,
+    slice: _encode_slice,
+    type(Ellipsis): lambda value: b".",
+}
+
+
+def encode_value(value: Any, allow_pickle: bool = False) -> bytes:
+    """Bytes of one plain value; raises BadParams for what is none."""
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value)
+    if isinstance(value, np.generic):
+        return _encode_scalar(value)
+    if allow_pickle:
+        try:
+            return _with_length(b"P", pickle.dumps(value, protocol=5))
+        except BadParams:
+            raise
+        except Exception as error:
+            raise BadParams(
+                f"a {type(value).__name__} could not be pickled ({error}): pass plain values"
+            ) from error
+    raise BadParams(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be carried to a helper: "
+        "pass arrays, numbers, text, bytes, tuples, lists and dicts, or decorate the function "
+        "with pickle=True"
+    )
+
+
+class Reader:
+    """A cursor over bytes that never leaves them."""
+
+    __slots__ = ("data", "end", "offset")
+
+    def __init__(self, data: bytes, offset: int, end: int) -> None:
+        self.data = data
+        self.offset = offset
+        self.end = end
+
+    def take(self, count: int) -> bytes:
+        start = self.offset
+        stop = start + count
+        if count < 0 or stop > self.end:
+            raise BadParams("the parameter block ends in the middle of a value")
+        self.offset = stop
+        return self.data[start:stop]
+
+    def u8(self) -> int:
+        return self.take(1)[0]
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self.take(4))[0])
+
+    def u64(self) -> int:
+        return int.from_bytes(self.take(8), "little")
+
+
+def _decode(reader: Reader, allow_pickle: bool) -> Any:
+    tag = reader.u8()
+    decoder = _DECODERS.get(tag)
+    if decoder is not None:
+        return decoder(reader)
+    if tag == 0x50:  # P
+        data = reader.take(reader.u32())
+        if not allow_pickle:
+            raise BadParams(
+                "the parameter block holds a pickled object, which this function does not "
+                "accept: decorate it with pickle=True"
+            )
+        return pickle.loads(data)
+    raise BadParams("the parameter block holds a value of no known kind")
+
+
+def _decode_typed(reader: Reader, kinds: str) -> Any:
+    if reader.offset >= reader.end or chr(reader.data[reader.offset]) not in kinds:
+        raise BadParams("the parameter block holds a value of the wrong kind")
+    return _DECODERS[reader.u8()](reader)
+
+
+def _decode_range(reader: Reader) -> range:
+    start, stop, step = (_decode_typed(reader, "iI") for _ in range(3))
+    return range(start, stop, step)
+
+
+def _decode_slice(reader: Reader) -> slice:
+    start, stop, step = (_decode_typed(reader, "iIN") for _ in range(3))
+    return slice(start, stop, step)
+
+
+def _decode_scalar(reader: Reader) -> Any:
+    dtype = dtypes.by_name(reader.take(reader.u8()).decode("ascii"))
+    return np.frombuffer(reader.take(dtype.itemsize), dtype.numpy)[0]
+
+
+_DECODERS: dict[int, Callable[[Reader], Any]] = {
+    0x4E: lambda reader: None,
+    0x54: lambda reader: True,
+    0x46: lambda reader: False,
+    0x69: lambda reader: _I64.unpack(reader.take(8))[0],
+    0x49: lambda reader: int.from_bytes(reader.take(reader.u32()), "little", signed=True),
+    0x66: lambda reader: _F64.unpack(reader.take(8))[0],
+    0x63: lambda reader: complex(*_C128.unpack(reader.take(16))),
+    0x73: lambda reader: reader.take(reader.u32()).decode("utf-8", "surrogatepass"),
+    0x62: lambda reader: reader.take(reader.u32()),
+    0x42: lambda reader: bytearray(reader.take(reader.u32())),
+    0x72: _decode_range,
+    0x53: _decode_slice,
+    0x2E: lambda reader: Ellipsis,
+    0x6E: _decode_scalar,
+}
+
+
+def encode_values(values: Sequence[Any], allow_pickle: bool = False) -> bytes:
+    """Bytes of several plain values, one after the other."""
+    return b"".join([encode_value(value, allow_pickle) for value in values])
+
+
+def decode_values(
+    data: bytes, count: int, offset: int = 0, end: int | None = None, allow_pickle: bool = False
+) -> list[Any]:
+    """The values that lie at data[offset:end]; exactly ``count`` of them, or BadParams."""
+    reader = Reader(data, offset, len(data) if end is None else end)
+    try:
+        values = [_decode(reader, allow_pickle) for _ in range(count)]
+    except BadParams:
+        raise
+    except Exception as error:
+        raise BadParams(
+            f"the parameter block holds a damaged value ({type(error).__name__})"
+        ) from error
+    if reader.offset != reader.end:
+        raise BadParams("the parameter block holds bytes that no value accounts for")
+    return values
+
+
+# ---- trees ---------------------------------------------------------------------------------
+
+
+class Flat:
+    """A tree taken apart: structure bytes, arrays and plain values in order."""
+
+    __slots__ = ("arrays", "structure", "values")
+
+    def __init__(self) -> None:
+        self.structure = bytearray()
+        self.arrays: list[Any] = []
+        self.values: list[Any] = []
+
+
+def flatten(tree: Any, is_array: Callable[[Any], bool], allow_pickle: bool = False) -> Flat:
+    """Take a tree apart; raises BadParams for what is neither container, array nor value.
+
+    Args:
+        tree: tuples, lists and dicts, nested at most 64 deep, of arrays and plain values.
+        is_array: says whether a leaf is an array.
+        allow_pickle: leave leaves of other types to the value codec's pickle.
+    """
+    flat = Flat()
+    _flatten(tree, flat, is_array, allow_pickle, 0)
+    return flat
+
+
+def _flatten(
+    node: Any, flat: Flat, is_array: Callable[[Any], bool], allow_pickle: bool, depth: int
+) -> None:
+    kind = type(node)
+    if kind in PLAIN_TYPES:
+        flat.structure.append(_VALUE)
+        flat.values.append(node)
+        return
+    if depth > MAX_DEPTH:
+        raise BadParams(
+            f"the containers are nested more than {MAX_DEPTH} deep: pass something flatter"
+        )
+    if kind is tuple or kind is list:
+        flat.structure.append(_TUPLE if kind is tuple else _LIST)
+        flat.structure += _U32.pack(len(node))
+        for item in node:
+            _flatten(item, flat, is_array, allow_pickle, depth + 1)
+    elif kind is dict:
+        flat.structure.append(_DICT)
+        flat.structure += _U32.pack(len(node))
+        for key, item in node.items():
+            if type(key) not in _KEY_TYPES:
+                raise BadParams(
+                    f"the dict key {key!r} cannot be carried: use text, numbers, bytes or None"
+                )
+            flat.structure += encode_value(key)
+            _flatten(item, flat, is_array, allow_pickle, depth + 1)
+    elif is_array(node):
+        flat.structure.append(_ARRAY)
+        flat.arrays.append(node)
+    else:
+        if not allow_pickle and not isinstance(node, np.generic):
+            if isinstance(node, (tuple, list, dict)):
+                raise BadParams(
+                    f"a {kind.__name__} would lose its type on the way: pass a plain tuple, "
+                    "list or dict, or decorate the function with pickle=True"
+                )
+            encode_value(node)  # raises, in the words for a value
+        flat.structure.append(_VALUE)
+        flat.values.append(node)
+
+
+_KEY_TYPES = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Tree:
+    """A structure read back: how many arrays and values it holds, and how to put it together.
+
+    Attributes:
+        structure: the bytes it was read from.
+        array_count, value_count: leaves of each kind.
+    """
+
+    __slots__ = ("_node", "array_count", "structure", "value_count")
+
+    def __init__(self, structure: bytes) -> None:
+        self.structure = structure
+        self.array_count = 0
+        self.value_count = 0
+        reader = Reader(structure, 0, len(structure))
+        try:
+            self._node = self._read(reader, 0)
+        except BadParams:
+            raise
+        except Exception as error:
+            raise BadParams(
+                f"the parameter block's structure is damaged ({type(error).__name__})"
+            ) from error
+        if reader.offset != reader.end:
+            raise BadParams("the parameter block's structure has bytes left over")
+
+    def _read(self, reader: Reader, depth: int) -> tuple[int, Any, Any]:
+        if depth > MAX_DEPTH + 1:
+            raise BadParams("the parameter block's structure is nested too deep")
+        tag = reader.u8()
+        if tag == _ARRAY:
+            self.array_count += 1
+            return (tag, None, None)
+        if tag == _VALUE:
+            self.value_count += 1
+            return (tag, None, None)
+        if tag not in (_TUPLE, _LIST, _DICT):
+            raise BadParams("the parameter block's structure holds no known kind of container")
+        count = reader.u32()
+        if count > reader.end - reader.offset:
+            raise BadParams("the parameter block's structure promises more than it holds")
+        if tag != _DICT:
+            return (tag, None, [self._read(reader, depth + 1) for _ in range(count)])
+        keys = []
+        items = []
+        for _ in range(count):
+            keys.append(_decode_typed(reader, "NTFiIfsb"))
+            items.append(self._read(reader, depth + 1))
+        return (tag, keys, items)
+
+    def build(self, arrays: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Put the tree together from its leaves, in their order."""
+        return _build(self._node, iter(arrays), iter(values))
+
+    def is_flat_arguments(self) -> bool:
+        """Whether it is (args, {}) with nothing but arrays in args: the hot path's case."""
+        tag, _, items = self._node
+        if tag != _TUPLE or len(items) != 2:
+            return False
+        args, kwargs = items
+        return (
+            args[0] == _TUPLE
+            and kwargs[0] == _DICT
+            and not kwargs[2]
+            and all(item[0] == _ARRAY for item in args[2])
+        )
+
+    @property
+    def is_one_array(self) -> bool:
+        """Whether the whole tree is a single array."""
+        return bool(self._node[0] == _ARRAY)
+
+    @property
+    def is_arguments(self) -> bool:
+        """Whether it is a pair of a tuple and a dict with text keys: what a call passes."""
+        tag, _, items = self._node
+        return (
+            tag == _TUPLE
+            and len(items) == 2
+            and items[0][0] == _TUPLE
+            and items[1][0] == _DICT
+            and all(type(key) is str for key in items[1][1])
+        )
+
+
+def _build(node: tuple[int, Any, Any], arrays: Iterator[Any], values: Iterator[Any]) -> Any:
+    tag, keys, items = node
+    if tag == _ARRAY:
+        return next(arrays)
+    if tag == _VALUE:
+        return next(values)
+    if tag == _TUPLE:
+        return tuple([_build(item, arrays, values) for item in items])
+    if tag == _LIST:
+        return [_build(item, arrays, values) for item in items]
+    return {key: _build(item, arrays, values) for key, item in zip(keys, items, strict=True)}
