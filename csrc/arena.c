@@ -88,7 +88,10 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
 int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   shmi_arena_plan_t rounded = *wanted;
   size_t unit = wanted->huge_pages ? (size_t)2 << 20 : PAGE;
-  if (wanted->arena_bytes == 0 || wanted->arena_bytes > (UINT64_C(1) << 46)) return SHM_EBAD_SIZE;
+  if (wanted->arena_bytes == 0 || wanted->arena_bytes > (UINT64_C(1) << 46)) {
+    shmi_detail_set("an arena has from 1 byte to 64 TiB, not %zu bytes", wanted->arena_bytes);
+    return SHM_EBAD_SIZE;
+  }
   rounded.arena_bytes = (wanted->arena_bytes + unit - 1) & ~(unit - 1);
   rounded.scratch_bytes = (wanted->scratch_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
   uint64_t payload, addresses;
