@@ -21,8 +21,10 @@ Shape = int | tuple[int, ...]
 
 def _spec(shape: Any, dtype: Any) -> Spec:
     try:
-        axes = (shape.__index__(),) if hasattr(shape, "__index__") else tuple(
-            n.__index__() for n in shape
+        axes = (
+            (shape.__index__(),)
+            if hasattr(shape, "__index__")
+            else tuple(n.__index__() for n in shape)
         )
     except (AttributeError, TypeError):
         raise BadParams(f"shape={shape!r} must be whole numbers") from None

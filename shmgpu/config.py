@@ -46,8 +46,10 @@ def parse_bytes(value: int | str, name: str = "size") -> int:
         unit = _UNITS.get(match.group(2).lower()) if match else None
         if match is None or unit is None:
             raise ConfigError(f"{name}={value!r} is no size: write it like 64MiB, 1GB or 4096")
-        size = int(float(match.group(1)) * unit) if "." in match.group(1) else (
-            int(match.group(1)) * unit
+        size = (
+            int(float(match.group(1)) * unit)
+            if "." in match.group(1)
+            else (int(match.group(1)) * unit)
         )
     if not 0 <= size < 1 << 47:
         raise ConfigError(f"{name}={value!r} is out of range: use 0 to 128 TiB")

@@ -161,9 +161,7 @@ _CHAR_ARRAY = _ffi.typeof("char[]")
 _cast = _ffi.cast
 _from_buffer = _ffi.from_buffer
 _buffer = _ffi.buffer
-_new_owned = _ffi.new_allocator(
-    _lib.shm_malloc, _lib.shm_free, should_clear_after_alloc=False
-)
+_new_owned = _ffi.new_allocator(_lib.shm_malloc, _lib.shm_free, should_clear_after_alloc=False)
 
 
 def address_of(exporter: Any) -> int:
@@ -193,9 +191,7 @@ def release(owner: Any) -> None:
     _ffi.release(owner)
 
 
-def wrap(
-    address: int, size_bytes: int, give_back: Callable[[Any], object]
-) -> tuple[Any, Any]:
+def wrap(address: int, size_bytes: int, give_back: Callable[[Any], object]) -> tuple[Any, Any]:
     """(owner, buffer) over somebody else's memory, who is told when both are garbage."""
     owner = _ffi.gc(_cast(_CHARS, address), give_back)
     return owner, _buffer(owner, size_bytes)

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import arrays, core, layout
+from shmgpu import arrays, core, dtypes, layout
 from shmgpu.arrays import Spec
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.log import logger
-from shmgpu.values import decode_values, encode_values, flatten
+from shmgpu.values import Tree, decode_values, encode_values, flatten
 
 _ndarray = np.ndarray
 _count = core.count_bytes
@@ -112,14 +112,25 @@ class Entry:
         "views",
     )
 
+    function: int
+    slot: int
+    tree: Tree
+    specs: list[tuple[int, Spec]]
+    values: list[Any]
+    views: Any
+    tensors: list[Any] | None
+    simple: bool
+    declared: bool
+    hint: Any  # a Layout, or None
+    room_offset: int
+    room_bytes: int
+
     def __init__(self) -> None:
         self.torch_outs: list[Any] | None = None
         self.numpy_outs: list[Any] | None = None
         self.out_numpy: Any = None
-
-
-class ParkedTooLarge(Exception):
-    """A result is larger than what a helper keeps."""
+        self.tensors = None
+        self.views = None
 
 
 class Desk:
@@ -152,6 +163,7 @@ class Desk:
         self.device = device
         self.last_error: BaseException | None = None
         self.broken = False
+        self.refusals = 0
         self._bounds_of = bounds
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
@@ -173,7 +185,7 @@ class Desk:
             try:
                 entry = self._admit(function, block, slot)
             except BadParams as error:
-                logger.warning("a call of child %d was refused: %s", slot, error)
+                self._refused(slot, error)
                 return core.EBAD_PARAMS, 0
             except KeyError:
                 return core.EBAD_FUNCTION, 0
@@ -248,6 +260,14 @@ class Desk:
             ]
         return entry.torch_outs
 
+    def _refused(self, slot: int, error: BadParams) -> None:
+        """Log the 1st, 2nd, 4th, 8th, ... refusal, so that no child can flood the log."""
+        self.refusals += 1
+        if self.refusals & (self.refusals - 1) == 0:
+            logger.warning(
+                "a call of child %d was refused: %s (refusal %d)", slot, error, self.refusals
+            )
+
     # ---- reading a block -----------------------------------------------------------------
 
     def bounds(self, slot: int) -> tuple[int, int]:
@@ -289,16 +309,10 @@ class Desk:
         entry.values = decode_values(
             data, entry.tree.value_count, block.values_at, len(data), target.pickle
         )
-        entry.tensors = None
-        entry.views = None
         if target.arrays_kind == "numpy":
-            entry.views = [
-                arrays.numpy_view(self.memory, offset, spec) for offset, spec in places
-            ]
+            entry.views = [arrays.numpy_view(self.memory, offset, spec) for offset, spec in places]
         entry.simple = (
-            target.arrays_kind == "numpy"
-            and not entry.declared
-            and entry.tree.is_flat_arguments()
+            target.arrays_kind == "numpy" and not entry.declared and entry.tree.is_flat_arguments()
         )
         if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
             entry.out_numpy = self._numpy_outs(entry)[0]
@@ -327,9 +341,7 @@ class Desk:
             hint is not None
             and not flat.values
             and hint.tree.structure == flat.structure
-            and all(
-                leaf.spec == spec for leaf, spec in zip(leaves, hint.specs, strict=True)
-            )
+            and all(leaf.spec == spec for leaf, spec in zip(leaves, hint.specs, strict=True))
         ):
             for index, leaf in enumerate(leaves):
                 if leaf.is_torch:
@@ -376,9 +388,7 @@ class Desk:
         self._parked_bytes += needed
         return core.ENEEDS_SPACE, needed
 
-    def _blob(
-        self, size: int, found: Layout, description: bytes, leaves: Sequence[Leaf]
-    ) -> Any:
+    def _blob(self, size: int, found: Layout, description: bytes, leaves: Sequence[Leaf]) -> Any:
         blob = np.empty(size, np.uint8)
         self._write(blob.data, 0, found, description, leaves)
         return blob
@@ -395,9 +405,7 @@ class Desk:
         start = place + arrays.aligned(len(description))
         for leaf, spec, offset in zip(leaves, found.specs, found.offsets, strict=True):
             if leaf.is_torch:
-                self.device.copy_out(
-                    arrays.torch_view(buffer, start + offset, spec), leaf.array
-                )
+                self.device.copy_out(arrays.torch_view(buffer, start + offset, spec), leaf.array)
             else:
                 arrays.storage_view(buffer, start + offset, spec)[...] = leaf.storage()
         self.device.finish()
@@ -410,9 +418,9 @@ class Desk:
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             self.broken = True
         try:
-            text = "".join(
-                traceback.format_exception(type(error), error, _user_frames(error))
-            )[-MAX_TRACEBACK:]
+            text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))[
+                -MAX_TRACEBACK:
+            ]
             values = (_type_name(error), _message(error), text)
             flat = flatten(values, arrays.is_array)
             found = Layout(bytes(flat.structure), ())
@@ -451,7 +459,7 @@ class Desk:
         try:
             place, room = self._room(Block(data), *self.bounds(slot))
         except BadParams as error:
-            logger.warning("a result of child %d was dropped: %s", slot, error)
+            self._refused(slot, error)
             return core.EBAD_PARAMS, 0
         needed = len(blob)
         if needed > room:
@@ -480,7 +488,7 @@ class Desk:
                 if good and not _batchable(good[0][1], entry):
                     raise BadParams("the call does not fit the batch that its key chose")
             except BadParams as error:
-                logger.warning("a call of child %d was refused: %s", slot, error)
+                self._refused(slot, error)
                 outcomes[index] = (core.EBAD_PARAMS, 0)
                 continue
             except KeyError:
@@ -503,9 +511,7 @@ class Desk:
         helper = self.helper
         rows = [entry.specs[0][1].shape[0] for entry in entries]
         try:
-            args, kwargs = entries[0].tree.build(
-                self._gather(target, entries), entries[0].values
-            )
+            args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
             helper.out = None
             if entries[0].declared:
                 helper.out = self._batch_out(target, entries[0], sum(rows))
@@ -585,8 +591,6 @@ class Leaf:
         self.is_torch = arrays.is_tensor(leaf)
         self._storage: Any = None
         if self.is_torch:
-            from shmgpu import dtypes
-
             if leaf.layout is not _strided():
                 raise BadParams(
                     f"the function returned a {leaf.layout} tensor: return it with to_dense()"
@@ -618,10 +622,7 @@ def _strided() -> Any:
 
 
 def _same_place(out: Any, array: Any) -> bool:
-    return (
-        array.flags.c_contiguous
-        and core.address_of(out) == core.address_of(array)
-    )
+    return array.flags.c_contiguous and core.address_of(out) == core.address_of(array)
 
 
 def _batchable(first: Entry, other: Entry) -> bool:
@@ -652,13 +653,10 @@ def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
         )
     for leaf in flat.arrays:
         _check_rows(leaf, total, name)
-    from shmgpu.values import Tree
-
     tree = Tree(bytes(flat.structure))
     columns = [_cut(leaf, rows) for leaf in flat.arrays]
     return [
-        tree.build([column[index] for column in columns], flat.values)
-        for index in range(len(rows))
+        tree.build([column[index] for column in columns], flat.values) for index in range(len(rows))
     ]
 
 

@@ -187,8 +187,9 @@ class CudaDevice:
     is_cuda = True
 
     def __init__(self, index: int, memory_bytes: int, regions: Sequence[tuple[int, int]]) -> None:
-        import torch
+        import torch as typed_torch
 
+        torch: Any = typed_torch  # most of torch.cuda has no types
         self.torch = torch
         self.index = index
         self.device = torch.device("cuda", index)
@@ -214,11 +215,6 @@ class CudaDevice:
         if int(status) == 0:
             self._registered.append((address, address + size))
         else:
-            # A failed registration leaves a sticky-looking "last error" that the next checked
-            # call would report as its own.
-            self.torch.cuda.cudart().cudaGetLastError() if hasattr(
-                self.torch.cuda.cudart(), "cudaGetLastError"
-            ) else None
             self._warn(f"registering {size:,} bytes of an arena failed with status {int(status)}")
 
     def _warn(self, why: str) -> None:

@@ -29,9 +29,9 @@ class DType:
     __slots__ = ("_numpy", "_torch", "itemsize", "name", "storage")
 
     def __init__(self, name: str, itemsize: int, numpy_dtype: Any, torch_name: str | None) -> None:
+        self._numpy: Any = numpy_dtype
         self.name = name
         self.itemsize = itemsize
-        self._numpy = numpy_dtype
         self._torch = torch_name
         self.storage: np.dtype[Any] = (
             numpy_dtype
@@ -40,12 +40,11 @@ class DType:
         )
 
     @property
-    def numpy(self) -> np.dtype[Any]:
+    def numpy(self) -> Any:
         """The NumPy dtype; raises BadParams when it needs ml_dtypes, which is not installed."""
         if self._numpy is None:
             self._numpy = _extension_dtype(self.name)
-        dtype: np.dtype[Any] = self._numpy
-        return dtype
+        return self._numpy
 
     @property
     def has_numpy(self) -> bool:

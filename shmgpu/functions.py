@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
+    ParamSpec,
     TypeVar,
     overload,
 )
@@ -29,22 +31,9 @@ from shmgpu.port import Options
 from shmgpu.progress import Bar
 
 if TYPE_CHECKING:
-    from typing import Concatenate
-
-    from typing_extensions import ParamSpec
-
     from shmgpu.port import Port
 
-    P = ParamSpec("P")
-else:
-    try:
-        from typing import Concatenate, ParamSpec
-    except ImportError:  # pragma: no cover
-        from typing import Concatenate
-
-        from typing_extensions import ParamSpec
-    P = ParamSpec("P")
-
+P = ParamSpec("P")
 R = TypeVar("R")
 
 by_row: dict[int, Function[Any, Any]] = {}
@@ -196,12 +185,12 @@ class Function(Generic[P, R]):
         self,
         body: Callable[..., Any],
         *,
-        batch: Batch | None = None,
+        batch: Any = None,
         out: Any = None,
         idempotent: bool = False,
         timeout: float | None = None,
         hang_after: float | None = None,
-        pool: str | None = None,
+        pool: Any = None,
         arrays: str = "torch",
         pickle: bool = False,
     ) -> None:
@@ -209,21 +198,19 @@ class Function(Generic[P, R]):
             raise ConfigError(f"function() decorates functions, not {body!r}")
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
-        if isinstance(batch, int) and not isinstance(batch, bool):
-            batch = Batch(max_size=batch)
         if batch is not None and not isinstance(batch, Batch):
             raise ConfigError(f"batch={batch!r} must be a shmgpu.Batch")
         if pool is not None and not isinstance(pool, str):
             raise ConfigError(f"pool={pool!r} must be a pool's name")
         self.body = body
         self.name = getattr(body, "__qualname__", type(body).__name__)
-        self.batch = batch
+        self.batch: Batch | None = batch
         self.batch_max_rows = batch.max_size if batch else 0
         self.out = out
         self.idempotent = parse_bool(idempotent, "idempotent")
         self.timeout = _seconds(timeout, "timeout")
         self.hang_after = _seconds(hang_after, "hang_after")
-        self.pool = pool
+        self.pool: str | None = pool
         self.arrays_kind = arrays
         self.pickle = parse_bool(pickle, "pickle")
         self.plans = PlanTable()
@@ -454,7 +441,19 @@ def function(
     arrays: Literal["torch", "numpy"] = "torch",
     pickle: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]: ...
-def function(body: Any = None, /, **settings: Any) -> Any:
+def function(
+    body: Any = None,
+    /,
+    *,
+    batch: Batch | None = None,
+    out: Any = None,
+    idempotent: bool = False,
+    timeout: float | None = None,
+    hang_after: float | None = None,
+    pool: str | None = None,
+    arrays: str = "torch",
+    pickle: bool = False,
+) -> Any:
     """Make a function that helpers run and children call.
 
     The function's first parameter is the helper (``.id``, ``.device``, ``.session``, ``.out``);
@@ -479,9 +478,21 @@ def function(body: Any = None, /, **settings: Any) -> Any:
         ConfigError: a setting is out of range.
         BadFunction: the function table is full.
     """
-    if body is not None:
-        return Function(body, **settings)
-    return lambda body: Function(body, **settings)
+
+    def decorate(body: Any) -> Function[Any, Any]:
+        return Function(
+            body,
+            batch=batch,
+            out=out,
+            idempotent=idempotent,
+            timeout=timeout,
+            hang_after=hang_after,
+            pool=pool,
+            arrays=arrays,
+            pickle=pickle,
+        )
+
+    return decorate if body is None else decorate(body)
 
 
 def _seconds(value: Any, name: str) -> float | None:

@@ -53,9 +53,7 @@ class Setup:
         self.children = children
 
 
-def run(
-    number: int, generation: int, setup: Setup, report: Callable[[str, str], None]
-) -> int:
+def run(number: int, generation: int, setup: Setup, report: Callable[[str, str], None]) -> int:
     """Be helper ``number``; returns the exit status.
 
     ``report`` is told the message and traceback of a session that could not be made.

@@ -244,6 +244,7 @@ class RoleHost(core.Host):
     # -- forking --
 
     def fork(self) -> int:
+        """As ``os.fork``, with the interpreter made ready for it."""
         if not self._frozen:
             # A collection in each forked process would write to every page it inherited.
             gc.collect()
@@ -263,20 +264,24 @@ class RoleHost(core.Host):
             self._frozen = False
 
     def exit(self, status: int) -> None:
+        """End a role: what it printed is written, nothing of the parent's runs."""
         flush()
         os._exit(status & 0xFF)
 
     def failed(self, error: BaseException) -> None:
+        """A callback raised: the launch ends with that."""
         if self.error is None:
             self.error = error
 
     def on_signal(self) -> int:
+        """Let Python run its handlers."""
         # Python has run its handlers by the time this returns; one that raises ends in failed().
         return 0
 
     # -- roles --
 
     def run_helper(self, helper_number: int, generation: int) -> int:
+        """In a helper: its whole life."""
         plan = self.plan
         setup = plan.setups[helper_number]
         log.set_role(f"helper {helper_number}")
@@ -288,13 +293,12 @@ class RoleHost(core.Host):
         seed_all(plan.seed, f"helper {helper_number}")
 
         def report(message: str, traceback_text: str) -> None:
-            self.helper_reports.write(
-                helper_number, Report("error", None, message, traceback_text)
-            )
+            self.helper_reports.write(helper_number, Report("error", None, message, traceback_text))
 
         return helper.run(helper_number, generation, setup, report)
 
     def run_child(self, child: int, generation: int) -> int:
+        """In a child: its whole life."""
         plan = self.plan
         log.set_role(f"child {child}")
         self.helper_reports.close()
@@ -335,6 +339,7 @@ class RoleHost(core.Host):
     # -- events --
 
     def on_event(self, event: dict[str, int]) -> None:
+        """Log, draw, remember."""
         kind = core.EVENT_NAMES.get(event["kind"], "")
         index = event["index"]
         if kind == "helper_started" and event["generation"] == 1 and self._bar is None:
@@ -655,9 +660,23 @@ def init(
     """Start helpers and make the calling process their child, until :func:`shutdown`.
 
     Args:
-        helpers, session, devices, arena, ...: as for :func:`launch`.
+        helpers: as for :func:`launch`, and so are session, devices and arena.
+        session: see there.
+        devices: see there.
         backend: engine of the tensor calls, ``"torch"`` or ``"numpy"``.
+        arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
+        seed: see :func:`launch` for this and all that follow.
+        window: see there.
+        threads: see there.
+        gpu_memory: see there.
+        prefault: see there.
+        huge_pages: see there.
+        grace: see there.
+        scratch: see there.
+        trace_records: see there.
+        trace_path: see there.
+        progress: see there.
 
     Returns:
         A context manager that calls :func:`shutdown`.
@@ -760,6 +779,7 @@ def shutdown() -> None:
     if session is not None:
         session.port.close(NotRunning(runtime.SHUT_DOWN))
         session.port.join()
+        session.port.forget()
     runtime.shut_down()
     if current._host is not None:
         status = core.leave()

@@ -186,9 +186,7 @@ def result_bytes(description: bytes, layout: Layout) -> int:
     return aligned(len(description)) + layout.nbytes
 
 
-def read_result(
-    buffer: Any, size_bytes: int, allow_pickle: bool
-) -> tuple[Layout, list[Any], int]:
+def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layout, list[Any], int]:
     """Read a result that describes itself: (layout, plain values, where its arrays begin).
 
     ``buffer`` must hold at least ``size_bytes``; raises BadParams when the bytes are no result.
@@ -205,9 +203,7 @@ def read_result(
     layout = Layout(structure, [Spec.read(reader) for _ in range(count)])
     if reader.end - reader.offset != values_bytes:
         raise BadParams("the helper's result is damaged")
-    values = decode_values(
-        data, layout.tree.value_count, reader.offset, reader.end, allow_pickle
-    )
+    values = decode_values(data, layout.tree.value_count, reader.offset, reader.end, allow_pickle)
     if result_bytes(data, layout) > size_bytes:
         raise BadParams("the helper's result is shorter than its arrays")
     return layout, values, aligned(total)

@@ -109,11 +109,7 @@ class Plan:
             return
         if self.hint is not None:
             self.surprises += 1
-        if (
-            result.specs
-            and not result.tree.value_count
-            and self.surprises < MAX_SURPRISES
-        ):
+        if result.specs and not result.tree.value_count and self.surprises < MAX_SURPRISES:
             self.expect(result)
         else:
             if self.hint is not None:

@@ -12,7 +12,6 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,15 +41,26 @@ CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 class Wire(Protocol):
     """What carries messages: the broker, or (inline) this very process."""
 
-    call: Callable[[Any, int, int, Any], int]
-    wait: Callable[[int, int, Any], int]
-    abandon: Callable[[int], int]
-    grow: Callable[[int, int, int], int]
-    cancel: Callable[[int], int]
-    submit: Callable[[Any, int, int], tuple[int, int]]
-    drain: Callable[[core.ReplyBuffer, int], int]
-    descriptors: Callable[[], tuple[int, ...]]
-    immediate: bool
+    @property
+    def immediate(self) -> bool:
+        """Whether a submitted call is done when submit returns."""
+
+    def call(self, config: Any, params: int, deadline_ns: int, reply: Any, /) -> int:
+        """As shm_port_call; likewise the others."""
+
+    def wait(self, sequence: int, deadline_ns: int, reply: Any, /) -> int: ...
+
+    def abandon(self, sequence: int, /) -> int: ...
+
+    def grow(self, sequence: int, token: int, params: int, /) -> int: ...
+
+    def cancel(self, sequence: int, /) -> int: ...
+
+    def submit(self, config: Any, params: int, deadline_ns: int, /) -> tuple[int, int]: ...
+
+    def drain(self, buffer: core.ReplyBuffer, timeout_ns: int, /) -> int: ...
+
+    def descriptors(self) -> tuple[int, ...]: ...
 
 
 class BrokerWire:
@@ -135,7 +145,7 @@ class Port:
         self._replies_lock = threading.Lock()
         self._deadlines = False
         self._closed: ShmError | None = None
-        self._all_plans: list[PlanTable] = []
+        self._targets: list[Target] = []  # functions that have plans here
         arena.reclaimers.append(self._reclaim)
 
     # ---- preparing -----------------------------------------------------------------------
@@ -312,7 +322,7 @@ class Port:
         self._pool(target)
         target.plans = PlanTable()
         target.plans_port = self
-        self._all_plans.append(target.plans)
+        self._targets.append(target)
 
     def _pool(self, target: Target) -> int:
         if target.pool is None:
@@ -329,8 +339,8 @@ class Port:
     def _reclaim(self) -> bool:
         """Give back what idle calls hold; the arena asks when it is full."""
         found = False
-        for plans in self._all_plans:
-            for plan in list(plans.values()):
+        for target in self._targets:
+            for plan in list(target.plans.values()):
                 while plan.idle:
                     plan.idle.pop()
                     found = True
@@ -588,8 +598,8 @@ class Port:
                     break
                 if status < 0:
                     failed.append((call, core.error_of(status)))
-        for call, error in failed:
-            self._end_call(call, None, error)
+        for call, reason in failed:
+            self._end_call(call, None, reason)
 
     def poll(self) -> int:
         """Take in replies that have come, without waiting: how many."""
@@ -693,9 +703,7 @@ class Port:
         with self._lock:
             if self._reader is not None or self._closed is not None:
                 return
-            self._reader = threading.Thread(
-                target=self._read, name="shmgpu-replies", daemon=True
-            )
+            self._reader = threading.Thread(target=self._read, name="shmgpu-replies", daemon=True)
             self._reader.start()
 
     def _read(self) -> None:
@@ -752,6 +760,15 @@ class Port:
         reader = self._reader
         if reader is not None and reader is not threading.current_thread():
             reader.join(timeout=5.0)
+
+    def forget(self) -> None:
+        """Drop everything kept for later calls: nothing of the arena is held any more."""
+        for target in self._targets:
+            target.plans = PlanTable()
+            target.plans_port = None
+        self._targets.clear()
+        self._out.clear()
+        self._queue.clear()
 
     @property
     def outstanding(self) -> int:

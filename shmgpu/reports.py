@@ -39,9 +39,7 @@ class Reports:
         self._descriptors: list[int] = []
         try:
             for index in range(count):
-                self._descriptors.append(
-                    os.memfd_create(f"shmgpu-{name}-{index}", os.MFD_CLOEXEC)
-                )
+                self._descriptors.append(os.memfd_create(f"shmgpu-{name}-{index}", os.MFD_CLOEXEC))
         except OSError:
             self.close()
             raise

@@ -26,8 +26,7 @@ def stats() -> dict[str, Any]:
     children = [core.child_stats(child) for child in range(broker["children"])]
     helpers = [core.helper_stats(helper) for helper in range(broker["helpers"])]
     total = {
-        name: sum(row["bytes"][name] for row in (*children, *helpers))
-        for name in core.BYTES_NAMES
+        name: sum(row["bytes"][name] for row in (*children, *helpers)) for name in core.BYTES_NAMES
     }
     batches = sum(row["batches"] for row in helpers)
     batched = sum(row["batched"] for row in helpers)

@@ -1,0 +1,80 @@
+"""Settings, logging, progress: argument beats variable beats default, each error a sentence."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from shmgpu import config, log
+from shmgpu.errors import ConfigError
+from shmgpu.progress import Bar
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64MiB", 64 << 20), (4096, 4096), ("1.5 GB", 1_500_000_000), ("2k", 2000), ("0", 0)],
+)
+def test_sizes_are_read_with_their_units(text, size):
+    assert config.parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "64 parsecs", -1, 1 << 60, True, 1.5, None, "-4k"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError):
+        config.parse_bytes(text)
+
+
+def test_an_argument_beats_the_variable_which_beats_the_default(monkeypatch):
+    assert config.resolve("window") == 64
+    monkeypatch.setenv("SHMGPU_WINDOW", "32")
+    assert config.resolve("window") == 32
+    assert config.resolve("window", 16) == 16
+
+
+def test_an_error_names_the_variable_it_came_from(monkeypatch):
+    monkeypatch.setenv("SHMGPU_WINDOW", "lots")
+    with pytest.raises(ConfigError, match="SHMGPU_WINDOW"):
+        config.resolve("window")
+    with pytest.raises(ConfigError, match="window=0"):
+        config.resolve("window", 0)
+
+
+def test_a_variable_that_means_nothing_warns(monkeypatch):
+    monkeypatch.setenv("SHMGPU_WINDWO", "32")
+    with pytest.warns(UserWarning, match="SHMGPU_WINDWO"):
+        assert config.warn_unknown() == ["SHMGPU_WINDWO"]
+
+
+def test_records_carry_the_role(caplog):
+    before = log.role()
+    log.set_role("helper 3")
+    try:
+        with caplog.at_level(logging.WARNING, logger="shmgpu"):
+            log.logger.warning("said")
+    finally:
+        log.set_role(before)
+    assert caplog.records[-1].role == "helper 3"
+
+
+def test_a_log_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("SHMGPU_LOG", "loud")
+    with pytest.raises(ConfigError, match="LOUD"):
+        log.configure()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_draws_on_a_terminal_only():
+    screen, pipe = Terminal(), io.StringIO()
+    for file in (screen, pipe):
+        with Bar(3, "work", file=file) as bar:
+            for _ in range(3):
+                bar.update()
+        assert bar.count == 3
+    assert "work" in screen.getvalue() and "3/3" in screen.getvalue()
+    assert pipe.getvalue() == ""

@@ -1,0 +1,163 @@
+"""The value codec: everything comes back as it was, and any bytes are an error at worst."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmgpu.errors import BadParams
+from shmgpu.values import Tree, decode_values, encode_value, encode_values, flatten
+
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.text(),
+    st.text(st.characters()),
+    st.binary(),
+    st.binary().map(bytearray),
+    st.builds(range, st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9)),
+    st.builds(slice, st.none() | st.integers(), st.none() | st.integers()),
+    st.just(...),
+)
+keys = st.one_of(st.text(), st.integers(), st.none(), st.binary())
+trees = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
+    ),
+    max_leaves=20,
+)
+
+
+def never(leaf):
+    return False
+
+
+def there_and_back(tree, is_array=never, allow_pickle=False):
+    flat = flatten(tree, is_array, allow_pickle)
+    data = encode_values(flat.values, allow_pickle)
+    read = Tree(bytes(flat.structure))
+    values = decode_values(data, read.value_count, allow_pickle=allow_pickle)
+    return read.build(flat.arrays, values)
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+@given(trees)
+def test_a_tree_comes_back_with_its_values_and_types(tree):
+    assert same(there_and_back(tree), tree)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0])
+def test_special_floats_come_back_bit_for_bit(value):
+    back = there_and_back(value)
+    assert np.float64(back).tobytes() == np.float64(value).tobytes()
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 10**1000, -(10**1000)])
+def test_integers_of_any_size_come_back(value):
+    assert there_and_back(value) == value
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        np.float32(1.5),
+        np.int8(-3),
+        np.bool_(True),
+        np.complex64(1 + 2j),
+        np.datetime64("2026-01-02", "ns"),
+        np.timedelta64(5, "s"),
+        np.str_("text"),
+        np.bytes_(b"bytes"),
+        np.float16(0.25),
+    ],
+)
+def test_numpy_scalars_keep_their_dtype(scalar):
+    back = there_and_back(scalar)
+    assert back == scalar and back.dtype == scalar.dtype
+
+
+def test_arrays_are_left_where_they_stood():
+    a, b = np.ones(2), np.zeros(3)
+    back = there_and_back({"a": (a, 1), "b": [b]}, lambda leaf: isinstance(leaf, np.ndarray))
+    assert back["a"][0] is a and back["b"][0] is b and back["a"][1] == 1
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, lambda: 0, {(1, 2): 3}, slice(1.5), type("Sub", (dict,), {})()]
+)
+def test_what_cannot_be_carried_is_refused_in_a_sentence(value):
+    with pytest.raises(BadParams, match=r"cannot be carried|lose its type"):
+        there_and_back(value)
+
+
+def test_pickle_is_used_only_where_it_was_asked_for():
+    assert there_and_back({1, 2}, allow_pickle=True) == {1, 2}
+    data = encode_value({1, 2}, allow_pickle=True)
+    with pytest.raises(BadParams, match="pickle=True"):
+        decode_values(data, 1)
+
+
+def test_a_container_that_holds_itself_is_refused():
+    loop: list = []
+    loop.append(loop)
+    with pytest.raises(BadParams, match="nested"):
+        flatten(loop, never)
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200), st.integers(0, 5))
+def test_random_bytes_as_values_are_an_error_at_worst(data, count):
+    try:
+        decode_values(data, count)
+    except BadParams:
+        pass
+
+
+@settings(max_examples=500)
+@given(st.binary(max_size=200))
+def test_random_bytes_as_a_structure_are_an_error_at_worst(data):
+    try:
+        tree = Tree(data)
+    except BadParams:
+        return
+    assert tree.array_count + tree.value_count <= len(data)
+
+
+@given(trees, st.data())
+def test_a_damaged_encoding_is_an_error_at_worst(tree, data):
+    flat = flatten(tree, never)
+    encoded = bytearray(encode_values(flat.values))
+    if not encoded:
+        return
+    for _ in range(data.draw(st.integers(1, 4))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode_values(bytes(encoded), len(flat.values))
+    except BadParams:
+        pass
+
+
+def test_a_structure_that_promises_more_than_it_holds_is_refused_at_once():
+    with pytest.raises(BadParams):
+        Tree(b"t\xff\xff\xff\xff")
+    with pytest.raises(BadParams):
+        Tree(b"t\x01\x00\x00\x00" * 100_000 + b"V")
