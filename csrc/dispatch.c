@@ -19,6 +19,7 @@
 enum {
   EVENTS = 256,         /* children served per turn; the rest stay ready for the next */
   READ_FRAMES = 256,
+  BURSTS = 32,          /* of one child in one turn: twice what a pipe holds */
   IN_FLIGHT_MAX = 896,  /* frames a helper's pipe is sure to hold */
   PATIENCE = 16         /* protocol errors of one child before it is ended */
 };
@@ -28,7 +29,7 @@ typedef struct child {
   int state;
   uint32_t generation;
   uint32_t outstanding;  /* calls the child may not have a reply for yet */
-  uint32_t growing;      /* of these, room offered for a parked result */
+  uint32_t parked;       /* of these, told to make room for a result and not yet done so */
   uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
   uint32_t dirty_next;   /* in the list of children with replies */
   uint8_t is_dirty;
@@ -58,6 +59,7 @@ struct shmi_dispatch {
   uint32_t dirty; /* child + 1: head of the list of children with replies */
   uint64_t helper_mask;
   uint64_t now_ns;
+  uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
   const shmi_board_t *board;
 };
 
@@ -95,11 +97,9 @@ static void answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t val
     shmi_schedule_free(d->schedule, number);
     return;
   }
-  if (r->frame.kind == SHMI_FRAME_GROW && child->growing > 0) child->growing--;
   if (!goes_on) {
     broker->answered++;
     stats->answered++;
-    child->outstanding--;
     if (status != SHM_OK) {
       broker->failed++;
       stats->failed++;
@@ -159,6 +159,9 @@ static int write_replies(shmi_dispatch_t *d, child_t *child) {
     for (int i = 0; i < written; i++) {
       uint32_t number = child->replies_head;
       child->replies_head = shmi_schedule_request(d->schedule, number)->next;
+      /* Only now: a child that reads no reply runs into its own window, not into the table. */
+      if (frames[i].status == shmi_status_to_wire(SHM_ENEEDS_SPACE)) child->parked++;
+      else child->outstanding--;
       shmi_schedule_free(d->schedule, number);
     }
     if (written < count) return 0;
@@ -202,19 +205,25 @@ static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int m
   frame->handed_ns = d->now_ns;
 }
 
-static void write_out(shmi_dispatch_t *d, helper_t *helper) {
+static void write_out(helper_t *helper) {
   uint32_t written = 0;
   while (written < helper->out_count) {
     int got = shmi_channel_write(helper->down_fd, helper->out + written,
                                  (int)(helper->out_count - written));
     if (got == SHM_EINTR) continue;
-    /* A dead helper: all of this is in flight on the books, and comes back when it is removed.
-     * A full pipe cannot be: what may be out is less than it holds. */
-    if (got <= 0) break;
+    if (got < 0) { /* dead: all of this is on the books, and comes back when it is removed */
+      written = helper->out_count;
+      break;
+    }
+    /* Full: a user beyond the kernel's soft limit of pipe pages is given small ones. The rest
+     * follows when the helper, which then has work, has answered. */
+    if (got == 0) break;
     written += (uint32_t)got;
   }
-  helper->out_count = 0;
-  (void)d;
+  helper->out_count -= written;
+  if (helper->out_count > 0) {
+    memmove(helper->out, helper->out + written, helper->out_count * sizeof *helper->out);
+  }
 }
 
 static void hand_out_grows(shmi_dispatch_t *d, helper_t *helper) {
@@ -229,10 +238,8 @@ static void hand_out(shmi_dispatch_t *d) {
   uint32_t batch[SHM_MAX_BATCH];
   uint64_t touched = 0;
   for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].grow_head != SHMI_NONE) {
-      hand_out_grows(d, &d->helpers[h]);
-      touched |= UINT64_C(1) << h;
-    }
+    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, &d->helpers[h]);
+    if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
   }
   int h, count;
   uint32_t gang;
@@ -255,7 +262,7 @@ static void hand_out(shmi_dispatch_t *d) {
   while (touched != 0) {
     h = __builtin_ctzll(touched);
     touched &= touched - 1;
-    write_out(d, &d->helpers[h]);
+    write_out(&d->helpers[h]);
     d->board->helper_stats[h].in_flight = d->helpers[h].in_flight;
   }
   uint32_t expired;
@@ -317,15 +324,14 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
   shmi_frame_t stamped = *frame;
   stamped.slot = (uint16_t)slot;
   stamped.generation = child->generation;
-  /* A child that grows what it never called could fill the table: its own calls bound it. */
-  uint32_t number = child->outstanding > 0 && child->growing < child->outstanding
-                        ? shmi_schedule_admit(d->schedule, &stamped, d->now_ns)
-                        : SHMI_NONE;
+  /* A child that grows what was never parked would get more answers than it has calls. */
+  uint32_t number = child->parked > 0 ? shmi_schedule_admit(d->schedule, &stamped, d->now_ns)
+                                      : SHMI_NONE;
   if (number == SHMI_NONE) {
     protocol_error(d, slot);
     return;
   }
-  child->growing++;
+  child->parked--;
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   r->helper = (uint8_t)h;
   r->handed_ns = d->now_ns;
@@ -349,6 +355,14 @@ static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame)
   answer_plain(d, number, SHM_ECANCELLED);
 }
 
+enum peer { PEER_CHILD, PEER_HELPER, PEER_SUPERVISOR };
+
+static struct epoll_event event_of(enum peer peer, int index) {
+  /* Level-triggered for the supervisor, which may leave some of it for later. */
+  return (struct epoll_event){.events = EPOLLIN | (peer == PEER_SUPERVISOR ? 0u : EPOLLET),
+                              .data = {.u64 = (uint64_t)peer << 32 | (uint32_t)index}};
+}
+
 static void child_left(shmi_dispatch_t *d, int slot) {
   child_t *child = &d->children[slot];
   epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, child->request_fd, NULL);
@@ -358,13 +372,20 @@ static void child_left(shmi_dispatch_t *d, int slot) {
 }
 
 /* Edge-triggered: whatever lies in the pipe is read now, or never heard of again. A read that
- * came back short has emptied the pipe; at_end (the writer is gone) reads on to the end. */
+ * came back short has emptied the pipe; at_end (the writer is gone) reads on to the end. One
+ * that writes as fast as it is read gets a new edge instead of the whole turn, and an offender
+ * is not listened to any more. */
 static void read_child(shmi_dispatch_t *d, int slot, int at_end) {
   child_t *child = &d->children[slot];
   shmi_frame_t frames[SHMI_CHANNEL_BURST];
-  int got;
+  int got, bursts = 0;
   do {
-    if (child->request_fd < 0) return;
+    if (child->request_fd < 0 || child->state == SHMI_PEER_OFFENDED) return;
+    if (++bursts > BURSTS && !at_end) {
+      struct epoll_event event = event_of(PEER_CHILD, slot);
+      epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, child->request_fd, &event);
+      break;
+    }
     got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
     if (got < 0 && got != SHM_EINTR) {
       if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
@@ -476,12 +497,8 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
 
 /* ---- the turn ---- */
 
-enum peer { PEER_CHILD, PEER_HELPER, PEER_SUPERVISOR };
-
 static int watch(shmi_dispatch_t *d, int fd, enum peer peer, int index) {
-  /* Level-triggered for the supervisor, which may leave some of it for later. */
-  struct epoll_event event = {.events = EPOLLIN | (peer == PEER_SUPERVISOR ? 0u : EPOLLET),
-                              .data = {.u64 = (uint64_t)peer << 32 | (uint32_t)index}};
+  struct epoll_event event = event_of(peer, index);
   return epoll_ctl(d->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
 }
 
@@ -550,7 +567,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->reply_fd = reply_fd;
   child->generation++;
   child->outstanding = 0;
-  child->growing = 0;
+  child->parked = 0;
   child->state = SHMI_PEER_UP;
   shm_child_stats_t *stats = &d->board->child_stats[slot];
   stats->pid = pid;
@@ -670,6 +687,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
     answer_plain(d, number, SHM_EHELPER_DIED);
   }
+  int was_asked = helper->down_fd < 0; /* its pipe was closed: this is its orderly end */
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
   shmi_descriptor_close(&helper->up_fd);
@@ -677,8 +695,10 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   stats->state = 3;
   stats->pid = 0;
   stats->in_flight = 0;
-  stats->deaths++;
-  d->board->broker->helper_deaths++;
+  if (!was_asked) {
+    stats->deaths++;
+    d->board->broker->helper_deaths++;
+  }
   hand_out(d);
   flush_replies(d);
 }
@@ -703,9 +723,13 @@ void shmi_dispatch_tell_ready(shmi_dispatch_t *d, int slot, int status) {
 
 int shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
   *next_ns = 0;
+  if (d->least_hang_ns == 0) return -1;
   for (int h = 0; h < d->config.helpers; h++) {
     helper_t *helper = &d->helpers[h];
     if (helper->state != SHMI_PEER_UP || helper->in_flight == 0) continue;
+    /* What it begins next, it does not tell anybody: so look again in time for any function. */
+    uint64_t again_ns = now_ns + d->least_hang_ns;
+    if (*next_ns == 0 || again_ns < *next_ns) *next_ns = again_ns;
     shmi_helper_page_t *page = shmi_board_helper(h);
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
     if (executing == 0) continue;
@@ -716,7 +740,7 @@ int shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
     uint64_t due = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed) +
                    r->function->hang_after_ns;
     if (due <= now_ns) return h;
-    if (*next_ns == 0 || due < *next_ns) *next_ns = due;
+    if (due < *next_ns) *next_ns = due;
   }
   return -1;
 }
@@ -736,6 +760,12 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   if (d == NULL) return SHM_ESYSTEM;
   d->config = *config;
   d->board = shmi_board();
+  for (uint32_t i = 0; i < shmi_registry_count(); i++) {
+    uint64_t hang_ns = shmi_registry_row(i)->hang_after_ns;
+    if (hang_ns > 0 && (d->least_hang_ns == 0 || hang_ns < d->least_hang_ns)) {
+      d->least_hang_ns = hang_ns;
+    }
+  }
   d->epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
   d->children = calloc((size_t)config->children, sizeof *d->children);
   d->helpers = calloc((size_t)config->helpers, sizeof *d->helpers);
