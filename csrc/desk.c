@@ -14,7 +14,7 @@
 enum {
   QUEUE = SHMI_BOARD_RING,
   REPLIES = SHMI_CHANNEL_BURST,
-  HOLD_REPLIES_NS = 100000, /* a reply never waits longer for company */
+  HOLD_REPLIES_NS = 100000, /* how long a reply may wait for company, by the best knowledge */
   LOOK_AGAIN_NS = 200000    /* how stale the queue may be: a GROW goes ahead of what waits */
 };
 
@@ -36,6 +36,8 @@ static struct desk {
   shmi_frame_t grows[QUEUE];
   shmi_frame_t taken[QUEUE]; /* by delivery % QUEUE: what finish needs to know */
   uint64_t started_ns[QUEUE];
+  uint16_t function[QUEUE];  /* by delivery % QUEUE: 1 + index of its row, 0: none */
+  uint8_t is_short[SHM_MAX_FUNCTIONS]; /* its last call took less than HOLD_REPLIES_NS */
   uint64_t last_take[SHM_MAX_BATCH];
   shmi_frame_t replies[REPLIES];
 } desk = {.down_fd = -1, .up_fd = -1, .helper = -1};
@@ -100,6 +102,10 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   desk.now_ns = now;
   uint32_t started = units(call->handed_ns, desk.started_ns[delivery % QUEUE]);
   uint32_t finished = units(call->handed_ns, now);
+  if (desk.function[delivery % QUEUE] > 0) {
+    desk.is_short[desk.function[delivery % QUEUE] - 1] =
+        now - desk.started_ns[delivery % QUEUE] < HOLD_REPLIES_NS;
+  }
 
   shmi_outcome_t *outcome = &desk.page->finished[delivery % SHMI_BOARD_RING];
   outcome->value = value;
@@ -137,6 +143,7 @@ static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
       shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
   if (function == NULL) return SHM_EBAD_FUNCTION;
   uint64_t address = (uint64_t)(uintptr_t)frame->msg.params;
+  desk.function[frame->delivery % QUEUE] = (uint16_t)(function->index + 1);
   *bytes = (uint32_t)function->params_bytes;
   if (function->func == NULL) {
     *bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
@@ -153,6 +160,7 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
   uint64_t delivery = frame->delivery;
   desk.taken[delivery % QUEUE] = *frame;
   desk.started_ns[delivery % QUEUE] = desk.now_ns;
+  desk.function[delivery % QUEUE] = 0;
   *work = (shm_work_t){.delivery = delivery,
                        .function = (uint64_t)(uintptr_t)frame->msg.func_ptr,
                        .params = (uint64_t)(uintptr_t)frame->msg.params,
@@ -225,6 +233,16 @@ static int batch_is_whole(void) {
   return 0;
 }
 
+/* May the replies that are ready wait until the call at the head of the queue has run? Not when
+ * that is known to be long, or not known at all. */
+static int may_hold_replies(void) {
+  if (desk.now_ns - desk.first_reply_ns > HOLD_REPLIES_NS) return 0;
+  const shmi_frame_t *next = &desk.queue[desk.head % QUEUE];
+  const shmi_function_t *function =
+      shmi_registry_find((uint64_t)(uintptr_t)next->msg.func_ptr);
+  return function != NULL && desk.is_short[function->index];
+}
+
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (desk.helper < 0) return SHM_ENOT_HELPER;
   desk.taken_count = 0;
@@ -237,9 +255,7 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
       continue;
     }
     if (desk.count > 0 && batch_is_whole()) {
-      if (desk.reply_count > 0 && desk.now_ns - desk.first_reply_ns > HOLD_REPLIES_NS) {
-        if (flush() != SHM_OK) return SHM_ESTOPPED;
-      }
+      if (desk.reply_count > 0 && !may_hold_replies() && flush() != SHM_OK) return SHM_ESTOPPED;
       if (desk.now_ns - desk.last_look_ns > LOOK_AGAIN_NS && !desk.stopping) {
         desk.last_look_ns = desk.now_ns;
         int status = look(0);
