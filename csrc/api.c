@@ -7,11 +7,13 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "arena.h"
 #include "clock.h"
 #include "desk.h"
+#include "detail.h"
 #include "heap.h"
 #include "launch.h"
 #include "port.h"
@@ -62,7 +64,10 @@ static int run_bundle(int child, uint32_t generation) {
 
 int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_block_size,
                int helper_cnt) {
-  if (bundles == NULL) return SHM_EBAD_CONFIG;
+  if (bundles == NULL) {
+    shmi_detail_set("the list of bundles is NULL");
+    return SHM_EBAD_CONFIG;
+  }
   shm_config_t config = {.child_count = child_cnt,
                          .helper_count = helper_cnt,
                          .pool_count = 1,
@@ -70,7 +75,10 @@ int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_bloc
                          .window = SHM_MAX_WINDOW,
                          .trace_records = 65536};
   for (int i = 0; i < child_cnt && child_cnt <= SHM_MAX_CHILDREN; i++) {
-    if (bundles[i].main_func == NULL) return SHM_EBAD_CONFIG;
+    if (bundles[i].main_func == NULL) {
+      shmi_detail_set("bundle %d has no main_func", i);
+      return SHM_EBAD_CONFIG;
+    }
   }
   shm_host_t host = {.fork = flush_and_fork, .run_child = run_bundle, .exit = flush_and_exit};
   launch_bundles = bundles;
@@ -114,25 +122,32 @@ typedef struct late { /* a block that belongs to a call which timed out */
   uint64_t sequence;
   void *block;
   int free_it; /* its owner freed it meanwhile */
-} late_t;
+} late_t; /* several calls may have timed out on one block: it is free after the last of them */
 
 static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
 static late_t *late_calls;
 
+static late_t *late_of(const void *block) {
+  late_t *call = late_calls;
+  while (call != NULL && call->block != block) call = call->next;
+  return call;
+}
+
 static void late_settle(void) {
-  shm_reply_t replies[16];
-  int got;
-  while (late_calls != NULL && (got = shm_port_drain(replies, 16, 0)) > 0) {
-    for (int i = 0; i < got; i++) {
-      for (late_t **at = &late_calls; *at != NULL; at = &(*at)->next) {
-        late_t *call = *at;
-        if (call->sequence != replies[i].sequence) continue;
-        *at = call->next;
-        if (call->free_it) shmi_heap_free(call->block);
-        free(call);
-        break;
-      }
+  enum { AT_ONCE = 64 };
+  for (int claimed = 0; claimed >= 0;) {
+    uint64_t sequences[AT_ONCE];
+    int count = 0;
+    for (late_t *call = late_calls; call != NULL && count < AT_ONCE; call = call->next) {
+      sequences[count++] = call->sequence;
     }
+    if (count == 0 || (claimed = shmi_port_claim(sequences, count)) < 0) return;
+    late_t **at = &late_calls;
+    while ((*at)->sequence != sequences[claimed]) at = &(*at)->next;
+    late_t *over = *at;
+    __atomic_store_n(at, over->next, __ATOMIC_RELEASE);
+    if (over->free_it && late_of(over->block) == NULL) shmi_heap_free(over->block);
+    free(over);
   }
 }
 
@@ -140,12 +155,29 @@ int shm_free(void *ptr) {
   if (__atomic_load_n(&late_calls, __ATOMIC_ACQUIRE) == NULL) return shmi_heap_free(ptr);
   pthread_mutex_lock(&late_lock);
   late_settle();
-  int held = 0;
-  for (late_t *call = late_calls; call != NULL && !held; call = call->next) {
-    if (call->block == ptr && !call->free_it) held = call->free_it = 1;
+  late_t *held = late_of(ptr);
+  int status = held != NULL && held->free_it ? SHM_EBAD_FREE : SHM_OK; /* freed twice */
+  for (late_t *call = held; call != NULL; call = call->next) {
+    if (call->block == ptr) call->free_it = 1;
   }
   pthread_mutex_unlock(&late_lock);
-  return held ? SHM_OK : shmi_heap_free(ptr);
+  return held != NULL ? status : shmi_heap_free(ptr);
+}
+
+void *shm_realloc(void *ptr, size_t size) {
+  pthread_mutex_lock(&late_lock);
+  if (late_calls != NULL) late_settle();
+  int is_late = ptr != NULL && late_of(ptr) != NULL;
+  pthread_mutex_unlock(&late_lock);
+  if (!is_late) return shmi_heap_realloc(ptr, size);
+  /* A helper may still write to it: it stays where it is, as a shm_free of it would leave it. */
+  void *made = shm_malloc(size);
+  size_t bytes = shm_usable_size(ptr);
+  if (made != NULL) {
+    memcpy(made, ptr, bytes < size ? bytes : size);
+    shm_free(ptr);
+  }
+  return made;
 }
 
 int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
@@ -162,8 +194,13 @@ int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
   late_settle();
   late_t *call = status == SHM_ETIMEOUT && reply.sequence != 0 ? malloc(sizeof *call) : NULL;
   if (call != NULL) {
-    *call = (late_t){.next = late_calls, .sequence = reply.sequence, .block = msg->params};
-    late_calls = call;
+    /* A block that was freed and then called on again is the caller's mistake; it stays freed. */
+    late_t *other = late_of(msg->params);
+    *call = (late_t){.next = late_calls,
+                     .sequence = reply.sequence,
+                     .block = msg->params,
+                     .free_it = other != NULL && other->free_it};
+    __atomic_store_n(&late_calls, call, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&late_lock);
   return status;

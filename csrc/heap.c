@@ -87,7 +87,7 @@ void *shm_memalign(size_t alignment, size_t size) {
   return keep(made, status);
 }
 
-void *shm_realloc(void *ptr, size_t size) {
+void *shmi_heap_realloc(void *ptr, size_t size) {
   int status;
   shmi_tlsf_t *tlsf = enter(&status);
   void *made = tlsf != NULL ? shmi_tlsf_realloc(tlsf, ptr, size, &status) : NULL;

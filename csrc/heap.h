@@ -15,7 +15,8 @@ int shmi_heap_is_open(void);
 /* The broker is left. Returns 1 when blocks are alive: the caller must then leave
  * [mapping, mapping + mapping_bytes) mapped, the heap unmaps it with the last block. */
 int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes);
-/* The free itself, whoever still uses the block. */
+/* The free and the resize themselves, whoever still uses the block. */
 int shmi_heap_free(void *ptr);
+void *shmi_heap_realloc(void *ptr, size_t size);
 
 #endif

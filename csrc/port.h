@@ -24,6 +24,10 @@ int shmi_port_is_open(void);
 /* Wait for the parent's READY frame (a caller that became a child): the status it carries. */
 int shmi_port_wait_ready(void);
 
+/* Which of these calls has its late reply here? Its index, or -1; takes that reply, and no other,
+ * out of what shm_port_drain returns. Does not wait. Once the port is closed, all have. */
+int shmi_port_claim(const uint64_t sequences[], int count);
+
 /* The talk's calls. */
 int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit);
 int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max);
