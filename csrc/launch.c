@@ -64,6 +64,7 @@ static struct supervisor {
   enum phase phase;
   int outcome;
   int forced; /* 1: TERM was sent in this phase; 2: KILL */
+  int stops_handled; /* of stop_requests */
   uint64_t phase_deadline_ns;
   int children_alive, helpers_alive;
   sigset_t caller_mask, wait_mask;
@@ -200,13 +201,14 @@ static int watch(const shmi_process_t *process, int of_role, int index) {
 
 /* Two pipes between the parent and a role: towards[] carries frames to the role. */
 static int two_pipes(int towards[2], int from[2], int *capacity) {
-  int other;
+  int other = 0;
   int status = shmi_channel_make(towards, 2, capacity);
   if (status != SHM_OK) return status;
   status = shmi_channel_make(from, 1, &other);
   if (status != SHM_OK) {
     shmi_descriptor_close(&towards[0]);
     shmi_descriptor_close(&towards[1]);
+    return status;
   }
   if (other < *capacity) *capacity = other;
   return status;
@@ -372,7 +374,13 @@ static void child_ended(int index, int exit_status) {
   shmi_dispatch_remove_child(sup.dispatch, index);
   tell((shm_event_t){.kind = SHM_EVENT_CHILD_ENDED, .index = index, .exit_status = exit_status,
                      .generation = shmi_dispatch_child_generation(sup.dispatch, index)});
-  if (exit_status != 0 && child->is_ours) fail(SHM_ECHILD_FAILED);
+  if (exit_status == 0 || !child->is_ours) return;
+  if (sup.outcome == SHM_OK) { /* those that end after it were told to */
+    shmi_detail_set("child %d ended with %s %d", index,
+                    exit_status < 0 ? "signal" : "exit status",
+                    exit_status < 0 ? -exit_status : exit_status);
+  }
+  fail(SHM_ECHILD_FAILED);
 }
 
 static void helper_died(int index, int pid, int exit_status) {
@@ -529,11 +537,10 @@ static void timers(uint64_t now_ns, uint64_t *next_ns) {
 }
 
 static void handle_signals(void) {
-  static int handled;
-  if (stop_requests == 0) handled = 0;
-  if (stop_requests > handled) {
-    handled = stop_requests;
-    if (handled == 1) {
+  if (stop_requests > sup.stops_handled) {
+    int is_first = sup.stops_handled == 0;
+    sup.stops_handled = stop_requests;
+    if (is_first) {
       fail(SHM_ESIGNALLED);
     } else { /* asked twice: now */
       signal_children(SIGKILL);
@@ -715,11 +722,15 @@ static int become_first_child(void) {
     status = be_parent(request[0], reply[1], caller);
     end_role(status == SHM_OK ? 0 : 1);
   }
+  if (forked < 0) {
+    shmi_descriptor_keep_only(NULL, 0);
+    destroy_broker();
+    return forked;
+  }
   int ends[3] = {request[1], reply[0], parent_process.pidfd};
   shmi_arena_map_child(0);
   shmi_arena_close_descriptors();
   shmi_descriptor_keep_only(ends, 3);
-  if (forked < 0) return forked;
   role = SHM_ROLE_CHILD;
   role_index = 0;
   role_pid = caller;
