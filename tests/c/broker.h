@@ -6,6 +6,7 @@
 
 #include "harness.h"
 
+#include <fcntl.h>
 #include <stdatomic.h>
 
 #include "shmgpu.h"
@@ -61,9 +62,10 @@ HARNESS_UNUSED static void fn_add_one(void *params) {
 /* Raise notes[note], then wait until notes[note + 1] is not 0. */
 HARNESS_UNUSED static void fn_gate(void *params) {
   echo_t *echo = params;
+  uint64_t note = echo->note;
   echo->helper = shm_get_helper_id();
-  atomic_fetch_add(&notes[echo->note], 1);
-  AWAIT(atomic_load(&notes[echo->note + 1]) != 0);
+  atomic_fetch_add(&notes[note], 1);
+  AWAIT(atomic_load(&notes[note + 1]) != 0);
   echo->out = echo->in + 1;
   echo->runs++;
 }
@@ -130,6 +132,7 @@ typedef struct guard {
   sigset_t mask;
 } guard_t;
 static guard_t guard;
+static uint64_t users_fds[16]; /* bit fd: it was open before the broker was */
 
 /* Before anything else in a test: notes, functions, defaults, and what must be as before. */
 HARNESS_UNUSED static void broker_open(int children, int helpers) {
@@ -142,6 +145,9 @@ HARNESS_UNUSED static void broker_open(int children, int helpers) {
                           .trace_records = 1024};
   host = (shm_host_t){.fork = host_fork, .run_child = host_run_child, .exit = host_exit};
   guard.fds = harness_open_fds();
+  for (int fd = 0; fd < 1024; fd++) {
+    if (fcntl(fd, F_GETFD) != -1) users_fds[fd / 64] |= UINT64_C(1) << (fd % 64);
+  }
   for (int number = 1; number < NSIG; number++) sigaction(number, NULL, &guard.handlers[number]);
   pthread_sigmask(SIG_SETMASK, NULL, &guard.mask);
 }
@@ -200,11 +206,12 @@ HARNESS_UNUSED static const char *permissions_at(uint64_t address) {
   return permissions;
 }
 
-/* The descriptor of the child's request pipe: the one pipe, beyond stdio, that is written to. */
+/* The descriptor of the child's request pipe: the one pipe it has got that is written to. */
 HARNESS_UNUSED static int request_pipe(void) {
   int found = -1;
   for (int fd = 3; fd < 1024; fd++) {
     char path[64], name[64];
+    if ((users_fds[fd / 64] >> (fd % 64) & 1) != 0) continue;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(path, name, sizeof name - 1);
     if (length < 0) continue;

@@ -1,0 +1,879 @@
+/* A child's end: threads, deadlines, cancelling, growing results, and what comes late. */
+#include "broker.h"
+
+#include <pthread.h>
+
+/* ---- a helper that speaks the bindings' protocol, in C ---- */
+
+typedef struct block {     /* a binding's parameter block: its first word is its length */
+  uint32_t bytes, kind;
+  uint64_t in, out;
+  uint64_t note, runs, batch, helper;
+} block_t;
+
+enum { ADD_ONE, WAIT, PARK, FAIL, DIE, PARK_TWICE };
+static uint64_t row, batched_row, short_row;
+
+typedef struct parked {
+  uint64_t sequence, value;
+  uint16_t slot;
+  int used;
+} parked_t;
+static parked_t parked[64];
+
+static void park(const shm_work_t *work, uint64_t value) {
+  for (int i = 0; i < 64; i++) {
+    if (parked[i].used) continue;
+    parked[i] = (parked_t){work->sequence, value, work->slot, 1};
+    return;
+  }
+  CHECK(0);
+}
+
+static int unpark(const shm_work_t *work) {
+  for (int i = 0; i < 64; i++) {
+    if (!parked[i].used || parked[i].sequence != work->sequence || parked[i].slot != work->slot)
+      continue;
+    if (work->params != 0) {
+      block_t *room = (block_t *)(uintptr_t)work->params;
+      CHECK(work->block_bytes >= sizeof *room);
+      if (room->kind == PARK_TWICE) {
+        room->kind = PARK;
+        CHECK_EQ(shm_helper_finish(work->delivery, SHM_ENEEDS_SPACE, 2), SHM_OK);
+        return SHM_ENEEDS_SPACE;
+      }
+      room->out = parked[i].value;
+    }
+    parked[i].used = 0;
+    atomic_fetch_sub(&notes[1], 1);
+    CHECK_EQ(shm_helper_finish(work->delivery, SHM_OK, 0), SHM_OK);
+    return SHM_OK;
+  }
+  CHECK_EQ(shm_helper_finish(work->delivery, SHM_EBAD_PARAMS, 0), SHM_OK);
+  return SHM_EBAD_PARAMS;
+}
+
+static void serve_one(const shm_work_t *work, int count) {
+  block_t *block = (block_t *)(uintptr_t)work->params;
+  block->runs++;
+  block->batch = (uint64_t)count;
+  block->helper = (uint64_t)shm_get_helper_id();
+  int status = SHM_OK;
+  uint64_t value = 0;
+  switch (block->kind) {
+    case WAIT:
+      atomic_fetch_add(&notes[block->note], 1);
+      AWAIT(notes[block->note + 1] != 0);
+      break;
+    case PARK:
+      park(work, block->in + 1);
+      atomic_fetch_add(&notes[1], 1);
+      status = SHM_ENEEDS_SPACE;
+      value = sizeof *block;
+      break;
+    case FAIL:
+      status = SHM_EREMOTE;
+      value = 77;
+      break;
+    case DIE:
+      kill(getpid(), SIGKILL);
+      break;
+    default:
+      break;
+  }
+  block->out = block->in + 1;
+  if (status == SHM_ENEEDS_SPACE) block->out = 0;
+  CHECK_EQ(shm_helper_finish(work->delivery, status, value), SHM_OK);
+}
+
+static int run_helper(int helper, uint32_t generation) {
+  (void)helper;
+  (void)generation;
+  static shm_work_t works[SHM_MAX_BATCH];
+  CHECK_EQ(shm_helper_ready(SHM_OK), SHM_OK);
+  for (;;) {
+    int count = shm_helper_take(works, SHM_MAX_BATCH, -1);
+    if (count == SHM_EINTR) continue;
+    if (count == SHM_ESTOPPED) return 0;
+    CHECK(count > 0);
+    for (int i = 0; i < count; i++) {
+      if (works[i].is_grow) unpark(&works[i]);
+      else serve_one(&works[i], count);
+    }
+  }
+}
+
+static void open_here(int children, int helpers) {
+  broker_open(children, helpers);
+  shm_function_config_t bound = {.name = "bound", .params_size = sizeof(block_t)};
+  CHECK_EQ(shm_register_function(&bound, &row), SHM_OK);
+  bound.batch_max_rows = 8;
+  CHECK_EQ(shm_register_function(&bound, &batched_row), SHM_OK);
+  bound.batch_max_rows = 0;
+  bound.params_size = 8;
+  CHECK_EQ(shm_register_function(&bound, &short_row), SHM_OK);
+  host.run_helper = run_helper;
+}
+
+static block_t *block_new(uint32_t kind, uint64_t in) {
+  block_t *block = shm_malloc(sizeof *block);
+  CHECK(block != NULL);
+  *block = (block_t){.bytes = sizeof *block, .kind = kind, .in = in};
+  return block;
+}
+static uint64_t at(const void *block) { return (uint64_t)(uintptr_t)block; }
+static uint64_t in_ms(int ms) { return (uint64_t)harness_now_ns() + (uint64_t)ms * 1000000; }
+
+static int call_row(block_t *block, uint64_t deadline_ns, shm_reply_t *reply) {
+  shm_call_config_t plain = {.function = row, .rows = 1};
+  return shm_port_call(&plain, at(block), deadline_ns, reply);
+}
+static uint64_t submit_row(block_t *block, uint64_t deadline_ns) {
+  shm_call_config_t plain = {.function = row, .rows = 1};
+  uint64_t sequence = 0;
+  CHECK_EQ(shm_port_submit(&plain, at(block), deadline_ns, &sequence), SHM_OK);
+  CHECK(sequence != 0);
+  return sequence;
+}
+static void expect_row_works(void) {
+  shm_reply_t reply;
+  block_t *block = block_new(ADD_ONE, 9);
+  CHECK_EQ(call_row(block, 0, &reply), SHM_OK);
+  CHECK_EQ(block->out, 10);
+  CHECK_EQ(reply.helper, (int)block->helper);
+  CHECK_EQ(shm_free(block), SHM_OK);
+}
+static shm_reply_t drain_one(void) {
+  shm_reply_t reply = {0};
+  CHECK_EQ(shm_port_drain(&reply, 1, 8 * SECOND_NS), 1);
+  return reply;
+}
+static void expect_no_more_replies(void) {
+  shm_reply_t reply;
+  expect_row_works(); /* whatever was to come before it has come */
+  CHECK_EQ(shm_port_drain(&reply, 1, 0), 0);
+  CHECK_EQ(shm_port_outstanding(), 0);
+}
+
+/* ---- values and statuses ---- */
+
+static int statuses_come_back(int child) {
+  (void)child;
+  shm_reply_t reply;
+  block_t *block = block_new(FAIL, 1);
+  CHECK_EQ(call_row(block, 0, &reply), SHM_EREMOTE);
+  CHECK_EQ(reply.status, SHM_EREMOTE);
+  CHECK_EQ(reply.value, 77);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(what_a_helper_answers_reaches_its_caller) {
+  open_here(1, 1);
+  launch_well(statuses_come_back);
+}
+
+/* The first word of a binding's block is its length, as the helper reads it. */
+static int forges_lengths(int child) {
+  (void)child;
+  uint64_t end = shm_arena_base(0) + shm_arena_bytes();
+  static const uint32_t lengths[] = {0, 1, 7, sizeof(block_t) - 1, 2 << 20, UINT32_MAX};
+  shm_reply_t reply;
+  block_t *block = block_new(ADD_ONE, 1);
+  for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    block->bytes = lengths[i];
+    CHECK_EQ(call_row(block, 0, &reply), SHM_EBAD_PARAMS);
+  }
+  CHECK_EQ(block->runs, 0);
+  shm_call_config_t tail = {.function = short_row, .rows = 1};
+  uint32_t *last = (uint32_t *)(uintptr_t)(end - 8);
+  last[0] = 16; /* eight more than there are */
+  CHECK_EQ(shm_port_call(&tail, end - 8, 0, &reply), SHM_EBAD_PARAMS);
+  CHECK_EQ(shm_port_call(&tail, end, 0, &reply), SHM_EBAD_PARAMS);
+  CHECK_EQ(shm_port_call(&tail, 0, 0, &reply), SHM_EBAD_PARAMS);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_forged_length_is_refused_by_the_helper) {
+  open_here(1, 1);
+  launch_well(forges_lengths);
+}
+
+/* ---- many threads ---- */
+
+enum { THREADS = 8 };
+static int thread_calls;
+
+static void *calls_in_a_thread(void *number) {
+  uint64_t me = *(uint64_t *)number;
+  for (int i = 0; i < thread_calls; i++) {
+    shm_reply_t reply;
+    block_t *block = block_new(ADD_ONE, me * 1000000 + (uint64_t)i);
+    CHECK_EQ(call_row(block, 0, &reply), SHM_OK);
+    CHECK_EQ(block->out, me * 1000000 + (uint64_t)i + 1);
+    CHECK_EQ(block->runs, 1);
+    CHECK_EQ(shm_free(block), SHM_OK);
+  }
+  return NULL;
+}
+
+static void threads_run(void *(*body)(void *), pthread_t threads[], uint64_t numbers[]) {
+  for (uint64_t i = 0; i < THREADS; i++) {
+    numbers[i] = i;
+    CHECK_EQ(pthread_create(&threads[i], NULL, body, &numbers[i]), 0);
+  }
+}
+static void threads_join(pthread_t threads[]) {
+  for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+}
+
+static int many_threads(int child) {
+  (void)child;
+  pthread_t threads[THREADS];
+  uint64_t numbers[THREADS];
+  threads_run(calls_in_a_thread, threads, numbers);
+  threads_join(threads);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST_WITHIN(many_threads_call_at_once_and_each_gets_its_own, 30) {
+  open_here(2, 2);
+  thread_calls = HARNESS_SANITIZED ? 100 : 1000;
+  launch_well(many_threads);
+}
+
+TEST_WITHIN(more_threads_than_the_window_has_room_take_turns, 30) {
+  open_here(1, 2);
+  config.window = 3;
+  thread_calls = HARNESS_SANITIZED ? 100 : 1000;
+  launch_well(many_threads);
+}
+
+static _Atomic int submitted, drained, submitters_over;
+
+static void *submits_in_a_thread(void *number) {
+  uint64_t me = *(uint64_t *)number;
+  shm_call_config_t plain = {.function = row, .rows = 1};
+  for (int i = 0; i < thread_calls; i++) {
+    if (me % 2 == 0) {
+      calls_in_a_thread(number);
+      break;
+    }
+    block_t *block = block_new(ADD_ONE, me);
+    uint64_t sequence;
+    int status;
+    while ((status = shm_port_submit(&plain, at(block), 0, &sequence)) == SHM_EAGAIN) harness_pause();
+    CHECK_EQ(status, SHM_OK);
+    submitted++;
+  }
+  submitters_over++;
+  return NULL;
+}
+static void *drains_in_a_thread(void *ignored) {
+  (void)ignored;
+  shm_reply_t replies[16];
+  while (submitters_over < THREADS || drained < submitted) {
+    int got = shm_port_drain(replies, 16, 5000000);
+    CHECK(got >= 0);
+    for (int i = 0; i < got; i++) CHECK_EQ(replies[i].status, SHM_OK);
+    drained += got;
+  }
+  return NULL;
+}
+static int mixed_threads(int child) {
+  (void)child;
+  pthread_t threads[THREADS], drainer;
+  uint64_t numbers[THREADS];
+  CHECK_EQ(pthread_create(&drainer, NULL, drains_in_a_thread, NULL), 0);
+  threads_run(submits_in_a_thread, threads, numbers);
+  threads_join(threads);
+  pthread_join(drainer, NULL);
+  CHECK_EQ(drained, THREADS / 2 * thread_calls);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST_WITHIN(callers_submitters_and_a_drainer_get_along, 30) {
+  open_here(1, 2);
+  config.window = 8;
+  config.arena_bytes = 8 * MIB;
+  thread_calls = HARNESS_SANITIZED ? 100 : 1000;
+  launch_well(mixed_threads);
+}
+
+/* A sleeping drainer is woken by replies that a calling thread reads. */
+static void *drains_for_ever(void *ignored) {
+  (void)ignored;
+  shm_reply_t reply;
+  notes[20] = 1;
+  CHECK_EQ(shm_port_drain(&reply, 1, -1), 1);
+  CHECK_EQ(reply.status, SHM_OK);
+  notes[21] = reply.sequence;
+  return NULL;
+}
+static int wakes_drainer(int child) {
+  (void)child;
+  for (int i = 0; i < 50; i++) {
+    pthread_t drainer;
+    notes[20] = notes[21] = 0;
+    CHECK_EQ(pthread_create(&drainer, NULL, drains_for_ever, NULL), 0);
+    if (i % 2 == 0) AWAIT(notes[20] == 1);
+    block_t *block = block_new(ADD_ONE, 1);
+    uint64_t sequence = submit_row(block, 0);
+    for (int k = 0; k < 3; k++) expect_row_works();
+    pthread_join(drainer, NULL);
+    CHECK_EQ(notes[21], sequence);
+    CHECK_EQ(shm_free(block), SHM_OK);
+  }
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_sleeping_drainer_hears_of_what_others_read) {
+  open_here(1, 1);
+  launch_well(wakes_drainer);
+}
+
+static int event_descriptors(int child) {
+  (void)child;
+  struct pollfd fds[2] = {{.fd = shm_port_fd(), .events = POLLIN},
+                          {.fd = shm_port_event_fd(), .events = POLLIN}};
+  CHECK(fds[0].fd >= 0 && fds[1].fd >= 0);
+  CHECK_EQ(poll(fds, 2, 0), 0);
+  block_t *block = block_new(ADD_ONE, 1);
+  submit_row(block, 0);
+  CHECK(poll(fds, 2, 8000) > 0);
+  CHECK((fds[0].revents & POLLIN) != 0);
+  drain_one();
+  CHECK_EQ(poll(fds, 2, 0), 0);
+  submit_row(block, 0);
+  expect_row_works(); /* reads the other reply too */
+  CHECK_EQ(poll(fds, 2, 8000), 1);
+  CHECK((fds[1].revents & POLLIN) != 0);
+  drain_one();
+  CHECK_EQ(poll(fds, 2, 0), 0);
+  return 0;
+}
+
+TEST(an_event_loop_is_told_of_every_reply) {
+  open_here(1, 1);
+  launch_well(event_descriptors);
+}
+
+/* ---- the window ---- */
+
+static int fills_the_window(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 1);
+  waiting->note = 30;
+  CHECK_EQ(shm_port_window(), 2);
+  submit_row(waiting, 0);
+  submit_row(block_new(ADD_ONE, 1), 0);
+  shm_call_config_t plain = {.function = row, .rows = 1};
+  uint64_t sequence;
+  shm_reply_t reply;
+  block_t *third = block_new(ADD_ONE, 1);
+  CHECK_EQ(shm_port_submit(&plain, at(third), 0, &sequence), SHM_EAGAIN);
+  CHECK_EQ(shm_port_outstanding(), 2);
+  /* A call waits for room, but not beyond its deadline: it was never sent. */
+  CHECK_EQ(call_row(third, in_ms(20), &reply), SHM_ETIMEOUT);
+  CHECK_EQ(reply.sequence, 0);
+  notes[31] = 1;
+  CHECK_EQ(call_row(third, 0, &reply), SHM_OK);
+  CHECK_EQ(third->runs, 1);
+  drain_one();
+  drain_one();
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(beyond_the_window_submit_says_so_and_a_call_waits) {
+  open_here(1, 1);
+  config.window = 2;
+  launch_well(fills_the_window);
+}
+
+/* ---- deadlines ---- */
+
+static int runs_late(int child) {
+  (void)child;
+  shm_reply_t reply;
+  block_t *waiting = block_new(WAIT, 5);
+  waiting->note = 40;
+  CHECK_EQ(call_row(waiting, in_ms(20), &reply), SHM_ETIMEOUT);
+  uint64_t sequence = reply.sequence;
+  CHECK(sequence != 0);
+  CHECK_EQ(shm_port_drain(&reply, 1, 0), 0);
+  AWAIT(notes[40] == 1);
+  notes[41] = 1;
+  reply = drain_one();
+  CHECK_EQ(reply.sequence, sequence);
+  CHECK_EQ(reply.status, SHM_OK);
+  CHECK_EQ(waiting->out, 6);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(after_a_timeout_the_late_answer_comes_out_of_drain_once) {
+  open_here(1, 1);
+  launch_well(runs_late);
+}
+
+/* Whoever sees the deadline pass first, this clock or the broker's: one late reply follows. */
+static int expires_while_queued(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 5);
+  waiting->note = 40;
+  submit_row(waiting, 0);
+  AWAIT(notes[40] == 1);
+  enum { LATE = 20 };
+  uint64_t sequences[LATE];
+  block_t *blocks[LATE];
+  for (int i = 0; i < LATE; i++) {
+    shm_reply_t reply;
+    blocks[i] = block_new(ADD_ONE, 1);
+    CHECK_EQ(call_row(blocks[i], in_ms(i % 3), &reply), SHM_ETIMEOUT);
+    sequences[i] = reply.sequence;
+    CHECK(sequences[i] != 0);
+  }
+  notes[41] = 1;
+  int seen[LATE] = {0};
+  for (int i = 0; i <= LATE; i++) {
+    shm_reply_t reply = drain_one();
+    for (int k = 0; k < LATE; k++) {
+      if (reply.sequence != sequences[k]) continue;
+      CHECK_EQ(reply.status, SHM_ETIMEOUT);
+      CHECK_EQ(seen[k]++, 0);
+      CHECK_EQ(blocks[k]->runs, 0); /* never handed to a helper */
+    }
+  }
+  for (int k = 0; k < LATE; k++) CHECK_EQ(seen[k], 1);
+  /* With the helper idle the broker is often the first to look. */
+  for (int i = 0; i < 200; i++) {
+    shm_reply_t reply;
+    int status = call_row(blocks[0], (uint64_t)harness_now_ns() - 1, &reply);
+    CHECK_EQ(status, SHM_ETIMEOUT);
+    uint64_t sequence = reply.sequence;
+    CHECK_EQ(drain_one().sequence, sequence);
+  }
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_call_that_expires_in_the_queue_never_runs_and_is_reported_once) {
+  open_here(1, 1);
+  launch_well(expires_while_queued);
+}
+
+static int submits_late(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 5), *late = block_new(ADD_ONE, 1);
+  waiting->note = 40;
+  submit_row(waiting, 0);
+  AWAIT(notes[40] == 1);
+  uint64_t sequence = submit_row(late, in_ms(5));
+  int64_t until = harness_now_ns() + 10000000;
+  AWAIT(harness_now_ns() > until);
+  notes[41] = 1;
+  drain_one();
+  shm_reply_t reply = drain_one();
+  CHECK_EQ(reply.sequence, sequence);
+  CHECK_EQ(reply.status, SHM_ETIMEOUT);
+  CHECK_EQ(late->runs, 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_submitted_call_that_expires_is_answered_once) {
+  open_here(1, 1);
+  launch_well(submits_late);
+}
+
+/* ---- blocks of calls that timed out ---- */
+
+static uint64_t live_blocks(void) {
+  shm_arena_stats_t stats;
+  CHECK_EQ(shm_get_arena_stats(&stats), SHM_OK);
+  return stats.live_blocks;
+}
+/* shm_free of anything settles what has come: until then the block is alive. */
+static int blocks_alive_now(void) {
+  shm_free(NULL);
+  return (int)live_blocks();
+}
+
+static int frees_a_late_block(int child) {
+  (void)child;
+  echo_t *gate = echo_new(1), *other = echo_new(2);
+  gate->note = 50;
+  shm_msg_t msg = {fn_gate, gate};
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  AWAIT(notes[50] == 1);
+  CHECK_EQ(shm_free(gate), SHM_OK);
+  CHECK_EQ(live_blocks(), 2);          /* the helper may still write to it */
+  CHECK_EQ(shm_free(gate), SHM_EBAD_FREE); /* it is freed already, as far as its owner goes */
+  CHECK_EQ(shm_free((char *)gate + 8), SHM_EBAD_FREE);
+  CHECK_EQ(live_blocks(), 2);
+  CHECK_EQ(shm_free(other), SHM_OK);
+  notes[51] = 1;
+  AWAIT(blocks_alive_now() == 0);
+  CHECK_EQ(shm_free(gate), SHM_EBAD_FREE);
+  return 0;
+}
+
+TEST(a_block_freed_after_a_timeout_is_free_at_the_late_answer) {
+  broker_open(1, 1);
+  launch_well(frees_a_late_block);
+}
+
+static int resizes_a_late_block(int child) {
+  (void)child;
+  echo_t *gate = echo_new(7);
+  gate->note = 50;
+  shm_msg_t msg = {fn_gate, gate};
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  AWAIT(notes[50] == 1);
+  echo_t *moved = shm_realloc(gate, sizeof *gate);
+  CHECK(moved != NULL && moved != gate);
+  CHECK_EQ(moved->in, 7);
+  CHECK_EQ(live_blocks(), 2);
+  notes[51] = 1;
+  AWAIT(blocks_alive_now() == 1);
+  CHECK_EQ(shm_free(moved), SHM_OK);
+  CHECK_EQ(live_blocks(), 0);
+  return 0;
+}
+
+TEST(a_block_resized_after_a_timeout_moves_and_the_old_one_stays) {
+  broker_open(1, 1);
+  launch_well(resizes_a_late_block);
+}
+
+static int two_late_calls_on_one_block(int child) {
+  (void)child;
+  echo_t *gate = echo_new(7);
+  shm_msg_t msg = {fn_gate, gate};
+  gate->note = 50;
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  AWAIT(notes[50] == 1);
+  gate->note = 52;
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  AWAIT(notes[52] == 1); /* on the other helper */
+  CHECK_EQ(shm_free(gate), SHM_OK);
+  notes[51] = 1;
+  shm_broker_stats_t stats;
+  AWAIT(shm_get_broker_stats(&stats) == SHM_OK && stats.answered >= 1);
+  expect_service();
+  CHECK_EQ(blocks_alive_now(), 1);
+  notes[53] = 1;
+  AWAIT(blocks_alive_now() == 0);
+  return 0;
+}
+
+TEST(a_block_of_two_late_calls_is_free_after_the_last) {
+  broker_open(1, 2);
+  launch_well(two_late_calls_on_one_block);
+}
+
+static int late_calls_beside_submits(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 1);
+  waiting->note = 50;
+  shm_msg_t msg = {(shm_func_t)(uintptr_t)row, waiting};
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  uint64_t sequences[3];
+  for (int i = 0; i < 3; i++) sequences[i] = submit_row(block_new(ADD_ONE, 1), 0);
+  notes[51] = 1;
+  shm_broker_stats_t stats;
+  AWAIT(shm_get_broker_stats(&stats) == SHM_OK && stats.answered == 4);
+  CHECK_EQ(shm_free(waiting), SHM_OK);
+  AWAIT(blocks_alive_now() == 3);
+  for (int i = 0; i < 3; i++) CHECK_EQ(drain_one().sequence, sequences[i]);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(settling_late_calls_takes_no_reply_of_a_submitted_one) {
+  open_here(1, 1);
+  launch_well(late_calls_beside_submits);
+}
+
+/* ---- cancelling and abandoning ---- */
+
+static int cancels(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 5), *second = block_new(ADD_ONE, 1),
+          *third = block_new(ADD_ONE, 1);
+  waiting->note = 60;
+  uint64_t running = submit_row(waiting, 0);
+  AWAIT(notes[60] == 1);
+  uint64_t queued = submit_row(second, 0), last = submit_row(third, 0);
+  CHECK_EQ(shm_port_cancel(queued), SHM_OK);
+  shm_reply_t reply = drain_one();
+  CHECK_EQ(reply.sequence, queued);
+  CHECK_EQ(reply.status, SHM_ECANCELLED);
+  CHECK_EQ(shm_port_cancel(running), SHM_OK); /* too late: it ends as it ends */
+  CHECK_EQ(shm_port_cancel(queued), SHM_EBAD_FRAME);
+  CHECK_EQ(shm_port_cancel(12345), SHM_EBAD_FRAME);
+  notes[61] = 1;
+  reply = drain_one();
+  CHECK_EQ(reply.sequence, running);
+  CHECK_EQ(reply.status, SHM_OK);
+  CHECK_EQ(drain_one().sequence, last);
+  CHECK_EQ(second->runs, 0);
+  CHECK_EQ(third->runs, 1);
+  CHECK_EQ(waiting->out, 6);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(cancelling_removes_queued_work_and_only_that) {
+  open_here(1, 1);
+  launch_well(cancels);
+}
+
+static volatile sig_atomic_t interrupts;
+static void on_interrupt(int number) {
+  (void)number;
+  interrupts = interrupts + 1;
+}
+static void *interrupts_until_seen(void *target) {
+  pthread_t thread = *(pthread_t *)target;
+  sig_atomic_t before = interrupts;
+  while (notes[62] == 0 && interrupts < before + 200) {
+    pthread_kill(thread, SIGUSR1);
+    harness_sleep_ms(2);
+  }
+  return NULL;
+}
+
+static int is_interrupted(int child) {
+  (void)child;
+  struct sigaction action = {.sa_handler = on_interrupt};
+  CHECK_SYS(sigaction(SIGUSR1, &action, NULL));
+  pthread_t thread, self = pthread_self();
+  shm_reply_t reply;
+  block_t *waiting = block_new(WAIT, 5);
+  waiting->note = 60;
+  CHECK_EQ(pthread_create(&thread, NULL, interrupts_until_seen, &self), 0);
+  CHECK_EQ(call_row(waiting, 0, &reply), SHM_EINTR);
+  notes[62] = 1;
+  pthread_join(thread, NULL);
+  uint64_t sequence = reply.sequence;
+  CHECK(sequence != 0);
+  notes[61] = 1;
+  int status;
+  while ((status = shm_port_wait(sequence, 0, &reply)) == SHM_EINTR) {
+  }
+  CHECK_EQ(status, SHM_OK);
+  CHECK_EQ(waiting->out, 6);
+  CHECK_EQ(waiting->runs, 1);
+  CHECK_EQ(shm_port_wait(sequence, 0, &reply), SHM_EBAD_FRAME); /* it is over */
+  /* Abandoned instead: its reply comes late. */
+  notes[60] = notes[61] = notes[62] = 0;
+  CHECK_EQ(pthread_create(&thread, NULL, interrupts_until_seen, &self), 0);
+  CHECK_EQ(call_row(waiting, 0, &reply), SHM_EINTR);
+  notes[62] = 1;
+  pthread_join(thread, NULL);
+  CHECK_EQ(shm_port_abandon(reply.sequence), SHM_OK);
+  CHECK_EQ(shm_port_wait(reply.sequence, 0, &reply), SHM_EBAD_FRAME);
+  notes[61] = 1;
+  CHECK_EQ(drain_one().status, SHM_OK);
+  CHECK_EQ(waiting->runs, 2);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_signal_interrupts_a_call_which_can_be_resumed_or_abandoned) {
+  open_here(1, 1);
+  launch_well(is_interrupted);
+}
+
+static int interrupts_are_invisible(int child) {
+  (void)child;
+  struct sigaction action = {.sa_handler = on_interrupt};
+  CHECK_SYS(sigaction(SIGUSR1, &action, NULL));
+  pthread_t thread, self = pthread_self();
+  CHECK_EQ(pthread_create(&thread, NULL, interrupts_until_seen, &self), 0);
+  for (int i = 0; i < 100 || interrupts < 20; i++) {
+    echo_t *echo = echo_new(3);
+    shm_msg_t msg = {fn_add_one, echo};
+    if (i % 2 == 0) {
+      CHECK_EQ(shm_call(&msg, -1), SHM_OK);
+    } else {
+      CHECK_EQ(shm_send_msg(&msg), SHM_OK);
+      CHECK_EQ(shm_read_msg(&msg), SHM_OK);
+    }
+    CHECK_EQ(echo->out, 4);
+    CHECK_EQ(shm_free(echo), SHM_OK);
+  }
+  notes[62] = 1;
+  pthread_join(thread, NULL);
+  return 0;
+}
+
+TEST(the_talks_calls_hide_interruptions) {
+  broker_open(1, 1);
+  launch_well(interrupts_are_invisible);
+}
+
+/* ---- growing results ---- */
+
+static int grows(int child) {
+  (void)child;
+  shm_reply_t reply;
+  for (int i = 0; i < 20; i++) {
+    block_t *small = block_new(PARK, (uint64_t)i), *large = block_new(i % 2 ? PARK : PARK_TWICE, 0);
+    CHECK_EQ(call_row(small, 0, &reply), SHM_ENEEDS_SPACE);
+    CHECK_EQ(reply.value, sizeof(block_t));
+    uint64_t sequence = reply.sequence;
+    CHECK_EQ(shm_port_outstanding(), 1); /* it is the same call, and still out */
+    CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_OK);
+    int status = shm_port_wait(sequence, 0, &reply);
+    if (i % 2 == 0) {
+      CHECK_EQ(status, SHM_ENEEDS_SPACE); /* still too small: once more */
+      CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_OK);
+      status = shm_port_wait(sequence, 0, &reply);
+    }
+    CHECK_EQ(status, SHM_OK);
+    CHECK_EQ(large->out, (uint64_t)i + 1);
+    CHECK_EQ(small->runs, 1); /* the function never runs twice */
+    CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_EBAD_FRAME);
+    CHECK_EQ(shm_free(small), SHM_OK);
+    CHECK_EQ(shm_free(large), SHM_OK);
+  }
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_parked_result_lands_where_there_is_room) {
+  open_here(2, 2);
+  launch_well(grows);
+  CHECK_EQ(notes[1], 0);
+}
+
+static int grows_submitted(int child) {
+  (void)child;
+  enum { MANY = 4 };
+  block_t *small[MANY], *large[MANY];
+  uint64_t sequences[MANY];
+  CHECK_EQ(shm_port_window(), MANY);
+  for (int i = 0; i < MANY; i++) {
+    small[i] = block_new(PARK, (uint64_t)i);
+    large[i] = block_new(PARK, 0);
+    sequences[i] = submit_row(small[i], 0);
+  }
+  int over = 0;
+  while (over < MANY) { /* with the window full of calls that wait for room */
+    shm_reply_t reply = drain_one();
+    int i = 0;
+    while (i < MANY && sequences[i] != reply.sequence) i++;
+    CHECK(i < MANY);
+    if (reply.status == SHM_ENEEDS_SPACE) {
+      uint64_t room = i == 2 ? 0 : at(large[i]); /* one is not wanted any more */
+      CHECK_EQ(shm_port_grow(reply.sequence, reply.token, room), SHM_OK);
+    } else {
+      CHECK_EQ(reply.status, SHM_OK);
+      if (i != 2) CHECK_EQ(large[i]->out, (uint64_t)i + 1);
+      CHECK_EQ(small[i]->runs, 1);
+      over++;
+    }
+  }
+  CHECK_EQ(notes[1], 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(parked_results_of_submitted_calls_come_out_of_drain_twice) {
+  open_here(1, 1);
+  config.window = 4;
+  launch_well(grows_submitted);
+}
+
+static int grows_badly(int child) {
+  (void)child;
+  shm_reply_t reply;
+  block_t *small = block_new(PARK, 3), *large = block_new(PARK, 0);
+  uint64_t bad[] = {4, at(large) + 4, shm_arena_base(0) - 8,
+                    shm_arena_base(0) + shm_arena_bytes() - 4, 1 << 20};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    CHECK_EQ(call_row(small, 0, &reply), SHM_ENEEDS_SPACE);
+    uint64_t sequence = reply.sequence;
+    CHECK_EQ(shm_port_grow(sequence, reply.token, bad[i]), SHM_OK);
+    CHECK_EQ(shm_port_wait(sequence, 0, &reply), SHM_EBAD_PARAMS);
+    notes[1] = 0;
+  }
+  CHECK_EQ(call_row(small, 0, &reply), SHM_ENEEDS_SPACE);
+  uint64_t sequence = reply.sequence;
+  large->bytes = UINT32_MAX; /* longer than the arena */
+  CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_OK);
+  CHECK_EQ(shm_port_wait(sequence, 0, &reply), SHM_EBAD_PARAMS);
+  large->bytes = sizeof *large;
+  CHECK_EQ(call_row(small, 0, &reply), SHM_ENEEDS_SPACE);
+  CHECK_EQ(shm_port_abandon(reply.sequence), SHM_OK); /* its result is dropped */
+  CHECK_EQ(drain_one().sequence, reply.sequence);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(forged_room_is_refused_and_an_abandoned_result_is_dropped) {
+  open_here(1, 1);
+  launch_well(grows_badly);
+}
+
+static int grows_after_death(int child) {
+  (void)child;
+  shm_reply_t reply, other;
+  block_t *small = block_new(PARK, 3), *large = block_new(PARK, 0), *deadly = block_new(DIE, 0);
+  CHECK_EQ(call_row(small, 0, &reply), SHM_ENEEDS_SPACE);
+  CHECK_EQ(call_row(deadly, 0, &other), SHM_EHELPER_DIED);
+  expect_row_works(); /* by the one that took its place */
+  CHECK_EQ(shm_port_grow(reply.sequence, reply.token, at(large)), SHM_OK);
+  CHECK_EQ(shm_port_wait(reply.sequence, 0, &reply), SHM_EHELPER_DIED);
+  CHECK_EQ(large->out, 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_parked_result_dies_with_its_helper) {
+  open_here(1, 1);
+  launch_well(grows_after_death);
+}
+
+/* ---- batches, through real processes ---- */
+
+static int makes_batches(int child) {
+  enum { EACH = 16 };
+  block_t *blocks[EACH], *waiting = block_new(WAIT, 1);
+  shm_call_config_t batched = {.function = batched_row, .batch_key = 99, .rows = 1};
+  waiting->note = 70;
+  shm_reply_t reply;
+  if (child == 0) submit_row(waiting, 0);
+  AWAIT(notes[70] == 1);
+  for (int i = 0; i < EACH; i++) {
+    uint64_t sequence;
+    blocks[i] = block_new(ADD_ONE, (uint64_t)(child * 100 + i));
+    CHECK_EQ(shm_port_submit(&batched, at(blocks[i]), 0, &sequence), SHM_OK);
+  }
+  if (child == 0) {
+    shm_broker_stats_t stats;
+    AWAIT(shm_get_broker_stats(&stats) == SHM_OK && stats.submitted == 1 + 2 * EACH);
+    notes[71] = 1;
+    drain_one();
+  }
+  for (int i = 0; i < EACH; i++) CHECK_EQ(drain_one().status, SHM_OK);
+  for (int i = 0; i < EACH; i++) {
+    CHECK_EQ(blocks[i]->out, (uint64_t)(child * 100 + i + 1));
+    CHECK_EQ(blocks[i]->runs, 1);
+    CHECK_EQ(blocks[i]->batch, 8);
+  }
+  CHECK_EQ(shm_port_drain(&reply, 1, 0), 0);
+  return 0;
+}
+
+TEST(queued_messages_of_one_key_arrive_together) {
+  open_here(2, 1);
+  launch_well(makes_batches);
+}
