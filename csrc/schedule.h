@@ -20,7 +20,8 @@
  *              long stops new credit to its helpers.
  *   credit     a helper holds more than min_credit messages only while the estimated service
  *              time of what it holds stays below a budget: many of microseconds, one of
- *              milliseconds. Estimates are running means per function.
+ *              milliseconds (and one more where the queue is longer than the pool). Estimates
+ *              are running means per function.
  *
  * Cost: every operation is O(1) in children and queued messages, but for cancel (the caller's
  * own window), drop_child (likewise) and the search for company (bounded by max_rows).
@@ -38,6 +39,8 @@ enum { SHMI_NONE = 0 }; /* no request: numbers start at 1 */
 
 enum {
   SHMI_CREDIT_BUDGET_NS = 200000, /* covers the dispatcher's own wake-up on a busy box */
+  SHMI_CREDIT_AHEAD_NS = 50000000, /* longer calls never have one waiting behind them */
+  SHMI_CREDIT_UNKNOWN_NS = 1000000000, /* the estimate of what was never measured */
   SHMI_CREDIT_FLOOR_NS = 400,     /* what any message costs a helper at least */
   SHMI_CREDIT_MAX = 512,          /* messages a helper may hold: half of its control ring */
   SHMI_GANG_AGE_NS = 1000000      /* a gang that waited this long goes before new work */
