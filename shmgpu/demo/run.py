@@ -1,0 +1,150 @@
+"""The demo from beginning to end: train, serve, prove, compare, report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shmgpu import device
+from shmgpu.demo import digits, network, queues, report, serve
+from shmgpu.demo.audit import audit
+
+REQUIRED_ACCURACY = 0.97
+TRACE_NAME = "shmgpu-demo.trace.json"
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line may say.
+
+    Attributes:
+        children, helpers: how many processes.
+        seconds: how long each side serves.
+        device: of the helpers, such as ``"cpu"``; None for the machine's GPUs, else the CPU.
+        trace: where the trace goes.
+        baseline: whether to do the same work through ``multiprocessing``.
+        json: file for the figures, or None.
+        epochs: passes of the training.
+        show: draw progress bars; None means on a terminal only.
+    """
+
+    children: int = 32
+    helpers: int = 2
+    seconds: float = 5.0
+    device: str | None = None
+    trace: str = TRACE_NAME
+    baseline: bool = True
+    json: str | None = None
+    epochs: int = network.EPOCHS
+    show: bool | None = None
+
+
+def run(options: Options) -> int:
+    """Run the demo and print what it shows.
+
+    Returns:
+        The exit status: 0, or 1 when the accuracy is below 97 % or the byte proof fails.
+
+    Raises:
+        ShmError: it could not be run to its end.
+    """
+    train, held_out = digits.load(SEED)
+    environment = {
+        "shmgpu": importlib.metadata.version("shmgpu"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": device.cores(),
+        "machine": platform.machine(),
+    }
+    print(
+        f"shmgpu {environment['shmgpu']}, Python {environment['python']}, "
+        f"torch {environment['torch']}, {environment['cores']} cores ({environment['machine']})"
+    )
+    print(
+        f"Handwritten digits, {digits.IMAGE_SHAPE[1]} x {digits.IMAGE_SHAPE[2]} pixels: "
+        f"{len(train):,} to train on, {len(held_out):,} held out",
+        flush=True,
+    )
+
+    used, weights = serve.trained_weights(
+        train, seed=SEED, epochs=options.epochs, device=options.device, show=options.show
+    )
+    print(
+        f"Trained in a helper on {used}: {options.epochs} epochs, "
+        f"{sum(value.size for value in weights.values()):,} weights",
+        flush=True,
+    )
+
+    served = serve.classified(
+        held_out,
+        weights,
+        children=options.children,
+        helpers=options.helpers,
+        seconds=options.seconds,
+        device=options.device,
+        trace=options.trace,
+        show=options.show,
+    )
+    ours = report.figures(served.outcome, served.mean_batch, payload_in_pipes=False)
+    theirs = None
+    if options.baseline:
+        seen, mean_batch = queues.classify(
+            held_out,
+            weights,
+            clients=options.children,
+            workers=options.helpers,
+            batch=serve.BATCH,
+            device=used,
+            seconds=options.seconds,
+            show=options.show,
+        )
+        theirs = report.figures(seen, mean_batch, payload_in_pipes=True)
+    proof = audit(served)
+
+    print(
+        f"{options.children} child processes, {options.helpers} helpers, "
+        f"{options.seconds:g} s, {served.outcome.calls:,} calls of one image"
+    )
+    for part in (report.comparison(ours, theirs), report.copies(served), report.proof(proof)):
+        print(f"\n{part}")
+    print(
+        f"\nTrace of the last {min(served.outcome.all_calls, serve.TRACED_CALLS):,} calls: "
+        f"{os.path.abspath(options.trace)} (open it in Perfetto: ui.perfetto.dev)",
+        flush=True,
+    )
+
+    failures = list(proof.differences)
+    if served.outcome.accuracy < REQUIRED_ACCURACY:
+        failures.append(
+            f"the accuracy is {100 * served.outcome.accuracy:.2f} %, "
+            f"and {100 * REQUIRED_ACCURACY:.0f} % is asked for"
+        )
+    if options.json:
+        _write_json(
+            options.json,
+            {
+                "environment": {**environment, "device": used},
+                "options": vars(options),
+                "shmgpu": ours,
+                "multiprocessing": theirs,
+                "bytes": served.bytes,
+                "proof": report.as_data(proof),
+                "failures": failures,
+            },
+        )
+    for failure in failures:
+        print(f"FAILED: {failure}")
+    return 1 if failures else 0
+
+
+def _write_json(path: str, data: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=2)
+        file.write("\n")
