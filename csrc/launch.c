@@ -28,6 +28,7 @@ enum {
   BACKOFF_FIRST_MS = 50,
   BACKOFF_MAX_MS = 5000,
   REAP_AT_ONCE = 64,
+  SIGNALS_EVERY_MS = 50,
   HANG_GRACE_MS = 1000 /* between SIGABRT, which leaves a stack, and SIGKILL */
 };
 #define MS UINT64_C(1000000)
@@ -43,6 +44,7 @@ typedef struct helper {
   uint64_t started_ns;
   uint64_t respawn_ns; /* 0: not waiting to be replaced */
   uint64_t kill_ns;    /* a hung one was told to abort: kill it then; 0: no */
+  int was_hung;        /* it was told to abort; its end will come */
   int failed;          /* it said that its session could not be made */
   int told_ready;
 } helper_t;
@@ -65,6 +67,7 @@ static struct supervisor {
   int outcome;
   int forced; /* 1: TERM was sent in this phase; 2: KILL */
   int stops_handled; /* of stop_requests */
+  uint64_t signals_ns; /* when signals were last let in by hand */
   uint64_t phase_deadline_ns;
   int children_alive, helpers_alive;
   sigset_t caller_mask, wait_mask;
@@ -226,6 +229,7 @@ static int spawn_helper(int index) {
   helper->generation++;
   helper->failed = helper->told_ready = 0;
   helper->kill_ns = 0;
+  helper->was_hung = 0;
   int forked = shmi_process_fork(sup.host.fork, &helper->process);
   if (forked == 0) {
     shmi_descriptor_close(&down[1]);
@@ -525,7 +529,8 @@ static void timers(uint64_t now_ns, uint64_t *next_ns) {
   }
   uint64_t look_ns;
   int hung = shmi_dispatch_hung(sup.dispatch, now_ns, &look_ns);
-  if (hung >= 0 && sup.helpers[hung].kill_ns == 0) {
+  if (hung >= 0 && !sup.helpers[hung].was_hung) {
+    sup.helpers[hung].was_hung = 1;
     tell((shm_event_t){.kind = SHM_EVENT_HELPER_HUNG, .index = hung,
                        .pid = sup.helpers[hung].process.pid,
                        .generation = sup.helpers[hung].generation});
@@ -550,6 +555,17 @@ static void handle_signals(void) {
   if (sup.host.on_signal != NULL && sup.host.on_signal() != 0) fail(SHM_ESIGNALLED);
 }
 
+/* A wait that finds something ready at once delivers no signal, and a busy broker may wait like
+ * that for ever: so let them in from time to time. */
+static void let_signals_in(uint64_t now_ns) {
+  if (now_ns - sup.signals_ns < SIGNALS_EVERY_MS * MS) return;
+  sup.signals_ns = now_ns;
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, &sup.wait_mask, &blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked, NULL);
+  handle_signals();
+}
+
 static void supervise(void) {
   for (int i = 0; i < sup.config.helper_count && sup.phase == STARTING; i++) {
     int status = spawn_helper(i);
@@ -572,6 +588,7 @@ static void supervise(void) {
       continue;
     }
     if (turn & SHMI_TURN_SIGNAL) handle_signals();
+    else let_signals_in(now_ns);
     if (turn & SHMI_TURN_READY) helpers_ready();
     if (turn & SHMI_TURN_SUPERVISOR) reap();
     if (turn & SHMI_TURN_LEFT) children_left();
