@@ -1,0 +1,270 @@
+"""What the demo promises: accuracy, a proof that can fail, quiet pipes, a trace, one sentence.
+
+The demo runs in processes of its own: it trains, and tensor operations in the process that runs
+the tests would spoil the forks of tests that come later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="the demo's data comes with scikit-learn")
+pytest.importorskip("torch")
+
+from shmgpu.demo import digits
+from shmgpu.demo.audit import Audit, Process, audit
+from shmgpu.demo.digits import Split
+from shmgpu.demo.run import failures
+from shmgpu.demo.serve import Served
+from shmgpu.demo.stage import Outcome, Stage, StageFailed, Traffic, traffic_of
+
+CHILDREN, HELPERS = 6, 2
+COMMAND = (sys.executable, "-m", "shmgpu.cli")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One run of the whole demo in an empty folder: (folder, finished process, figures)."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run(
+        [*COMMAND, "demo", "--children", str(CHILDREN), "--helpers", str(HELPERS),
+         "--seconds", "0.5", "--device", "cpu", "--json", "figures.json"],
+        cwd=folder, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done, json.loads((folder / "figures.json").read_text())
+
+
+def test_the_demo_classifies_real_digits_well_and_both_ways_alike(demo):
+    _, _, figures = demo
+    assert figures["shmgpu"]["accuracy"] >= 0.97
+    # Batches of other sizes round differently: a digit on the edge may fall either way.
+    assert abs(figures["shmgpu"]["accuracy"] - figures["multiprocessing"]["accuracy"]) < 0.005
+    assert figures["failures"] == []
+
+
+def test_the_demo_proves_the_zero_for_every_process(demo):
+    _, done, figures = demo
+    proof = figures["proof"]
+    assert proof["confirmed"]
+    kinds = [process["kind"] for process in proof["processes"]]
+    assert kinds == ["child"] * CHILDREN + ["helper"] * HELPERS + ["parent"]
+    for process in proof["processes"]:
+        assert process["written"] == 64 * process["frames_out"] > 0
+        assert process["read"] == 64 * process["frames_in"] > 0
+    assert "pipe bytes = frames x 64 in each of 9 processes" in done.stdout
+
+
+def test_the_demo_counts_copies_where_they_happen(demo):
+    _, _, figures = demo
+    counted = figures["bytes"]
+    calls = sum(p["frames_out"] for p in figures["proof"]["processes"] if p["kind"] == "child")
+    assert counted["marshalled"] == 0
+    assert counted["copied_in"] == 0, "the images lie in the arena before the first call"
+    assert counted["copied_out"] == 40 * calls, "ten scores, float32"
+    assert 0 < counted["gathered"] <= 256 * calls, "a call that runs alone is not gathered"
+    assert figures["shmgpu"]["payload_in_pipes_bytes_per_call"] == 0
+
+
+def test_the_demo_prints_every_figure_with_its_unit(demo):
+    _, done, _ = demo
+    for words in (
+        "accuracy on held-out images", " %", "calls per second", " /s", "latency p50",
+        "latency p99", " ms", "mean batch size", "marshalled", "gathered into batches",
+        "copied in", "copied out", "host to device", "device to host", "multiprocessing", "ratio",
+    ):  # fmt: skip
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
+
+
+def test_the_demo_draws_nothing_into_a_pipe(demo):
+    _, done, _ = demo
+    assert done.stderr == ""
+    assert "\r" not in done.stdout
+
+
+def test_the_demo_draws_progress_on_a_terminal(tmp_path):
+    master, terminal = pty.openpty()
+    # A terminal without a size, as openpty makes it, has no room for a bar.
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, "demo", "--children", "2", "--helpers", "1", "--seconds", "0.3",
+         "--device", "cpu", "--no-baseline"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal,
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(terminal)
+    drawn = b""
+    while True:
+        try:
+            piece = os.read(master, 4096)
+        except OSError:  # how Linux says that nobody holds the other end
+            break
+        if not piece:
+            break
+        drawn += piece
+    os.close(master)
+    assert process.wait(60) == 0
+    assert b"training" in drawn and b"shmgpu" in drawn and b"100" in drawn
+
+
+def test_the_demo_writes_a_trace_and_says_where(demo):
+    folder, done, _ = demo
+    path = folder / "shmgpu-demo.trace.json"
+    assert str(path) in done.stdout
+    events = json.loads(path.read_text())["traceEvents"]
+    assert all({"ph", "pid", "name"} <= set(event) for event in events)
+    executed = [event for event in events if event["ph"] == "X"]
+    assert {event["tid"] for event in executed} == set(range(HELPERS))
+    assert all("classify" in event["name"] for event in executed)
+    assert {event["tid"] for event in events if event["ph"] == "b"} == set(range(CHILDREN))
+
+
+def test_the_saved_trace_can_be_summarised(demo):
+    folder, _, _ = demo
+    done = subprocess.run(
+        [*COMMAND, "trace", "shmgpu-demo.trace.json"],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "classify" in done.stdout and "mean batch" in done.stdout
+
+
+def test_without_scikit_learn_the_demo_ends_in_a_sentence():
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['sklearn.datasets'] = None\n"
+         "from shmgpu.cli import main; sys.exit(main(['demo']))"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "shmgpu[demo]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- the parts ------------------------------------------------------------------------------
+
+
+def test_the_split_holds_out_the_same_share_of_each_digit_and_can_be_repeated():
+    train, held_out = digits.load(3)
+    assert len(train) + len(held_out) == 1797
+    assert train.images.shape[1:] == (1, 8, 8) and train.images.dtype == np.float32
+    assert 0 <= train.images.min() and train.images.max() <= 1
+    for digit in range(10):
+        out, stayed = (held_out.labels == digit).sum(), (train.labels == digit).sum()
+        assert abs(out / (out + stayed) - 0.3) < 0.01
+    again = digits.load(3)[1]
+    assert np.array_equal(again.images, held_out.images)
+    assert not np.array_equal(digits.load(4)[1].labels, held_out.labels)
+
+
+def test_no_image_is_both_trained_on_and_held_out():
+    everything = Split(np.arange(1000, dtype=np.float32).reshape(-1, 1, 1, 1), np.arange(1000) % 10)
+    train, held_out = digits.split(everything, 0)
+    assert not set(train.images.ravel()) & set(held_out.images.ravel())
+    assert len(train) + len(held_out) == 1000
+
+
+def drive_clients(stage: Stage, asks) -> None:
+    """Fork a client for each ``ask`` and wait for them."""
+    pids = []
+    for rank, ask in enumerate(asks):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                stage.drive(rank, ask, np.array([7, 7, 1]))
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
+
+
+def test_a_stage_counts_calls_and_judges_each_image_once():
+    with Stage(2, 0, 0.1, "test", show=False) as stage:
+        drive_clients(stage, [lambda index: 7] * 2)
+    outcome = stage.outcome()
+    assert (outcome.images, outcome.correct) == (6, 4)
+    assert outcome.all_calls >= outcome.calls > 6
+    assert 0 < outcome.latency_us(0.5) <= outcome.latency_us(0.99)
+
+
+def test_a_stage_sees_from_outside_what_a_client_writes_and_reads():
+    if traffic_of(os.getpid()) is None:
+        pytest.skip("this kernel keeps no count of what processes move")
+    reading, writing = os.pipe()
+
+    def ask(index: int) -> int:
+        os.write(writing, b"12345678")
+        os.read(reading, 8)
+        return 7
+
+    with Stage(2, 0, 0.05, "test", show=False) as stage:
+        drive_clients(stage, [ask, lambda index: 7])
+    os.close(reading)
+    os.close(writing)
+    chatty, silent = stage.outcome().traffic
+    assert chatty.written == chatty.read and chatty.read % 8 == 0 and chatty.read > 0
+    assert (silent.written, silent.read) == (0, 0)
+
+
+def test_a_stage_that_is_left_early_ends_its_watcher_and_says_so():
+    with pytest.raises(ZeroDivisionError), Stage(1, 0, 60.0, "test", show=False) as stage:
+        1 / 0
+    with pytest.raises(StageFailed, match="did not get through"):
+        stage.outcome()
+
+
+def served(traffic: tuple[Traffic, ...], marshalled: int = 0) -> Served:
+    def counted(frames: int, byte_count: int) -> dict:
+        row = {"frames_sent": frames, "frames_received": frames}
+        return {"children": [row], "helpers": [row], "bytes": {"marshalled": byte_count}}
+
+    outcome = Outcome(9, 10, 10, 10, 1.0, np.ones(10), traffic)
+    return Served(outcome, counted(5, 0), counted(15, marshalled))
+
+
+HONEST = (Traffic("c", 640, 640), Traffic("h", 640, 640), Traffic("p", 1280, 1280))
+
+
+def test_the_audit_agrees_when_bytes_are_frames_times_64():
+    proof = audit(served(HONEST))
+    assert proof.confirmed and proof.differences == []
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_audit_finds_one_byte_too_many_and_names_the_process(number):
+    traffic = list(HONEST)
+    traffic[number] = replace(HONEST[number], written=HONEST[number].written + 1)
+    [difference] = audit(served(tuple(traffic))).differences
+    assert difference.startswith(("child 0 wrote", "helper 0 wrote", "parent wrote")[number])
+    assert "+1 bytes" in difference
+
+
+def test_the_audit_believes_a_copy_site_that_marshalled():
+    [difference] = audit(served(HONEST, marshalled=7)).differences
+    assert "7 marshalled" in difference
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_claimed():
+    proof = audit(served((Traffic("c", None, None), *HONEST[1:])))
+    assert not proof.confirmed
+    assert proof.differences == []
+
+
+def test_low_accuracy_and_a_failed_proof_fail_the_demo():
+    good = Audit((Process("parent", 0, 1, 1, 64, 64),), 0)
+    bad = Audit((Process("parent", 0, 1, 1, 65, 64),), 0)
+    assert failures(0.98, good) == []
+    assert "96.90 %" in failures(0.969, good)[0]
+    assert failures(float("nan"), good)
+    assert len(failures(0.5, bad)) == 2
