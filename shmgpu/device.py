@@ -195,6 +195,7 @@ class CudaDevice:
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(index)
         torch.cuda.init()
+        torch.cuda.manual_seed(torch.initial_seed())
         if memory_bytes:
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), index)

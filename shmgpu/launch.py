@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import hashlib
 import os
 import random
@@ -246,6 +247,9 @@ class RoleHost(core.Host):
     def fork(self) -> int:
         """As ``os.fork``, with the interpreter made ready for it."""
         if not self._frozen:
+            # Imported at first use by NumPy 2: once here, not in each role (4 MiB of pages and
+            # 10 ms a child).
+            importlib.import_module("numpy.random")
             # A collection in each forked process would write to every page it inherited.
             gc.collect()
             gc.freeze()
@@ -416,7 +420,9 @@ def seed_all(seed: int, role: str) -> None:
     np.random.seed(mine & 0xFFFFFFFF)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(mine)
+        # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
+        # child). A CUDA helper passes this seed on to its device.
+        torch.default_generator.manual_seed(mine)
 
 
 def describe_exit(status: int) -> str:
