@@ -1,0 +1,1210 @@
+/* The policy: a table of what is served when, and random events held against a plain model. */
+#include "harness.h"
+
+#include "schedule.h"
+
+enum { US = 1000, MS = 1000000 };
+
+static shmi_function_t functions[8];
+static shmi_schedule_t *s;
+static uint64_t now = 1000000000;
+static uint8_t pool_of[SHM_MAX_HELPERS], credit_of[SHM_MAX_POOLS];
+static uint64_t sequence;
+
+static void open_schedule(int children, int helpers, int pools) {
+  shmi_schedule_config_t config = {.children = children,
+                                   .helpers = helpers,
+                                   .pools = pools,
+                                   .window = 256,
+                                   .helper_pool = pool_of,
+                                   .min_credit = credit_of};
+  for (uint32_t i = 0; i < 8; i++) functions[i].index = i;
+  CHECK_EQ(shmi_schedule_create(&s, &config), SHM_OK);
+  for (int h = 0; h < helpers; h++) shmi_schedule_helper_up(s, h);
+}
+static void close_schedule(void) {
+  CHECK_EQ(shmi_schedule_queued(s), 0);
+  shmi_schedule_destroy(s);
+}
+
+static shmi_frame_t frame_of(int child) {
+  return (shmi_frame_t){.slot = (uint16_t)child, .sequence = ++sequence, .rows = 1};
+}
+static uint32_t put_frame(shmi_frame_t frame, int function) {
+  uint32_t number = shmi_schedule_enqueue(s, &frame, &functions[function], now);
+  CHECK(number != SHMI_NONE);
+  return number;
+}
+static uint32_t put(int child) { return put_frame(frame_of(child), 0); }
+static uint32_t put_with(int child, int priority) {
+  shmi_frame_t frame = frame_of(child);
+  frame.priority = (uint8_t)priority;
+  return put_frame(frame, 0);
+}
+static uint32_t put_batched(int child, int function, uint64_t key, uint32_t rows) {
+  shmi_frame_t frame = frame_of(child);
+  frame.batch_key = key;
+  frame.rows = rows;
+  return put_frame(frame, function);
+}
+static uint32_t put_at(int child, uint64_t mask) {
+  shmi_frame_t frame = frame_of(child);
+  frame.placement = mask;
+  return put_frame(frame, 0);
+}
+
+static uint32_t out[1024];
+static int to;
+static int next(void) { return shmi_schedule_next(s, now, &to, out, 1024); }
+static void expect_nothing(void) { CHECK_EQ(next(), 0); }
+static void done(uint32_t number, uint64_t service_ns) {
+  shmi_schedule_finished(s, number, service_ns);
+  shmi_schedule_free(s, number);
+}
+/* One message comes next: its number. */
+static uint32_t take(void) {
+  CHECK_EQ(next(), 1);
+  return out[0];
+}
+static int child_of(uint32_t number) { return shmi_schedule_request(s, number)->frame.slot; }
+/* Serve one after another with one message in flight: which child's turn it is. */
+static int served(void) {
+  uint32_t number = take();
+  int child = child_of(number);
+  done(number, 0);
+  return child;
+}
+static void expect_order(const int children[], int count) {
+  for (int i = 0; i < count; i++) {
+    int child = served();
+    if (child != children[i])
+      harness_fail(__FILE__, __LINE__, "turn %d: child %d, expected %d", i, child, children[i]);
+  }
+}
+/* Let the estimate of this function settle at service_ns. */
+static void teach(int function, uint64_t service_ns) {
+  for (int i = 0; i < 200; i++) {
+    uint32_t number = put_frame(frame_of(0), function);
+    CHECK_EQ(next(), 1);
+    CHECK_EQ(out[0], number);
+    done(number, service_ns);
+  }
+}
+
+/* ---- turns ---- */
+
+TEST(children_take_turns_whatever_they_have_queued) {
+  open_schedule(3, 1, 1);
+  for (int i = 0; i < 6; i++) put(0);
+  for (int i = 0; i < 2; i++) put(1);
+  put(2);
+  static const int order[] = {0, 1, 2, 0, 1, 0, 0, 0, 0};
+  expect_order(order, 9);
+  close_schedule();
+}
+
+TEST(a_newcomer_stands_behind_those_who_wait) {
+  open_schedule(3, 1, 1);
+  for (int i = 0; i < 3; i++) put(0);
+  for (int i = 0; i < 3; i++) put(1);
+  CHECK_EQ(served(), 0);
+  put(2); /* it is child 1's turn: 2 stands behind 0 */
+  static const int order[] = {1, 0, 2, 1, 0, 1};
+  expect_order(order, 6);
+  close_schedule();
+}
+
+TEST(one_childs_messages_stay_in_order) {
+  open_schedule(2, 1, 1);
+  uint32_t numbers[10];
+  for (int i = 0; i < 10; i++) numbers[i] = put(1);
+  for (int i = 0; i < 10; i++) {
+    CHECK_EQ(take(), numbers[i]);
+    done(numbers[i], 0);
+  }
+  close_schedule();
+}
+
+TEST(a_weight_is_how_many_messages_a_turn_takes) {
+  open_schedule(3, 1, 1);
+  shmi_schedule_set_weight(s, 1, 3);
+  shmi_schedule_set_weight(s, 2, 0); /* nobody weighs nothing */
+  for (int child = 0; child < 3; child++) {
+    for (int i = 0; i < 6; i++) put(child);
+  }
+  static const int order[] = {0, 1, 1, 1, 2, 0, 1, 1, 1, 2, 0, 2, 0, 2, 0, 2, 0, 2};
+  expect_order(order, 18);
+  close_schedule();
+}
+
+TEST(with_everybody_full_counts_never_differ_by_more_than_one) {
+  enum { CHILDREN = 32 };
+  int counts[CHILDREN] = {0};
+  open_schedule(CHILDREN, 1, 1);
+  for (int child = 0; child < CHILDREN; child++) {
+    for (int i = 0; i <= child % 3; i++) put(child);
+  }
+  for (int i = 0; i < 3200; i++) {
+    int child = served();
+    counts[child]++;
+    put(child);
+    for (int c = 0; c < CHILDREN; c++) CHECK(counts[child] - counts[c] <= 1);
+  }
+  while (shmi_schedule_queued(s) > 0) served();
+  close_schedule();
+}
+
+TEST(priorities_are_strict) {
+  open_schedule(2, 1, 1);
+  uint32_t low = put_with(0, 0), high = put_with(1, 3), middle = put_with(0, 1),
+           upper = put_with(1, 2), high2 = put_with(0, 3);
+  uint32_t order[] = {high, high2, upper, middle, low};
+  for (int i = 0; i < 5; i++) {
+    CHECK_EQ(take(), order[i]);
+    done(order[i], 0);
+  }
+  close_schedule();
+}
+
+/* ---- pools and placement ---- */
+
+TEST(a_pools_messages_go_to_its_helpers_only) {
+  pool_of[0] = 0, pool_of[1] = 1, pool_of[2] = 1;
+  open_schedule(1, 3, 2);
+  shmi_frame_t frame = frame_of(0);
+  frame.pool = 1;
+  uint32_t first = put_frame(frame, 0), second = put_frame(frame, 0), third = put_frame(frame, 0);
+  uint64_t helpers = 0;
+  for (int i = 0; i < 2; i++) {
+    CHECK_EQ(next(), 1);
+    helpers |= UINT64_C(1) << to;
+  }
+  CHECK_EQ(helpers, 6);
+  expect_nothing(); /* helper 0 is free, and not of this pool */
+  done(first, 0);
+  CHECK_EQ(take(), third);
+  done(second, 0);
+  done(third, 0);
+  close_schedule();
+}
+
+TEST(a_message_for_one_helper_waits_for_that_one) {
+  open_schedule(2, 2, 1);
+  uint32_t bound = put_at(0, 2), free_one = put(1);
+  uint32_t helper_of[16] = {0};
+  for (int i = 0; i < 2; i++) {
+    CHECK_EQ(next(), 1);
+    helper_of[out[0]] = (uint32_t)to;
+  }
+  CHECK_EQ(helper_of[bound], 1);
+  CHECK_EQ(helper_of[free_one], 0);
+  uint32_t again = put_at(0, 2);
+  done(free_one, 0);
+  expect_nothing();
+  done(bound, 0);
+  CHECK_EQ(take(), again);
+  CHECK_EQ(to, 1);
+  done(again, 0);
+  close_schedule();
+}
+
+TEST(a_message_for_several_helpers_goes_to_the_least_loaded) {
+  open_schedule(4, 4, 1);
+  uint32_t first = put_at(0, 0xe);
+  CHECK_EQ(take(), first);
+  int at_first = to;
+  CHECK(at_first >= 1);
+  uint32_t second = put_at(0, 0xe);
+  CHECK_EQ(take(), second);
+  CHECK(to != at_first && to >= 1);
+  int at_second = to;
+  uint32_t third = put_at(0, 0xe);
+  CHECK_EQ(take(), third);
+  CHECK(to != at_first && to != at_second && to >= 1);
+  done(first, 0);
+  done(second, 0);
+  done(third, 0);
+  close_schedule();
+}
+
+TEST(a_helper_that_is_down_is_chosen_last) {
+  open_schedule(1, 3, 1);
+  shmi_schedule_helper_down(s, 0);
+  uint32_t number = put_at(0, 3);
+  CHECK_EQ(take(), number);
+  CHECK_EQ(to, 1);
+  done(number, 0);
+  number = put_at(0, 1); /* nothing else is allowed: it waits for the replacement */
+  expect_nothing();
+  shmi_schedule_helper_up(s, 0);
+  CHECK_EQ(take(), number);
+  CHECK_EQ(to, 0);
+  done(number, 0);
+  close_schedule();
+}
+
+TEST(bound_and_free_messages_of_equal_priority_take_turns_at_a_helper) {
+  open_schedule(2, 1, 1);
+  for (int i = 0; i < 8; i++) {
+    put_at(0, 1);
+    put(1);
+  }
+  int bound = 0;
+  for (int i = 0; i < 8; i++) bound += served() == 0;
+  CHECK_EQ(bound, 4);
+  while (shmi_schedule_queued(s) > 0) served();
+  close_schedule();
+}
+
+TEST(priority_counts_across_bound_and_free_messages) {
+  open_schedule(2, 1, 1);
+  uint32_t bound = put_at(0, 1), urgent = put_with(1, 2);
+  CHECK_EQ(take(), urgent);
+  done(urgent, 0);
+  CHECK_EQ(take(), bound);
+  done(bound, 0);
+  close_schedule();
+}
+
+/* ---- credit ---- */
+
+static int handed_out(int wanted) {
+  int count = 0;
+  while (count < wanted && next() > 0) count++;
+  return count;
+}
+static void finish_all(uint32_t first, uint32_t last, uint64_t service_ns) {
+  for (uint32_t n = first; n <= last; n++) done(n, service_ns);
+}
+
+TEST(what_was_never_measured_is_handed_over_one_at_a_time) {
+  open_schedule(1, 1, 1);
+  uint32_t a = put(0), b = put(0);
+  CHECK_EQ(take(), a);
+  expect_nothing();
+  done(a, 0); /* teaches nothing */
+  CHECK_EQ(take(), b);
+  done(b, 0);
+  close_schedule();
+}
+
+TEST(many_of_microseconds_are_handed_over) {
+  open_schedule(1, 1, 1);
+  teach(0, 2 * US);
+  uint32_t numbers[200];
+  for (int i = 0; i < 200; i++) numbers[i] = put(0);
+  int count = handed_out(200);
+  CHECK(count >= 80);
+  CHECK(count <= SHMI_CREDIT_BUDGET_NS / (2 * US) + 2);
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), (uint32_t)count);
+  for (int i = 0; i < 200; i++) {
+    if (i >= count) CHECK_EQ(take(), numbers[i]);
+    done(numbers[i], 2 * US);
+  }
+  close_schedule();
+}
+
+TEST(a_burst_of_the_shortest_stays_below_the_ring) {
+  open_schedule(4, 1, 1);
+  teach(0, 1);
+  for (int i = 0; i < 800; i++) put(i % 4);
+  uint32_t taken[800];
+  int count = 0;
+  while (next() > 0) taken[count++] = out[0];
+  CHECK(count <= SHMI_CREDIT_MAX);
+  CHECK(count >= SHMI_CREDIT_MAX / 2);
+  for (int i = 0; i < count; i++) done(taken[i], 1);
+  while (shmi_schedule_queued(s) > 0) served();
+  close_schedule();
+}
+
+TEST(of_the_longest_none_waits_behind_another) {
+  open_schedule(1, 1, 1);
+  teach(0, 200 * (uint64_t)MS);
+  uint32_t a = put(0), b = put(0), c = put(0);
+  CHECK_EQ(take(), a);
+  expect_nothing();
+  done(a, 200 * (uint64_t)MS);
+  CHECK_EQ(take(), b);
+  done(b, 0);
+  CHECK_EQ(take(), c);
+  done(c, 0);
+  close_schedule();
+}
+
+TEST(of_milliseconds_at_most_one_waits_and_only_where_the_queue_is_long) {
+  open_schedule(1, 2, 1);
+  teach(0, 4 * MS);
+  put(0);
+  put(0);
+  take();
+  take();
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), 1);
+  CHECK_EQ(shmi_schedule_in_flight(s, 1), 1);
+  put(0); /* one: a helper that comes free takes it at once */
+  expect_nothing();
+  for (int i = 0; i < 20; i++) put(0);
+  while (next() > 0) {
+  }
+  CHECK(shmi_schedule_in_flight(s, 0) <= 2);
+  CHECK(shmi_schedule_in_flight(s, 1) <= 2);
+  CHECK(shmi_schedule_queued(s) >= 19);
+  shmi_schedule_destroy(s);
+}
+
+TEST(min_credit_is_always_handed_over) {
+  credit_of[0] = 3;
+  open_schedule(1, 1, 1);
+  uint32_t first = put(0);
+  for (int i = 0; i < 4; i++) put(0);
+  CHECK_EQ(handed_out(5), 3);
+  finish_all(first, first + 2, 0);
+  CHECK_EQ(handed_out(5), 2);
+  finish_all(first + 3, first + 4, 0);
+  close_schedule();
+}
+
+TEST(a_longer_call_is_believed_at_once_and_a_shorter_one_slowly) {
+  open_schedule(1, 1, 1);
+  teach(0, 10 * US);
+  uint64_t before = shmi_schedule_estimate(s, 0);
+  done((put(0), take()), 10 * MS);
+  uint64_t after = shmi_schedule_estimate(s, 0);
+  CHECK(after > 4 * (uint64_t)MS);
+  done((put(0), take()), 10 * US);
+  uint64_t then = shmi_schedule_estimate(s, 0);
+  CHECK(then < after && then > after / 2);
+  CHECK(before >= 9 * US && before <= 11 * US);
+  close_schedule();
+}
+
+TEST(work_goes_to_the_helper_that_holds_least) {
+  open_schedule(1, 3, 1);
+  uint32_t numbers[3];
+  uint64_t helpers = 0;
+  for (int i = 0; i < 3; i++) numbers[i] = put(0);
+  for (int i = 0; i < 3; i++) {
+    CHECK_EQ(take(), numbers[i]);
+    helpers |= UINT64_C(1) << to;
+  }
+  CHECK_EQ(helpers, 7);
+  uint32_t more = put(0);
+  int freed = shmi_schedule_request(s, numbers[1])->helper;
+  done(numbers[1], 0);
+  CHECK_EQ(take(), more);
+  CHECK_EQ(to, freed);
+  done(numbers[0], 0);
+  done(numbers[2], 0);
+  done(more, 0);
+  close_schedule();
+}
+
+TEST(a_run_of_short_messages_stays_with_one_helper) {
+  open_schedule(1, 2, 1);
+  teach(0, 1 * US);
+  uint32_t taken[64];
+  int helpers[64], changes = 0;
+  for (int i = 0; i < 64; i++) put(0);
+  for (int i = 0; i < 64; i++) {
+    taken[i] = take();
+    helpers[i] = to;
+    changes += i > 0 && helpers[i] != helpers[i - 1];
+  }
+  CHECK(changes >= 1 && changes <= 4);
+  for (int i = 0; i < 64; i++) done(taken[i], 1 * US);
+  close_schedule();
+}
+
+/* ---- batches ---- */
+
+static void expect_batch(const uint32_t numbers[], int count) {
+  int got = next();
+  CHECK_EQ(got, count);
+  for (int i = 0; i < count; i++) CHECK_EQ(out[i], numbers[i]);
+  for (int i = 0; i < count; i++) {
+    CHECK_EQ(shmi_schedule_request(s, out[i])->batch, count);
+    done(out[i], 0);
+  }
+}
+
+TEST(messages_of_one_key_go_together_across_children) {
+  functions[1].batch_max_rows = 4;
+  open_schedule(3, 1, 1);
+  uint32_t a0 = put_batched(0, 1, 7, 1), a1 = put_batched(0, 1, 7, 1), b0 = put_batched(1, 1, 7, 1),
+           c0 = put_batched(2, 1, 7, 1), c1 = put_batched(2, 1, 7, 1);
+  uint32_t first[] = {a0, b0, c0, a1}, second[] = {c1};
+  expect_batch(first, 4);
+  expect_batch(second, 1);
+  close_schedule();
+}
+
+TEST(one_childs_messages_of_one_key_go_together) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(1, 1, 1);
+  uint32_t numbers[10];
+  for (int i = 0; i < 10; i++) numbers[i] = put_batched(0, 1, 7, 1);
+  expect_batch(numbers, 8);
+  expect_batch(numbers + 8, 2);
+  close_schedule();
+}
+
+TEST(a_batch_counts_rows) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(4, 1, 1);
+  uint32_t a = put_batched(0, 1, 7, 5), b = put_batched(1, 1, 7, 4), c = put_batched(2, 1, 7, 3),
+           d = put_batched(3, 1, 7, 1);
+  uint32_t first[] = {a, c}, second[] = {b, d};
+  expect_batch(first, 2);  /* b does not fit, c does */
+  int got = next();
+  CHECK(got == 1 || got == 2);
+  CHECK_EQ(out[0], b);
+  for (int i = 0; i < got; i++) done(out[i], 0);
+  if (got == 1) CHECK_EQ(served(), 3);
+  (void)second;
+  (void)d;
+  close_schedule();
+}
+
+TEST(an_oversized_message_goes_alone) {
+  functions[1].batch_max_rows = 4;
+  open_schedule(3, 1, 1);
+  uint32_t big[] = {put_batched(0, 1, 7, 9)}, pair[] = {put_batched(1, 1, 7, 2),
+                                                        put_batched(2, 1, 7, 2)};
+  expect_batch(big, 1);
+  expect_batch(pair, 2);
+  uint32_t huge[] = {put_batched(0, 1, 7, UINT32_MAX)}, one[] = {put_batched(1, 1, 7, 1)};
+  expect_batch(huge, 1);
+  expect_batch(one, 1);
+  close_schedule();
+}
+
+TEST(other_keys_and_other_functions_keep_out) {
+  functions[1].batch_max_rows = 8;
+  functions[2].batch_max_rows = 8;
+  open_schedule(5, 1, 1);
+  uint32_t a = put_batched(0, 1, 7, 1), b = put_batched(1, 1, 8, 1), c = put_batched(2, 2, 7, 1),
+           d = put_batched(3, 1, 0, 1), e = put_batched(4, 1, 7, 1);
+  uint32_t first[] = {a, e}, second[] = {b}, third[] = {c}, fourth[] = {d};
+  expect_batch(first, 2);
+  expect_batch(second, 1);
+  expect_batch(third, 1);
+  expect_batch(fourth, 1);
+  close_schedule();
+}
+
+TEST(a_childs_other_message_is_not_overtaken_by_its_own_later_one) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(2, 1, 1);
+  uint32_t a = put_batched(0, 1, 7, 1), other = put(1), late = put_batched(1, 1, 7, 1);
+  uint32_t first[] = {a};
+  expect_batch(first, 1);
+  CHECK_EQ(take(), other);
+  done(other, 0);
+  uint32_t last[] = {late};
+  expect_batch(last, 1);
+  close_schedule();
+}
+
+TEST(the_search_for_company_is_bounded) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(2000, 1, 1);
+  put_batched(0, 1, 7, 1);
+  for (int child = 1; child < 1999; child++) put_batched(child, 1, 1000 + (uint64_t)child, 1);
+  put_batched(1999, 1, 7, 1); /* behind everybody: beyond what is looked at */
+  CHECK_EQ(next(), 1);
+  done(out[0], 0);
+  while (shmi_schedule_queued(s) > 0) {
+    CHECK(next() >= 1);
+    done(out[0], 0);
+  }
+  close_schedule();
+}
+
+TEST(a_batch_keeps_within_the_room_of_its_taker) {
+  functions[1].batch_max_rows = 1000;
+  open_schedule(1, 1, 1);
+  for (int i = 0; i < 20; i++) put_batched(0, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_next(s, now, &to, out, 6), 6);
+  for (int i = 0; i < 6; i++) done(out[i], 0);
+  CHECK_EQ(next(), 14);
+  for (int i = 0; i < 14; i++) done(out[i], 0);
+  close_schedule();
+}
+
+TEST(a_batch_is_one_piece_of_work_to_the_estimate) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(1, 1, 1);
+  for (int round = 0; round < 100; round++) {
+    for (int i = 0; i < 8; i++) put_batched(0, 1, 7, 1);
+    CHECK_EQ(next(), 8);
+    for (int i = 0; i < 8; i++) done(out[i], 50 * US);
+  }
+  CHECK(shmi_schedule_estimate(s, 1) >= 49 * US);
+  CHECK(shmi_schedule_estimate(s, 1) <= 51 * US);
+  close_schedule();
+}
+
+/* ---- batches that wait to fill ---- */
+
+TEST(a_delayed_batch_waits_for_company_until_its_time) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(3, 1, 1);
+  uint32_t numbers[2];
+  numbers[0] = put_batched(0, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_next_timer(s), now + 5 * MS);
+  CHECK_EQ(shmi_schedule_queued(s), 1);
+  expect_nothing();
+  now += 3 * MS;
+  numbers[1] = put_batched(1, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_next_timer(s), now + 2 * MS); /* the first one's */
+  expect_nothing();
+  now += 2 * MS - 1;
+  expect_nothing();
+  now += 1;
+  expect_batch(numbers, 2);
+  CHECK_EQ(shmi_schedule_next_timer(s), 0);
+  close_schedule();
+}
+
+TEST(a_delayed_batch_that_is_full_waits_no_longer) {
+  functions[1].batch_max_rows = 3;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(3, 1, 1);
+  uint32_t numbers[3];
+  for (int i = 0; i < 3; i++) numbers[i] = put_batched(i, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_next_timer(s), 0);
+  expect_batch(numbers, 3);
+  uint32_t big[] = {put_batched(0, 1, 7, 3)}; /* full by itself */
+  expect_batch(big, 1);
+  close_schedule();
+}
+
+TEST(many_keys_at_once_each_have_their_time) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(4, 1, 1);
+  enum { KEYS = 100 }; /* more than there are holds: the rest is served at once */
+  for (uint64_t key = 1; key <= KEYS; key++) {
+    put_batched((int)(key % 4), 1, key, 1);
+    now += 1000;
+  }
+  CHECK_EQ(shmi_schedule_queued(s), KEYS);
+  int served_now = 0;
+  while (next() > 0) {
+    served_now++;
+    done(out[0], 0);
+  }
+  CHECK(served_now >= 30 && served_now < KEYS);
+  now += 6 * MS;
+  while (next() > 0) {
+    served_now++;
+    done(out[0], 0);
+  }
+  CHECK_EQ(served_now, KEYS);
+  CHECK_EQ(shmi_schedule_next_timer(s), 0);
+  close_schedule();
+}
+
+TEST(a_held_message_can_be_cancelled_and_dropped) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(2, 1, 1);
+  uint32_t a = put_batched(0, 1, 7, 1);
+  uint64_t sequence_of_a = sequence;
+  uint32_t b = put_batched(1, 1, 7, 1), c = put_batched(0, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_cancel(s, 1, sequence_of_a), SHMI_NONE); /* another child's */
+  CHECK_EQ(shmi_schedule_cancel(s, 0, sequence_of_a), a);
+  shmi_schedule_free(s, a);
+  CHECK_EQ(shmi_schedule_cancel(s, 0, sequence_of_a), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_drop_child(s, 0), c);
+  shmi_schedule_free(s, c);
+  CHECK_EQ(shmi_schedule_drop_child(s, 0), SHMI_NONE);
+  CHECK(shmi_schedule_next_timer(s) != 0);
+  CHECK_EQ(shmi_schedule_drop_child(s, 1), b);
+  shmi_schedule_free(s, b);
+  CHECK_EQ(shmi_schedule_next_timer(s), 0);
+  close_schedule();
+}
+
+/* ---- deadlines ---- */
+
+TEST(a_message_past_its_deadline_is_set_aside_and_never_handed_over) {
+  open_schedule(2, 1, 1);
+  shmi_frame_t late = frame_of(0), in_time = frame_of(0);
+  late.deadline_ns = now + MS;
+  in_time.deadline_ns = now + 10 * MS;
+  uint32_t a = put_frame(late, 0), b = put_frame(in_time, 0), c = put(1);
+  now += MS;
+  uint32_t first = take();
+  CHECK_EQ(shmi_schedule_take_expired(s), a);
+  CHECK_EQ(shmi_schedule_take_expired(s), SHMI_NONE);
+  shmi_schedule_free(s, a);
+  CHECK_EQ(first, c); /* its turn was taken by the one set aside */
+  done(c, 0);
+  CHECK_EQ(take(), b);
+  done(b, 0);
+  close_schedule();
+}
+
+TEST(company_past_its_deadline_is_set_aside_too) {
+  functions[1].batch_max_rows = 8;
+  open_schedule(3, 1, 1);
+  uint32_t numbers[3];
+  for (int child = 0; child < 3; child++) {
+    shmi_frame_t frame = frame_of(child);
+    frame.batch_key = 7;
+    frame.deadline_ns = child == 1 ? now + 1 : 0;
+    numbers[child] = put_frame(frame, 1);
+  }
+  now += 1;
+  CHECK_EQ(next(), 2);
+  CHECK_EQ(out[0], numbers[0]);
+  CHECK_EQ(out[1], numbers[2]);
+  CHECK_EQ(shmi_schedule_take_expired(s), numbers[1]);
+  for (int child = 0; child < 3; child++) {
+    if (child != 1) shmi_schedule_finished(s, numbers[child], 0);
+    shmi_schedule_free(s, numbers[child]);
+  }
+  close_schedule();
+}
+
+/* ---- taking out ---- */
+
+TEST(cancelling_takes_out_queued_messages_only) {
+  open_schedule(2, 1, 1);
+  uint32_t a = put(0);
+  uint64_t sequence_of_a = sequence;
+  uint32_t b = put(0);
+  uint64_t sequence_of_b = sequence;
+  uint32_t c = put(0);
+  CHECK_EQ(take(), a);
+  CHECK_EQ(shmi_schedule_cancel(s, 0, sequence_of_a), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_cancel(s, 1, sequence_of_b), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_cancel(s, 0, sequence_of_b), b);
+  shmi_schedule_free(s, b);
+  CHECK_EQ(shmi_schedule_queued_of(s, 0), 1);
+  done(a, 0);
+  CHECK_EQ(take(), c);
+  done(c, 0);
+  close_schedule();
+}
+
+TEST(dropping_a_child_takes_out_all_it_has_and_nothing_else) {
+  functions[1].batch_max_rows = 8;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(2, 2, 1);
+  uint32_t in_flight = put(0);
+  CHECK_EQ(take(), in_flight);
+  put(0);
+  put_with(0, 3);
+  put_at(0, 2);
+  put_batched(0, 1, 9, 1);
+  uint32_t other = put(1);
+  uint32_t number;
+  int dropped = 0;
+  while ((number = shmi_schedule_drop_child(s, 0)) != SHMI_NONE) {
+    CHECK_EQ(child_of(number), 0);
+    shmi_schedule_free(s, number);
+    dropped++;
+  }
+  CHECK_EQ(dropped, 4);
+  CHECK_EQ(shmi_schedule_queued_of(s, 0), 0);
+  CHECK_EQ(take(), other);
+  done(other, 0);
+  done(in_flight, 0);
+  close_schedule();
+}
+
+TEST(giving_up_a_helper_takes_out_what_waits_for_it) {
+  open_schedule(1, 2, 1);
+  shmi_schedule_helper_down(s, 1);
+  uint32_t bound = put_at(0, 2);
+  put(0);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), bound);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), SHMI_NONE);
+  CHECK(shmi_schedule_drop_helper(s, 1, 1) != SHMI_NONE);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 1), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_queued(s), 0);
+  close_schedule();
+}
+
+TEST(messages_taken_back_from_a_dead_helper_are_first_and_in_order) {
+  open_schedule(2, 1, 1);
+  teach(0, 2 * US);
+  uint32_t a[4], taken[4];
+  for (int i = 0; i < 4; i++) a[i] = put(1);
+  for (int i = 0; i < 4; i++) taken[i] = take();
+  uint32_t later = put(1);
+  shmi_schedule_helper_down(s, 0);
+  for (int i = 3; i >= 0; i--) shmi_schedule_requeue(s, taken[i]);
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), 0);
+  expect_nothing(); /* down */
+  shmi_schedule_helper_up(s, 0);
+  for (int i = 0; i < 4; i++) {
+    CHECK_EQ(take(), a[i]);
+    CHECK_EQ(shmi_schedule_request(s, a[i])->attempts, 2);
+    done(a[i], 2 * US);
+  }
+  CHECK_EQ(take(), later);
+  done(later, 0);
+  close_schedule();
+}
+
+TEST(the_table_holds_every_childs_window_and_no_more) {
+  open_schedule(2, 1, 1);
+  for (int i = 0; i < 512; i++) put(i % 2);
+  shmi_frame_t frame = frame_of(0);
+  CHECK_EQ(shmi_schedule_enqueue(s, &frame, &functions[0], now), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_admit(s, &frame, now), SHMI_NONE);
+  CHECK_EQ(served(), 0);
+  CHECK(shmi_schedule_enqueue(s, &frame, &functions[0], now) != SHMI_NONE);
+  while (shmi_schedule_queued(s) > 0) served();
+  close_schedule();
+}
+
+/* ---- gangs ---- */
+
+static uint32_t put_gang(int child, uint64_t mask) {
+  shmi_frame_t frame = frame_of(child);
+  frame.placement = mask;
+  frame.flags = SHMI_FRAME_GANG;
+  return put_frame(frame, 0);
+}
+static void gang_done(uint32_t number) {
+  uint64_t members = shmi_schedule_request(s, number)->members;
+  for (int left = __builtin_popcountll(members); members != 0; members &= members - 1) {
+    CHECK_EQ(shmi_schedule_gang_finished(s, number, __builtin_ctzll(members)), --left);
+  }
+  shmi_schedule_free(s, number);
+}
+
+TEST(a_gang_starts_on_all_its_helpers_at_once_or_waits) {
+  open_schedule(2, 3, 1);
+  uint32_t busy = put_at(0, 2);
+  CHECK_EQ(take(), busy);
+  uint32_t gang = put_gang(1, 7);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), 0);
+  done(busy, 0);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), gang);
+  CHECK_EQ(shmi_schedule_request(s, gang)->members, 7);
+  for (int h = 0; h < 3; h++) CHECK_EQ(shmi_schedule_in_flight(s, h), 1);
+  gang_done(gang);
+  for (int h = 0; h < 3; h++) CHECK_EQ(shmi_schedule_in_flight(s, h), 0);
+  close_schedule();
+}
+
+TEST(gangs_start_in_the_order_they_came) {
+  open_schedule(3, 2, 1);
+  uint32_t first = put_gang(2, 3), second = put_gang(0, 3), third = put_gang(1, 1);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), first);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  gang_done(first);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), second);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  gang_done(second);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), third);
+  gang_done(third);
+  close_schedule();
+}
+
+TEST(a_gang_that_waited_long_keeps_new_work_from_its_helpers) {
+  open_schedule(2, 2, 1);
+  uint32_t busy = put_at(0, 1);
+  CHECK_EQ(take(), busy);
+  uint32_t gang = put_gang(1, 3);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  uint32_t passes = put(0); /* the gang is young */
+  CHECK_EQ(take(), passes);
+  CHECK_EQ(to, 1);
+  now += SHMI_GANG_AGE_NS;
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  done(passes, 0);
+  put(0);
+  expect_nothing(); /* helper 1 is free, and kept for the gang */
+  done(busy, 0);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), gang);
+  gang_done(gang);
+  served();
+  close_schedule();
+}
+
+TEST(a_waiting_gang_can_be_cancelled_dropped_given_up_and_expire) {
+  open_schedule(2, 2, 1);
+  shmi_schedule_helper_down(s, 1);
+  uint32_t a = put_gang(0, 3);
+  CHECK_EQ(shmi_schedule_cancel(s, 1, sequence), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_cancel(s, 0, sequence), a);
+  shmi_schedule_free(s, a);
+  a = put_gang(0, 3);
+  CHECK_EQ(shmi_schedule_drop_child(s, 1), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_drop_child(s, 0), a);
+  shmi_schedule_free(s, a);
+  a = put_gang(0, 3);
+  uint32_t b = put_gang(0, 1);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), a);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), SHMI_NONE);
+  shmi_schedule_free(s, a);
+  CHECK_EQ(shmi_schedule_next_gang(s, now), b);
+  gang_done(b);
+  shmi_frame_t frame = frame_of(0);
+  frame.placement = 3;
+  frame.flags = SHMI_FRAME_GANG;
+  frame.deadline_ns = now + 1;
+  a = put_frame(frame, 0);
+  now += 1;
+  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_take_expired(s), a);
+  shmi_schedule_free(s, a);
+  close_schedule();
+}
+
+/* ---- random events against a model that is too simple to be wrong ---- */
+
+enum { M_CHILDREN = 6, M_HELPERS = 4, M_POOLS = 2, M_WINDOW = 12, M_PRIORITIES = 4 };
+enum { GONE, WAITS, FLIES };
+
+typedef struct model {
+  int state;
+  int child, priority, domain, function, helper;
+  int may_be_held;    /* its function asks for a delay */
+  uint64_t sequence, key, deadline_ns, since_ns;
+  uint64_t order;     /* place in its FIFO: smaller is earlier */
+  uint64_t estimate_ns, handed;
+  uint32_t rows;
+} model_t;
+
+static model_t model[M_CHILDREN * M_WINDOW + 1];
+static struct {
+  int up, in_flight, pool;
+} helpers_of_model[M_HELPERS];
+static int outstanding_of[M_CHILDREN];
+static int passed_over[M_POOLS + M_HELPERS][M_PRIORITIES][M_CHILDREN];
+static uint64_t random_state, order_back, order_front, hand_overs;
+static uint64_t model_seed;
+
+#define MODEL_CHECK(cond)                                                                   \
+  do {                                                                                      \
+    if (!(cond))                                                                            \
+      harness_fail(__FILE__, __LINE__, "seed %llu: %s", (unsigned long long)model_seed, #cond); \
+  } while (0)
+
+static uint64_t roll(uint64_t sides) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (random_state >> 11) % sides;
+}
+
+static int may_wait(const model_t *m) { /* it may be held back for company still */
+  return m->may_be_held && now < m->since_ns + functions[m->function].batch_delay_ns;
+}
+static int serves(int helper, int domain) {
+  return domain == helpers_of_model[helper].pool || domain == M_POOLS + helper;
+}
+static uint64_t held_ns(int helper) {
+  uint64_t sum = 0;
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state == FLIES && model[n].helper == helper) sum += model[n].estimate_ns;
+  }
+  return sum;
+}
+static int must_have_credit(int helper) {
+  int least = credit_of[helpers_of_model[helper].pool] > 0 ? credit_of[helpers_of_model[helper].pool] : 1;
+  if (!helpers_of_model[helper].up) return 0;
+  return helpers_of_model[helper].in_flight < least ||
+         (held_ns(helper) < SHMI_CREDIT_BUDGET_NS &&
+          helpers_of_model[helper].in_flight < SHMI_CREDIT_MAX);
+}
+static int may_have_credit(int helper) {
+  int least = credit_of[helpers_of_model[helper].pool] > 0 ? credit_of[helpers_of_model[helper].pool] : 1;
+  return must_have_credit(helper) ||
+         (helpers_of_model[helper].up && helpers_of_model[helper].in_flight == least &&
+          held_ns(helper) <= SHMI_CREDIT_AHEAD_NS);
+}
+
+static void model_leave(uint32_t n) {
+  model[n].state = GONE;
+  outstanding_of[model[n].child]--;
+  shmi_schedule_free(s, n);
+}
+
+static void model_enqueue(int batches, int delays) {
+  int child = (int)roll(M_CHILDREN);
+  if (outstanding_of[child] == M_WINDOW) return;
+  shmi_frame_t frame = frame_of(child);
+  frame.priority = roll(3) == 0 ? (uint8_t)roll(M_PRIORITIES) : 0;
+  frame.pool = (uint8_t)roll(M_POOLS);
+  if (roll(4) == 0) frame.placement = 1 + roll((1 << M_HELPERS) - 1);
+  if (roll(8) == 0) frame.deadline_ns = now + 1 + roll(3 * MS);
+  int function = (int)roll(2);
+  if (batches && roll(2) == 0) {
+    function = delays && roll(2) == 0 ? 3 : 2;
+    frame.batch_key = 1 + roll(3);
+    frame.rows = (uint32_t)roll(8) == 0 ? 100 : (uint32_t)(1 + roll(4));
+  }
+  uint32_t n = shmi_schedule_enqueue(s, &frame, &functions[function], now);
+  MODEL_CHECK(n != SHMI_NONE && n <= M_CHILDREN * M_WINDOW);
+  MODEL_CHECK(model[n].state == GONE);
+  int domain = shmi_schedule_request(s, n)->domain;
+  if (frame.placement == 0) MODEL_CHECK(domain == frame.pool);
+  else MODEL_CHECK(domain >= M_POOLS && (frame.placement >> (domain - M_POOLS) & 1) != 0);
+  model[n] = (model_t){.state = WAITS,
+                       .child = child,
+                       .priority = frame.priority,
+                       .domain = domain,
+                       .function = function,
+                       .may_be_held = functions[function].batch_delay_ns > 0 &&
+                                      frame.batch_key != 0 &&
+                                      frame.rows < functions[function].batch_max_rows,
+                       .sequence = frame.sequence,
+                       .key = frame.batch_key,
+                       .deadline_ns = frame.deadline_ns,
+                       .since_ns = now,
+                       .order = ++order_back,
+                       .rows = frame.rows};
+  outstanding_of[child]++;
+}
+
+static void model_expired(void) {
+  uint32_t n;
+  while ((n = shmi_schedule_take_expired(s)) != SHMI_NONE) {
+    MODEL_CHECK(model[n].state == WAITS);
+    MODEL_CHECK(model[n].deadline_ns != 0 && model[n].deadline_ns <= now);
+    passed_over[model[n].domain][model[n].priority][model[n].child] = 0;
+    model_leave(n);
+  }
+}
+
+/* Is n the first of its child's FIFO? Messages that are held for company stand aside. */
+static int is_first(uint32_t n) {
+  const model_t *m = &model[n];
+  for (uint32_t o = 1; o <= M_CHILDREN * M_WINDOW; o++) {
+    const model_t *other = &model[o];
+    if (other->state == WAITS && other->child == m->child && other->priority == m->priority &&
+        other->domain == m->domain && other->order < m->order &&
+        m->may_be_held == other->may_be_held &&
+        (!m->may_be_held || (other->key == m->key && other->function == m->function))) {
+      return 0;
+    }
+  }
+  return 1;
+}
+
+static int model_next(int delays) {
+  int helper;
+  int credit[M_HELPERS];
+  for (int h = 0; h < M_HELPERS; h++) credit[h] = may_have_credit(h);
+  int count = shmi_schedule_next(s, now, &helper, out, 16);
+  model_expired();
+  if (count == 0) { /* then nothing could be served */
+    for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+      if (model[n].state != WAITS || may_wait(&model[n])) continue;
+      for (int h = 0; h < M_HELPERS; h++)
+        MODEL_CHECK(!serves(h, model[n].domain) || !must_have_credit(h));
+    }
+    return 0;
+  }
+  MODEL_CHECK(count <= 16);
+  MODEL_CHECK(credit[helper]);
+  const model_t first = model[out[0]];
+  MODEL_CHECK(serves(helper, first.domain));
+  /* Nothing more urgent waits for this helper. */
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state != WAITS || may_wait(&model[n])) continue;
+    if (serves(helper, model[n].domain)) MODEL_CHECK(model[n].priority <= first.priority);
+  }
+  uint64_t rows = 0, estimate = 0;
+  int served_child[M_CHILDREN] = {0};
+  hand_overs++;
+  for (int i = 0; i < count; i++) {
+    model_t *m = &model[out[i]];
+    MODEL_CHECK(m->state == WAITS);
+    MODEL_CHECK(m->deadline_ns == 0 || m->deadline_ns > now);
+    MODEL_CHECK(is_first(out[i]));
+    rows += m->rows;
+    if (count > 1) {
+      MODEL_CHECK(m->key != 0 && m->key == first.key && m->function == first.function);
+      MODEL_CHECK(m->domain == first.domain && m->priority == first.priority);
+    }
+    const shmi_request_t *r = shmi_schedule_request(s, out[i]);
+    MODEL_CHECK(r->helper == helper && r->batch == count);
+    m->state = FLIES;
+    m->helper = helper;
+    m->handed = hand_overs * 64 + (uint64_t)i;
+    m->estimate_ns = r->estimate_ns;
+    estimate += r->estimate_ns;
+    helpers_of_model[helper].in_flight++;
+    served_child[m->child] = 1;
+  }
+  MODEL_CHECK(count == 1 || rows <= functions[first.function].batch_max_rows);
+  MODEL_CHECK(estimate > 0);
+  MODEL_CHECK(shmi_schedule_in_flight(s, helper) == (uint32_t)helpers_of_model[helper].in_flight);
+  /* Nobody who waits in this ring is passed over by a whole round. */
+  for (int child = 0; child < M_CHILDREN; child++) {
+    int waits = 0, *passed = &passed_over[first.domain][first.priority][child];
+    for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+      waits |= model[n].state == WAITS && model[n].child == child &&
+               model[n].domain == first.domain && model[n].priority == first.priority;
+    }
+    *passed = served_child[child] || !waits ? 0 : *passed + 1;
+    if (!delays) MODEL_CHECK(*passed < M_CHILDREN);
+  }
+  return count;
+}
+
+static void model_finish(void) {
+  uint32_t n = 1 + (uint32_t)roll(M_CHILDREN * M_WINDOW);
+  if (model[n].state != FLIES) return;
+  helpers_of_model[model[n].helper].in_flight--;
+  static const uint64_t services[] = {0, 500, 5 * US, 60 * US, 3 * MS, 80 * (uint64_t)MS};
+  shmi_schedule_finished(s, n, services[roll(6)]);
+  model_leave(n);
+}
+
+static void model_death(void) {
+  int helper = (int)roll(M_HELPERS);
+  if (!helpers_of_model[helper].up) {
+    helpers_of_model[helper].up = 1;
+    shmi_schedule_helper_up(s, helper);
+    return;
+  }
+  if (roll(3) != 0) return;
+  helpers_of_model[helper].up = 0;
+  shmi_schedule_helper_down(s, helper);
+  for (;;) { /* newest first */
+    uint32_t newest = 0;
+    for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+      if (model[n].state == FLIES && model[n].helper == helper &&
+          (newest == 0 || model[n].handed > model[newest].handed)) {
+        newest = n;
+      }
+    }
+    if (newest == 0) break;
+    model_t *m = &model[newest];
+    helpers_of_model[helper].in_flight--;
+    if (roll(4) == 0) { /* it was executing: it fails */
+      shmi_schedule_finished(s, newest, 0);
+      model_leave(newest);
+      continue;
+    }
+    shmi_schedule_requeue(s, newest);
+    m->state = WAITS;
+    m->may_be_held = 0;
+    m->domain = shmi_schedule_request(s, newest)->domain;
+    m->order = --order_front;
+  }
+  MODEL_CHECK(shmi_schedule_in_flight(s, helper) == 0);
+}
+
+static void model_cancel(void) {
+  uint32_t n = 1 + (uint32_t)roll(M_CHILDREN * M_WINDOW);
+  if (model[n].state == GONE) return;
+  uint32_t got = shmi_schedule_cancel(s, model[n].child, model[n].sequence);
+  MODEL_CHECK(got == (model[n].state == WAITS ? n : SHMI_NONE));
+  if (got != SHMI_NONE) model_leave(n);
+}
+
+static void model_drop(void) {
+  int child = (int)roll(M_CHILDREN), expected = 0;
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    expected += model[n].state == WAITS && model[n].child == child;
+  }
+  MODEL_CHECK(shmi_schedule_queued_of(s, child) == (uint32_t)expected);
+  uint32_t n;
+  while ((n = shmi_schedule_drop_child(s, child)) != SHMI_NONE) {
+    MODEL_CHECK(model[n].state == WAITS && model[n].child == child);
+    model_leave(n);
+    expected--;
+  }
+  MODEL_CHECK(expected == 0);
+}
+
+/* Whoever has nothing queued in a ring stands behind everybody when it comes again. */
+static void forget_absent(void) {
+  static int waits[M_POOLS + M_HELPERS][M_PRIORITIES][M_CHILDREN];
+  memset(waits, 0, sizeof waits);
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state == WAITS) waits[model[n].domain][model[n].priority][model[n].child] = 1;
+  }
+  int *passed = &passed_over[0][0][0];
+  for (size_t i = 0; i < sizeof waits / sizeof(int); i++) passed[i] *= (&waits[0][0][0])[i];
+}
+
+static void run_model(uint64_t seed, int batches, int delays) {
+  memset(functions, 0, sizeof functions);
+  memset(model, 0, sizeof model);
+  memset(passed_over, 0, sizeof passed_over);
+  memset(outstanding_of, 0, sizeof outstanding_of);
+  model_seed = seed;
+  random_state = seed * 0x9E3779B97F4A7C15u + 1;
+  order_back = order_front = UINT64_C(1) << 40;
+  now = 1000000000;
+  functions[2].batch_max_rows = functions[3].batch_max_rows = 8;
+  functions[3].batch_delay_ns = 2 * MS;
+  for (int h = 0; h < M_HELPERS; h++) {
+    pool_of[h] = (uint8_t)(h % M_POOLS);
+    helpers_of_model[h].up = 1;
+    helpers_of_model[h].in_flight = 0;
+    helpers_of_model[h].pool = h % M_POOLS;
+  }
+  credit_of[0] = 0;
+  credit_of[1] = (uint8_t)roll(4);
+  shmi_schedule_config_t setup = {.children = M_CHILDREN,
+                                  .helpers = M_HELPERS,
+                                  .pools = M_POOLS,
+                                  .window = M_WINDOW,
+                                  .helper_pool = pool_of,
+                                  .min_credit = credit_of};
+  for (uint32_t i = 0; i < 8; i++) functions[i].index = i;
+  MODEL_CHECK(shmi_schedule_create(&s, &setup) == SHM_OK);
+  for (int h = 0; h < M_HELPERS; h++) shmi_schedule_helper_up(s, h);
+  int steps = HARNESS_SANITIZED ? 300 : 1500;
+  for (int step = 0; step < steps; step++) {
+    uint64_t what = roll(100);
+    if (what < 45) model_enqueue(batches, delays);
+    else if (what < 80) for (int i = 0; i < 6; i++) model_finish();
+    else if (what < 84) model_death();
+    else if (what < 90) model_cancel();
+    else if (what < 91) model_drop();
+    else now += roll(2 * MS);
+    forget_absent();
+    if (roll(3) != 0) {
+      while (model_next(delays) > 0) forget_absent();
+    }
+  }
+  /* Nothing new: all that is left is served. */
+  for (int h = 0; h < M_HELPERS; h++) {
+    helpers_of_model[h].up = 1;
+    shmi_schedule_helper_up(s, h);
+  }
+  for (int rounds = 0; rounds < 100000; rounds++) {
+    now += MS;
+    while (model_next(delays) > 0) {
+    }
+    int left = 0;
+    for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) left += model[n].state != GONE;
+    if (left == 0) break;
+    for (int i = 0; i < 20; i++) model_finish();
+  }
+  for (int child = 0; child < M_CHILDREN; child++) MODEL_CHECK(outstanding_of[child] == 0);
+  MODEL_CHECK(shmi_schedule_queued(s) == 0);
+  MODEL_CHECK(shmi_schedule_next_timer(s) == 0);
+  for (int h = 0; h < M_HELPERS; h++) MODEL_CHECK(shmi_schedule_in_flight(s, h) == 0);
+  shmi_schedule_destroy(s);
+}
+
+static void run_seeds(int batches, int delays) {
+  uint64_t seeds = HARNESS_SANITIZED ? 20 : 150;
+  const char *one = getenv("SHM_TEST_SEED");
+  if (one != NULL) {
+    run_model(strtoull(one, NULL, 10), batches, delays);
+    return;
+  }
+  for (uint64_t seed = 1; seed <= seeds; seed++) run_model(seed, batches, delays);
+}
+
+TEST_WITHIN(random_events_agree_with_the_model, 30) { run_seeds(0, 0); }
+TEST_WITHIN(random_events_with_batches_agree_with_the_model, 30) { run_seeds(1, 0); }
+TEST_WITHIN(random_events_with_delayed_batches_agree_with_the_model, 30) { run_seeds(1, 1); }
