@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ import numpy as np
 from shmgpu import trace
 from shmgpu.errors import ShmError
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
+NOBODY_READS = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,12 +30,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+        return status
     except ShmError as error:
         print(f"shmgpu: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has had enough; the interpreter must not try to flush to them at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -113,7 +113,7 @@ def classify(
 
         stage.drive(rank, ask, held_out.labels[rank::clients])
 
-    stage = Stage(clients, workers, seconds, "multiprocessing", show)
+    stage = Stage(clients, workers, seconds, "through multiprocessing", show)
     processes: list[BaseProcess] = []
     try:
         with stage:

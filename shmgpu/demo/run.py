@@ -14,10 +14,15 @@ import torch
 from shmgpu import device
 from shmgpu.demo import digits, network, queues, report, serve
 from shmgpu.demo.audit import Audit, audit
+from shmgpu.errors import ShmError
 
 REQUIRED_ACCURACY = 0.97
 TRACE_NAME = "shmgpu-demo.trace.json"
 SEED = 0
+
+
+class CannotWrite(ShmError):
+    """A file that the demo was told to write cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ def run(options: Options) -> int:
     Raises:
         ShmError: it could not be run to its end.
     """
+    for path in (options.trace, options.json):
+        if path is not None:
+            _refuse_unwritable(path)
     train, held_out = digits.load(SEED)
     environment = {
         "shmgpu": importlib.metadata.version("shmgpu"),
@@ -148,6 +156,17 @@ def failures(accuracy: float, proof: Audit) -> list[str]:
             f"and {100 * REQUIRED_ACCURACY:.0f} % is asked for"
         )
     return found
+
+
+def _refuse_unwritable(path: str) -> None:
+    """Say now, rather than when the work is done, that a file cannot be written."""
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise CannotWrite(
+            f"{path} cannot be written ({error.strerror}): name another file"
+        ) from error
 
 
 def _write_json(path: str, data: dict[str, Any]) -> None:

@@ -120,7 +120,7 @@ def classified(
     Raises:
         ChildError, SessionError, StageFailed: a process failed.
     """
-    stage = Stage(children, helpers, seconds, "shmgpu", show, watch_parent=True)
+    stage = Stage(children, helpers, seconds, "through shmgpu", show, watch_parent=True)
 
     def session(helper: Helper) -> Network:
         stage.enter_server(helper.id)

@@ -151,6 +151,17 @@ def test_without_scikit_learn_the_demo_ends_in_a_sentence():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--trace", "--json"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "demo", option, str(tmp_path / "none" / "file.json")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "cannot be written (No such file or directory)" in done.stderr
+
+
 # ---- the parts ------------------------------------------------------------------------------
 
 

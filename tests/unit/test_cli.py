@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 
@@ -169,3 +170,16 @@ def test_an_interrupted_command_ends_with_130(monkeypatch):
     monkeypatch.setattr(cli, "summarise", interrupted)
     monkeypatch.setattr(cli.json, "load", lambda file: {"traceEvents": []})
     assert cli.main(["trace", __file__]) == 130
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(saved):
+    path = saved([record(1, 0, 0, 64, 64, 128)])
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "shmgpu.cli", "trace", path],
+        stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(writing)
+    assert done.returncode == 141
+    assert done.stderr == ""
