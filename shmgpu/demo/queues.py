@@ -8,7 +8,6 @@ through a pipe of its own. Nothing here is handicapped: see :class:`RequestQueue
 from __future__ import annotations
 
 import multiprocessing
-import os
 import select
 import time
 from multiprocessing.process import BaseProcess
@@ -22,6 +21,7 @@ from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Weights
 from shmgpu.demo.stage import Outcome, Stage, StageFailed
+from shmgpu.device import cores
 
 _fork = multiprocessing.get_context("fork")
 _END_LIMIT_S = 60.0
@@ -81,7 +81,7 @@ def classify(
     answers = [_fork.Pipe(duplex=False) for _ in range(clients)]
     runs = np.frombuffer(_fork.RawArray("q", 2 * workers), "int64").reshape(workers, 2)
     # Each worker's share of the cores, as shmgpu gives its helpers.
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, cores() // workers)
 
     def work(number: int) -> None:
         torch.set_num_threads(threads)
