@@ -291,10 +291,11 @@ static void spin(void) {
  * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out. */
 static int lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  int spins = port.spins && timeout_ns != 0 && !as_drainer;
   port.leading = 1;
   pthread_mutex_unlock(&port.lock);
   int got = 1;
-  if (port.spins && timeout_ns != 0 && !as_drainer) spin();
+  if (spins) spin();
   if (timeout_ns >= 0) got = shmi_channel_wait(port.reply_fd, timeout_ns);
   if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
   else if (got == 0) got = SHM_EAGAIN;
