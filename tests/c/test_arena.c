@@ -210,7 +210,7 @@ TEST(making_and_destroying_leaves_nothing) {
     CHECK_EQ(harness_open_fds(), fds);
     CHECK_EQ(harness_mappings("shmgpu-"), 0);
   }
-  CHECK(harness_mappings("") <= maps + 4);
+  if (!HARNESS_SANITIZED) CHECK_EQ(harness_mappings(""), maps);
   shmi_arena_destroy();
 }
 

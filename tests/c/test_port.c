@@ -634,14 +634,14 @@ TEST(cancelling_removes_queued_work_and_only_that) {
   launch_well(cancels);
 }
 
-static volatile sig_atomic_t interrupts;
+static _Atomic int interrupts; /* lock-free, so that a handler may raise it */
 static void on_interrupt(int number) {
   (void)number;
-  interrupts = interrupts + 1;
+  interrupts++;
 }
 static void *interrupts_until_seen(void *target) {
   pthread_t thread = *(pthread_t *)target;
-  sig_atomic_t before = interrupts;
+  int before = interrupts;
   while (notes[62] == 0 && interrupts < before + 200) {
     pthread_kill(thread, SIGUSR1);
     harness_sleep_ms(2);
