@@ -566,7 +566,8 @@ class Port:
             self._queue.append(call)
         self.pump()
         if self.wire.immediate:
-            self.poll()
+            while self.poll():
+                pass
         elif use_reader and self._reader is None:
             self._start_reader()
         return call

@@ -1,0 +1,333 @@
+"""submit, aio, map, threads, cancellation, deadlines: many calls out at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import shmgpu
+
+
+@shmgpu.function(arrays="numpy")
+def add_one(helper, x):
+    return x + 1
+
+
+@shmgpu.function(arrays="numpy")
+def sleep(helper, seconds, x=None):
+    time.sleep(seconds)
+    return x
+
+
+@shmgpu.function(arrays="numpy")
+def big(helper, n):
+    return np.full(n, 3, np.uint8)
+
+
+@shmgpu.function(arrays="numpy")
+def fails(helper, x):
+    raise ValueError(str(x))
+
+
+@shmgpu.function(arrays="numpy")
+def count(helper):
+    helper.session["n"] = helper.session.get("n", 0) + 1
+    return helper.session["n"]
+
+
+@shmgpu.function(arrays="numpy", timeout=0.05)
+def slow_by_nature(helper):
+    time.sleep(0.3)
+
+
+@pytest.fixture(params=["inline", "broker"])
+def running(request):
+    with shmgpu.init(
+        helpers=1, session=lambda helper: {}, devices="cpu", inline=request.param == "inline"
+    ):
+        yield request.param
+
+
+@pytest.fixture
+def broker():
+    with shmgpu.init(helpers=1, session=lambda helper: {}, devices="cpu") as session:
+        yield session
+
+
+def live_blocks():
+    gc.collect()
+    return shmgpu.arena.stats()["live_blocks"]
+
+
+def wait_until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
+def test_submit_gives_futures_with_the_results(running):
+    x = shmgpu.arena.zeros(4)
+    futures = [add_one.submit(x) for _ in range(500)]
+    assert all(isinstance(f, concurrent.futures.Future) for f in futures)
+    assert all(f.result(10).tolist() == [1] * 4 for f in futures)
+
+
+def test_submit_never_blocks_beyond_the_window(broker):
+    start = time.monotonic()
+    futures = [sleep.submit(0.002) for _ in range(300)]
+    assert time.monotonic() - start < 0.3
+    assert [f.result(10) for f in futures] == [None] * 300
+
+
+def test_a_failed_call_is_the_futures_exception(running):
+    with pytest.raises(shmgpu.RemoteError, match="boom"):
+        fails.submit("boom").result(10)
+    assert isinstance(fails.submit(1).exception(10), shmgpu.RemoteError)
+
+
+def test_results_that_outgrow_their_room_come_back_from_futures(running):
+    futures = [big.submit(n) for n in (10, 500_000, 3, 1_000_000)]
+    assert [len(f.result(10)) for f in futures] == [10, 500_000, 3, 1_000_000]
+
+
+def test_an_arena_that_is_too_small_for_a_result_fails_that_future_only(running):
+    bad, good = big.submit(100_000_000), add_one.submit(np.zeros(2))
+    with pytest.raises(shmgpu.ArenaFull):
+        bad.result(10)
+    assert good.result(10).tolist() == [1, 1]
+    assert add_one(np.zeros(2)).tolist() == [1, 1]
+
+
+def test_arrays_given_to_submit_are_read_only_until_it_is_done(broker):
+    x = shmgpu.arena.zeros(4)
+    first, second = sleep.submit(0.05, x), sleep.submit(0.05, x)
+    with pytest.raises(ValueError):
+        x[0] = 1
+    first.result(10)
+    second.result(10)
+    x[0] = 1
+    fixed = shmgpu.arena.zeros(4)
+    fixed.flags.writeable = False
+    add_one.submit(fixed).result(10)
+    assert not fixed.flags.writeable
+
+
+def test_a_queued_call_can_be_cancelled(broker):
+    running = sleep.submit(0.2)
+    queued = [count.submit() for _ in range(20)]
+    for future in queued:
+        future.cancel()
+    wait_until(lambda: all(f.done() for f in queued))
+    assert all(f.cancelled() for f in queued)
+    with pytest.raises(concurrent.futures.CancelledError):
+        queued[0].result()
+    assert running.result(10) is None
+    assert count() == 1
+
+
+def test_a_call_that_waits_for_the_window_is_cancelled_at_once(broker):
+    futures = [sleep.submit(0.005) for _ in range(200)]
+    assert futures[-1].cancel() and futures[-1].cancelled()
+    assert [f.result(10) for f in futures[:-1]] == [None] * 199
+
+
+def test_a_running_call_cannot_be_cancelled(broker):
+    future = sleep.submit(0.2, "done")
+    time.sleep(0.05)
+    assert not future.cancel()
+    assert future.result(10) == "done" and not future.cancelled()
+
+
+def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
+    x = shmgpu.arena.zeros(100)
+    add_one(x)
+    sleep.options(timeout=5)(0, x)
+    base = live_blocks()
+    start = time.monotonic()
+    with pytest.raises(shmgpu.CallTimeout):
+        sleep.options(timeout=0.05)(0.3, x)
+    assert 0.04 < time.monotonic() - start < 0.25
+    assert isinstance(shmgpu.CallTimeout("x"), TimeoutError)
+    assert live_blocks() > base - 3
+    with pytest.raises(shmgpu.CallTimeout):
+        slow_by_nature()
+
+    def settled():
+        add_one(x)
+        return live_blocks() <= base + 3
+
+    wait_until(settled)
+
+
+def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
+    future = sleep.options(timeout=0.05).submit(0.4)
+    behind = sleep.options(timeout=0.1).submit(0)
+    start = time.monotonic()
+    with pytest.raises(shmgpu.CallTimeout):
+        future.result(10)
+    with pytest.raises(shmgpu.CallTimeout):
+        behind.result(10)
+    assert time.monotonic() - start < 0.35
+    assert add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_map_yields_in_order(running):
+    results = add_one.map((np.full(2, n) for n in range(300)))
+    assert [int(r[0]) for r in results] == list(range(1, 301))
+    assert list(sleep.map([0, 0], ["a", "b"])) == ["a", "b"]
+    assert list(add_one.map([])) == []
+
+
+def test_map_reads_its_iterable_as_results_are_taken(running):
+    taken = []
+
+    def source():
+        for n in range(1000):
+            taken.append(n)
+            yield np.full(1, n)
+
+    results = add_one.map(source(), in_flight=10)
+    next(results)
+    assert len(taken) <= 11
+    results.close()
+
+
+def test_map_raises_what_a_call_raised(running):
+    with pytest.raises(shmgpu.RemoteError, match="7"):
+        list(fails.map([7]))
+
+
+def test_awaiting_uses_no_thread(running):
+    x = shmgpu.arena.zeros(3)
+
+    async def main():
+        results = await asyncio.gather(*[add_one.aio(x) for _ in range(300)])
+        assert threading.active_count() == 1
+        with pytest.raises(shmgpu.RemoteError):
+            await fails.aio(1)
+        assert len(await big.aio(300_000)) == 300_000
+        return results
+
+    assert all(r.tolist() == [1, 1, 1] for r in asyncio.run(main()))
+
+
+def test_an_awaited_call_times_out_and_is_cancelled(broker):
+    async def main():
+        with pytest.raises(shmgpu.CallTimeout):
+            await sleep.options(timeout=0.05).aio(0.2)
+        task = asyncio.ensure_future(sleep.aio(0.2))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(sleep.aio(0.2), 0.02)
+        return await add_one.aio(np.zeros(1))
+
+    assert asyncio.run(main()).tolist() == [1]
+
+
+def test_several_loops_in_turn(broker):
+    async def main():
+        return await add_one.aio(np.zeros(1))
+
+    for _ in range(3):
+        assert asyncio.run(main()).tolist() == [1]
+
+
+def test_a_child_may_call_from_many_threads(running):
+    errors = []
+
+    def work(n):
+        try:
+            x = shmgpu.arena.zeros(8)
+            for step in range(100):
+                x[:] = n * 1000 + step
+                assert add_one(x)[0] == n * 1000 + step + 1
+                assert add_one.submit(x).result(10)[0] == n * 1000 + step + 1
+                assert len(big(n + 1)) == n + 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_all_ways_at_once(broker):
+    stop = threading.Event()
+    errors = []
+
+    def blocking():
+        try:
+            while not stop.is_set():
+                assert add_one(np.zeros(2)).tolist() == [1, 1]
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=blocking)
+    thread.start()
+
+    async def main():
+        for _ in range(20):
+            futures = [add_one.submit(np.full(1, n)) for n in range(20)]
+            awaited = await asyncio.gather(*[add_one.aio(np.full(1, n)) for n in range(20)])
+            assert [int(a[0]) for a in awaited] == list(range(1, 21))
+            assert [int(f.result(10)[0]) for f in futures] == list(range(1, 21))
+
+    try:
+        asyncio.run(main())
+    finally:
+        stop.set()
+        thread.join()
+    assert errors == []
+
+
+def test_ctrl_c_interrupts_a_blocked_call_and_the_next_one_works(broker):
+    x = shmgpu.arena.zeros(10)
+    timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+    main_thread = threading.main_thread().ident
+    timer = threading.Timer(0.1, signal.pthread_kill, [main_thread, signal.SIGINT])
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sleep(1.0, x)
+    assert time.monotonic() - start < 0.8
+    timer.join()
+    assert add_one(x).tolist() == [1] * 10
+
+
+def test_a_signal_handler_runs_during_a_blocked_call_which_goes_on(broker):
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(time.monotonic()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        assert sleep(0.3, "on") == "on"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) >= 5
+
+
+def test_futures_that_are_out_fail_at_shutdown():
+    with shmgpu.init(helpers=1, devices="cpu"):
+        futures = [sleep.submit(0.02) for _ in range(100)]
+    assert all(f.done() for f in futures)
+    assert isinstance(futures[-1].exception(), shmgpu.NotRunning)
+
+
+def test_the_reader_ends_when_nothing_is_out(broker):
+    assert add_one.submit(np.zeros(1)).result(10).tolist() == [1]
+    wait_until(lambda: threading.active_count() == 1)
+    assert add_one.submit(np.zeros(1)).result(10).tolist() == [1]
