@@ -1,0 +1,68 @@
+"""The package's page names every public name, parameter and setting, as they are."""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+
+import pytest
+
+import shmgpu
+from shmgpu import config, errors
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "shmgpu" / "README.md"
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package's page is not here")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the tables under a heading."""
+    text = PAGE.read_text(encoding="utf-8")
+    part = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_public_name_is_on_the_page():
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [name for name in shmgpu.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert missing in ([], ["__version__"])
+    assert not [name for name in shmgpu.arena.__all__ if not re.search(rf"\b{name}\b", text)]
+    assert not [name for name in errors.__all__ if name not in text]
+
+
+def test_the_table_of_settings_is_that_of_the_code():
+    table = {cells[0].strip("`"): cells[2] for cells in rows("Settings") if "SHMGPU_" in cells[0]}
+    expected = {}
+    for name, setting in config.SETTINGS.items():
+        default = setting.default
+        if isinstance(default, bool):
+            default = int(default)
+        expected[config.PREFIX + name.upper()] = "none" if default in (None, "") else str(default)
+    assert table == expected
+
+
+@pytest.mark.parametrize("entry", ["launch", "init"])
+def test_the_parameters_of_launch_and_init_are_on_the_page(entry):
+    described = {
+        cells[0].strip("`")
+        for cells in rows("Starting and ending")
+        if len(cells) == 3 and cells[1] in (entry, "both")
+    }
+    actual = set(inspect.signature(getattr(shmgpu, entry)).parameters) - {"main"}
+    assert described == actual
+
+
+def test_the_parameters_of_a_function_are_on_the_page():
+    described = {cells[0].strip("`") for cells in rows("Functions")[2:] if len(cells) == 3}
+    actual = set(inspect.signature(shmgpu.Function.__init__).parameters) - {"self", "body"}
+    assert described == actual
+
+
+def test_every_room_is_in_the_table():
+    text = PAGE.read_text(encoding="utf-8").partition("\n## The rooms\n")[2]
+    named = set(re.findall(r"\]\((\w+)\.py\)", text))
+    files = {path.stem for path in PAGE.parent.glob("*.py")} - {"__init__", "__main__"}
+    assert named == files
