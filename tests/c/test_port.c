@@ -877,3 +877,94 @@ TEST(queued_messages_of_one_key_arrive_together) {
   open_here(2, 1);
   launch_well(makes_batches);
 }
+
+/* ---- gangs ---- */
+
+/* Every member waits for the others: would hang at once if two gangs came in different order. */
+static void serve_gang(const shm_work_t *work) {
+  block_t *block = (block_t *)(uintptr_t)work->params;
+  int members = __builtin_popcountll(work->members);
+  CHECK((work->members >> shm_get_helper_id() & 1) != 0);
+  __atomic_add_fetch(&block->runs, 1, __ATOMIC_ACQ_REL);
+  if (block->kind == DIE && shm_get_helper_id() == 1) kill(getpid(), SIGKILL);
+  if (block->kind == FAIL && shm_get_helper_id() == 1) {
+    CHECK_EQ(shm_helper_finish(work->delivery, SHM_EREMOTE, 77), SHM_OK);
+    return;
+  }
+  if (block->kind == WAIT)
+    AWAIT(__atomic_load_n(&block->runs, __ATOMIC_ACQUIRE) == (uint64_t)members);
+  CHECK_EQ(shm_helper_finish(work->delivery, SHM_OK, (uint64_t)shm_get_helper_id()), SHM_OK);
+}
+
+static int run_gang_helper(int helper, uint32_t generation) {
+  (void)helper;
+  (void)generation;
+  static shm_work_t works[SHM_MAX_BATCH];
+  CHECK_EQ(shm_helper_ready(SHM_OK), SHM_OK);
+  for (;;) {
+    int count = shm_helper_take(works, SHM_MAX_BATCH, -1);
+    if (count == SHM_EINTR) continue;
+    if (count == SHM_ESTOPPED) return 0;
+    for (int i = 0; i < count; i++) {
+      if (works[i].members != 0) serve_gang(&works[i]);
+      else serve_one(&works[i], count);
+    }
+  }
+}
+
+static int call_gang(block_t *block, uint64_t helpers, shm_reply_t *reply) {
+  shm_call_config_t gang = {.function = row, .rows = 1, .placement = helpers, .gang = 1};
+  return shm_port_call(&gang, at(block), 0, reply);
+}
+
+static int makes_gangs(int child) {
+  static const uint64_t masks[] = {7, 3, 6, 5, 1};
+  shm_reply_t reply;
+  for (int i = 0; i < 60; i++) {
+    uint64_t mask = masks[(child + i) % 5];
+    block_t *block = block_new(WAIT, 1);
+    CHECK_EQ(call_gang(block, mask, &reply), SHM_OK);
+    CHECK_EQ(block->runs, (uint64_t)__builtin_popcountll(mask));
+    CHECK_EQ(reply.value, (uint64_t)__builtin_ctzll(mask)); /* its first helper's */
+    CHECK_EQ(shm_free(block), SHM_OK);
+    expect_row_works();
+  }
+  block_t *block = block_new(WAIT, 1);
+  CHECK_EQ(call_gang(block, 0, &reply), SHM_EPLACEMENT);
+  CHECK_EQ(call_gang(block, 8, &reply), SHM_EPLACEMENT);
+  CHECK_EQ(call_gang(block, 9, &reply), SHM_EPLACEMENT); /* all it names, or none */
+  CHECK_EQ(block->runs, 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST_WITHIN(gangs_of_many_children_run_on_all_their_helpers_and_never_wait_for_each_other, 20) {
+  open_here(4, 3);
+  host.run_helper = run_gang_helper;
+  launch_well(makes_gangs);
+}
+
+static int gangs_that_fail(int child) {
+  (void)child;
+  shm_reply_t reply;
+  block_t *block = block_new(FAIL, 1);
+  CHECK_EQ(call_gang(block, 3, &reply), SHM_EREMOTE);
+  CHECK_EQ(reply.value, 77);
+  CHECK_EQ(block->runs, 2);
+  block->kind = DIE;
+  block->runs = 0;
+  CHECK_EQ(call_gang(block, 3, &reply), SHM_EHELPER_DIED);
+  CHECK_EQ(block->runs, 2); /* not once more on the one that lives */
+  block->kind = WAIT;
+  block->runs = 0;
+  CHECK_EQ(call_gang(block, 3, &reply), SHM_OK); /* with the replacement */
+  CHECK_EQ(block->runs, 2);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_gang_fails_as_one_and_is_never_run_by_halves) {
+  open_here(1, 2);
+  host.run_helper = run_gang_helper;
+  launch_well(gangs_that_fail);
+}
