@@ -22,6 +22,8 @@ from shmgpu.errors import ShmError
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
+MOST_CHILDREN = 512  # so that each has a held-out image to classify
+DEMO_TRACE = "shmgpu-demo.trace.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,17 +63,21 @@ def _parser() -> argparse.ArgumentParser:
         "processes classify held-out ones through helpers, prove from outside that no payload "
         "passed between processes, and do the same through multiprocessing. "
         "Needs shmgpu[demo].",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--children", type=_whole(1, 539), default=32, help="child processes")
-    demo.add_argument("--helpers", type=_whole(1, 64), default=2, help="helper processes")
-    demo.add_argument("--seconds", type=_seconds, default=5.0, help="how long each side serves")
-    demo.add_argument("--device", help="cpu, cuda or cuda:0 (default: GPUs if any, else cpu)")
-    demo.add_argument(
-        "--trace", metavar="PATH", default="shmgpu-demo.trace.json", help="where the trace goes"
+    add = demo.add_argument
+    add(
+        "--children",
+        type=_whole(1, MOST_CHILDREN),
+        default=32,
+        metavar="N",
+        help="child processes (32)",
     )
-    demo.add_argument("--no-baseline", action="store_true", help="leave multiprocessing out of it")
-    demo.add_argument("--json", metavar="FILE", help="write the figures there too")
+    add("--helpers", type=_whole(1, 64), default=2, metavar="N", help="helper processes (2)")
+    add("--seconds", type=_seconds, default=5.0, metavar="S", help="how long each side serves (5)")
+    add("--device", metavar="NAME", help="cpu, cuda or cuda:0 (the machine's GPUs, else cpu)")
+    add("--trace", metavar="PATH", default=DEMO_TRACE, help=f"where the trace goes ({DEMO_TRACE})")
+    add("--no-baseline", action="store_true", help="leave multiprocessing out of it")
+    add("--json", metavar="FILE", help="write the figures there too")
     demo.set_defaults(run=_demo)
 
     summary = commands.add_parser(

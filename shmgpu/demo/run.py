@@ -17,7 +17,6 @@ from shmgpu.demo.audit import Audit, audit
 from shmgpu.errors import ShmError
 
 REQUIRED_ACCURACY = 0.97
-TRACE_NAME = "shmgpu-demo.trace.json"
 SEED = 0
 
 
@@ -30,21 +29,21 @@ class Options:
     """What the command line may say.
 
     Attributes:
+        trace: where the trace goes.
         children, helpers: how many processes.
         seconds: how long each side serves.
         device: of the helpers, such as ``"cpu"``; None for the machine's GPUs, else the CPU.
-        trace: where the trace goes.
         baseline: whether to do the same work through ``multiprocessing``.
         json: file for the figures, or None.
         epochs: passes of the training.
         show: draw progress bars; None means on a terminal only.
     """
 
+    trace: str
     children: int = 32
     helpers: int = 2
     seconds: float = 5.0
     device: str | None = None
-    trace: str = TRACE_NAME
     baseline: bool = True
     json: str | None = None
     epochs: int = network.EPOCHS
