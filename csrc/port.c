@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "arena.h"
 #include "board.h"
 #include "channel.h"
 #include "clock.h"
@@ -64,6 +65,7 @@ static struct port {
   reply_queue_t queued, talk;
   shmi_child_page_t *page;
   entry_t *entries;
+  uint64_t arena_base, arena_bytes;
   int child, cores;
   int spins; /* one call is out, and it is waited for: watching for its answer may pay */
   int spin_trust, spin_skipped;
@@ -453,6 +455,22 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   return status;
 }
 
+int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room) {
+  enum { ROOM = 1, ROOM_BYTES = 2, ARGUMENT = 3 }; /* words of the block */
+  uint64_t address = (uint64_t)(uintptr_t)argument;
+  repeat->reply->sequence = 0;
+  if (!port.open) return SHM_ENOT_CHILD;
+  if (!shmi_range_inside(port.arena_base, port.arena_bytes, address, repeat->argument_bytes)) {
+    return SHM_EBAD_PARAMS;
+  }
+  uint64_t *block = (uint64_t *)(uintptr_t)repeat->params;
+  block[ROOM] = (uint64_t)(uintptr_t)room;
+  block[ROOM_BYTES] = repeat->room_bytes;
+  block[ARGUMENT] = address;
+  int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
+  return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
+}
+
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply) {
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
@@ -707,6 +725,8 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.window = window;
   port.page = shmi_board_child(child);
   port.child = child;
+  port.arena_base = shmi_arena_address(child);
+  port.arena_bytes = shmi_arena_bytes();
   port.cores = cores_allowed();
   port.spin_trust = 1;
   port.open = 1;

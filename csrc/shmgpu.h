@@ -290,6 +290,19 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
                   shm_reply_t *reply);
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 int shm_port_abandon(uint64_t sequence);
+/* A call that differs from the last one only in where its one array argument and the room for its
+ * result lie: both addresses are written into the block (64-bit words: room at byte 8, its size
+ * at 16, argument at 24), then it goes on as shm_port_call without a deadline. */
+typedef struct shm_repeat {
+  shm_call_config_t config;
+  uint64_t params;             /* the block */
+  uint64_t argument_bytes;
+  uint64_t room_bytes;
+  shm_reply_t *reply;
+} shm_repeat_t;
+/* SHM_OK when the reply's value is 0, and 1 when it is not. SHM_EBAD_PARAMS with
+ * reply->sequence 0: argument does not lie in the arena, nothing was sent. */
+int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room);
 /* Never waits: SHM_EAGAIN when the window is full. Its reply comes out of shm_port_drain. */
 int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
                     uint64_t *sequence);
