@@ -430,7 +430,7 @@ static uint32_t in_flight_at(const helper_t *helper, uint64_t delivery) {
 static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
                           uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-  if (h == r->helper) r->gang_value = value;
+  if (h == r->helper && r->gang_status == SHM_OK) r->gang_value = value;
   if (status != SHM_OK && r->gang_status == SHM_OK) {
     r->gang_status = status;
     r->gang_value = value;
