@@ -182,6 +182,7 @@ static int fds_of(pid_t pid) {
 
 static int kills_idle_helpers(int child) {
   (void)child;
+  expect_service(); /* then the parent has closed what it opened for this child */
   int of_parent = fds_of(getppid()), of_helper = fds_of((pid_t)notes[30]);
   for (int round = 0; round < 5; round++) {
     uint64_t ready = notes[15];
