@@ -27,8 +27,9 @@ from __future__ import annotations
 
 from shmgpu import arena, errors
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
+from shmgpu.arguments import Declared
 from shmgpu.core import status_name, status_text
-from shmgpu.desk import Helper
+from shmgpu.entries import Helper
 from shmgpu.errors import (
     ArenaFull,
     BadFree,
@@ -50,7 +51,6 @@ from shmgpu.errors import (
 )
 from shmgpu.functions import Batch, Bound, CallFuture, Function, function
 from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
-from shmgpu.port import Declared
 from shmgpu.stats import stats
 from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg
 from shmgpu.trace import write as write_trace

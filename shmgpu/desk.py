@@ -12,16 +12,16 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, dtypes, layout
-from shmgpu.arrays import Spec
+from shmgpu import arrays, core, layout
+from shmgpu.entries import Device, Entry, Helper, Leaf, Served
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.log import logger
-from shmgpu.values import Tree, decode_values, encode_values, flatten
+from shmgpu.values import decode_values, encode_values, flatten
 
 _ndarray = np.ndarray
 _count = core.count_bytes
@@ -30,107 +30,6 @@ _COPIED_OUT = core.BYTES_COPIED_OUT
 MAX_ENTRIES = 4096  # whole blocks remembered, all functions together
 PARKED_SECONDS = 60.0
 MAX_TRACEBACK = 200_000  # characters
-
-
-class Served(Protocol):
-    """What a desk needs to know of a function."""
-
-    name: str
-    body: Callable[..., Any]
-    arrays_kind: str
-    pickle: bool
-
-
-class Device(Protocol):
-    """Where a helper's tensors live; see :mod:`shmgpu.device`."""
-
-    is_cuda: bool
-
-    def to_device(self, tensor: Any) -> Any:
-        """A tensor on the device with the same contents."""
-
-    def gather(self, tensors: Sequence[Any]) -> Any:
-        """One tensor on the device: all of them, one after the other on axis 0."""
-
-    def copy_out(self, destination: Any, tensor: Any) -> None:
-        """Copy a tensor into arena memory; complete after :meth:`finish`."""
-
-    def new_like(self, tensor: Any) -> Any:
-        """An uninitialised tensor on the device, of that tensor's shape and dtype."""
-
-    def finish(self) -> None:
-        """Wait until all copies out are complete."""
-
-    def failed(self, error: BaseException) -> bool:
-        """Told of a function's exception; True when the device is beyond use."""
-
-
-class Helper:
-    """What a function gets as its first argument, and a session function as its only one.
-
-    Attributes:
-        id: number of the helper, from 0; ``inline`` calls see 0.
-        device: ``"cpu"``, ``"cuda:0"``, ...
-        session: what the session function returned, or None.
-        out: the declared output arrays to write into, or None.
-        pool: name of the helper's pool.
-        generation: how many processes have held this place, this one included.
-    """
-
-    __slots__ = ("__dict__", "device", "generation", "id", "out", "pool", "session")
-
-    def __init__(self, number: int, device: str, pool: str, generation: int) -> None:
-        self.id = number
-        self.device = device
-        self.pool = pool
-        self.generation = generation
-        self.session: Any = None
-        self.out: Any = None
-
-    def __repr__(self) -> str:
-        return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"
-
-
-class Entry:
-    """A parameter block, read and checked: its arguments as views, and where the result goes."""
-
-    __slots__ = (
-        "declared",
-        "function",
-        "hint",
-        "numpy_outs",
-        "out_numpy",
-        "room_bytes",
-        "room_offset",
-        "simple",
-        "slot",
-        "specs",
-        "tensors",
-        "torch_outs",
-        "tree",
-        "values",
-        "views",
-    )
-
-    function: int
-    slot: int
-    tree: Tree
-    specs: list[tuple[int, Spec]]
-    values: list[Any]
-    views: Any
-    tensors: list[Any] | None
-    simple: bool
-    declared: bool
-    hint: Any  # a Layout, or None
-    room_offset: int
-    room_bytes: int
-
-    def __init__(self) -> None:
-        self.torch_outs: list[Any] | None = None
-        self.numpy_outs: list[Any] | None = None
-        self.out_numpy: Any = None
-        self.tensors = None
-        self.views = None
 
 
 class Desk:
@@ -468,215 +367,6 @@ class Desk:
         _count(_COPIED_OUT, needed)
         return status, needed
 
-    # ---- batches -------------------------------------------------------------------------
-
-    def serve_batch(self, works: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
-        """Run several calls as one: (status, value) for each.
-
-        ``works`` holds (function, params, size, slot, generation, sequence) tuples. Inputs are
-        concatenated on axis 0, outputs split on axis 0 by each call's rows.
-        """
-        outcomes: list[tuple[int, int] | None] = [None] * len(works)
-        good: list[tuple[int, Entry, tuple[int, int, int]]] = []
-        for index, (function, params, size, slot, generation, sequence) in enumerate(works):
-            offset = params - self.origin
-            block = self.memory[offset : offset + size]
-            entry = self._entries.get(block)
-            try:
-                if entry is None or entry.function != function or entry.slot != slot:
-                    entry = self._admit(function, block, slot)
-                if good and not _batchable(good[0][1], entry):
-                    raise BadParams("the call does not fit the batch that its key chose")
-            except BadParams as error:
-                self._refused(slot, error)
-                outcomes[index] = (core.EBAD_PARAMS, 0)
-                continue
-            except KeyError:
-                outcomes[index] = (core.EBAD_FUNCTION, 0)
-                continue
-            good.append((index, entry, (sequence, slot, generation)))
-        if good:
-            target = self.functions[good[0][1].function]
-            for (index, entry, key), outcome in zip(
-                good, self._run_batch(target, good), strict=True
-            ):
-                del entry, key
-                outcomes[index] = outcome
-        return [outcome or (core.EBAD_PARAMS, 0) for outcome in outcomes]
-
-    def _run_batch(
-        self, target: Served, good: list[tuple[int, Entry, tuple[int, int, int]]]
-    ) -> list[tuple[int, int]]:
-        entries = [entry for _, entry, _ in good]
-        helper = self.helper
-        rows = [entry.specs[0][1].shape[0] for entry in entries]
-        try:
-            args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
-            helper.out = None
-            if entries[0].declared:
-                helper.out = self._batch_out(target, entries[0], sum(rows))
-            declared = helper.out
-            try:
-                result = target.body(helper, *args, **kwargs)
-            finally:
-                helper.out = None
-            if result is None and declared is not None:
-                result = declared
-            parts = _split(result, rows, target.name, target.pickle)
-        except BaseException as error:
-            return [self._put_error(entry, error, key) for _, entry, key in good]
-        outcomes = []
-        for (_, entry, key), part in zip(good, parts, strict=True):
-            try:
-                one = entry.out_numpy
-                if (
-                    one is not None
-                    and type(part) is _ndarray
-                    and part.shape == one.shape
-                    and part.dtype == one.dtype
-                ):
-                    one[...] = part
-                    _count(_COPIED_OUT, one.nbytes)
-                    outcomes.append((core.OK, 0))
-                else:
-                    outcomes.append(self._put(target, entry, part, key))
-            except BaseException as error:
-                outcomes.append(self._put_error(entry, error, key))
-        return outcomes
-
-    def _gather(self, target: Served, entries: list[Entry]) -> list[Any]:
-        gathered = []
-        total = 0
-        for position in range(len(entries[0].specs)):
-            if target.arrays_kind == "numpy":
-                joined = np.concatenate([entry.views[position] for entry in entries], axis=0)
-                total += joined.nbytes
-            else:
-                parts = []
-                for entry in entries:
-                    if entry.tensors is None:
-                        entry.tensors = [
-                            arrays.torch_view(self.memory, offset, spec)
-                            for offset, spec in entry.specs
-                        ]
-                    parts.append(entry.tensors[position])
-                joined = self.device.gather(parts)
-                if not self.device.is_cuda:
-                    total += joined.nbytes
-            gathered.append(joined)
-        if total:
-            _count(core.BYTES_GATHERED, total)
-        return gathered
-
-    def _batch_out(self, target: Served, entry: Entry, rows: int) -> Any:
-        """Declared outputs of a batch: scratch arrays with everybody's rows."""
-        outs: list[Any] = []
-        for spec in entry.hint.specs:
-            shape = (rows, *spec.shape[1:])
-            if target.arrays_kind == "numpy":
-                outs.append(np.empty(shape, spec.dtype.numpy))
-            else:
-                import torch
-
-                outs.append(torch.empty(shape, dtype=spec.dtype.torch, device=self.helper.device))
-        return entry.hint.tree.build(outs, ())
-
-
-class Leaf:
-    """One array of a result."""
-
-    __slots__ = ("_storage", "array", "is_torch", "spec")
-
-    def __init__(self, leaf: Any) -> None:
-        self.is_torch = arrays.is_tensor(leaf)
-        self._storage: Any = None
-        if self.is_torch:
-            if leaf.layout is not _strided():
-                raise BadParams(
-                    f"the function returned a {leaf.layout} tensor: return it with to_dense()"
-                )
-            self.array = leaf.detach()
-            self.spec = Spec(dtypes.of_torch(leaf.dtype), tuple(leaf.shape))
-        else:
-            source = arrays.Source(leaf)
-            self.spec = source.spec
-            self._storage = source.memory
-            self.array = leaf if isinstance(leaf, np.ndarray) else source.memory
-
-    def storage(self) -> Any:
-        """A NumPy array over its bytes in a dtype that NumPy always has."""
-        return self._storage
-
-    @property
-    def may_overlap(self) -> bool:
-        """Whether it may be a view on an arena instead of memory of the function's own."""
-        if self.is_torch:
-            return bool(self.array.device.type == "cpu" and self.spec.nbytes)
-        return self.array.base is not None and bool(self.spec.nbytes)
-
-
-def _strided() -> Any:
-    import torch
-
-    return torch.strided
-
-
-def _same_place(out: Any, array: Any) -> bool:
-    return array.flags.c_contiguous and core.address_of(out) == core.address_of(array)
-
-
-def _batchable(first: Entry, other: Entry) -> bool:
-    return (
-        first.function == other.function
-        and first.tree.structure == other.tree.structure
-        and len(other.specs) > 0
-        and all(
-            a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:] and b.shape
-            for (_, a), (_, b) in zip(first.specs, other.specs, strict=True)
-        )
-        and len({spec.shape[0] for _, spec in other.specs}) == 1
-        and encode_values(first.values, True) == encode_values(other.values, True)
-    )
-
-
-def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
-    """Cut each array of a batch's result on axis 0 into one part for each call."""
-    total = sum(rows)
-    if type(result) is _ndarray or arrays.is_tensor(result):
-        _check_rows(result, total, name)
-        return _cut(result, rows)
-    flat = flatten(result, arrays.is_array, pickle)
-    if not flat.arrays:
-        raise BadParams(
-            f"{name} is batched, so it must return arrays with one row for each row it got: "
-            f"it returned a {type(result).__name__}"
-        )
-    for leaf in flat.arrays:
-        _check_rows(leaf, total, name)
-    tree = Tree(bytes(flat.structure))
-    columns = [_cut(leaf, rows) for leaf in flat.arrays]
-    return [
-        tree.build([column[index] for column in columns], flat.values) for index in range(len(rows))
-    ]
-
-
-def _check_rows(array: Any, total: int, name: str) -> None:
-    shape = tuple(array.shape)
-    if not shape or shape[0] != total:
-        raise BadParams(
-            f"{name} is batched: it got {total} rows and must return arrays whose axis 0 has "
-            f"as many, not the shape {shape}"
-        )
-
-
-def _cut(array: Any, rows: list[int]) -> list[Any]:
-    parts = []
-    start = 0
-    for count in rows:
-        parts.append(array[start : start + count])
-        start += count
-    return parts
-
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
@@ -698,3 +388,7 @@ def _user_frames(error: BaseException) -> Any:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace or error.__traceback__
+
+
+def _same_place(out: Any, array: Any) -> bool:
+    return bool(array.flags.c_contiguous) and core.address_of(out) == core.address_of(array)

@@ -73,7 +73,7 @@ class DType:
         return f"DType({self.name!r})"
 
 
-def _extension_dtype(name: str) -> np.dtype[Any]:
+def _extension_dtype(name: str) -> Any:
     try:
         import ml_dtypes
     except ImportError:

@@ -24,10 +24,10 @@ from typing import (
 )
 
 from shmgpu import core, runtime
+from shmgpu.arguments import Options
 from shmgpu.config import parse_bool
 from shmgpu.errors import BadFunction, CallCancelled, ConfigError
 from shmgpu.plans import Call, PlanTable
-from shmgpu.port import Options
 from shmgpu.progress import Bar
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu import core, device, functions
-from shmgpu.desk import Desk, Helper
+from shmgpu.batches import BatchDesk
+from shmgpu.entries import Helper
 from shmgpu.log import logger
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
@@ -75,7 +76,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         core.helper_ready(core.ESESSION)
         return 1
     base, reserved = core.reservation()
-    desk = Desk(
+    desk = BatchDesk(
         helper,
         functions.by_row,
         core.window_on(base, reserved),
@@ -88,7 +89,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     return serve(desk)
 
 
-def serve(desk: Desk) -> int:
+def serve(desk: BatchDesk) -> int:
     """Take calls until there are no more."""
     works, view = core.new_works(core.MAX_BATCH)
     capacity = core.MAX_BATCH
@@ -121,7 +122,7 @@ def serve(desk: Desk) -> int:
             return 1
 
 
-def _serve_batch(desk: Desk, works: Any, view: Any, count: int) -> int:
+def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
     batch = []
     deliveries = []
     for index in range(count):
@@ -141,7 +142,7 @@ def _serve_batch(desk: Desk, works: Any, view: Any, count: int) -> int:
     return core.helper_take(works, core.MAX_BATCH, -1)
 
 
-def _end(desk: Desk) -> int:
+def _end(desk: BatchDesk) -> int:
     """The helper cannot go on; the C desk writes the last replies when it is closed."""
     error = desk.last_error
     if isinstance(error, SystemExit):

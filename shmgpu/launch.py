@@ -1,7 +1,6 @@
 """Starting and ending a broker: ``launch``, ``init``, ``shutdown``.
 
-Owns what Python lends the C supervisor (forking, running a role, hearing of events, ending a
-process) and everything that is checked before the first fork. In ``launch`` the calling process
+Owns the two ways to start and what is raised at the end. In ``launch`` the calling process
 becomes the parent, which runs nothing of the user's; in ``init`` it becomes child 0 of a parent
 forked from it.
 """
@@ -9,23 +8,15 @@ forked from it.
 from __future__ import annotations
 
 import atexit
-import gc
-import importlib
-import hashlib
 import os
-import random
 import signal
-import sys
-import threading
 import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from shmgpu import config, core, device, functions, helper, log, runtime, trace
-from shmgpu.desk import Desk, Helper
+from shmgpu import config, core, device, functions, log, runtime
+from shmgpu.batches import BatchDesk
+from shmgpu.entries import Helper
 from shmgpu.errors import (
     ChildError,
     ConfigError,
@@ -33,419 +24,13 @@ from shmgpu.errors import (
     NotRunning,
     SessionError,
 )
-from shmgpu.helper import Setup
 from shmgpu.inline import InlineWire
-from shmgpu.log import logger
 from shmgpu.memory import LocalArena, SharedArena
-from shmgpu.port import BrokerWire, Port
-from shmgpu.progress import Bar
-from shmgpu.reports import Report, Reports
+from shmgpu.port import Port
+from shmgpu.roles import SIGNAL_BASE, RoleHost, describe_exit
 from shmgpu.runtime import Runtime
-from shmgpu.stats import stats
-
-SIGNAL_BASE = 128
-
-
-# ---- what was asked for ----------------------------------------------------------------------
-
-
-class Plan:
-    """Everything about a broker that is decided before the first fork."""
-
-    def __init__(
-        self,
-        *,
-        children: int,
-        helpers: Any,
-        session: Any,
-        devices: Any,
-        arena: Any,
-        window: Any,
-        threads: Any,
-        gpu_memory: Any,
-        trace_records: Any,
-        prefault: Any,
-        huge_pages: Any,
-        grace: Any,
-        scratch: Any,
-        seed: Any,
-    ) -> None:
-        config.warn_unknown()
-        log.configure()
-        self.children = children
-        counts = _pools(helpers)
-        self.pools = {name: index for index, name in enumerate(counts)}
-        self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
-        self.helpers = len(self.helper_pool)
-        if self.helpers > core.MAX_HELPERS:
-            raise ConfigError(
-                f"helpers asks for {self.helpers} processes: use {core.MAX_HELPERS} or fewer"
-            )
-        self.arena = config.resolve("arena", arena)
-        if self.arena < 1:
-            raise ConfigError("arena=0 leaves children no memory: use 64MiB or so")
-        self.window = config.resolve("window", window)
-        self.trace_records = config.resolve("trace_records", trace_records)
-        self.prefault = config.resolve("prefault", prefault)
-        self.huge_pages = config.resolve("huge_pages", huge_pages)
-        self.grace = config.resolve("grace", grace)
-        self.scratch = config.resolve("scratch", scratch)
-        self.parked = config.resolve("parked")
-        seed = config.resolve("seed", seed)
-        self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
-        device.prepare_environment()
-        if any(f.arrays_kind == "torch" for f in functions.by_row.values()):
-            _import_torch()
-        self.setups: list[Setup] = []
-        threads = config.resolve("threads", threads)
-        gpu_memory = config.resolve("gpu_memory", gpu_memory)
-        names: list[str] = []
-        for name, count in counts.items():
-            names += device.choose(_of_pool(devices, name, counts, "devices"), count)
-        on_cpu = sum(name == "cpu" for name in names)
-        share = threads or max(1, device.cores() // max(on_cpu, 1))
-        if share > 1 and on_cpu and device.openmp_pool_is_used():
-            logger.warning(
-                "an OpenMP pool was used in this process before the launch, and a forked "
-                "process cannot use it: CPU helpers compute with one thread (launch before the "
-                "first large CPU operation to give them %d)",
-                share,
-            )
-            share = 1
-        for number, place in enumerate(names):
-            pool = list(counts)[self.helper_pool[number]]
-            made = _of_pool(session, pool, counts, "session")
-            if made is not None and not callable(made):
-                raise ConfigError(
-                    f"session={made!r} must be a function of one argument, the helper"
-                )
-            self.setups.append(
-                Setup(
-                    made,
-                    place,
-                    pool,
-                    share if place == "cpu" else 0,
-                    gpu_memory,
-                    self.parked,
-                    children,
-                )
-            )
-        # A GPU helper holds two messages, so that copy and compute can overlap.
-        self.min_credit = [1] * len(counts)
-        for number, place in enumerate(names):
-            if place != "cpu":
-                self.min_credit[self.helper_pool[number]] = 2
-
-    def settings(self) -> dict[str, int]:
-        """For :func:`core.run`."""
-        return {
-            "child_count": self.children,
-            "helper_count": self.helpers,
-            "pool_count": len(self.pools),
-            "arena_bytes": self.arena,
-            "scratch_bytes": self.scratch,
-            "window": self.window,
-            "trace_records": self.trace_records,
-            "prefault": int(self.prefault),
-            "huge_pages": int(self.huge_pages),
-            "grace_ns": int(self.grace * 1e9),
-        }
-
-
-def _pools(helpers: Any) -> dict[str, int]:
-    if helpers is None or isinstance(helpers, str):
-        helpers = config.resolve("helpers", helpers)
-    if isinstance(helpers, Mapping):
-        if not helpers:
-            raise ConfigError("helpers={} names no pool: use helpers=1")
-        if len(helpers) > core.MAX_POOLS:
-            raise ConfigError(f"helpers has {len(helpers)} pools: use {core.MAX_POOLS} or fewer")
-        return {
-            str(name): config.SETTINGS["helpers"].parse(count, f"helpers[{name!r}]")
-            for name, count in helpers.items()
-        }
-    return {"default": config.resolve("helpers", helpers)}
-
-
-def _of_pool(value: Any, pool: str, counts: Mapping[str, int], name: str) -> Any:
-    """What a setting says for one pool: the value itself, or its row of a dictionary."""
-    if not isinstance(value, Mapping):
-        return value
-    unknown = sorted(set(map(str, value)) - set(counts))
-    if unknown:
-        raise ConfigError(
-            f"{name} names the pool {unknown[0]!r}, and the helpers form {sorted(counts)}"
-        )
-    return value.get(pool)
-
-
-def _import_torch() -> None:
-    """Once before the fork is cheaper than once in every helper."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise LaunchError(
-            f"a function gets torch tensors, and torch cannot be imported ({error}): install "
-            'torch, or decorate with arrays="numpy"'
-        ) from error
-
-
-def _refuse_unsafe(what: str) -> None:
-    """Raise LaunchError where a broker cannot be started."""
-    role = core.role()
-    if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current:
-        where = {core.ROLE_HELPER: "a helper", core.ROLE_CHILD: "a child"}.get(
-            role, "a process that has one"
-        )
-        raise LaunchError(
-            f"{what} cannot start a broker inside {where}: start one broker, from the main "
-            "program, and call shutdown() before starting another"
-        )
-    if threading.current_thread() is not threading.main_thread():
-        raise LaunchError(
-            f"{what} must be called from the main thread, because it forks: call it there"
-        )
-    others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-    if others:
-        raise LaunchError(
-            f"{what} forks, and forking while Python threads run can hang what is forked: end "
-            f"these threads first, or start them afterwards: {', '.join(sorted(others))}"
-        )
-    device.refuse_initialised_cuda()
-
-
-# ---- what Python lends the supervisor -------------------------------------------------------
-
-
-class RoleHost(core.Host):
-    """Forks roles and runs them."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        mains: Sequence[Callable[..., Any]],
-        args: tuple[Any, ...],
-        progress: bool | None,
-        trace_path: Any,
-    ) -> None:
-        self.plan = plan
-        self.mains = mains
-        self.args = args
-        self.trace_path = trace_path
-        self.helper_reports = Reports("helper", plan.helpers)
-        self.child_reports = Reports("child", len(mains))
-        self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
-        self.helper_failed = -1
-        self.error: BaseException | None = None
-        self.final_stats: dict[str, Any] | None = None
-        self._frozen = False
-        self._progress = progress
-        self._bar: Bar | None = None
-
-    # -- forking --
-
-    def fork(self) -> int:
-        """As ``os.fork``, with the interpreter made ready for it."""
-        if not self._frozen:
-            # Imported at first use by NumPy 2: once here, not in each role (4 MiB of pages and
-            # 10 ms a child).
-            importlib.import_module("numpy.random")
-            # A collection in each forked process would write to every page it inherited.
-            gc.collect()
-            gc.freeze()
-            self._frozen = True
-        flush()
-        with warnings.catch_warnings():
-            # CPython warns of native threads, such as those of a linear algebra library, which
-            # know how to be forked; Python's own were refused before.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return os.fork()
-
-    def thaw(self) -> None:
-        """After all forks, in the process that forked."""
-        if self._frozen:
-            gc.unfreeze()
-            self._frozen = False
-
-    def exit(self, status: int) -> None:
-        """End a role: what it printed is written, nothing of the parent's runs."""
-        flush()
-        os._exit(status & 0xFF)
-
-    def failed(self, error: BaseException) -> None:
-        """A callback raised: the launch ends with that."""
-        if self.error is None:
-            self.error = error
-
-    def on_signal(self) -> int:
-        """Let Python run its handlers."""
-        # Python has run its handlers by the time this returns; one that raises ends in failed().
-        return 0
-
-    # -- roles --
-
-    def run_helper(self, helper_number: int, generation: int) -> int:
-        """In a helper: its whole life."""
-        plan = self.plan
-        setup = plan.setups[helper_number]
-        log.set_role(f"helper {helper_number}")
-        self.child_reports.close()
-        self.helper_reports.keep_only(helper_number)
-        runtime.stop(NotRunning(runtime.IN_HELPER))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        seed_all(plan.seed, f"helper {helper_number}")
-
-        def report(message: str, traceback_text: str) -> None:
-            self.helper_reports.write(helper_number, Report("error", None, message, traceback_text))
-
-        return helper.run(helper_number, generation, setup, report)
-
-    def run_child(self, child: int, generation: int) -> int:
-        """In a child: its whole life."""
-        plan = self.plan
-        log.set_role(f"child {child}")
-        self.helper_reports.close()
-        self.child_reports.keep_only(child)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _end_by_signal)
-        device.hide_from_children()
-        device.set_threads(1)
-        seed_all(plan.seed, f"child {child}")
-        port = Port(BrokerWire(), SharedArena(child), plan.pools)
-        runtime.start(Runtime(child, port, port.arena, plan.pools))
-        status = 0
-        try:
-            result = self.mains[child](child, *self.args)
-            _join_threads()
-            if not self.child_reports.write(child, Report("result", result)):
-                status = 1
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-            if status == 0:
-                self.child_reports.write(child, Report("result", None))
-            elif status != SIGNAL_BASE + signal.SIGTERM:
-                self._report_error(child, error)
-        except BaseException as error:
-            status = 1
-            self._report_error(child, error)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        return status
-
-    def _report_error(self, child: int, error: BaseException) -> None:
-        frames = error.__traceback__
-        if frames is not None and frames.tb_next is not None:
-            frames = frames.tb_next  # without this file's own
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        message = f"{type(error).__name__}: {error}"
-        self.child_reports.write(child, Report("error", None, message, text))
-
-    # -- events --
-
-    def on_event(self, event: dict[str, int]) -> None:
-        """Log, draw, remember."""
-        kind = core.EVENT_NAMES.get(event["kind"], "")
-        index = event["index"]
-        if kind == "helper_started" and event["generation"] == 1 and self._bar is None:
-            self._bar = Bar(
-                self.plan.helpers, "helpers loading", "helpers", self._progress, delay=1.0
-            )
-        elif kind == "helper_ready":
-            if self._bar is not None:
-                self._bar.update()
-            logger.info("helper %d is ready (process %d)", index, event["pid"])
-        elif kind == "ready":
-            self._end_bar()
-        elif kind == "helper_failed":
-            self.helper_failed = index
-            report = self.helper_reports.read(index)
-            why = report.message if report else "no reason was left"
-            logger.error("helper %d could not make its session: %s", index, why)
-        elif kind == "helper_died":
-            name = core.function_name(event["function"]) if event["function"] else ""
-            logger.error(
-                "helper %d ended (%s)%s; death %d of this helper; it is replaced",
-                index,
-                describe_exit(event["exit_status"]),
-                f" while it ran {name}" if name else "",
-                event["deaths"],
-            )
-        elif kind == "helper_hung":
-            logger.error("helper %d hangs: it is ended and replaced", index)
-        elif kind == "child_ended":
-            if event["exit_status"] != 0:
-                self.failures.append((index, event["exit_status"]))
-        elif kind == "child_protocol":
-            logger.error("child %d broke the protocol: it is ended", index)
-        elif kind == "draining":
-            self._end_bar()
-            logger.info("the broker drains")
-        elif kind == "over":
-            self._over()
-
-    def _over(self) -> None:
-        self._end_bar()
-        self.final_stats = stats()
-        if self.trace_path is not None:
-            count = trace.write(self.trace_path)
-            logger.info("%d calls were traced to %s", count, self.trace_path)
-
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def close(self) -> None:
-        """Give back what the host holds."""
-        self._end_bar()
-        self.thaw()
-        self.helper_reports.close()
-        self.child_reports.close()
-
-
-def flush() -> None:
-    """Write out what stdio holds, so that no forked process writes it again."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (AttributeError, OSError, ValueError):
-            pass
-
-
-def seed_all(seed: int, role: str) -> None:
-    """Seed random, numpy.random and torch for a role; different in each, repeatable."""
-    digest = hashlib.blake2b(f"{seed}/{role}".encode(), digest_size=8).digest()
-    mine = int.from_bytes(digest, "little") >> 1
-    random.seed(mine)
-    np.random.seed(mine & 0xFFFFFFFF)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
-        # child). A CUDA helper passes this seed on to its device.
-        torch.default_generator.manual_seed(mine)
-
-
-def describe_exit(status: int) -> str:
-    """``exit status 3``, or ``killed by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
-
-
-def _end_by_signal(number: int, frame: Any) -> None:
-    """SIGTERM in a child: unwind, so that its finally blocks run."""
-    raise SystemExit(SIGNAL_BASE + number)
-
-
-def _join_threads() -> None:
-    """As the interpreter does at its end."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
+from shmgpu.settings import Settings, refuse_unsafe
+from shmgpu.wire import BrokerWire
 
 # ---- launch --------------------------------------------------------------------------------
 
@@ -508,11 +93,11 @@ def launch(
         ConfigError, LaunchError: what was asked for cannot be had.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
-    _refuse_unsafe("launch()")
+    refuse_unsafe("launch()")
     mains = _mains(main, children)
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise ConfigError(f"args={args!r} must be a tuple: write args=(x,) for one argument")
-    plan = Plan(
+    plan = Settings(
         children=len(mains),
         helpers=helpers,
         session=session,
@@ -533,7 +118,7 @@ def launch(
     log.set_role("parent")
     try:
         status = core.run(
-            host, helper_pool=plan.helper_pool, min_credit=plan.min_credit, **plan.settings()
+            host, helper_pool=plan.helper_pool, min_credit=plan.min_credit, **plan.for_core()
         )
         if stats_into is not None and host.final_stats is not None:
             stats_into.update(host.final_stats)
@@ -698,8 +283,8 @@ def init(
         if runtime.current is not None or core.role() != core.ROLE_NONE:
             raise LaunchError("a broker is running in this process already: call shutdown() first")
     else:
-        _refuse_unsafe("init()")
-    plan = Plan(
+        refuse_unsafe("init()")
+    plan = Settings(
         children=1,
         helpers=helpers,
         session=session,
@@ -726,7 +311,7 @@ def init(
                 helper_pool=plan.helper_pool,
                 min_credit=plan.min_credit,
                 caller_is_child=1,
-                **plan.settings(),
+                **plan.for_core(),
             )
             host.thaw()
             _raise_outcome(host, status)
@@ -742,7 +327,7 @@ def init(
     return _session
 
 
-def _start_inline(plan: Plan) -> None:
+def _start_inline(plan: Settings) -> None:
     setup = plan.setups[0]
     arena = LocalArena(plan.arena)
     context = Helper(0, setup.device, setup.pool, 1)
@@ -756,7 +341,7 @@ def _start_inline(plan: Plan) -> None:
                 0,
                 traceback.format_exc(),
             ) from error
-    desk = Desk(
+    desk = BatchDesk(
         context,
         functions.by_row,
         core.window_on(arena.base, arena.capacity),

@@ -31,7 +31,6 @@ from shmgpu.values import Reader, Tree, decode_values
 VERSION = 1
 HEAD = struct.Struct("<IHHQQ")
 TAIL = struct.Struct("<II")
-ROOM = struct.Struct("<QQ")  # at 8: where the result goes, and how much of it
 RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays
 MAX_ARRAYS = 4096
 

@@ -153,6 +153,7 @@ class Call:
 
     Attributes:
         address: of the block.
+        addresses: of the arguments' arrays.
         result: buffer of the room set aside for the result, and what keeps it.
         sequence: of the message, once it was sent.
     """
@@ -160,6 +161,7 @@ class Call:
     __slots__ = (
         "abandoned",
         "address",
+        "addresses",
         "block",
         "config",
         "deadline_ns",
@@ -171,7 +173,6 @@ class Call:
         "priority",
         "reply",
         "result",
-        "room",
         "sequence",
         "signature",
         "sink",
@@ -191,8 +192,8 @@ class Call:
         self.staging: list[tuple[Any, int, Any] | None] = [None] * plan.arity
         self.block: Any = b""
         self.address = 0
+        self.addresses: Any = ()
         self.result: Any = None
-        self.room = 0
         self.sequence = 0
         self.deadline_ns = 0
         self.keep: Any = None
@@ -238,8 +239,7 @@ class Call:
     def set_room(self, size_bytes: int, buffer: Any, address: int) -> None:
         """Tell the block where the result goes."""
         self.result = buffer
-        self.room = size_bytes
-        layout.ROOM.pack_into(self.block, 8, address, size_bytes)
+        self.plan.pack(self.block, 8, address, size_bytes, *self.addresses)
 
     def release(self) -> None:
         """The call has ended: forget what was its, and stand ready for the next."""

@@ -8,120 +8,24 @@ held while waiting or while a user's code runs.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, dtypes, layout
-from shmgpu.arrays import Source, Spec
-from shmgpu.errors import (
-    ArenaFull,
-    BadFunction,
-    BadParams,
-    RemoteError,
-    ShmError,
-)
-from shmgpu.layout import Layout
+from shmgpu import core
+from shmgpu.arguments import Arguments, Options, Target
+from shmgpu.errors import ArenaFull, BadParams, ShmError
 from shmgpu.memory import Arena
-from shmgpu.plans import MAX_IDLE, Call, Plan, PlanTable, lend, return_loans
-from shmgpu.values import PLAIN_TYPES, flatten
+from shmgpu.plans import MAX_IDLE, Call, lend, return_loans
+from shmgpu.results import result_of
+from shmgpu.wire import Sink, Wire
 
 _ndarray = np.ndarray
-_new_ndarray = np.ndarray
-_address_of = core.address_of
 
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
-CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
-
-
-class Wire(Protocol):
-    """What carries messages: the broker, or (inline) this very process."""
-
-    @property
-    def immediate(self) -> bool:
-        """Whether a submitted call is done when submit returns."""
-
-    def call(self, config: Any, params: int, deadline_ns: int, reply: Any, /) -> int:
-        """As shm_port_call; likewise the others."""
-
-    def wait(self, sequence: int, deadline_ns: int, reply: Any, /) -> int: ...
-
-    def abandon(self, sequence: int, /) -> int: ...
-
-    def grow(self, sequence: int, token: int, params: int, /) -> int: ...
-
-    def cancel(self, sequence: int, /) -> int: ...
-
-    def submit(self, config: Any, params: int, deadline_ns: int, /) -> tuple[int, int]: ...
-
-    def drain(self, buffer: core.ReplyBuffer, timeout_ns: int, /) -> int: ...
-
-    def descriptors(self) -> tuple[int, ...]: ...
-
-
-class BrokerWire:
-    """The wire to the dispatcher."""
-
-    call = staticmethod(core.port_call)
-    wait = staticmethod(core.port_wait)
-    abandon = staticmethod(core.port_abandon)
-    grow = staticmethod(core.port_grow)
-    cancel = staticmethod(core.port_cancel)
-    submit = staticmethod(core.port_submit)
-    immediate = False
-
-    @staticmethod
-    def drain(buffer: core.ReplyBuffer, timeout_ns: int) -> int:
-        """Replies of submitted and abandoned calls."""
-        return buffer.drain(timeout_ns)
-
-    @staticmethod
-    def descriptors() -> tuple[int, ...]:
-        """Readable when :meth:`drain` may bring something."""
-        return core.port_fd(), core.port_event_fd()
-
-
-class Target(Protocol):
-    """What a port needs to know of a function."""
-
-    name: str
-    row: int
-    pool: str | None
-    pickle: bool
-    batch_max_rows: int
-    out: Any
-    timeout: float | None
-    plans: PlanTable
-    plans_port: Any
-
-
-class Options:
-    """What one call may have besides its arguments."""
-
-    __slots__ = ("out", "placement", "priority", "timeout")
-
-    def __init__(
-        self,
-        timeout: float | None = None,
-        priority: int = 0,
-        placement: int = 0,
-        out: Any = None,
-    ) -> None:
-        self.timeout = timeout
-        self.priority = priority
-        self.placement = placement
-        self.out = out
-
-
-class Sink(Protocol):
-    """Who is told how a submitted call ended."""
-
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """Exactly once."""
 
 
 class Port:
@@ -130,10 +34,9 @@ class Port:
     def __init__(self, wire: Wire, arena: Arena, pools: dict[str, int]) -> None:
         self.wire = wire
         self.arena = arena
-        self.pools = pools
+        self.arguments = Arguments(arena, pools)
+        self.prepare = self.arguments.prepare
         self._call = wire.call
-        self._base = arena.base
-        self._end = arena.end
         self._allocate = arena.allocate
         self._lock = threading.RLock()  # a finalizer may call from anywhere
         self._queue: deque[Call] = deque()  # submitted, waiting for room in the window
@@ -145,220 +48,6 @@ class Port:
         self._replies_lock = threading.Lock()
         self._deadlines = False
         self._closed: ShmError | None = None
-        self._targets: list[Target] = []  # functions that have plans here
-        arena.reclaimers.append(self._reclaim)
-
-    # ---- preparing -----------------------------------------------------------------------
-
-    def prepare(
-        self, target: Target, args: tuple[Any, ...], kwargs: Any, options: Options | None
-    ) -> Call:
-        """A call with everything in place but the room for its result."""
-        if target.plans_port is not self:
-            self._adopt(target)
-        if kwargs or (options is not None and options.out is not None):
-            return self._prepare_any(target, args, kwargs, options)
-        key: Any
-        values: list[Any] | None = None
-        if len(args) == 1 and type(args[0]) is _ndarray:
-            array = args[0]
-            key = (array.dtype, array.shape)
-            plan = target.plans.get(key)
-            if plan is None:
-                return self._prepare_any(target, args, kwargs, options, key)
-            try:
-                address = _address_of(array)
-            except ValueError:
-                return self._prepare_any(target, args, kwargs, options, key)
-            if not self._base <= address <= self._end - plan.nbytes[0]:
-                return self._prepare_any(target, args, kwargs, options, key)
-            addresses: Any = (address,)
-        else:
-            parts: list[Any] = []
-            values = []
-            places: list[int] = []
-            for item in args:
-                kind = type(item)
-                if kind is _ndarray:
-                    parts.append(item.dtype)
-                    parts.append(item.shape)
-                    try:
-                        places.append(_address_of(item))
-                    except ValueError:
-                        places.append(0)
-                elif kind in CHEAP_TYPES:
-                    parts.append(kind)
-                    values.append(item)
-                elif kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
-                    parts.append(item.dtype)
-                    parts.append(item.shape)
-                    places.append(item.data_ptr())
-                else:
-                    return self._prepare_any(target, args, kwargs, options)
-            key = tuple(parts)
-            if values and callable(target.out):  # what it declares may depend on the values
-                return self._prepare_any(target, args, kwargs, options)
-            plan = target.plans.get(key)
-            if plan is None:
-                return self._prepare_any(target, args, kwargs, options, key)
-            base, end = self._base, self._end
-            for address, size in zip(places, plan.nbytes, strict=True):
-                if not base <= address <= end - size:
-                    return self._prepare_any(target, args, kwargs, options, key)
-            addresses = places
-        call = self._take(plan)
-        if values:
-            call.set_values(values, self.arena)
-        elif call.signature is not plan.signature:
-            call.write(b"", self.arena)
-        plan.pack(call.block, 8, 0, 0, *addresses)
-        if options is not None or target.timeout is not None:
-            self._apply(call, target, options)
-        return call
-
-    def _take(self, plan: Plan) -> Call:
-        try:
-            return plan.idle.pop()
-        except IndexError:
-            return Call(plan, self.arena)
-
-    def _apply(self, call: Call, target: Target, options: Options | None) -> None:
-        timeout = target.timeout
-        if options is not None:
-            if options.timeout is not None:
-                timeout = options.timeout
-            if options.priority != call.priority:
-                call.config.priority = call.priority = options.priority
-            if options.placement != call.placement:
-                call.config.placement = call.placement = options.placement
-            call.out = options.out
-        if timeout is not None:
-            call.deadline_ns = time.monotonic_ns() + max(int(timeout * 1e9), 0) or 1
-
-    def _prepare_any(
-        self,
-        target: Target,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Options | None,
-        key: Any = None,
-    ) -> Call:
-        """The general way: any tree of arguments, copies where they are needed."""
-        flat = flatten((args, kwargs), arrays.is_array, target.pickle)
-        if len(flat.arrays) > layout.MAX_ARRAYS:
-            raise BadParams(
-                f"a call can carry {layout.MAX_ARRAYS} arrays, not {len(flat.arrays)}: "
-                "stack some of them"
-            )
-        sources = [Source(leaf) for leaf in flat.arrays]
-        as_torch = any(source.is_torch for source in sources)
-        structure = bytes(flat.structure)
-        specs = tuple([source.spec for source in sources])
-        out = None if options is None else options.out
-        declared = self._declared(target, args, kwargs, out)
-        full = (structure, specs, as_torch, None if declared is None else declared.encoded)
-        plan = target.plans.get(full)
-        if plan is None:
-            plan = Plan(
-                target.row,
-                self._pool(target),
-                Layout(structure, specs),
-                declared,
-                as_torch,
-                target.pickle,
-                target.batch_max_rows,
-                target.name,
-            )
-            target.plans.add(full, plan)
-        if key is not None and key not in target.plans:
-            target.plans.add(key, plan)
-        call = self._take(plan)
-        try:
-            if plan.value_count:
-                call.set_values(flat.values, self.arena)
-            elif call.signature is not plan.signature:
-                call.write(b"", self.arena)
-            addresses = []
-            base, end = self._base, self._end
-            for index, source in enumerate(sources):
-                address, size = source.address, source.spec.nbytes
-                if size == 0:
-                    address = base
-                elif address is None or not base <= address <= end - size:
-                    address = call.stage(index, source.memory, source.spec, self.arena)
-                    core.count_bytes(core.BYTES_COPIED_IN, size)
-                addresses.append(address)
-            plan.pack(call.block, 8, 0, 0, *addresses)
-            self._apply(call, target, options)
-        except BaseException:
-            call.release()
-            raise
-        return call
-
-    def _declared(
-        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Layout | None:
-        if out is None:
-            out = target.out
-            if out is None:
-                return None
-            if callable(out):
-                out = out(*args, **kwargs)
-        flat = flatten(out, _is_declaration)
-        if flat.values:
-            raise BadParams(
-                f"out= of {target.name} must give arrays or (shape, dtype) pairs, "
-                f"not {flat.values[0]!r}"
-            )
-        return Layout(bytes(flat.structure), [_declaration(leaf) for leaf in flat.arrays])
-
-    def _adopt(self, target: Target) -> None:
-        """First call of a function through this port."""
-        if not target.row:
-            raise BadFunction(
-                f"{target.name} was decorated after the broker had started, so helpers do not "
-                "know it: move its definition above launch() or init()"
-            )
-        self._pool(target)
-        target.plans = PlanTable()
-        target.plans_port = self
-        self._targets.append(target)
-
-    def _pool(self, target: Target) -> int:
-        if target.pool is None:
-            return 0
-        try:
-            return self.pools[target.pool]
-        except KeyError:
-            raise BadFunction(
-                f"{target.name} asks for the pool {target.pool!r}, and the helpers form "
-                f"{sorted(self.pools)}: name one of those, or launch with "
-                f"helpers={{{target.pool!r}: 1}}"
-            ) from None
-
-    def _reclaim(self) -> bool:
-        """Give back what idle calls hold; the arena asks when it is full."""
-        found = False
-        for target in self._targets:
-            for plan in list(target.plans.values()):
-                while plan.idle:
-                    plan.idle.pop()
-                    found = True
-        return gc.collect() > 0 or found
-
-    def make_room(self, call: Call) -> None:
-        """Set aside room for the result; raises ArenaFull."""
-        plan = call.plan
-        out = call.out
-        if out is not None and type(out) is _ndarray and out.size:
-            source = Source(out)
-            address = source.address
-            if address is not None and self._base <= address <= self._end - source.spec.nbytes:
-                call.set_room(source.spec.nbytes, out, address)
-                return
-        room = plan.room
-        buffer, address = self._allocate(room)
-        call.set_room(room, buffer, address)
 
     # ---- a blocking call -----------------------------------------------------------------
 
@@ -380,10 +69,9 @@ class Port:
             if call.out is None:
                 room = plan.room
                 call.result, address = self._allocate(room)
-                call.room = room
-                layout.ROOM.pack_into(call.block, 8, address, room)
+                plan.pack(call.block, 8, address, room, *call.addresses)
             else:
-                self.make_room(call)
+                self.arguments.make_room(call)
             if call.deadline_ns:
                 reply.status = 0
             status = self._call(call.config, call.address, call.deadline_ns, reply)
@@ -399,7 +87,7 @@ class Port:
             and call.signature is plan.signature
             and call.out is None
         ):
-            result = _new_ndarray(plan.hint_shape, plan.hint_type, call.result)
+            result = _ndarray(plan.hint_shape, plan.hint_type, call.result)
             call.result = None
             call.keep = None
             call.deadline_ns = 0
@@ -414,7 +102,7 @@ class Port:
             self._keep(call, int(reply.sequence), args)
             raise self._timeout(target.name)
         try:
-            return self.result_of(call, status, reply.value)
+            return result_of(call, status, reply.value, self.wire.last_error)
         finally:
             call.release()
             if self._queue:
@@ -467,72 +155,6 @@ class Port:
             self._early.discard(sequence)
         call.release()
 
-    # ---- results -------------------------------------------------------------------------
-
-    def result_of(self, call: Call, status: int, value: int) -> Any:
-        """What a reply means: the result, or the exception it raises."""
-        if status == core.OK:
-            return self._read_result(call, value)
-        if status == core.EREMOTE:
-            raise self._read_error(call, value)
-        name = core.function_name(call.plan.row)
-        if status == core.ETIMEOUT:
-            raise self._timeout(name)
-        if status == core.EBAD_PARAMS:
-            raise core.error_of(status, f"{name}: the helper refused the arguments")
-        raise core.error_of(status, name)
-
-    def _read_result(self, call: Call, value: int) -> Any:
-        plan = call.plan
-        out = call.out
-        if value == 0:
-            signature = call.signature
-            assert signature is not None
-            hint = signature.hint
-            if hint is None:
-                return None
-            if out is not None:
-                if call.result is not out:
-                    _copy_out(hint, call.result, out)
-                return out
-            leaves = [
-                self._leaf(call.result, offset, spec, plan.as_torch)
-                for spec, offset in zip(hint.specs, hint.offsets, strict=True)
-            ]
-            return hint.tree.build(leaves, ())
-        if out is not None:
-            raise BadParams(
-                "the function's result does not have the shape and dtype of out=: pass one "
-                "that has, or leave out= away"
-            )
-        found, values, start = layout.read_result(call.result, value, plan.pickle)
-        leaves = [
-            self._leaf(call.result, start + offset, spec, plan.as_torch)
-            for spec, offset in zip(found.specs, found.offsets, strict=True)
-        ]
-        plan.learn(found, value)
-        return found.tree.build(leaves, values)
-
-    @staticmethod
-    def _leaf(buffer: Any, offset: int, spec: Spec, as_torch: bool) -> Any:
-        if as_torch and spec.dtype.has_torch:
-            return arrays.torch_view(buffer, offset, spec)
-        if not spec.dtype.has_numpy and arrays.torch_module() is not None:
-            return arrays.torch_view(buffer, offset, spec)
-        return arrays.numpy_view(buffer, offset, spec)
-
-    def _read_error(self, call: Call, value: int) -> ShmError:
-        try:
-            _, values, _ = layout.read_result(call.result, value, False)
-            type_name, message, traceback_text = values
-        except (BadParams, ValueError, TypeError):
-            return RemoteError("an exception", "its text did not arrive", "")
-        error = RemoteError(str(type_name), str(message), str(traceback_text))
-        cause = getattr(self.wire, "last_error", None)
-        if cause is not None:
-            error.__cause__ = cause
-        return error
-
     # ---- submitting ----------------------------------------------------------------------
 
     def submit(
@@ -552,13 +174,8 @@ class Port:
         call.keep = (call.keep, args, kwargs)
         loans = []
         for item in (*args, *kwargs.values()):
-            if type(item) is _ndarray and item.size:
-                try:
-                    address = _address_of(item)
-                except ValueError:
-                    continue
-                if self._base <= address < self._end:
-                    loans.append(lend(item))
+            if type(item) is _ndarray and self.arguments.holds(item):
+                loans.append(lend(item))
         call.loans = loans
         if call.deadline_ns:
             self._deadlines = True
@@ -581,7 +198,7 @@ class Port:
                 call = queue.popleft()
                 if call.result is None:
                     try:
-                        self.make_room(call)
+                        self.arguments.make_room(call)
                     except ShmError as error:
                         if isinstance(error, ArenaFull) and self._out:
                             queue.appendleft(call)  # replies will bring memory back
@@ -639,7 +256,7 @@ class Port:
                 call.release()
             else:
                 try:
-                    result = self.result_of(call, status, int(reply.value))
+                    result = result_of(call, status, int(reply.value), self.wire.last_error)
                 except BaseException as error:
                     self._end_call(call, None, error)
                 else:
@@ -764,10 +381,7 @@ class Port:
 
     def forget(self) -> None:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
-        for target in self._targets:
-            target.plans = PlanTable()
-            target.plans_port = None
-        self._targets.clear()
+        self.arguments.forget()
         self._out.clear()
         self._queue.clear()
 
@@ -775,43 +389,3 @@ class Port:
     def outstanding(self) -> int:
         """Submitted calls that have not ended."""
         return len(self._queue) + len(self._out)
-
-
-def _is_declaration(leaf: Any) -> bool:
-    return isinstance(leaf, (Spec, Declared)) or arrays.is_array(leaf)
-
-
-def _declaration(leaf: Any) -> Spec:
-    if isinstance(leaf, Spec):
-        return leaf
-    if isinstance(leaf, Declared):
-        return Spec(dtypes.of_any(leaf.dtype), leaf.shape)
-    source = Source(leaf)
-    if not source.memory.flags.writeable:
-        raise BadParams("out= is read-only: pass an array that can be written to")
-    return source.spec
-
-
-class Declared:
-    """Shape and dtype of an array that a function will return; see ``function(out=...)``.
-
-    Args:
-        shape: lengths of the axes; one number for a vector.
-        dtype: a name such as ``"float32"``, or a NumPy or torch dtype.
-    """
-
-    __slots__ = ("dtype", "shape")
-
-    def __init__(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> None:
-        self.shape = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        self.dtype = dtype
-
-    def __repr__(self) -> str:
-        return f"Declared({self.shape}, {self.dtype!r})"
-
-
-def _copy_out(hint: Layout, buffer: Any, out: Any) -> None:
-    """Copy a result into arrays of the user's that do not lie in the arena."""
-    leaves = flatten(out, arrays.is_array).arrays
-    for leaf, spec, offset in zip(leaves, hint.specs, hint.offsets, strict=True):
-        Source(leaf).memory[...] = arrays.storage_view(buffer, offset, spec)

@@ -97,7 +97,7 @@ def _is_terminal(file: TextIO) -> bool:
 
 def _make_tqdm(total: int | None, label: str, unit: str, delay: float, file: TextIO) -> Any:
     try:
-        import tqdm
+        import tqdm  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         return None
 

@@ -18,7 +18,7 @@ from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
 from shmgpu.demo.stage import Outcome, Stage
-from shmgpu.desk import Helper
+from shmgpu.entries import Helper
 from shmgpu.functions import Batch, function
 from shmgpu.launch import launch
 from shmgpu.progress import Bar

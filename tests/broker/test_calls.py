@@ -198,9 +198,7 @@ class Dlpack:
         return self.data.__dlpack_device__()
 
 
-@pytest.mark.parametrize(
-    "wrap", [Interface, Dlpack, memoryview, lambda a: array.array("d", a)]
-)
+@pytest.mark.parametrize("wrap", [Interface, Dlpack, memoryview, lambda a: array.array("d", a)])
 def test_anything_that_shows_its_memory_is_an_array(running, wrap):
     data = np.arange(5.0)
     assert np.array_equal(echo(wrap(data)), data)

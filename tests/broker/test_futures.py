@@ -180,7 +180,7 @@ def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
 
 
 def test_map_yields_in_order(running):
-    results = add_one.map((np.full(2, n) for n in range(300)))
+    results = add_one.map(np.full(2, n) for n in range(300))
     assert [int(r[0]) for r in results] == list(range(1, 301))
     assert list(sleep.map([0, 0], ["a", "b"])) == ["a", "b"]
     assert list(add_one.map([])) == []

@@ -487,9 +487,7 @@ def test_a_process_forked_from_a_child_gets_a_sentence_and_disturbs_nobody():
 def test_the_environment_sets_what_arguments_leave_open(monkeypatch):
     monkeypatch.setenv("SHMGPU_CHILDREN", "3")
     monkeypatch.setenv("SHMGPU_ARENA", "2MiB")
-    results = shmgpu.launch(
-        lambda rank: shmgpu.arena.stats()["capacity_bytes"], devices="cpu"
-    )
+    results = shmgpu.launch(lambda rank: shmgpu.arena.stats()["capacity_bytes"], devices="cpu")
     assert len(results) == 3 and all(size >= 2 << 20 for size in results)
 
 

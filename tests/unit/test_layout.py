@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,7 +32,7 @@ def block_of(args, hint=None, declared=False):
 def test_a_block_says_what_was_written():
     hint = Layout(b"A", [Spec(by_name("int64"), (2, 3))])
     signature, buffer = block_of((np.ones((3, 4), "f4"), 7, "x"), hint)
-    layout.ROOM.pack_into(buffer, 8, 4096, 48)
+    struct.pack_into("<QQ", buffer, 8, 4096, 48)
     block = Block(bytes(buffer))
     read = Signature.read(block.signature)
     assert read.arguments == signature.arguments and read.hint == hint and not read.declared

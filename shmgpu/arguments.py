@@ -1,0 +1,328 @@
+"""Arguments on their way into the arena: from a call's arguments to a block that can be sent.
+
+Owns the look-up of plans, the fast way for arrays that lie in the arena already, the general
+way for any tree, and what functions declare about their results. Sends nothing and waits for
+nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any, Protocol
+
+import numpy as np
+
+from shmgpu import arrays, core, dtypes, layout
+from shmgpu.arrays import Source, Spec
+from shmgpu.errors import BadFunction, BadParams
+from shmgpu.layout import Layout
+from shmgpu.memory import Arena
+from shmgpu.plans import Call, Plan, PlanTable
+from shmgpu.values import PLAIN_TYPES, flatten
+
+_ndarray = np.ndarray
+_address_of = core.address_of
+
+CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
+
+
+class Target(Protocol):
+    """What a port needs to know of a function."""
+
+    name: str
+    row: int
+    pool: str | None
+    pickle: bool
+    batch_max_rows: int
+    out: Any
+    timeout: float | None
+    plans: PlanTable
+    plans_port: Any
+
+
+class Options:
+    """What one call may have besides its arguments."""
+
+    __slots__ = ("out", "placement", "priority", "timeout")
+
+    def __init__(
+        self,
+        timeout: float | None = None,
+        priority: int = 0,
+        placement: int = 0,
+        out: Any = None,
+    ) -> None:
+        self.timeout = timeout
+        self.priority = priority
+        self.placement = placement
+        self.out = out
+
+
+def _is_declaration(leaf: Any) -> bool:
+    return isinstance(leaf, (Spec, Declared)) or arrays.is_array(leaf)
+
+
+def _declaration(leaf: Any) -> Spec:
+    if isinstance(leaf, Spec):
+        return leaf
+    if isinstance(leaf, Declared):
+        return Spec(dtypes.of_any(leaf.dtype), leaf.shape)
+    source = Source(leaf)
+    if not source.memory.flags.writeable:
+        raise BadParams("out= is read-only: pass an array that can be written to")
+    return source.spec
+
+
+class Declared:
+    """Shape and dtype of an array that a function will return; see ``function(out=...)``.
+
+    Args:
+        shape: lengths of the axes; one number for a vector.
+        dtype: a name such as ``"float32"``, or a NumPy or torch dtype.
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> None:
+        self.shape = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"Declared({self.shape}, {self.dtype!r})"
+
+
+class Arguments:
+    """What one child's calls are prepared with: its arena, its pools, its functions' plans."""
+
+    def __init__(self, arena: Arena, pools: dict[str, int]) -> None:
+        self.arena = arena
+        self.pools = pools
+        self._base = arena.base
+        self._end = arena.end
+        self._targets: list[Target] = []  # functions that have plans here
+        arena.reclaimers.append(self._reclaim)
+
+    def prepare(
+        self, target: Target, args: tuple[Any, ...], kwargs: Any, options: Options | None
+    ) -> Call:
+        """A call with everything in place but the room for its result."""
+        if target.plans_port is not self:
+            self._adopt(target)
+        if kwargs or (options is not None and options.out is not None):
+            return self._prepare_any(target, args, kwargs, options)
+        key: Any
+        values: list[Any] | None = None
+        if len(args) == 1 and type(args[0]) is _ndarray:
+            array = args[0]
+            key = (array.dtype, array.shape)
+            plan = target.plans.get(key)
+            if plan is None:
+                return self._prepare_any(target, args, kwargs, options, key)
+            try:
+                address = _address_of(array)
+            except ValueError:
+                return self._prepare_any(target, args, kwargs, options, key)
+            if not self._base <= address <= self._end - plan.nbytes[0]:
+                return self._prepare_any(target, args, kwargs, options, key)
+            addresses: Any = (address,)
+        else:
+            parts: list[Any] = []
+            values = []
+            places: list[int] = []
+            for item in args:
+                kind = type(item)
+                if kind is _ndarray:
+                    parts.append(item.dtype)
+                    parts.append(item.shape)
+                    try:
+                        places.append(_address_of(item))
+                    except ValueError:
+                        places.append(0)
+                elif kind in CHEAP_TYPES:
+                    parts.append(kind)
+                    values.append(item)
+                elif kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
+                    parts.append(item.dtype)
+                    parts.append(item.shape)
+                    places.append(item.data_ptr())
+                else:
+                    return self._prepare_any(target, args, kwargs, options)
+            key = tuple(parts)
+            if values and callable(target.out):  # what it declares may depend on the values
+                return self._prepare_any(target, args, kwargs, options)
+            plan = target.plans.get(key)
+            if plan is None:
+                return self._prepare_any(target, args, kwargs, options, key)
+            base, end = self._base, self._end
+            for address, size in zip(places, plan.nbytes, strict=True):
+                if not base <= address <= end - size:
+                    return self._prepare_any(target, args, kwargs, options, key)
+            addresses = places
+        call = self._take(plan)
+        if values:
+            call.set_values(values, self.arena)
+        elif call.signature is not plan.signature:
+            call.write(b"", self.arena)
+        call.addresses = addresses
+        if options is not None or target.timeout is not None:
+            self._apply(call, target, options)
+        return call
+
+    def _take(self, plan: Plan) -> Call:
+        try:
+            return plan.idle.pop()
+        except IndexError:
+            return Call(plan, self.arena)
+
+    def _apply(self, call: Call, target: Target, options: Options | None) -> None:
+        timeout = target.timeout
+        if options is not None:
+            if options.timeout is not None:
+                timeout = options.timeout
+            if options.priority != call.priority:
+                call.config.priority = call.priority = options.priority
+            if options.placement != call.placement:
+                call.config.placement = call.placement = options.placement
+            call.out = options.out
+        if timeout is not None:
+            call.deadline_ns = time.monotonic_ns() + max(int(timeout * 1e9), 0) or 1
+
+    def _prepare_any(
+        self,
+        target: Target,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options | None,
+        key: Any = None,
+    ) -> Call:
+        """The general way: any tree of arguments, copies where they are needed."""
+        flat = flatten((args, kwargs), arrays.is_array, target.pickle)
+        if len(flat.arrays) > layout.MAX_ARRAYS:
+            raise BadParams(
+                f"a call can carry {layout.MAX_ARRAYS} arrays, not {len(flat.arrays)}: "
+                "stack some of them"
+            )
+        sources = [Source(leaf) for leaf in flat.arrays]
+        as_torch = any(source.is_torch for source in sources)
+        structure = bytes(flat.structure)
+        specs = tuple([source.spec for source in sources])
+        out = None if options is None else options.out
+        declared = self._declared(target, args, kwargs, out)
+        full = (structure, specs, as_torch, None if declared is None else declared.encoded)
+        plan = target.plans.get(full)
+        if plan is None:
+            plan = Plan(
+                target.row,
+                self._pool(target),
+                Layout(structure, specs),
+                declared,
+                as_torch,
+                target.pickle,
+                target.batch_max_rows,
+                target.name,
+            )
+            target.plans.add(full, plan)
+        if key is not None and key not in target.plans:
+            target.plans.add(key, plan)
+        call = self._take(plan)
+        try:
+            if plan.value_count:
+                call.set_values(flat.values, self.arena)
+            elif call.signature is not plan.signature:
+                call.write(b"", self.arena)
+            addresses = []
+            base, end = self._base, self._end
+            for index, source in enumerate(sources):
+                address, size = source.address, source.spec.nbytes
+                if size == 0:
+                    address = base
+                elif address is None or not base <= address <= end - size:
+                    address = call.stage(index, source.memory, source.spec, self.arena)
+                    core.count_bytes(core.BYTES_COPIED_IN, size)
+                addresses.append(address)
+            call.addresses = addresses
+            self._apply(call, target, options)
+        except BaseException:
+            call.release()
+            raise
+        return call
+
+    def _declared(
+        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Layout | None:
+        if out is None:
+            out = target.out
+            if out is None:
+                return None
+            if callable(out):
+                out = out(*args, **kwargs)
+        flat = flatten(out, _is_declaration)
+        if flat.values:
+            raise BadParams(
+                f"out= of {target.name} must give arrays or (shape, dtype) pairs, "
+                f"not {flat.values[0]!r}"
+            )
+        return Layout(bytes(flat.structure), [_declaration(leaf) for leaf in flat.arrays])
+
+    def _adopt(self, target: Target) -> None:
+        """First call of a function through this port."""
+        if not target.row:
+            raise BadFunction(
+                f"{target.name} was decorated after the broker had started, so helpers do not "
+                "know it: move its definition above launch() or init()"
+            )
+        self._pool(target)
+        target.plans = PlanTable()
+        target.plans_port = self
+        self._targets.append(target)
+
+    def _pool(self, target: Target) -> int:
+        if target.pool is None:
+            return 0
+        try:
+            return self.pools[target.pool]
+        except KeyError:
+            raise BadFunction(
+                f"{target.name} asks for the pool {target.pool!r}, and the helpers form "
+                f"{sorted(self.pools)}: name one of those, or launch with "
+                f"helpers={{{target.pool!r}: 1}}"
+            ) from None
+
+    def _reclaim(self) -> bool:
+        """Give back what idle calls hold; the arena asks when it is full."""
+        found = False
+        for target in self._targets:
+            for plan in list(target.plans.values()):
+                while plan.idle:
+                    plan.idle.pop()
+                    found = True
+        return gc.collect() > 0 or found
+
+    def make_room(self, call: Call) -> None:
+        """Set aside room for the result; raises ArenaFull."""
+        plan = call.plan
+        out = call.out
+        if out is not None and type(out) is _ndarray and out.size:
+            source = Source(out)
+            address = source.address
+            if address is not None and self._base <= address <= self._end - source.spec.nbytes:
+                call.set_room(source.spec.nbytes, out, address)
+                return
+        room = plan.room
+        buffer, address = self.arena.allocate(room)
+        call.set_room(room, buffer, address)
+
+    def holds(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether an array's bytes lie in the arena, so that helpers see them in place."""
+        try:
+            return bool(array.size) and self._base <= _address_of(array) < self._end
+        except ValueError:
+            return False
+
+    def forget(self) -> None:
+        """Drop everything kept for later calls: nothing of the arena is held any more."""
+        for target in self._targets:
+            target.plans = PlanTable()
+            target.plans_port = None
+        self._targets.clear()

@@ -1,0 +1,190 @@
+"""Several calls run as one: inputs joined on axis 0, outputs cut apart again.
+
+Owns what batching adds to a desk. The dispatcher has formed the batch by a key that children
+computed, and children may err or lie: whether its calls fit together is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arrays, core
+from shmgpu.desk import Desk
+from shmgpu.entries import Entry, Served
+from shmgpu.errors import BadParams
+from shmgpu.values import Tree, encode_values, flatten
+
+_ndarray = np.ndarray
+_count = core.count_bytes
+_COPIED_OUT = core.BYTES_COPIED_OUT
+
+
+class BatchDesk(Desk):
+    """A desk that serves batches too."""
+
+    def serve_batch(self, works: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+        """Run several calls as one: (status, value) for each.
+
+        ``works`` holds (function, params, size, slot, generation, sequence) tuples. Inputs are
+        concatenated on axis 0, outputs split on axis 0 by each call's rows.
+        """
+        outcomes: list[tuple[int, int] | None] = [None] * len(works)
+        good: list[tuple[int, Entry, tuple[int, int, int]]] = []
+        for index, (function, params, size, slot, generation, sequence) in enumerate(works):
+            offset = params - self.origin
+            block = self.memory[offset : offset + size]
+            entry = self._entries.get(block)
+            try:
+                if entry is None or entry.function != function or entry.slot != slot:
+                    entry = self._admit(function, block, slot)
+                if good and not _batchable(good[0][1], entry):
+                    raise BadParams("the call does not fit the batch that its key chose")
+            except BadParams as error:
+                self._refused(slot, error)
+                outcomes[index] = (core.EBAD_PARAMS, 0)
+                continue
+            except KeyError:
+                outcomes[index] = (core.EBAD_FUNCTION, 0)
+                continue
+            good.append((index, entry, (sequence, slot, generation)))
+        if good:
+            target = self.functions[good[0][1].function]
+            for (index, entry, key), outcome in zip(
+                good, self._run_batch(target, good), strict=True
+            ):
+                del entry, key
+                outcomes[index] = outcome
+        return [outcome or (core.EBAD_PARAMS, 0) for outcome in outcomes]
+
+    def _run_batch(
+        self, target: Served, good: list[tuple[int, Entry, tuple[int, int, int]]]
+    ) -> list[tuple[int, int]]:
+        entries = [entry for _, entry, _ in good]
+        helper = self.helper
+        rows = [entry.specs[0][1].shape[0] for entry in entries]
+        try:
+            args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
+            helper.out = None
+            if entries[0].declared:
+                helper.out = self._batch_out(target, entries[0], sum(rows))
+            declared = helper.out
+            try:
+                result = target.body(helper, *args, **kwargs)
+            finally:
+                helper.out = None
+            if result is None and declared is not None:
+                result = declared
+            parts = _split(result, rows, target.name, target.pickle)
+        except BaseException as error:
+            return [self._put_error(entry, error, key) for _, entry, key in good]
+        outcomes = []
+        for (_, entry, key), part in zip(good, parts, strict=True):
+            try:
+                one = entry.out_numpy
+                if (
+                    one is not None
+                    and type(part) is _ndarray
+                    and part.shape == one.shape
+                    and part.dtype == one.dtype
+                ):
+                    one[...] = part
+                    _count(_COPIED_OUT, one.nbytes)
+                    outcomes.append((core.OK, 0))
+                else:
+                    outcomes.append(self._put(target, entry, part, key))
+            except BaseException as error:
+                outcomes.append(self._put_error(entry, error, key))
+        return outcomes
+
+    def _gather(self, target: Served, entries: list[Entry]) -> list[Any]:
+        gathered = []
+        total = 0
+        for position in range(len(entries[0].specs)):
+            if target.arrays_kind == "numpy":
+                joined = np.concatenate([entry.views[position] for entry in entries], axis=0)
+                total += joined.nbytes
+            else:
+                parts = []
+                for entry in entries:
+                    if entry.tensors is None:
+                        entry.tensors = [
+                            arrays.torch_view(self.memory, offset, spec)
+                            for offset, spec in entry.specs
+                        ]
+                    parts.append(entry.tensors[position])
+                joined = self.device.gather(parts)
+                if not self.device.is_cuda:
+                    total += joined.nbytes
+            gathered.append(joined)
+        if total:
+            _count(core.BYTES_GATHERED, total)
+        return gathered
+
+    def _batch_out(self, target: Served, entry: Entry, rows: int) -> Any:
+        """Declared outputs of a batch: scratch arrays with everybody's rows."""
+        outs: list[Any] = []
+        for spec in entry.hint.specs:
+            shape = (rows, *spec.shape[1:])
+            if target.arrays_kind == "numpy":
+                outs.append(np.empty(shape, spec.dtype.numpy))
+            else:
+                import torch
+
+                outs.append(torch.empty(shape, dtype=spec.dtype.torch, device=self.helper.device))
+        return entry.hint.tree.build(outs, ())
+
+
+def _batchable(first: Entry, other: Entry) -> bool:
+    return (
+        first.function == other.function
+        and first.tree.structure == other.tree.structure
+        and len(other.specs) > 0
+        and all(
+            a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:] and b.shape
+            for (_, a), (_, b) in zip(first.specs, other.specs, strict=True)
+        )
+        and len({spec.shape[0] for _, spec in other.specs}) == 1
+        and encode_values(first.values, True) == encode_values(other.values, True)
+    )
+
+
+def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
+    """Cut each array of a batch's result on axis 0 into one part for each call."""
+    total = sum(rows)
+    if type(result) is _ndarray or arrays.is_tensor(result):
+        _check_rows(result, total, name)
+        return _cut(result, rows)
+    flat = flatten(result, arrays.is_array, pickle)
+    if not flat.arrays:
+        raise BadParams(
+            f"{name} is batched, so it must return arrays with one row for each row it got: "
+            f"it returned a {type(result).__name__}"
+        )
+    for leaf in flat.arrays:
+        _check_rows(leaf, total, name)
+    tree = Tree(bytes(flat.structure))
+    columns = [_cut(leaf, rows) for leaf in flat.arrays]
+    return [
+        tree.build([column[index] for column in columns], flat.values) for index in range(len(rows))
+    ]
+
+
+def _check_rows(array: Any, total: int, name: str) -> None:
+    shape = tuple(array.shape)
+    if not shape or shape[0] != total:
+        raise BadParams(
+            f"{name} is batched: it got {total} rows and must return arrays whose axis 0 has "
+            f"as many, not the shape {shape}"
+        )
+
+
+def _cut(array: Any, rows: list[int]) -> list[Any]:
+    parts = []
+    start = 0
+    for count in rows:
+        parts.append(array[start : start + count])
+        start += count
+    return parts

@@ -1,0 +1,156 @@
+"""What a desk works with: the helper that functions see, a block that was read, a result's array.
+
+Owns data only; :mod:`shmgpu.desk` fills and uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from shmgpu import arrays, dtypes
+from shmgpu.arrays import Spec
+from shmgpu.errors import BadParams
+from shmgpu.values import Tree
+
+
+class Served(Protocol):
+    """What a desk needs to know of a function."""
+
+    name: str
+    body: Callable[..., Any]
+    arrays_kind: str
+    pickle: bool
+
+
+class Device(Protocol):
+    """Where a helper's tensors live; see :mod:`shmgpu.device`."""
+
+    is_cuda: bool
+
+    def to_device(self, tensor: Any) -> Any:
+        """A tensor on the device with the same contents."""
+
+    def gather(self, tensors: Sequence[Any]) -> Any:
+        """One tensor on the device: all of them, one after the other on axis 0."""
+
+    def copy_out(self, destination: Any, tensor: Any) -> None:
+        """Copy a tensor into arena memory; complete after :meth:`finish`."""
+
+    def new_like(self, tensor: Any) -> Any:
+        """An uninitialised tensor on the device, of that tensor's shape and dtype."""
+
+    def finish(self) -> None:
+        """Wait until all copies out are complete."""
+
+    def failed(self, error: BaseException) -> bool:
+        """Told of a function's exception; True when the device is beyond use."""
+
+
+class Helper:
+    """What a function gets as its first argument, and a session function as its only one.
+
+    Attributes:
+        id: number of the helper, from 0; ``inline`` calls see 0.
+        device: ``"cpu"``, ``"cuda:0"``, ...
+        session: what the session function returned, or None.
+        out: the declared output arrays to write into, or None.
+        pool: name of the helper's pool.
+        generation: how many processes have held this place, this one included.
+    """
+
+    __slots__ = ("__dict__", "device", "generation", "id", "out", "pool", "session")
+
+    def __init__(self, number: int, device: str, pool: str, generation: int) -> None:
+        self.id = number
+        self.device = device
+        self.pool = pool
+        self.generation = generation
+        self.session: Any = None
+        self.out: Any = None
+
+    def __repr__(self) -> str:
+        return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"
+
+
+class Entry:
+    """A parameter block, read and checked: its arguments as views, and where the result goes."""
+
+    __slots__ = (
+        "declared",
+        "function",
+        "hint",
+        "numpy_outs",
+        "out_numpy",
+        "room_bytes",
+        "room_offset",
+        "simple",
+        "slot",
+        "specs",
+        "tensors",
+        "torch_outs",
+        "tree",
+        "values",
+        "views",
+    )
+
+    function: int
+    slot: int
+    tree: Tree
+    specs: list[tuple[int, Spec]]
+    values: list[Any]
+    views: Any
+    tensors: list[Any] | None
+    simple: bool
+    declared: bool
+    hint: Any  # a Layout, or None
+    room_offset: int
+    room_bytes: int
+
+    def __init__(self) -> None:
+        self.torch_outs: list[Any] | None = None
+        self.numpy_outs: list[Any] | None = None
+        self.out_numpy: Any = None
+        self.tensors = None
+        self.views = None
+
+
+class Leaf:
+    """One array of a result."""
+
+    __slots__ = ("_storage", "array", "is_torch", "spec")
+
+    def __init__(self, leaf: Any) -> None:
+        self.is_torch = arrays.is_tensor(leaf)
+        self._storage: Any = None
+        if self.is_torch:
+            if leaf.layout is not _strided():
+                raise BadParams(
+                    f"the function returned a {leaf.layout} tensor: return it with to_dense()"
+                )
+            self.array = leaf.detach()
+            self.spec = Spec(dtypes.of_torch(leaf.dtype), tuple(leaf.shape))
+        else:
+            source = arrays.Source(leaf)
+            self.spec = source.spec
+            self._storage = source.memory
+            self.array = leaf if isinstance(leaf, np.ndarray) else source.memory
+
+    def storage(self) -> Any:
+        """A NumPy array over its bytes in a dtype that NumPy always has."""
+        return self._storage
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether it may be a view on an arena instead of memory of the function's own."""
+        if self.is_torch:
+            return bool(self.array.device.type == "cpu" and self.spec.nbytes)
+        return self.array.base is not None and bool(self.spec.nbytes)
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided

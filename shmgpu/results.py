@@ -1,0 +1,89 @@
+"""Results on their way back: from a reply to what the caller gets, or the error it raises.
+
+Owns the reading of what a helper put into the room that the call set aside. Arrays of a result
+are views on that room, which goes back to the arena when the last of them is garbage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu import arrays, core, layout
+from shmgpu.arrays import Source, Spec
+from shmgpu.errors import BadParams, RemoteError, ShmError
+from shmgpu.layout import Layout
+from shmgpu.plans import Call
+from shmgpu.values import flatten
+
+
+def result_of(call: Call, status: int, value: int, cause: BaseException | None) -> Any:
+    """What a reply means: the result, or the exception it raises."""
+    if status == core.OK:
+        return _read_result(call, value)
+    if status == core.EREMOTE:
+        raise _read_error(call, value, cause)
+    name = core.function_name(call.plan.row)
+    if status == core.ETIMEOUT:
+        raise core.error_of(core.ETIMEOUT, name)
+    if status == core.EBAD_PARAMS:
+        raise core.error_of(status, f"{name}: the helper refused the arguments")
+    raise core.error_of(status, name)
+
+
+def _read_result(call: Call, value: int) -> Any:
+    plan = call.plan
+    out = call.out
+    if value == 0:
+        signature = call.signature
+        assert signature is not None
+        hint = signature.hint
+        if hint is None:
+            return None
+        if out is not None:
+            if call.result is not out:
+                _copy_out(hint, call.result, out)
+            return out
+        leaves = [
+            _leaf(call.result, offset, spec, plan.as_torch)
+            for spec, offset in zip(hint.specs, hint.offsets, strict=True)
+        ]
+        return hint.tree.build(leaves, ())
+    if out is not None:
+        raise BadParams(
+            "the function's result does not have the shape and dtype of out=: pass one "
+            "that has, or leave out= away"
+        )
+    found, values, start = layout.read_result(call.result, value, plan.pickle)
+    leaves = [
+        _leaf(call.result, start + offset, spec, plan.as_torch)
+        for spec, offset in zip(found.specs, found.offsets, strict=True)
+    ]
+    plan.learn(found, value)
+    return found.tree.build(leaves, values)
+
+
+def _leaf(buffer: Any, offset: int, spec: Spec, as_torch: bool) -> Any:
+    if as_torch and spec.dtype.has_torch:
+        return arrays.torch_view(buffer, offset, spec)
+    if not spec.dtype.has_numpy and arrays.torch_module() is not None:
+        return arrays.torch_view(buffer, offset, spec)
+    return arrays.numpy_view(buffer, offset, spec)
+
+
+def _read_error(call: Call, value: int, cause: BaseException | None) -> ShmError:
+    try:
+        _, values, _ = layout.read_result(call.result, value, False)
+        type_name, message, traceback_text = values
+    except (BadParams, ValueError, TypeError):
+        return RemoteError("an exception", "its text did not arrive", "")
+    error = RemoteError(str(type_name), str(message), str(traceback_text))
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+def _copy_out(hint: Layout, buffer: Any, out: Any) -> None:
+    """Copy a result into arrays of the user's that do not lie in the arena."""
+    leaves = flatten(out, arrays.is_array).arrays
+    for leaf, spec, offset in zip(leaves, hint.specs, hint.offsets, strict=True):
+        Source(leaf).memory[...] = arrays.storage_view(buffer, offset, spec)

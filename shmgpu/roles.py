@@ -1,0 +1,266 @@
+"""What Python lends the C supervisor: forking, running a role, hearing of events, ending.
+
+Owns the life of a forked role under Python, from ``os.fork`` to ``os._exit``, and the parent's
+memory of how roles ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu import core, device, helper, log, runtime, trace
+from shmgpu.errors import NotRunning
+from shmgpu.log import logger
+from shmgpu.memory import SharedArena
+from shmgpu.port import Port
+from shmgpu.progress import Bar
+from shmgpu.reports import Report, Reports
+from shmgpu.runtime import Runtime
+from shmgpu.settings import Settings
+from shmgpu.stats import stats
+from shmgpu.wire import BrokerWire
+
+SIGNAL_BASE = 128
+
+
+class RoleHost(core.Host):
+    """Forks roles and runs them."""
+
+    def __init__(
+        self,
+        plan: Settings,
+        mains: Sequence[Callable[..., Any]],
+        args: tuple[Any, ...],
+        progress: bool | None,
+        trace_path: Any,
+    ) -> None:
+        self.plan = plan
+        self.mains = mains
+        self.args = args
+        self.trace_path = trace_path
+        self.helper_reports = Reports("helper", plan.helpers)
+        self.child_reports = Reports("child", len(mains))
+        self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
+        self.helper_failed = -1
+        self.error: BaseException | None = None
+        self.final_stats: dict[str, Any] | None = None
+        self._frozen = False
+        self._progress = progress
+        self._bar: Bar | None = None
+
+    # -- forking --
+
+    def fork(self) -> int:
+        """As ``os.fork``, with the interpreter made ready for it."""
+        if not self._frozen:
+            # Imported at first use by NumPy 2: once here, not in each role (4 MiB of pages and
+            # 10 ms a child).
+            importlib.import_module("numpy.random")
+            # A collection in each forked process would write to every page it inherited.
+            gc.collect()
+            gc.freeze()
+            self._frozen = True
+        flush()
+        with warnings.catch_warnings():
+            # CPython warns of native threads, such as those of a linear algebra library, which
+            # know how to be forked; Python's own were refused before.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return os.fork()
+
+    def thaw(self) -> None:
+        """After all forks, in the process that forked."""
+        if self._frozen:
+            gc.unfreeze()
+            self._frozen = False
+
+    def exit(self, status: int) -> None:
+        """End a role: what it printed is written, nothing of the parent's runs."""
+        flush()
+        os._exit(status & 0xFF)
+
+    def failed(self, error: BaseException) -> None:
+        """A callback raised: the launch ends with that."""
+        if self.error is None:
+            self.error = error
+
+    def on_signal(self) -> int:
+        """Let Python run its handlers."""
+        # Python has run its handlers by the time this returns; one that raises ends in failed().
+        return 0
+
+    # -- roles --
+
+    def run_helper(self, helper_number: int, generation: int) -> int:
+        """In a helper: its whole life."""
+        plan = self.plan
+        setup = plan.setups[helper_number]
+        log.set_role(f"helper {helper_number}")
+        self.child_reports.close()
+        self.helper_reports.keep_only(helper_number)
+        runtime.stop(NotRunning(runtime.IN_HELPER))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        seed_all(plan.seed, f"helper {helper_number}")
+
+        def report(message: str, traceback_text: str) -> None:
+            self.helper_reports.write(helper_number, Report("error", None, message, traceback_text))
+
+        return helper.run(helper_number, generation, setup, report)
+
+    def run_child(self, child: int, generation: int) -> int:
+        """In a child: its whole life."""
+        plan = self.plan
+        log.set_role(f"child {child}")
+        self.helper_reports.close()
+        self.child_reports.keep_only(child)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _end_by_signal)
+        device.hide_from_children()
+        device.set_threads(1)
+        seed_all(plan.seed, f"child {child}")
+        port = Port(BrokerWire(), SharedArena(child), plan.pools)
+        runtime.start(Runtime(child, port, port.arena, plan.pools))
+        status = 0
+        try:
+            result = self.mains[child](child, *self.args)
+            _join_threads()
+            if not self.child_reports.write(child, Report("result", result)):
+                status = 1
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+            if status == 0:
+                self.child_reports.write(child, Report("result", None))
+            elif status != SIGNAL_BASE + signal.SIGTERM:
+                self._report_error(child, error)
+        except BaseException as error:
+            status = 1
+            self._report_error(child, error)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return status
+
+    def _report_error(self, child: int, error: BaseException) -> None:
+        frames = error.__traceback__
+        if frames is not None and frames.tb_next is not None:
+            frames = frames.tb_next  # without this file's own
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        message = f"{type(error).__name__}: {error}"
+        self.child_reports.write(child, Report("error", None, message, text))
+
+    # -- events --
+
+    def on_event(self, event: dict[str, int]) -> None:
+        """Log, draw, remember."""
+        kind = core.EVENT_NAMES.get(event["kind"], "")
+        index = event["index"]
+        if kind == "helper_started" and event["generation"] == 1 and self._bar is None:
+            self._bar = Bar(
+                self.plan.helpers, "helpers loading", "helpers", self._progress, delay=1.0
+            )
+        elif kind == "helper_ready":
+            if self._bar is not None:
+                self._bar.update()
+            logger.info("helper %d is ready (process %d)", index, event["pid"])
+        elif kind == "ready":
+            self._end_bar()
+        elif kind == "helper_failed":
+            self.helper_failed = index
+            report = self.helper_reports.read(index)
+            why = report.message if report else "no reason was left"
+            logger.error("helper %d could not make its session: %s", index, why)
+        elif kind == "helper_died":
+            name = core.function_name(event["function"]) if event["function"] else ""
+            logger.error(
+                "helper %d ended (%s)%s; death %d of this helper; it is replaced",
+                index,
+                describe_exit(event["exit_status"]),
+                f" while it ran {name}" if name else "",
+                event["deaths"],
+            )
+        elif kind == "helper_hung":
+            logger.error("helper %d hangs: it is ended and replaced", index)
+        elif kind == "child_ended":
+            if event["exit_status"] != 0:
+                self.failures.append((index, event["exit_status"]))
+        elif kind == "child_protocol":
+            logger.error("child %d broke the protocol: it is ended", index)
+        elif kind == "draining":
+            self._end_bar()
+            logger.info("the broker drains")
+        elif kind == "over":
+            self._over()
+
+    def _over(self) -> None:
+        self._end_bar()
+        self.final_stats = stats()
+        if self.trace_path is not None:
+            count = trace.write(self.trace_path)
+            logger.info("%d calls were traced to %s", count, self.trace_path)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        """Give back what the host holds."""
+        self._end_bar()
+        self.thaw()
+        self.helper_reports.close()
+        self.child_reports.close()
+
+
+def flush() -> None:
+    """Write out what stdio holds, so that no forked process writes it again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+
+
+def seed_all(seed: int, role: str) -> None:
+    """Seed random, numpy.random and torch for a role; different in each, repeatable."""
+    digest = hashlib.blake2b(f"{seed}/{role}".encode(), digest_size=8).digest()
+    mine = int.from_bytes(digest, "little") >> 1
+    random.seed(mine)
+    np.random.seed(mine & 0xFFFFFFFF)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
+        # child). A CUDA helper passes this seed on to its device.
+        torch.default_generator.manual_seed(mine)
+
+
+def describe_exit(status: int) -> str:
+    """``exit status 3``, or ``killed by SIGKILL``."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _end_by_signal(number: int, frame: Any) -> None:
+    """SIGTERM in a child: unwind, so that its finally blocks run."""
+    raise SystemExit(SIGNAL_BASE + number)
+
+
+def _join_threads() -> None:
+    """As the interpreter does at its end."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()

@@ -1,0 +1,181 @@
+"""Everything about a broker that is decided, or refused, before the first fork.
+
+Owns the reading of what ``launch`` and ``init`` were asked for. Forks nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from shmgpu import config, core, device, functions, log, runtime
+from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.helper import Setup
+from shmgpu.log import logger
+
+
+class Settings:
+    """Everything about a broker that is decided before the first fork."""
+
+    def __init__(
+        self,
+        *,
+        children: int,
+        helpers: Any,
+        session: Any,
+        devices: Any,
+        arena: Any,
+        window: Any,
+        threads: Any,
+        gpu_memory: Any,
+        trace_records: Any,
+        prefault: Any,
+        huge_pages: Any,
+        grace: Any,
+        scratch: Any,
+        seed: Any,
+    ) -> None:
+        config.warn_unknown()
+        log.configure()
+        self.children = children
+        counts = _pools(helpers)
+        self.pools = {name: index for index, name in enumerate(counts)}
+        self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
+        self.helpers = len(self.helper_pool)
+        if self.helpers > core.MAX_HELPERS:
+            raise ConfigError(
+                f"helpers asks for {self.helpers} processes: use {core.MAX_HELPERS} or fewer"
+            )
+        self.arena = config.resolve("arena", arena)
+        if self.arena < 1:
+            raise ConfigError("arena=0 leaves children no memory: use 64MiB or so")
+        self.window = config.resolve("window", window)
+        self.trace_records = config.resolve("trace_records", trace_records)
+        self.prefault = config.resolve("prefault", prefault)
+        self.huge_pages = config.resolve("huge_pages", huge_pages)
+        self.grace = config.resolve("grace", grace)
+        self.scratch = config.resolve("scratch", scratch)
+        self.parked = config.resolve("parked")
+        seed = config.resolve("seed", seed)
+        self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
+        device.prepare_environment()
+        if any(f.arrays_kind == "torch" for f in functions.by_row.values()):
+            _import_torch()
+        self.setups: list[Setup] = []
+        threads = config.resolve("threads", threads)
+        gpu_memory = config.resolve("gpu_memory", gpu_memory)
+        names: list[str] = []
+        for name, count in counts.items():
+            names += device.choose(_of_pool(devices, name, counts, "devices"), count)
+        on_cpu = sum(name == "cpu" for name in names)
+        share = threads or max(1, device.cores() // max(on_cpu, 1))
+        if share > 1 and on_cpu and device.openmp_pool_is_used():
+            logger.warning(
+                "an OpenMP pool was used in this process before the launch, and a forked "
+                "process cannot use it: CPU helpers compute with one thread (launch before the "
+                "first large CPU operation to give them %d)",
+                share,
+            )
+            share = 1
+        for number, place in enumerate(names):
+            pool = list(counts)[self.helper_pool[number]]
+            made = _of_pool(session, pool, counts, "session")
+            if made is not None and not callable(made):
+                raise ConfigError(
+                    f"session={made!r} must be a function of one argument, the helper"
+                )
+            self.setups.append(
+                Setup(
+                    made,
+                    place,
+                    pool,
+                    share if place == "cpu" else 0,
+                    gpu_memory,
+                    self.parked,
+                    children,
+                )
+            )
+        # A GPU helper holds two messages, so that copy and compute can overlap.
+        self.min_credit = [1] * len(counts)
+        for number, place in enumerate(names):
+            if place != "cpu":
+                self.min_credit[self.helper_pool[number]] = 2
+
+    def for_core(self) -> dict[str, int]:
+        """For :func:`core.run`."""
+        return {
+            "child_count": self.children,
+            "helper_count": self.helpers,
+            "pool_count": len(self.pools),
+            "arena_bytes": self.arena,
+            "scratch_bytes": self.scratch,
+            "window": self.window,
+            "trace_records": self.trace_records,
+            "prefault": int(self.prefault),
+            "huge_pages": int(self.huge_pages),
+            "grace_ns": int(self.grace * 1e9),
+        }
+
+
+def _pools(helpers: Any) -> dict[str, int]:
+    if helpers is None or isinstance(helpers, str):
+        helpers = config.resolve("helpers", helpers)
+    if isinstance(helpers, Mapping):
+        if not helpers:
+            raise ConfigError("helpers={} names no pool: use helpers=1")
+        if len(helpers) > core.MAX_POOLS:
+            raise ConfigError(f"helpers has {len(helpers)} pools: use {core.MAX_POOLS} or fewer")
+        return {
+            str(name): config.SETTINGS["helpers"].parse(count, f"helpers[{name!r}]")
+            for name, count in helpers.items()
+        }
+    return {"default": config.resolve("helpers", helpers)}
+
+
+def _of_pool(value: Any, pool: str, counts: Mapping[str, int], name: str) -> Any:
+    """What a setting says for one pool: the value itself, or its row of a dictionary."""
+    if not isinstance(value, Mapping):
+        return value
+    unknown = sorted(set(map(str, value)) - set(counts))
+    if unknown:
+        raise ConfigError(
+            f"{name} names the pool {unknown[0]!r}, and the helpers form {sorted(counts)}"
+        )
+    return value.get(pool)
+
+
+def _import_torch() -> None:
+    """Once before the fork is cheaper than once in every helper."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise LaunchError(
+            f"a function gets torch tensors, and torch cannot be imported ({error}): install "
+            'torch, or decorate with arrays="numpy"'
+        ) from error
+
+
+def refuse_unsafe(what: str) -> None:
+    """Raise LaunchError where a broker cannot be started."""
+    role = core.role()
+    if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current:
+        where = {core.ROLE_HELPER: "a helper", core.ROLE_CHILD: "a child"}.get(
+            role, "a process that has one"
+        )
+        raise LaunchError(
+            f"{what} cannot start a broker inside {where}: start one broker, from the main "
+            "program, and call shutdown() before starting another"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError(
+            f"{what} must be called from the main thread, because it forks: call it there"
+        )
+    others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    if others:
+        raise LaunchError(
+            f"{what} forks, and forking while Python threads run can hang what is forked: end "
+            f"these threads first, or start them afterwards: {', '.join(sorted(others))}"
+        )
+    device.refuse_initialised_cuda()
