@@ -435,6 +435,10 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
     r->gang_status = status;
     r->gang_value = value;
   }
+  if (finished > 0) { /* it ended its part, rather than died */
+    d->board->helper_stats[h].finished++;
+    d->board->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+  }
   if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
   answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
 }

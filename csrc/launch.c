@@ -217,6 +217,14 @@ static int two_pipes(int towards[2], int from[2], int *capacity) {
   return status;
 }
 
+/* A process whose end could not be watched for would be waited for in vain: it ends here. */
+static void end_unwatched(shmi_process_t *process) {
+  int exit_status;
+  shmi_detail_errno("watching a new process");
+  shmi_process_signal(process, SIGKILL);
+  shmi_process_reap(process, 1, &exit_status);
+}
+
 static int spawn_helper(int index) {
   helper_t *helper = &sup.helpers[index];
   int down[2], up[2], capacity;
@@ -246,12 +254,20 @@ static int spawn_helper(int index) {
   helper->started_ns = shmi_clock_ns();
   helper->respawn_ns = 0;
   sup.helpers_alive++;
-  shmi_dispatch_add_helper(sup.dispatch, index, down[1], up[0], helper->process.pid,
-                           helper->generation);
+  status = shmi_dispatch_add_helper(sup.dispatch, index, down[1], up[0], helper->process.pid,
+                                    helper->generation);
+  if (status == SHM_OK) status = watch(&helper->process, SHM_ROLE_HELPER, index);
+  if (status != SHM_OK) {
+    shmi_victim_t none;
+    end_unwatched(&helper->process);
+    shmi_dispatch_remove_helper(sup.dispatch, index, &none);
+    sup.helpers_alive--;
+    return status;
+  }
   tell((shm_event_t){.kind = SHM_EVENT_HELPER_STARTED, .index = index,
                      .pid = helper->process.pid, .generation = helper->generation,
                      .deaths = helper->deaths});
-  return watch(&helper->process, SHM_ROLE_HELPER, index);
+  return SHM_OK;
 }
 
 static int spawn_child(int index) {
@@ -282,10 +298,17 @@ static int spawn_child(int index) {
   child->is_ours = 1;
   sup.children_alive++;
   status = shmi_dispatch_add_child(sup.dispatch, index, request[0], reply[1], child->process.pid);
-  if (status != SHM_OK) return status;
+  if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
+  if (status != SHM_OK) {
+    end_unwatched(&child->process);
+    shmi_dispatch_remove_child(sup.dispatch, index);
+    child->has_ended = 1;
+    sup.children_alive--;
+    return status;
+  }
   tell((shm_event_t){.kind = SHM_EVENT_CHILD_STARTED, .index = index, .pid = child->process.pid,
                      .generation = generation});
-  return watch(&child->process, SHM_ROLE_CHILD, index);
+  return SHM_OK;
 }
 
 /* ---- the phases ---- */
