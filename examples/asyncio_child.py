@@ -29,7 +29,7 @@ async def serve():
     print(f"{len(answers)} answers, each of {answers[0][0]:g}")
 
     try:  # the caller goes on at its deadline; the helper ends the call in its own time
-        await work.options(timeout=0.05).aio(0.3)
+        await work.options(timeout=0.05).aio(1.0)
     except shmgpu.CallTimeout as error:
         print(f"late: {error}")
 
