@@ -19,6 +19,7 @@ from shmgpu.errors import BadFunction, BadParams
 from shmgpu.layout import Layout
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
+from shmgpu.repeats import Repeats
 from shmgpu.values import PLAIN_TYPES, flatten
 
 _ndarray = np.ndarray
@@ -39,6 +40,7 @@ class Target(Protocol):
     timeout: float | None
     plans: PlanTable
     plans_port: Any
+    repeats: Repeats
 
 
 class Options:
@@ -274,6 +276,7 @@ class Arguments:
             )
         self._pool(target)
         target.plans = PlanTable()
+        target.repeats = Repeats()
         target.plans_port = self
         self._targets.append(target)
 
@@ -293,6 +296,9 @@ class Arguments:
         """Give back what idle calls hold; the arena asks when it is full."""
         found = False
         for target in self._targets:
+            for ready in target.repeats.values():
+                found = found or bool(ready)
+                ready.clear()
             for plan in list(target.plans.values()):
                 while plan.idle:
                     plan.idle.pop()
@@ -324,5 +330,6 @@ class Arguments:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
         for target in self._targets:
             target.plans = PlanTable()
+            target.repeats = Repeats()
             target.plans_port = None
         self._targets.clear()

@@ -164,6 +164,9 @@ _buffer = _ffi.buffer
 _new_owned = _ffi.new_allocator(_lib.shm_malloc, _lib.shm_free, should_clear_after_alloc=False)
 
 
+from_buffer: Callable[[Any], Any] = _from_buffer  # for port_repeat; ValueError when strided
+
+
 def address_of(exporter: Any) -> int:
     """Where the bytes of a C-contiguous buffer exporter begin; ValueError when they are strided."""
     return int(_cast(_UINTPTR, _from_buffer(exporter)))
@@ -319,6 +322,7 @@ def helper_id() -> int:
 # ---- the port (a child's calls) --------------------------------------------------------------
 
 port_call: Callable[[Any, int, int, Any], int] = _lib.shm_port_call
+port_repeat: Callable[[Any, Any, Any], int] = _lib.shm_port_repeat
 port_wait: Callable[[int, int, Any], int] = _lib.shm_port_wait
 port_abandon: Callable[[int], int] = _lib.shm_port_abandon
 port_grow: Callable[[int, int, int], int] = _lib.shm_port_grow
@@ -333,6 +337,11 @@ count_bytes: Callable[[int, int], None] = _lib.shm_count_bytes
 def new_reply() -> Any:
     """Room for one reply: .sequence, .value, .token, .status, .helper."""
     return _ffi.new("shm_reply_t *")
+
+
+def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, reply: Any) -> Any:
+    """The description of a call that repeats, for :data:`port_repeat`; keep ``reply`` alive."""
+    return _ffi.new("shm_repeat_t *", [config[0], params, argument_bytes, room_bytes, reply])
 
 
 def new_call_config(function: int, pool: int, priority: int = 0, placement: int = 0) -> Any:

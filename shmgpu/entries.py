@@ -84,6 +84,7 @@ class Entry:
         "hint",
         "numpy_outs",
         "out_numpy",
+        "quick",
         "room_bytes",
         "room_offset",
         "simple",
@@ -113,6 +114,7 @@ class Entry:
         self.torch_outs: list[Any] | None = None
         self.numpy_outs: list[Any] | None = None
         self.out_numpy: Any = None
+        self.quick: tuple[Any, ...] | None = None
         self.tensors = None
         self.views = None
 

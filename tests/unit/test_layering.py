@@ -50,6 +50,7 @@ PYTHON_ROOMS = [
     "layout",
     "memory",
     "plans",
+    "repeats",
     "wire",
     "arguments",
     "results",
