@@ -172,7 +172,7 @@ def _read_tensor(tensor: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
 def _read_array(leaf: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
     if not isinstance(leaf, np.ndarray):
         leaf = _to_numpy(leaf)
-    elif isinstance(leaf, np.ma.MaskedArray):
+    elif _is_masked(leaf):
         raise BadParams(
             "a masked array would lose its mask on the way: pass array.filled() or "
             "its data and mask"
@@ -182,6 +182,12 @@ def _read_array(leaf: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
     if spec.dtype.name in dtypes.EXTENSIONS:
         memory = memory.view(spec.dtype.storage)
     return spec, memory
+
+
+def _is_masked(leaf: np.ndarray[Any, Any]) -> bool:
+    """Whether it is a masked array; asking must not import numpy.ma, which takes 10 ms."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(leaf, masked.MaskedArray)
 
 
 def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,9 +117,21 @@ def openmp_pool_is_used() -> bool:
 
     A forked process inherits the pool's bookkeeping without its threads, and its first parallel
     operation would wait for them for ever. A sleeping worker of the pool is recognised by where
-    it sleeps: its program counter lies in the OpenMP library's code.
+    it sleeps: its program counter lies in the OpenMP library's code. One that still spins after
+    its last work has none to show, so a running thread is looked at again for a while.
     """
+    for _ in range(20):
+        found = _look_for_openmp()
+        if found is not None:
+            return found
+        time.sleep(0.005)
+    return True
+
+
+def _look_for_openmp() -> bool | None:
+    """Whether a pool's worker sleeps in this process; None when a running thread may be one."""
     ranges = []
+    running = False
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -132,13 +146,15 @@ def openmp_pool_is_used() -> bool:
         for task in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as file:
                 fields = file.read().split()
-            if fields and fields[-1].startswith("0x"):
+            if fields and fields[0] == "running":
+                running = running or int(task) != threading.get_native_id()
+            elif fields and fields[-1].startswith("0x"):
                 counter = int(fields[-1], 16)
                 if any(first <= counter < end for first, end in ranges):
                     return True
     except (OSError, ValueError):
-        pass
-    return False
+        return False
+    return None if running else False
 
 
 # ---- devices -------------------------------------------------------------------------------

@@ -260,6 +260,26 @@ def test_nothing_buffered_is_printed_twice_and_no_exit_hook_runs_twice():
     assert out.count("after") == 1 and out.count("at exit") == 1
 
 
+def test_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning():
+    program = """
+        import numpy as np, os, shmgpu, torch
+        os.sched_getaffinity = lambda pid: {0, 1}  # as on a machine of two cores
+        torch.set_num_threads(2)
+        big = torch.randn(1500, 1500)
+        (big * big).sum()
+        @shmgpu.function
+        def work(helper, x):
+            return torch.get_num_threads(), float((x * x).sum())
+        def main(rank):
+            x = np.ones((1500, 1500), "f4")
+            return work(x)
+        print(shmgpu.launch(main, children=1, devices="cpu"))
+    """
+    out = run_program(program)
+    assert out.stdout.strip() == "[(1, 2250000.0)]", out.stderr
+    assert "OpenMP" in out.stderr and "one thread" in out.stderr
+
+
 def run_program(text, **settings):
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],

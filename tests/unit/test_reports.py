@@ -1,0 +1,48 @@
+"""Reports: what a role leaves behind, of any size, or a sentence why not."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from shmgpu.reports import Report, Reports
+
+
+def through(value):
+    reports = Reports("test", 2)
+    try:
+        reports.write(1, Report("result", value))
+        return reports.read(0), reports.read(1)
+    finally:
+        reports.close()
+
+
+def test_a_result_is_read_back_and_nothing_is_nothing():
+    nothing, report = through({"a": np.arange(3)})
+    assert nothing is None
+    assert report.kind == "result" and report.value["a"].tolist() == [0, 1, 2]
+
+
+def test_what_has_no_pickle_is_a_sentence():
+    _, report = through(lambda: 0)
+    assert report.kind == "unreturnable" and "function" in report.message
+
+
+def test_a_later_report_replaces_a_longer_one():
+    reports = Reports("test", 1)
+    reports.write(0, Report("result", "x" * 100_000))
+    reports.write(0, Report("result", "y"))
+    assert reports.read(0).value == "y"
+    reports.close()
+
+
+def test_a_role_keeps_only_its_own():
+    before = len(os.listdir("/proc/self/fd"))
+    reports = Reports("test", 5)
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    reports.keep_only(3)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    reports.close()
+    reports.close()
+    assert len(os.listdir("/proc/self/fd")) == before

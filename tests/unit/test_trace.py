@@ -1,0 +1,61 @@
+"""The trace file: what Perfetto needs, from records of any kind."""
+
+from __future__ import annotations
+
+import json
+
+from shmgpu import trace
+
+
+def record(**changes):
+    base = {
+        "sequence": 1, "function": 7, "queued_ns": 1_000_000, "handed_ns": 1_002_000,
+        "answered_ns": 1_010_000, "started_units": 10, "finished_units": 100, "rows": 1,
+        "slot": 3, "status": 0, "batch": 1, "helper": 0, "priority": 0, "generation": 1,
+    }  # fmt: skip
+    return {**base, **changes}
+
+
+def of(records, phase):
+    return [e for e in trace.events(records, {7: "f"}) if e["ph"] == phase]
+
+
+def test_a_call_is_a_slice_of_its_helper_and_a_span_of_its_child():
+    [piece] = of([record()], "X")
+    assert piece["name"] == "f" and piece["tid"] == 0
+    assert piece["ts"] == 2.64 and piece["dur"] == 5.76  # microseconds
+    [begin], [end] = of([record()], "b"), of([record()], "e")
+    assert begin["tid"] == end["tid"] == 3 and end["ts"] - begin["ts"] == 10
+
+
+def test_a_call_that_no_helper_got_is_a_span_only():
+    rows = [record(handed_ns=0, helper=255, status=-12)]
+    assert of(rows, "X") == []
+    assert of(rows, "b")[0]["args"]["status"] == "SHM_ECANCELLED"
+
+
+def test_the_messages_of_a_batch_are_one_slice():
+    rows = [record(sequence=n, slot=n, batch=4) for n in range(4)]
+    [piece] = of(rows, "X")
+    assert piece["args"]["messages"] == 4
+    assert len(of(rows, "b")) == 4
+
+
+def test_the_queue_depth_is_counted():
+    rows = [record(queued_ns=1000 + n, handed_ns=2000 + n) for n in range(5)]
+    depths = [e["args"]["calls"] for e in of(rows, "C")]
+    assert max(depths) == 5 and depths[-1] == 0
+
+
+def test_tracks_are_named_and_the_file_is_json(tmp_path):
+    path = tmp_path / "t.json"
+    assert trace.write(path, [record(), record(slot=4, helper=1)]) == 2
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {e["args"]["name"] for e in events if e["ph"] == "M"}
+    assert {"helpers", "children", "helper 0", "helper 1", "child 3", "child 4"} <= names
+
+
+def test_an_empty_trace_is_a_file_too(tmp_path):
+    path = tmp_path / "t.json"
+    assert trace.write(path, []) == 0
+    json.loads(path.read_text())
