@@ -40,7 +40,7 @@ class BatchDesk(Desk):
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if good and not _batchable(good[0][1], entry):
+                if not (_goes_with(good[0][1], entry) if good else _has_rows(entry)):
                     raise BadParams("the call does not fit the batch that its key chose")
             except BadParams as error:
                 self._refused(slot, error)
@@ -77,7 +77,7 @@ class BatchDesk(Desk):
                 helper.out = None
             if result is None and declared is not None:
                 result = declared
-            parts = _split(result, rows, target.name, target.pickle)
+            parts = _split(_on_host(result), rows, target.name, target.pickle)
         except BaseException as error:
             return [self._put_error(entry, error, key) for _, entry, key in good]
         outcomes = []
@@ -137,18 +137,36 @@ class BatchDesk(Desk):
         return entry.hint.tree.build(outs, ())
 
 
-def _batchable(first: Entry, other: Entry) -> bool:
+def _has_rows(entry: Entry) -> bool:
+    """Whether its arrays have an axis 0, and all of the same length."""
+    lengths = {spec.shape[:1] for _, spec in entry.specs}
+    return len(lengths) == 1 and () not in lengths
+
+
+def _goes_with(first: Entry, other: Entry) -> bool:
+    if first.function != other.function:
+        return False
+    if first.tree is other.tree and not first.values:  # one signature: they differ in addresses
+        return True
     return (
-        first.function == other.function
-        and first.tree.structure == other.tree.structure
-        and len(other.specs) > 0
+        first.tree.structure == other.tree.structure
+        and _has_rows(other)
         and all(
-            a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:] and b.shape
+            a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:]
             for (_, a), (_, b) in zip(first.specs, other.specs, strict=True)
         )
-        and len({spec.shape[0] for _, spec in other.specs}) == 1
         and encode_values(first.values, True) == encode_values(other.values, True)
     )
+
+
+def _on_host(result: Any) -> Any:
+    """A CPU tensor as the NumPy array over its memory, which is cheaper to cut and copy."""
+    if arrays.is_tensor(result) and result.device.type == "cpu":
+        try:
+            return result.detach().numpy()
+        except (TypeError, RuntimeError):  # bfloat16, sparse, lazily conjugated
+            pass
+    return result
 
 
 def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
