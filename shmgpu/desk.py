@@ -244,22 +244,35 @@ class Desk:
             and hint.tree.structure == flat.structure
             and all(leaf.spec == spec for leaf, spec in zip(leaves, hint.specs, strict=True))
         ):
-            for index, leaf in enumerate(leaves):
-                if leaf.is_torch:
-                    outs = self._torch_outs(entry)
-                    if outs[index].data_ptr() != leaf.array.data_ptr():
-                        self.device.copy_out(outs[index], leaf.array)
-                        _count(_COPIED_OUT, leaf.spec.nbytes)
-                else:
-                    out = self._numpy_outs(entry)[index]
-                    if leaf.spec.nbytes and not _same_place(out, leaf.array):
-                        out[...] = leaf.array
-                        _count(_COPIED_OUT, leaf.spec.nbytes)
-            self.device.finish()
+            self._put_expected(entry, leaves)
             return core.OK, 0
         found = Layout(bytes(flat.structure), [leaf.spec for leaf in leaves])
         description = layout.describe_result(found, encode_values(flat.values, target.pickle))
         return self._put_described(core.OK, entry, found, description, leaves, key)
+
+    def _put_expected(self, entry: Entry, leaves: Sequence[Leaf]) -> None:
+        """Copy a result of the promised layout to where it goes, unless it lies there already."""
+        for index, leaf in enumerate(leaves):
+            if not leaf.spec.nbytes:
+                continue
+            out: Any
+            if leaf.is_torch:
+                out = self._torch_outs(entry)[index]
+                if out.data_ptr() == leaf.array.data_ptr() and leaf.array.is_contiguous():
+                    continue
+            else:
+                out = self._numpy_outs(entry)[index]
+                if _same_place(out, leaf.array):
+                    continue
+            if entry.declared and leaf.may_overlap:
+                # It may be helper.out in another order, which copying would destroy.
+                for other in leaves[index:]:
+                    other.detach()
+            if leaf.is_torch:
+                self.device.copy_out(out, leaf.array)
+            else:
+                out[...] = leaf.array
+            _count(_COPIED_OUT, leaf.spec.nbytes)
 
     def _put_described(
         self,
@@ -292,6 +305,7 @@ class Desk:
     def _blob(self, size: int, found: Layout, description: bytes, leaves: Sequence[Leaf]) -> Any:
         blob = np.empty(size, np.uint8)
         self._write(blob.data, 0, found, description, leaves)
+        self.device.finish()
         return blob
 
     def _write(
@@ -309,7 +323,6 @@ class Desk:
                 self.device.copy_out(arrays.torch_view(buffer, start + offset, spec), leaf.array)
             else:
                 arrays.storage_view(buffer, start + offset, spec)[...] = leaf.storage()
-        self.device.finish()
 
     def _put_error(
         self, entry: Entry, error: BaseException, key: tuple[int, int, int]
@@ -330,6 +343,19 @@ class Desk:
         except Exception:
             logger.exception("an exception could not be sent to its caller")
             return core.EREMOTE, 0
+
+    def fail(self, work: tuple[int, ...], error: BaseException) -> tuple[int, int]:
+        """A served call turned out to have failed on the device: the outcome it gets instead."""
+        function, params, size, slot, generation, sequence = work
+        offset = params - self.origin
+        block = self.memory[offset : offset + size]
+        try:
+            entry = self._entries.get(block) or self._admit(function, block, slot)
+        except (BadParams, KeyError):
+            return core.EREMOTE, 0
+        if entry.slot != slot:
+            return core.EREMOTE, 0
+        return self._put_error(entry, error, (sequence, slot, generation))
 
     # ---- parked results ------------------------------------------------------------------
 

@@ -186,6 +186,10 @@ class CpuDevice:
     def finish(self) -> None:
         """Copies are complete when they return."""
 
+    def take_event(self) -> Any:
+        """Nothing to wait for."""
+        return None
+
     def failed(self, error: BaseException) -> bool:
         """A CPU is never beyond use."""
         return False
@@ -216,8 +220,7 @@ class CudaDevice:
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), index)
         self.stream = torch.cuda.Stream(self.device)
-        self._event = torch.cuda.Event()
-        self._copied_out = False
+        self._is_copying = False
         self._registered: list[tuple[int, int]] = []
         self._staging: Any = None
         self._warned = False
@@ -271,6 +274,7 @@ class CudaDevice:
             source = staged
         with self.torch.cuda.stream(self.stream):
             destination.copy_(source, non_blocking=True)
+        self._is_copying = True
         core.count_bytes(core.BYTES_HOST_TO_DEVICE, tensor.nbytes)
 
     def _join_in(self, *tensors: Any) -> None:
@@ -321,18 +325,29 @@ class CudaDevice:
         with torch.cuda.stream(self.stream):
             destination.copy_(tensor, non_blocking=True)
         tensor.record_stream(self.stream)
-        self._copied_out = True
+        self._is_copying = True
 
     def new_like(self, tensor: Any) -> Any:
         """An uninitialised device tensor; its contents are copied out afterwards."""
         return self.torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
 
     def finish(self) -> None:
-        """Wait until the copies out are complete."""
-        if self._copied_out:
-            self._event.record(self.stream)
-            self._event.synchronize()
-            self._copied_out = False
+        """Wait until all copies are complete, both ways.
+
+        Those in too, because a caller that has its answer may change its arguments.
+        """
+        event = self.take_event()
+        if event is not None:
+            event.synchronize()
+
+    def take_event(self) -> Any:
+        """An event that comes after all copies so far; None when there were none."""
+        if not self._is_copying:
+            return None
+        self._is_copying = False
+        event = self.torch.cuda.Event()
+        event.record(self.stream)
+        return event
 
     def failed(self, error: BaseException) -> bool:
         """Out of memory: give back what is cached and live on. Anything sticky: True."""

@@ -37,13 +37,16 @@ class Device(Protocol):
         """One tensor on the device: all of them, one after the other on axis 0."""
 
     def copy_out(self, destination: Any, tensor: Any) -> None:
-        """Copy a tensor into arena memory; complete after :meth:`finish`."""
+        """Copy a tensor into arena memory; see :meth:`finish` and :meth:`take_event`."""
 
     def new_like(self, tensor: Any) -> Any:
         """An uninitialised tensor on the device, of that tensor's shape and dtype."""
 
     def finish(self) -> None:
-        """Wait until all copies out are complete."""
+        """Wait until all copies are complete."""
+
+    def take_event(self) -> Any:
+        """What to wait for (``.synchronize()``) until all copies are complete; None: nothing."""
 
     def failed(self, error: BaseException) -> bool:
         """Told of a function's exception; True when the device is beyond use."""
@@ -122,11 +125,12 @@ class Entry:
 class Leaf:
     """One array of a result."""
 
-    __slots__ = ("_storage", "array", "is_torch", "spec")
+    __slots__ = ("_is_own", "_storage", "array", "is_torch", "spec")
 
     def __init__(self, leaf: Any) -> None:
         self.is_torch = arrays.is_tensor(leaf)
         self._storage: Any = None
+        self._is_own = False
         if self.is_torch:
             if leaf.layout is not _strided():
                 raise BadParams(
@@ -144,9 +148,22 @@ class Leaf:
         """A NumPy array over its bytes in a dtype that NumPy always has."""
         return self._storage
 
+    def detach(self) -> None:
+        """Become a copy, if it may be a view on an arena."""
+        if not self.may_overlap:
+            return
+        self._is_own = True
+        if self.is_torch:
+            self.array = self.array.clone()
+        else:
+            self.array = self.array.copy()
+            self._storage = self._storage.copy()
+
     @property
     def may_overlap(self) -> bool:
         """Whether it may be a view on an arena instead of memory of the function's own."""
+        if self._is_own:
+            return False
         if self.is_torch:
             return bool(self.array.device.type == "cpu" and self.spec.nbytes)
         return self.array.base is not None and bool(self.spec.nbytes)

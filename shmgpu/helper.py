@@ -10,6 +10,7 @@ import faulthandler
 import struct
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         setup.parked,
     )
     core.helper_ready(core.OK)
-    return serve(desk)
+    return serve_overlapped(desk) if place.is_cuda else serve(desk)
 
 
 def serve(desk: BatchDesk) -> int:
@@ -140,6 +141,82 @@ def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
         _end(desk)
         return core.ESTOPPED
     return core.helper_take(works, core.MAX_BATCH, -1)
+
+
+class _Started:
+    """A batch whose work was enqueued on a device and may not be complete."""
+
+    __slots__ = ("batch", "deliveries", "event", "outcomes")
+
+    def __init__(
+        self,
+        deliveries: list[int],
+        batch: list[tuple[int, ...]],
+        outcomes: list[tuple[int, int]],
+        event: Any,
+    ) -> None:
+        self.deliveries = deliveries
+        self.batch = batch
+        self.outcomes = outcomes
+        self.event = event
+
+    def finish(self, desk: BatchDesk) -> None:
+        """Wait for the device, then answer."""
+        if self.event is not None:
+            try:
+                self.event.synchronize()
+            except RuntimeError as error:  # a kernel failed after it was enqueued
+                self.outcomes = [desk.fail(work, error) for work in self.batch]
+        for delivery, (status, value) in zip(self.deliveries, self.outcomes, strict=True):
+            core.helper_finish(delivery, status, value)
+
+
+def serve_overlapped(desk: BatchDesk) -> int:
+    """As :func:`serve`, with up to two batches on the device, so that copy and compute overlap.
+
+    A batch is answered when its event has come: at once when nothing else is queued, else after
+    the next one's work has been enqueued. Answers go out in the order of hand-over.
+    """
+    works, view = core.new_works(core.MAX_BATCH)
+    started: deque[_Started] = deque()
+    while True:
+        count = core.helper_take(works, core.MAX_BATCH, 0 if started else -1)
+        if count > 0:
+            one = _start(desk, view, count)
+            started.append(one)
+            keep = 1 if one.event is not None and not desk.broken else 0
+            while len(started) > keep:
+                started.popleft().finish(desk)
+            if desk.broken:
+                return _end(desk)
+        elif count == core.EAGAIN:
+            started.popleft().finish(desk)
+        elif count != core.EINTR:
+            while started:
+                started.popleft().finish(desk)
+            if count == core.ESTOPPED:
+                return 0
+            logger.error("the helper ends: %s", core.status_text(count))
+            return 1
+
+
+def _start(desk: BatchDesk, view: Any, count: int) -> _Started:
+    """Run what was taken, as far as it can be run without waiting for the device."""
+    batch: list[tuple[int, ...]] = []
+    deliveries = []
+    for index in range(count):
+        (delivery, function, params, _, sequence, _, size, generation, _, slot, is_grow, _) = (
+            _unpack(view, index * _WORK)
+        )
+        deliveries.append(delivery)
+        batch.append((function, params, size, slot, generation, sequence))
+    if count > 1:
+        outcomes = desk.serve_batch(batch)
+    elif is_grow:
+        outcomes = [desk.grow(*batch[0][1:])]
+    else:
+        outcomes = [desk.serve(*batch[0])]
+    return _Started(deliveries, batch, outcomes, desk.device.take_event())
 
 
 def _end(desk: BatchDesk) -> int:

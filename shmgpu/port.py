@@ -124,6 +124,7 @@ class Port:
         try:
             status = core.port_repeat(again.recipe, pointer, again.owner)
         except BaseException:
+            call.result = again.room  # pinned with the call
             self._give_up(call, args)
             raise
         if status == 0:

@@ -73,6 +73,20 @@ def declared_pair(helper, x):
     helper.out[1][:] = torch.arange(3)
 
 
+@shmgpu.function(arrays="numpy", out=(shmgpu.Declared(3), shmgpu.Declared(3)))
+def swaps(helper):
+    helper.out[0][:] = [1, 2, 3]
+    helper.out[1][:] = [4, 5, 6]
+    return helper.out[1], helper.out[0][::-1]
+
+
+@shmgpu.function(out=(shmgpu.Declared(3), shmgpu.Declared(3)))
+def swaps_torch(helper):
+    helper.out[0][:] = torch.tensor([1, 2, 3])
+    helper.out[1][:] = torch.tensor([4, 5, 6])
+    return helper.out[1], helper.out[0]
+
+
 @shmgpu.function(arrays="numpy", out=shmgpu.Declared(4))
 def breaks_its_word(helper, n):
     return np.zeros(n, np.float32)
@@ -344,6 +358,11 @@ def test_declared_outputs_are_written_in_place(running):
     assert declared(np.ones((2, 2), "i4")).dtype == np.int32
     first, second = declared_pair(x)
     assert first.tolist() == [[1.5, 1.5], [1.5, 1.5]] and second.tolist() == [0, 1, 2]
+
+
+def test_declared_outputs_may_be_returned_in_another_order(running):
+    assert [x.tolist() for x in swaps()] == [[4, 5, 6], [3, 2, 1]]
+    assert [x.tolist() for x in swaps_torch()] == [[4, 5, 6], [1, 2, 3]]
 
 
 def test_a_function_that_returns_other_than_declared_is_not_truncated(running):

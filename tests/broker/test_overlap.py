@@ -1,0 +1,130 @@
+"""A device that computes on its own: two batches at a time, answered when they are complete.
+
+The device is a pretence, so that this runs everywhere: copies happen when their event is waited
+for, and not before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import shmgpu
+from shmgpu import device
+
+
+class Event:
+    def __init__(self, pretence, copies):
+        self.pretence = pretence
+        self.copies = copies
+
+    def synchronize(self):
+        self.pretence.events -= 1
+        for destination, tensor in self.copies:
+            if torch.isnan(tensor.float()).any():
+                raise RuntimeError("CUDA error: pretended")
+            destination.copy_(tensor)
+
+
+class Pretence(device.CpuDevice):
+    is_cuda = True
+
+    def __init__(self):
+        self.copies = []
+        self.events = 0
+        self.most_events = 0
+
+    def to_device(self, tensor):
+        return tensor.clone()
+
+    def new_like(self, tensor):
+        return torch.empty_like(tensor)
+
+    def copy_out(self, destination, tensor):
+        self.copies.append((destination, tensor.clone()))
+
+    def take_event(self):
+        if not self.copies:
+            return None
+        self.events += 1
+        self.most_events = max(self.most_events, self.events)
+        event, self.copies = Event(self, self.copies), []
+        return event
+
+    def finish(self):
+        event = self.take_event()
+        if event is not None:
+            event.synchronize()
+
+
+PRETENCE = Pretence()
+
+
+@shmgpu.function
+def double(helper, x):
+    return x * 2
+
+
+@shmgpu.function(batch=shmgpu.Batch(max_size=8))
+def double_rows(helper, x):
+    return x * 2
+
+
+@shmgpu.function(out=lambda x: (shmgpu.Declared(x.shape), shmgpu.Declared(x.shape)))
+def declared(helper, x):
+    helper.out[0].copy_(x + 1)
+    helper.out[1].copy_(x + 2)
+    return helper.out
+
+
+@shmgpu.function(arrays="numpy")
+def on_cpu(helper, x):
+    return x + 1
+
+
+@shmgpu.function
+def most_in_flight(helper):
+    return PRETENCE.most_events
+
+
+@shmgpu.function
+def grows(helper, n):
+    return torch.full((n,), 5.0)
+
+
+@pytest.fixture
+def broker(monkeypatch):
+    monkeypatch.setattr(device, "make", lambda *_: PRETENCE)
+    with shmgpu.init(helpers=1, devices="cpu"):
+        yield
+
+
+def test_answers_come_when_the_device_is_done(broker):
+    inputs = [np.full((2, 3), n, "f4") for n in range(200)]
+    futures = [double.submit(x) for x in inputs]
+    rows = [double_rows.submit(x) for x in inputs]
+    numpy = [on_cpu.submit(x) for x in inputs]
+    for n in range(200):
+        assert (futures[n].result(10) == 2 * n).all()
+        assert (rows[n].result(10) == 2 * n).all()
+        assert (numpy[n].result(10) == n + 1).all()
+    assert most_in_flight() == 2
+
+
+def test_a_lone_call_is_answered_at_once(broker):
+    for n in range(20):
+        assert double(np.full(3, n, "f4")).tolist() == [2 * n] * 3
+    first, second = declared(np.ones(2, "f4"))
+    assert first.tolist() == [2, 2] and second.tolist() == [3, 3]
+    for n in (10, 100_000, 20):
+        assert grows(n).tolist() == [5.0] * n
+
+
+def test_a_failure_that_shows_later_reaches_its_caller_only(broker):
+    good = [double.submit(np.ones(3, "f4")) for _ in range(5)]
+    bad = double.submit(np.full(3, np.nan, "f4"))
+    more = [double.submit(np.ones(3, "f4")) for _ in range(5)]
+    with pytest.raises(shmgpu.RemoteError, match="pretended"):
+        bad.result(10)
+    assert all(f.result(10).tolist() == [2] * 3 for f in good + more)
