@@ -27,6 +27,41 @@ static int failed(const char *what, int status)
   return 1;
 }
 
+/* A window of several: send again, in one go, as many as were answered, as the relay's child does. */
+static int run_window(int child, void *const params[])
+{
+  shm_msg_t messages[STAGE_MAX_WINDOW];
+  int statuses[STAGE_MAX_WINDOW];
+  uint64_t total = 0;
+  int out = 0, answered = options.window;
+  for (int i = 0; i < options.window; i++)
+    messages[i] = (shm_msg_t){nothing, params[i]};
+  for (;;) {
+    int sent = shm_send_msgs(messages, answered);
+    if (sent < 0)
+      return failed("shm_send_msgs", sent);
+    out += sent;
+    answered = shm_read_msgs(messages, statuses, options.window);
+    if (answered < 0)
+      return failed("shm_read_msgs", answered);
+    out -= answered;
+    for (int i = 0; i < answered; i++) {
+      if (statuses[i] < 0)
+        return failed("a message", statuses[i]);
+    }
+    stage_count(stage, child, total += (uint64_t)answered);
+    if (stage_stopped(stage))
+      break;
+  }
+  while (out > 0) {
+    answered = shm_read_msgs(messages, statuses, options.window);
+    if (answered < 0)
+      return failed("shm_read_msgs", answered);
+    out -= answered;
+  }
+  return 0;
+}
+
 /* One child: keep `window` messages out until the clock says stop, then read what is left. */
 static int run_child(void *arg)
 {
@@ -47,15 +82,15 @@ static int run_child(void *arg)
   if (!stage_enter(stage, &options, child))
     return 0;
 
+  if (options.window > 1)
+    return run_window(child, params);
+
   int timed = stage_timed(&options);
   uint64_t total = 0;
-  int out = 0;
-  while (out < options.window && !timed) {
-    message.params = params[out++];
-    if ((status = shm_send_msg(&message)) < 0)
-      return failed("shm_send_msg", status);
-  }
+  int out = !timed;
   message.params = params[0];
+  if (!timed && (status = shm_send_msg(&message)) < 0)
+    return failed("shm_send_msg", status);
   while (!stage_stopped(stage)) {
     uint64_t began_ns = 0;
     if (timed) {
