@@ -332,6 +332,7 @@ static void signal_helpers(int signal) {
 }
 
 static void fail(int outcome) {
+  int was_starting = sup.phase == STARTING;
   if (sup.outcome == SHM_OK) sup.outcome = outcome;
   if (sup.phase >= ENDING) return;
   tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
@@ -350,6 +351,7 @@ static void fail(int outcome) {
     }
   }
   signal_children(SIGTERM);
+  if (was_starting) signal_helpers(SIGTERM); /* nobody waits for a model that still loads */
   sup.forced = 1;
 }
 
@@ -401,6 +403,7 @@ static void child_ended(int index, int exit_status) {
   shmi_dispatch_remove_child(sup.dispatch, index);
   tell((shm_event_t){.kind = SHM_EVENT_CHILD_ENDED, .index = index, .exit_status = exit_status,
                      .generation = shmi_dispatch_child_generation(sup.dispatch, index)});
+  if (sup.phase == STARTING) fail(SHM_ESTOPPED); /* an init() that was interrupted */
   if (exit_status == 0 || !child->is_ours) return;
   if (sup.outcome == SHM_OK) { /* those that end after it were told to */
     shmi_detail_set("child %d ended with %s %d", index,

@@ -323,6 +323,63 @@ def test_a_signal_ends_a_launch_in_order(number, code):
     assert ("interrupted" in out) == (number == signal.SIGINT)
 
 
+@pytest.mark.parametrize("start", ["init(", "launch(lambda rank: None, children=1, "])
+def test_ctrl_c_while_a_session_loads_ends_the_start_at_once(start):
+    program = f"""
+        import os, shmgpu, signal, time
+        def load(helper):
+            os.write(1, b"loading\\n")
+            time.sleep(60)
+        try:
+            shmgpu.{start}session=load, devices="cpu", arena="1MiB")
+        except KeyboardInterrupt:
+            os.write(1, b"interrupted\\n")
+        with shmgpu.init(devices="cpu", arena="1MiB"):
+            os.write(1, b"again\\n")
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert out.split() == ["interrupted", "again"] and process.returncode == 0
+
+
+def test_a_parent_that_is_killed_is_broker_died_for_every_way_to_call():
+    program = """
+        import asyncio, os, shmgpu, threading, time
+        import numpy as np
+        @shmgpu.function(arrays="numpy")
+        def nap(helper, x):
+            time.sleep(30)
+        shmgpu.init(devices="cpu", arena="1MiB")
+        x = shmgpu.arena.zeros(3)
+        submitted = nap.submit(x)
+        pid = shmgpu.stats()["broker"]["parent_pid"]
+        threading.Timer(0.1, os.kill, [pid, 9]).start()
+        async def awaits():
+            await nap.aio(x)
+        died = []
+        for call in (
+            lambda: nap(x),
+            lambda: submitted.result(5),
+            lambda: nap(x),
+            lambda: nap.submit(x),
+            lambda: asyncio.run(awaits()),
+        ):
+            try:
+                call()
+            except shmgpu.BrokerDied:
+                died.append(True)
+        print(sum(died), x.tolist())
+        shmgpu.shutdown()
+    """
+    out = run_program(program)
+    assert out.stdout.strip() == "5 [0.0, 0.0, 0.0]", out.stderr
+
+
 def test_an_exception_in_a_signal_handler_of_the_parent_ends_the_launch():
     program = """
         import shmgpu, signal, time
