@@ -109,26 +109,25 @@ class Port:
             return result
         return self._see_through(call, target, args, status)
 
-    def repeat(self, target: Target, ready: list[Repeat], args: tuple[Any, ...]) -> Any:
+    def repeat(self, target: Target, ready: deque[Repeat], args: tuple[Any, ...]) -> Any:
         """As :meth:`call`, for one plain array of a signature that has calls ready."""
         if self._out and self._reader is None:
             self.poll()
         try:
             pointer = core.from_buffer(args[0])
-            again = ready.pop()
+            again = ready.popleft()
         except (IndexError, TypeError, ValueError, BufferError):  # threads; strided; bfloat16
             return self.call(target, args, {})
-        if getrefcount(again.room) != UNHELD:
-            again.turn(self.arena.block)
+        if getrefcount(again.result) != UNHELD:
+            again.renew(self.arena)
         call = again.call
         try:
             status = core.port_repeat(again.recipe, pointer, again.owner)
         except BaseException:
-            call.result = again.room  # pinned with the call
             self._give_up(call, args)
             raise
         if status == 0:
-            result = _ndarray(again.shape, again.dtype, again.room)
+            result = again.result.view()
             ready.append(again)
             if self._queue:
                 self.pump()
@@ -136,7 +135,7 @@ class Port:
         if status == core.EBAD_PARAMS and not call.reply.sequence:  # not an array of the arena
             ready.append(again)
             return self.call(target, args, {})
-        call.result = again.room
+        call.result = again.result.base
         return self._see_through(call, target, args, min(status, 0))  # 1: a result of another kind
 
     def _see_through(self, call: Call, target: Target, args: tuple[Any, ...], status: int) -> Any:

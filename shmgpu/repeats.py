@@ -1,19 +1,21 @@
 """Calls that repeat: one array in, one small array out, nothing new but where they lie.
 
 Most calls of a loop differ from the last one in two addresses. For these a :class:`Repeat`
-keeps everything else ready: the block, the C description of the call, and two small rooms for
-results, used in turn, because the last result usually lives until the next one replaces it.
-This file owns that readiness; it sends nothing.
+keeps everything else ready: the block, the C description of the call, and a small room with the
+array over it that will be the result. At least two take turns, because the last result usually
+lives until the next one replaces it. This file owns that readiness; it sends nothing.
 
-A room is free when nobody but its Repeat refers to it, which the reference count tells: an
-array over a room, and every view of that array, holds the room itself.
+Results are views on a Repeat's array, and NumPy makes every view of a view hold that same
+array: so its reference count tells whether anybody still uses the room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
 from sys import getrefcount
 from typing import Any
+
+import numpy as np
 
 from shmgpu import core
 from shmgpu.memory import Arena
@@ -30,68 +32,57 @@ class Repeat:
     Attributes:
         call: the call whose block is used.
         recipe: the C description (``shm_repeat_t``) of it.
-        room, owner: where the next result goes, as a buffer and for C.
-        shape, dtype: of the result.
+        result: array over the room, of which the caller gets a view.
+        owner: the room, for C.
     """
 
-    __slots__ = (
-        "call",
-        "dtype",
-        "owner",
-        "recipe",
-        "room",
-        "shape",
-        "size",
-        "spare",
-        "spare_owner",
-    )
+    __slots__ = ("call", "owner", "recipe", "result")
 
     def __init__(self, call: Call, arena: Arena) -> None:
         plan = call.plan
         self.call = call
-        self.shape = plan.hint_shape
-        self.dtype = plan.hint_type
-        self.size = plan.room
         self.recipe = core.new_repeat(
             call.config, call.address, plan.nbytes[0], plan.room, call.reply
         )
-        self.owner, self.room, _ = arena.block(plan.room)
-        self.spare_owner, self.spare, _ = arena.block(plan.room)
+        self.owner, room, _ = arena.block(plan.room)
+        self.result = np.ndarray(plan.hint_shape, plan.hint_type, room)
 
-    def turn(self, allocate: Callable[[int], tuple[Any, Any, int]]) -> None:
-        """The room is taken: use the other one, or leave it to its holder and make a new one."""
-        if getrefcount(self.spare) == UNHELD:
-            self.room, self.spare = self.spare, self.room
-            self.owner, self.spare_owner = self.spare_owner, self.owner
-        else:
-            self.owner, self.room, _ = allocate(self.size)
+    def renew(self, arena: Arena) -> None:
+        """Leave the room to whoever still uses it, and take another."""
+        shape, dtype = self.result.shape, self.result.dtype
+        self.owner, room, _ = arena.block(max(self.result.nbytes, 1))
+        self.result = np.ndarray(shape, dtype, room)
 
 
 class _Probe:
-    __slots__ = ("room",)
+    __slots__ = ("result",)
 
     def __init__(self) -> None:
-        self.room = object()
+        self.result = object()
 
 
-# What getrefcount(repeat.room) gives when nobody else refers to the room: interpreters count
-# the reference on their own stack differently.
+# What getrefcount(repeat.result) gives when nobody else refers to it: interpreters count the
+# reference on their own stack differently.
 _probe = _Probe()
-UNHELD = getrefcount(_probe.room)
+UNHELD = getrefcount(_probe.result)
 
 
-class Repeats(dict[Any, list[Repeat]]):
-    """A function's ready calls, by (dtype, shape) of the argument."""
+class Repeats(dict[Any, deque[Repeat]]):
+    """A function's ready calls, by (dtype, shape) of the argument; the longest unused is next."""
 
     def keep(self, key: Any, call: Call, arena: Arena) -> bool:
         """Make a call that has just gone the expected way ready to repeat, if that is worth it."""
         plan = call.plan
+        if plan.room > MAX_ROOM or not plan.nbytes[0]:
+            return False
         ready = self.get(key)
         if ready is None:
             if len(self) >= MAX_KEYS:
                 return False
-            ready = self[key] = []
-        if len(ready) >= MAX_READY or plan.room > MAX_ROOM or not plan.nbytes[0]:
+            ready = self[key] = deque()
+        if len(ready) >= MAX_READY:
             return False
+        if not ready:
+            ready.append(Repeat(Call(plan, arena), arena))
         ready.append(Repeat(call, arena))
         return True

@@ -148,7 +148,8 @@ def test_a_running_call_cannot_be_cancelled(broker):
 
 def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
     x = shmgpu.arena.zeros(100)
-    add_one(x)
+    for _ in range(4):  # until what is kept for calls that repeat is in place
+        add_one(x)
     sleep.options(timeout=5)(0, x)
     base = live_blocks()
     start = time.monotonic()
