@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import numpy as np
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
 from shmgpu.config import parse_bool
-from shmgpu.errors import BadFunction, CallCancelled, ConfigError
+from shmgpu.errors import CallCancelled, ConfigError
 from shmgpu.plans import Call, PlanTable
 from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
@@ -221,7 +222,9 @@ class Function(Generic[P, R]):
         self.plans = PlanTable()
         self.repeats = Repeats()
         self.plans_port: Any = None
+        self.__qualname__: str = self.name
         functools.update_wrapper(self, body)
+        self.__signature__ = _without_helper(body)
         delay = batch.max_delay if batch and batch.max_delay else 0.0
         status, self.row = core.register_function(
             self.name,
@@ -318,11 +321,9 @@ class Function(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<shmgpu function {self.name}>"
 
-    def __reduce__(self) -> Any:
-        raise BadFunction(
-            f"{self.name} is a shmgpu function and cannot be pickled or sent: every process of a "
-            "launch has it already, so import or name it there"
-        )
+    def __reduce__(self) -> str:
+        """By name, as functions are: the process that reads it imports its module."""
+        return self.__qualname__
 
 
 class Bound(Generic[P, R]):
@@ -507,6 +508,25 @@ def function(
         )
 
     return decorate if body is None else decorate(body)
+
+
+def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature that callers see; raises ConfigError where the helper has no place."""
+    try:
+        signature = inspect.signature(body)
+    except (TypeError, ValueError):
+        return None
+    parameters = list(signature.parameters.values())
+    if (
+        not parameters
+        or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY
+        or (parameters[0].kind is inspect.Parameter.VAR_KEYWORD)
+    ):
+        name = getattr(body, "__qualname__", "the function")
+        raise ConfigError(f"{name} has no parameter for the helper: write def {name}(helper, ...)")
+    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del parameters[0]
+    return signature.replace(parameters=parameters)
 
 
 def _seconds(value: Any, name: str) -> float | None:
