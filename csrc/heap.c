@@ -20,9 +20,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static shmi_tlsf_t *heap;
 static uint64_t heap_base, heap_bytes;
 static retired_t *retired;
+static shmi_child_page_t *page; /* where monitors read how full the arena is */
 static _Thread_local int last_status;
 
-int shmi_heap_open(uint64_t base, size_t bytes) {
+int shmi_heap_open(uint64_t base, size_t bytes, int child) {
+  page = shmi_board_child(child);
   int status = shmi_tlsf_create(&heap, (void *)(uintptr_t)base, bytes);
   heap_base = status == SHM_OK ? base : 0;
   heap_bytes = status == SHM_OK ? bytes : 0;
@@ -65,6 +67,15 @@ static void *keep(void *made, int status) {
   return made;
 }
 
+/* Unlock after an allocation or a free of the open heap. */
+static void leave(const shmi_tlsf_t *tlsf) {
+  if (tlsf != NULL) {
+    atomic_store_explicit(&page->arena_used_bytes, shmi_tlsf_used_bytes(tlsf),
+                          memory_order_relaxed);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
 static shmi_tlsf_t *enter(int *status) {
   pthread_mutex_lock(&lock);
   *status = heap != NULL ? SHM_OK : SHM_ENOT_CHILD;
@@ -75,7 +86,7 @@ void *shm_malloc(size_t size) {
   int status;
   shmi_tlsf_t *tlsf = enter(&status);
   void *made = tlsf != NULL ? shmi_tlsf_malloc(tlsf, size, &status) : NULL;
-  pthread_mutex_unlock(&lock);
+  leave(tlsf);
   return keep(made, status);
 }
 
@@ -83,7 +94,7 @@ void *shm_memalign(size_t alignment, size_t size) {
   int status;
   shmi_tlsf_t *tlsf = enter(&status);
   void *made = tlsf != NULL ? shmi_tlsf_memalign(tlsf, alignment, size, &status) : NULL;
-  pthread_mutex_unlock(&lock);
+  leave(tlsf);
   return keep(made, status);
 }
 
@@ -91,7 +102,7 @@ void *shmi_heap_realloc(void *ptr, size_t size) {
   int status;
   shmi_tlsf_t *tlsf = enter(&status);
   void *made = tlsf != NULL ? shmi_tlsf_realloc(tlsf, ptr, size, &status) : NULL;
-  pthread_mutex_unlock(&lock);
+  leave(tlsf);
   return keep(made, status);
 }
 
@@ -121,7 +132,7 @@ int shmi_heap_free(void *ptr) {
     status = retired_free(ptr);
     if (status == SHM_EBAD_FREE && heap == NULL && retired == NULL) status = SHM_ENOT_CHILD;
   }
-  pthread_mutex_unlock(&lock);
+  leave(heap);
   return status;
 }
 

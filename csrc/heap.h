@@ -10,7 +10,7 @@
 
 #include "status.h"
 
-int shmi_heap_open(uint64_t base, size_t bytes);
+int shmi_heap_open(uint64_t base, size_t bytes, int child);
 int shmi_heap_is_open(void);
 /* The broker is left. Returns 1 when blocks are alive: the caller must then leave
  * [mapping, mapping + mapping_bytes) mapped, the heap unmaps it with the last block. */

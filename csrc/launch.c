@@ -184,7 +184,7 @@ static _Noreturn void run_child(int index, int request_fd, int reply_fd, uint32_
   if (status == SHM_OK) status = shmi_arena_populate(index);
   if (status == SHM_OK) status = shmi_port_open(request_fd, reply_fd, window, index);
   if (status == SHM_OK) {
-    status = shmi_heap_open(shmi_arena_address(index), shmi_arena_bytes());
+    status = shmi_heap_open(shmi_arena_address(index), shmi_arena_bytes(), index);
   }
   if (status != SHM_OK) end_role(1);
   end_role(sup.host.run_child != NULL ? sup.host.run_child(index, generation) : 0);
@@ -429,6 +429,8 @@ static void helper_died(int index, int pid, int exit_status) {
                        .exit_status = exit_status,
                        .generation = helper->generation,
                        .deaths = helper->deaths,
+                       .is_final = sup.phase == STARTING ||
+                                   helper->short_deaths >= sup.config.max_deaths,
                        .sequence = victim.sequence,
                        .function = victim.function};
   tell(event);
@@ -782,7 +784,7 @@ static int become_first_child(void) {
   status = shmi_board_become(SHM_ROLE_CHILD, 0);
   if (status == SHM_OK) status = shmi_arena_populate(0);
   if (status == SHM_OK) status = shmi_port_open(request[1], reply[0], window, 0);
-  if (status == SHM_OK) status = shmi_heap_open(shmi_arena_address(0), shmi_arena_bytes());
+  if (status == SHM_OK) status = shmi_heap_open(shmi_arena_address(0), shmi_arena_bytes(), 0);
   while (status == SHM_OK) {
     status = shmi_port_wait_ready();
     if (status != SHM_EINTR) break;

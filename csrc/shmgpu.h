@@ -228,6 +228,7 @@ typedef struct shm_event {
   int exit_status;             /* what the process passed to exit, or -signal */
   uint32_t generation;
   int deaths;                  /* of this helper so far */
+  int is_final;                /* a death: the helper is not replaced */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
 } shm_event_t;

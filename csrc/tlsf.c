@@ -518,6 +518,8 @@ static uint32_t largest_free(const shmi_tlsf_t *t) {
   return largest;
 }
 
+uint64_t shmi_tlsf_used_bytes(const shmi_tlsf_t *t) { return (uint64_t)t->used << GRANULE_SHIFT; }
+
 void shmi_tlsf_stats(const shmi_tlsf_t *t, shm_arena_stats_t *stats) {
   *stats = (shm_arena_stats_t){
       .capacity_bytes = (uint64_t)t->granules << GRANULE_SHIFT,

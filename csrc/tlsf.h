@@ -51,6 +51,7 @@ int shmi_tlsf_free(shmi_tlsf_t *t, void *ptr);
 size_t shmi_tlsf_usable_size(const shmi_tlsf_t *t, const void *ptr); /* 0: not a live block */
 
 /* An in-place realloc is neither an allocation nor a free, a moving one is both. */
+uint64_t shmi_tlsf_used_bytes(const shmi_tlsf_t *t); /* in live blocks */
 void shmi_tlsf_stats(const shmi_tlsf_t *t, shm_arena_stats_t *stats);
 
 /* Verify every invariant: SHM_OK or SHM_ECORRUPT. Safe on a side table full of garbage.

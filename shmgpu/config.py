@@ -51,8 +51,8 @@ def parse_bytes(value: int | str, name: str = "size") -> int:
             if "." in match.group(1)
             else (int(match.group(1)) * unit)
         )
-    if not 0 <= size < 1 << 47:
-        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 128 TiB")
+    if not 0 <= size < 1 << 46:
+        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 64 TiB")
     return size
 
 

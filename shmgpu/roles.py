@@ -183,11 +183,12 @@ class RoleHost(core.Host):
         elif kind == "helper_died":
             name = core.function_name(event["function"]) if event["function"] else ""
             logger.error(
-                "helper %d ended (%s)%s; death %d of this helper; it is replaced",
+                "helper %d ended (%s)%s; death %d of this helper; it is %s",
                 index,
                 describe_exit(event["exit_status"]),
                 f" while it ran {name}" if name else "",
                 event["deaths"],
+                "not replaced any more" if event["is_final"] else "replaced",
             )
         elif kind == "helper_hung":
             logger.error("helper %d hangs: it is ended and replaced", index)

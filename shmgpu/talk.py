@@ -12,6 +12,7 @@ from typing import Any
 
 from shmgpu import core, runtime
 from shmgpu.arena import Block
+from shmgpu.errors import ShmError
 from shmgpu.functions import Function
 
 
@@ -40,7 +41,7 @@ def shm_read_msg() -> tuple[int, int, int]:
     while True:
         status, function, params = core.read_message()
         if status == core.EAGAIN and function == 0:
-            core.fail(status, "no message is out")
+            raise ShmError("no message is out: send one with shm_send_msg() first")
         if status != core.EINTR:
             return status, function, params
 
