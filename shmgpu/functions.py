@@ -29,7 +29,7 @@ import numpy as np
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
 from shmgpu.config import parse_bool
-from shmgpu.errors import CallCancelled, ConfigError
+from shmgpu.errors import ArenaFull, CallCancelled, ConfigError
 from shmgpu.plans import Call, PlanTable
 from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
@@ -428,7 +428,16 @@ def _map_lazily(
     with Bar(total, target.name, "calls", progress, delay=0.5) as bar:
         try:
             for args in source:
-                out.append(_submit(target, args, {}, settings))
+                while True:
+                    try:
+                        out.append(_submit(target, args, {}, settings))
+                        break
+                    except ArenaFull:  # what is out holds memory that its results give back
+                        if not out:
+                            raise
+                        result = out.popleft().result()
+                        bar.update()
+                        yield result
                 if len(out) >= in_flight:
                     result = out.popleft().result()
                     bar.update()
