@@ -102,7 +102,18 @@ class Desk:
             else:
                 target = self.functions[function]
                 if entry.simple:
-                    result = target.body(self.helper, *[view.view() for view in entry.views])
+                    result = target.body(self.helper, *self._leaves(target, entry))
+                    one = entry.out_torch
+                    if (
+                        one is not None
+                        and type(result) is type(one)
+                        and result.dtype is one.dtype
+                        and result.shape == one.shape
+                        and result.layout is one.layout
+                    ):
+                        self.device.copy_out(one, result.detach())
+                        _count(_COPIED_OUT, one.nbytes)
+                        return _DONE
                 else:
                     result = self._run(target, entry)
             return self._put(target, entry, result, (sequence, slot, generation))
@@ -210,12 +221,12 @@ class Desk:
         )
         if target.arrays_kind == "numpy":
             entry.views = [arrays.numpy_view(self.memory, offset, spec) for offset, spec in places]
-        entry.simple = (
-            target.arrays_kind == "numpy" and not entry.declared and entry.tree.is_flat_arguments()
-        )
+        entry.simple = not entry.declared and entry.tree.is_flat_arguments()
         if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
             out = entry.out_numpy = self._numpy_outs(entry)[0]
-            if entry.simple and len(places) == 1 and not entry.values:
+            if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
+                entry.out_torch = self._torch_outs(entry)[0]
+            elif entry.simple and entry.views is not None and len(places) == 1:
                 entry.quick = (target.body, entry.views[0], out, out.shape, out.dtype, out.nbytes)
         if not target.pickle and not any(type(v) is bytearray for v in entry.values):
             entries = self._entries

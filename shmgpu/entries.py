@@ -87,6 +87,7 @@ class Entry:
         "hint",
         "numpy_outs",
         "out_numpy",
+        "out_torch",
         "quick",
         "room_bytes",
         "room_offset",
@@ -117,6 +118,7 @@ class Entry:
         self.torch_outs: list[Any] | None = None
         self.numpy_outs: list[Any] | None = None
         self.out_numpy: Any = None
+        self.out_torch: Any = None
         self.quick: tuple[Any, ...] | None = None
         self.tensors = None
         self.views = None
