@@ -251,8 +251,16 @@ static void lead_pass(void) {
  * its answers that the dispatcher keeps on the board, and sleeps in the read only then. It
  * watches only while there are cores to spare: as many as twice the calls that are out in the
  * whole broker. Replies that come later cost it the habit; every SPIN_RETRY calls it looks again
- * whether times have changed. */
-enum { SPIN_NS = 40000, SPIN_TRUST = 8, SPIN_RETRY = 256, SPIN_LOOKS = 64 };
+ * whether times have changed, a few times in a row, because the first of a row finds cores that
+ * still sleep deeply. At worst that is 3 x SPIN_NS in SPIN_RETRY calls of more than SPIN_NS. */
+enum {
+  SPIN_NS = 50000,
+  SPIN_TRUST = 12,
+  SPIN_SECOND_CHANCE = 6,
+  SPIN_LOSS = 2,
+  SPIN_RETRY = 128,
+  SPIN_LOOKS = 64
+};
 
 static int cores_allowed(void) {
   cpu_set_t set;
@@ -268,8 +276,11 @@ static inline void relax(void) {
 }
 
 static void spin(void) {
-  if (port.spin_trust <= 0 && ++port.spin_skipped < SPIN_RETRY) return;
-  port.spin_skipped = 0;
+  if (port.spin_trust <= 0) {
+    if (++port.spin_skipped < SPIN_RETRY) return;
+    port.spin_skipped = 0;
+    port.spin_trust = SPIN_SECOND_CHANCE;
+  }
   const shmi_board_t *board = shmi_board();
   const uint64_t *answered = &board->child_stats[port.child].answered;
   uint64_t out = __atomic_load_n(&board->broker->submitted, __ATOMIC_RELAXED) -
@@ -286,7 +297,7 @@ static void spin(void) {
     }
     sched_yield(); /* whoever the answer waits for may have been put on this core */
   } while (shmi_clock_ns() < end_ns);
-  port.spin_trust -= port.spin_trust > 0 ? 2 : 0;
+  port.spin_trust -= SPIN_LOSS;
 }
 
 /* Read replies once as the leader; lock held on entry and on return, released while reading.
@@ -728,7 +739,7 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
   port.cores = cores_allowed();
-  port.spin_trust = 1;
+  port.spin_trust = SPIN_SECOND_CHANCE;
   port.open = 1;
   return SHM_OK;
 }
