@@ -308,6 +308,8 @@ class Arguments:
     def make_room(self, call: Call) -> None:
         """Set aside room for the result; raises ArenaFull."""
         plan = call.plan
+        if call.signature is not plan.signature:  # the plan has learned while the call waited
+            call.write(call.value_bytes, self.arena)
         out = call.out
         if out is not None and type(out) is _ndarray and out.size:
             source = Source(out)

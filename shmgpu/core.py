@@ -404,6 +404,8 @@ helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
 # shm_work_t: delivery function params token sequence members block_bytes generation rows slot
 WORK_FORMAT = "<QQQQQQIIIHBB"  # is_grow reserved
 WORK_BYTES = 64
+# The same without delivery, token, members and rows, which one call alone does not need.
+ONE_WORK_FORMAT = "<8xQQ8xQ8xII4xHBx"
 assert _ffi.sizeof("shm_work_t") == WORK_BYTES
 
 

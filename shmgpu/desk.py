@@ -23,7 +23,6 @@ from shmgpu.layout import Block, Layout, Signature
 from shmgpu.log import logger
 from shmgpu.values import decode_values, encode_values, flatten
 
-_ndarray = np.ndarray
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
 _DONE = (core.OK, 0)
@@ -68,18 +67,25 @@ class Desk:
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
         self._entries: dict[bytes, Entry] = {}
+        # One plain array in, one out: all that the helper's loop needs to run the call itself,
+        # (function, slot, body, argument, result, its shape, its dtype, its bytes).
+        self.quick: dict[bytes, tuple[Any, ...]] = {}
         self._parked: OrderedDict[tuple[int, int, int], tuple[Any, int, float]] = OrderedDict()
         self._parked_bytes = 0
         self._parked_limit = parked_limit
 
     # ---- one call ------------------------------------------------------------------------
 
+    def read(self, params: int, size: int) -> bytes:
+        """A private copy of a parameter block; only the copy is looked at from here on."""
+        offset = params - self.origin
+        block: bytes = self.memory[offset : offset + size]
+        return block
+
     def serve(
-        self, function: int, params: int, size: int, slot: int, generation: int, sequence: int
+        self, function: int, block: bytes, slot: int, generation: int, sequence: int
     ) -> tuple[int, int]:
         """Run one call: (status, value) for shm_helper_finish."""
-        offset = params - self.origin
-        block = self.memory[offset : offset + size]  # the one copy: only it is read from here on
         entry = self._entries.get(block)
         if entry is None or entry.function != function or entry.slot != slot:
             try:
@@ -89,36 +95,42 @@ class Desk:
                 return core.EBAD_PARAMS, 0
             except KeyError:
                 return core.EBAD_FUNCTION, 0
+        target = self.functions[function]
+        key = (sequence, slot, generation)
         try:
-            quick = entry.quick
-            if quick is not None:  # one array in, one array out: nothing to look up
-                body, view, out, shape, dtype, size = quick
-                result = body(self.helper, view.view())
-                if type(result) is _ndarray and result.shape == shape and result.dtype == dtype:
-                    out[...] = result
-                    _count(_COPIED_OUT, size)
-                    return _DONE
-                target = self.functions[function]
-            else:
-                target = self.functions[function]
-                if entry.simple:
-                    result = target.body(self.helper, *self._leaves(target, entry))
-                    one = entry.out_torch
-                    if (
-                        one is not None
-                        and type(result) is type(one)
-                        and result.dtype is one.dtype
-                        and result.shape == one.shape
-                        and result.layout is one.layout
-                    ):
-                        self.device.copy_out(one, result.detach())
-                        _count(_COPIED_OUT, one.nbytes)
-                        return _DONE
-                else:
-                    result = self._run(target, entry)
-            return self._put(target, entry, result, (sequence, slot, generation))
+            if not entry.simple:
+                return self._put(target, entry, self._run(target, entry), key)
+            result = target.body(self.helper, *self._leaves(target, entry))
+            one = entry.out_torch
+            if (
+                one is not None
+                and type(result) is type(one)
+                and result.dtype is one.dtype
+                and result.shape == one.shape
+                and result.layout is one.layout
+            ):
+                self.device.copy_out(one, result.detach())
+                _count(_COPIED_OUT, one.nbytes)
+                return _DONE
+            return self._put(target, entry, result, key)
         except BaseException as error:
-            return self._put_error(entry, error, (sequence, slot, generation))
+            return self._put_error(entry, error, key)
+
+    def put(
+        self, block: bytes, function: int, result: Any, key: tuple[int, int, int]
+    ) -> tuple[int, int]:
+        """A call of :attr:`quick` gave something else than was expected of it."""
+        entry = self._entries[block]
+        try:
+            return self._put(self.functions[function], entry, result, key)
+        except BaseException as error:
+            return self._put_error(entry, error, key)
+
+    def put_error(
+        self, block: bytes, error: BaseException, key: tuple[int, int, int]
+    ) -> tuple[int, int]:
+        """A call of :attr:`quick` raised."""
+        return self._put_error(self._entries[block], error, key)
 
     def _run(self, target: Served, entry: Entry) -> Any:
         """Call the function the general way."""
@@ -223,17 +235,30 @@ class Desk:
             entry.views = [arrays.numpy_view(self.memory, offset, spec) for offset, spec in places]
         entry.simple = not entry.declared and entry.tree.is_flat_arguments()
         if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
-            out = entry.out_numpy = self._numpy_outs(entry)[0]
+            entry.out_numpy = self._numpy_outs(entry)[0]
             if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
                 entry.out_torch = self._torch_outs(entry)[0]
-            elif entry.simple and entry.views is not None and len(places) == 1:
-                entry.quick = (target.body, entry.views[0], out, out.shape, out.dtype, out.nbytes)
         if not target.pickle and not any(type(v) is bytearray for v in entry.values):
-            entries = self._entries
-            if len(entries) >= MAX_ENTRIES:
-                entries.clear()
-            entries[data] = entry
+            self._remember(data, entry, target)
         return entry
+
+    def _remember(self, data: bytes, entry: Entry, target: Served) -> None:
+        if len(self._entries) >= MAX_ENTRIES:
+            self._entries.clear()
+            self.quick.clear()
+        self._entries[data] = entry
+        out = entry.out_numpy
+        if out is not None and entry.simple and entry.views is not None and len(entry.views) == 1:
+            self.quick[data] = (
+                entry.function,
+                entry.slot,
+                target.body,
+                entry.views[0],
+                out,
+                out.shape,
+                out.dtype,
+                out.nbytes,
+            )
 
     def _room(self, block: Block, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes
@@ -358,8 +383,7 @@ class Desk:
     def fail(self, work: tuple[int, ...], error: BaseException) -> tuple[int, int]:
         """A served call turned out to have failed on the device: the outcome it gets instead."""
         function, params, size, slot, generation, sequence = work
-        offset = params - self.origin
-        block = self.memory[offset : offset + size]
+        block = self.read(params, size)
         try:
             entry = self._entries.get(block) or self._admit(function, block, slot)
         except (BadParams, KeyError):

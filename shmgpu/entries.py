@@ -88,7 +88,6 @@ class Entry:
         "numpy_outs",
         "out_numpy",
         "out_torch",
-        "quick",
         "room_bytes",
         "room_offset",
         "simple",
@@ -119,7 +118,6 @@ class Entry:
         self.numpy_outs: list[Any] | None = None
         self.out_numpy: Any = None
         self.out_torch: Any = None
-        self.quick: tuple[Any, ...] | None = None
         self.tensors = None
         self.views = None
 

@@ -14,12 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from shmgpu import core, device, functions
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.log import logger
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
+_unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from
 _WORK = core.WORK_BYTES
 
 
@@ -91,27 +94,47 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
 
 
 def serve(desk: BatchDesk) -> int:
-    """Take calls until there are no more."""
+    """Take calls until there are no more.
+
+    The call that repeats (one plain array in, one out, as promised) is run right here, because
+    every Python frame it does without is time that other processes get.
+    """
     works, view = core.new_works(core.MAX_BATCH)
     capacity = core.MAX_BATCH
-    step = core.helper_step
-    unpack = _unpack
-    serve_one = desk.serve
-    status, value = core.OK, 0
+    step, unpack, count_bytes = core.helper_step, _unpack_one, core.count_bytes
+    copied_out = core.BYTES_COPIED_OUT
+    helper, memory, origin, quick = desk.helper, desk.memory, desk.origin, desk.quick
+    ndarray = np.ndarray
     count = core.helper_take(works, capacity, -1)
     while True:
         if count == 1:
-            (_, function, params, _, sequence, _, size, generation, _, slot, is_grow, _) = unpack(
-                view, 0
-            )
+            function, params, sequence, size, generation, slot, is_grow = unpack(view)
             if is_grow:
-                status, value = desk.grow(params, size, slot, generation, sequence)
+                outcome = desk.grow(params, size, slot, generation, sequence)
+                count = step(works, capacity, *outcome)
+                continue
+            offset = params - origin
+            block = memory[offset : offset + size]  # the private copy: only it is looked at
+            known = quick.get(block)
+            if known is not None and known[0] == function and known[1] == slot:
+                _, _, body, argument, out, shape, dtype, nbytes = known
+                try:
+                    result = body(helper, argument.view())
+                    if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
+                        out[...] = result
+                        count_bytes(copied_out, nbytes)
+                        count = step(works, capacity, 0, 0)
+                        continue
+                except BaseException as error:
+                    outcome = desk.put_error(block, error, (sequence, slot, generation))
+                else:
+                    outcome = desk.put(block, function, result, (sequence, slot, generation))
             else:
-                status, value = serve_one(function, params, size, slot, generation, sequence)
-                if desk.broken:
-                    core.helper_finish(unpack(view, 0)[0], status, value)
-                    return _end(desk)
-            count = step(works, capacity, status, value)
+                outcome = desk.serve(function, block, slot, generation, sequence)
+            if desk.broken:
+                core.helper_finish(_unpack(view, 0)[0], *outcome)
+                return _end(desk)
+            count = step(works, capacity, *outcome)
         elif count > 1:
             count = _serve_batch(desk, works, view, count)
         elif count == core.EINTR:
@@ -215,7 +238,9 @@ def _start(desk: BatchDesk, view: Any, count: int) -> _Started:
     elif is_grow:
         outcomes = [desk.grow(*batch[0][1:])]
     else:
-        outcomes = [desk.serve(*batch[0])]
+        function, params, size, slot, generation, sequence = batch[0]
+        block = desk.read(params, size)
+        outcomes = [desk.serve(function, block, slot, generation, sequence)]
     return _Started(deliveries, batch, outcomes, desk.device.take_event())
 
 

@@ -37,7 +37,9 @@ class InlineWire:
             desk.last_error = None
             offset = params - desk.origin
             size = int.from_bytes(desk.memory[offset : offset + 4], "little")
-            status, value = desk.serve(int(config.function), params, size, 0, 0, sequence)
+            status, value = desk.serve(
+                int(config.function), desk.read(params, size), 0, 0, sequence
+            )
             desk.device.finish()
             self.last_error = desk.last_error
             if isinstance(self.last_error, (KeyboardInterrupt, SystemExit)):

@@ -93,6 +93,12 @@ def test_a_failed_call_is_the_futures_exception(running):
     assert isinstance(fails.submit(1).exception(10), shmgpu.RemoteError)
 
 
+def test_calls_that_wait_for_the_window_learn_what_their_results_need(broker):
+    futures = [add_one.submit(np.zeros(3)) for _ in range(300)]
+    assert all(f.result(10).tolist() == [1] * 3 for f in futures)
+    assert shmgpu.stats()["children"][0]["frames_sent"] == 300  # nobody had to ask for room
+
+
 def test_results_that_outgrow_their_room_come_back_from_futures(running):
     futures = [big.submit(n) for n in (10, 500_000, 3, 1_000_000)]
     assert [len(f.result(10)) for f in futures] == [10, 500_000, 3, 1_000_000]
