@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core, device, helper, log, runtime, trace
+from shmgpu.blas import BlasThreads
 from shmgpu.errors import NotRunning
 from shmgpu.log import logger
 from shmgpu.memory import SharedArena
@@ -58,6 +59,7 @@ class RoleHost(core.Host):
         self.error: BaseException | None = None
         self.final_stats: dict[str, Any] | None = None
         self._frozen = False
+        self._blas: BlasThreads
         self._progress = progress
         self._bar: Bar | None = None
 
@@ -69,6 +71,8 @@ class RoleHost(core.Host):
             # Imported at first use by NumPy 2: once here, not in each role (4 MiB of pages and
             # 10 ms a child).
             importlib.import_module("numpy.random")
+            self._blas = BlasThreads()
+            self._blas.set(1)
             # A collection in each forked process would write to every page it inherited.
             gc.collect()
             gc.freeze()
@@ -85,6 +89,7 @@ class RoleHost(core.Host):
         if self._frozen:
             gc.unfreeze()
             self._frozen = False
+            self._blas.restore()
 
     def exit(self, status: int) -> None:
         """End a role: what it printed is written, nothing of the parent's runs."""
@@ -114,6 +119,10 @@ class RoleHost(core.Host):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         seed_all(plan.seed, f"helper {helper_number}")
+        if setup.threads:
+            self._blas.set(setup.threads)
+        else:
+            self._blas.restore()
 
         def report(message: str, traceback_text: str) -> None:
             self.helper_reports.write(helper_number, Report("error", None, message, traceback_text))
@@ -207,8 +216,12 @@ class RoleHost(core.Host):
         self._end_bar()
         self.final_stats = stats()
         if self.trace_path is not None:
-            count = trace.write(self.trace_path)
-            logger.info("%d calls were traced to %s", count, self.trace_path)
+            try:
+                count = trace.write(self.trace_path)
+            except OSError as error:  # no reason to lose what children returned
+                logger.warning("the trace could not be written: %s", error)
+            else:
+                logger.info("%d calls were traced to %s", count, self.trace_path)
 
     def _end_bar(self) -> None:
         if self._bar is not None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import shmgpu
+from shmgpu.blas import BlasThreads
 
 
 @shmgpu.function(arrays="numpy")
@@ -243,6 +244,32 @@ def test_helpers_share_the_cores():
         return who()[3]
 
     assert launch(main, helpers=1, threads=2) == [2]
+
+
+@shmgpu.function(arrays="numpy")
+def blas_threads(helper, x):
+    (x @ x).sum()
+    return BlasThreads().counts()
+
+
+def test_numpys_linear_algebra_has_one_thread_in_children_and_its_share_in_helpers():
+    before = BlasThreads().counts()
+    if not before or max(before) < 2:
+        pytest.skip("NumPy's linear algebra has one thread here anyway")
+
+    def main(rank):
+        x = np.ones((200, 200), "f4")
+        (x @ x).sum()
+        return BlasThreads().counts(), threads_of_process(), blas_threads(x)
+
+    [(child, threads, helper)] = launch(main, helpers=1, threads=2)
+    assert set(child) == {1} and threads == 1
+    assert max(helper) == 2
+    assert BlasThreads().counts() == before
+
+
+def threads_of_process():
+    return len(os.listdir("/proc/self/task"))
 
 
 def test_nothing_buffered_is_printed_twice_and_no_exit_hook_runs_twice():

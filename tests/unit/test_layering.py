@@ -57,6 +57,7 @@ PYTHON_ROOMS = [
     "port",
     "runtime",
     "arena",
+    "blas",
     "device",
     "functions",
     "entries",

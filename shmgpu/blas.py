@@ -1,0 +1,67 @@
+"""Threads of the linear algebra library that NumPy brought along.
+
+Owns the calls into OpenBLAS that say how many threads it uses. A process that is forked
+inherits the number, but a pool only once it asks for more than one thread: so the parent sets
+one before it forks, children never make a pool, and helpers ask for what they may have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """(get, set) of each OpenBLAS that is loaded."""
+    paths = set()
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.split(None, 5)
+                if len(fields) == 6 and "openblas" in os.path.basename(fields[5]):
+                    paths.add(fields[5].strip())
+    except OSError:
+        return []
+    if not paths:
+        return []
+    import ctypes
+
+    found = []
+    for path in sorted(paths):
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64"):
+                getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)
+                setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if getter is not None and setter is not None:
+                    found.append((getter, setter))
+    return found
+
+
+class BlasThreads:
+    """The number of threads before a broker started, to be put back when it has ended."""
+
+    def __init__(self) -> None:
+        self._libraries = _find()
+        self._before = [int(getter()) for getter, _ in self._libraries]
+
+    def set(self, count: int) -> None:
+        """Use that many threads."""
+        for (getter, setter), before in zip(self._libraries, self._before, strict=True):
+            wanted = min(count, before)
+            if int(getter()) != wanted:
+                setter(wanted)
+
+    def restore(self) -> None:
+        """Use as many threads as before."""
+        for (getter, setter), before in zip(self._libraries, self._before, strict=True):
+            if int(getter()) != before:
+                setter(before)
+
+    def counts(self) -> list[int]:
+        """How many threads each library uses now."""
+        return [int(getter()) for getter, _ in self._libraries]
