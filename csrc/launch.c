@@ -316,7 +316,10 @@ static int spawn_child(int index) {
 static void enter_phase(enum phase phase) {
   sup.phase = phase;
   sup.forced = 0;
-  sup.phase_deadline_ns = shmi_clock_ns() + sup.config.grace_ns;
+  /* Once no child is left nobody waits for what helpers still execute: a second to end is enough. */
+  uint64_t grace_ns = sup.config.grace_ns;
+  if (phase == CLOSING && grace_ns > SECOND) grace_ns = SECOND;
+  sup.phase_deadline_ns = shmi_clock_ns() + grace_ns;
 }
 
 static void signal_children(int signal) {
@@ -390,7 +393,7 @@ static void press(uint64_t now_ns) {
   if (sup.phase == ENDING) signal_children(signal);
   else signal_helpers(signal);
   sup.forced = signal == SIGTERM ? 1 : 2;
-  sup.phase_deadline_ns = now_ns + sup.config.grace_ns;
+  sup.phase_deadline_ns = now_ns + (sup.config.grace_ns < SECOND ? sup.config.grace_ns : SECOND);
 }
 
 /* ---- deaths ---- */

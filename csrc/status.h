@@ -58,13 +58,14 @@
   X(SHM_ESTOPPED, -28, "the broker is stopping")                                                   \
   X(SHM_EBAD_POOL, -29, "no pool of helpers has that number: use one that launch was given")       \
   X(SHM_ENO_HELPERS, -30,                                                                          \
-    "every helper of that pool is gone and will not be replaced: launch again")                    \
+    "a helper died again and again soon after its start and is not replaced any more: mend what "   \
+    "kills it (the log says what), then launch again")                    \
   X(SHM_ECORRUPT, -31,                                                                             \
     "the arena's free lists were overwritten: something wrote past the end of its block")          \
   X(SHM_ENOT_RUNNING, -32, "no broker is running: launch one first")                               \
   X(SHM_ETOO_LARGE, -33, "the result is larger than a helper keeps for its caller")                \
   X(SHM_EUNSUPPORTED, -34, "this kernel lacks what the broker needs: use Linux 5.10 or newer")     \
-  X(SHM_EPLACEMENT, -35, "no helper allowed by the placement mask is alive")                       \
+  X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")                       \
   X(SHM_ENO_CHILD_SLOT, -36, "every slot for a child is taken: launch with more")
 
 #endif

@@ -321,6 +321,16 @@ class Arguments:
         buffer, address = self.arena.allocate(room)
         call.set_room(room, buffer, address)
 
+    def make_little_room(self, call: Call) -> None:
+        """Where the expected room cannot be had: little; a result that needs more asks for it.
+
+        Raises ArenaFull as :meth:`make_room` did when that does not help.
+        """
+        if call.out is None and call.plan.make_do():
+            call.write(call.value_bytes, self.arena)
+            call.plan.pack(call.block, 8, 0, 0, *call.addresses)
+        self.make_room(call)
+
     def holds(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether an array's bytes lie in the arena, so that helpers see them in place."""
         try:

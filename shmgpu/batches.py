@@ -13,7 +13,7 @@ import numpy as np
 
 from shmgpu import arrays, core
 from shmgpu.desk import Desk
-from shmgpu.entries import Entry, Served
+from shmgpu.entries import Entry, Served, check_rows, has_rows
 from shmgpu.errors import BadParams
 from shmgpu.values import Tree, encode_values, flatten
 
@@ -40,7 +40,7 @@ class BatchDesk(Desk):
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if not (_goes_with(good[0][1], entry) if good else _has_rows(entry)):
+                if not (_goes_with(good[0][1], entry) if good else has_rows(entry)):
                     raise BadParams("the call does not fit the batch that its key chose")
             except BadParams as error:
                 self._refused(slot, error)
@@ -137,12 +137,6 @@ class BatchDesk(Desk):
         return entry.hint.tree.build(outs, ())
 
 
-def _has_rows(entry: Entry) -> bool:
-    """Whether its arrays have an axis 0, and all of the same length."""
-    lengths = {spec.shape[:1] for _, spec in entry.specs}
-    return len(lengths) == 1 and () not in lengths
-
-
 def _goes_with(first: Entry, other: Entry) -> bool:
     if first.function != other.function:
         return False
@@ -150,7 +144,7 @@ def _goes_with(first: Entry, other: Entry) -> bool:
         return True
     return (
         first.tree.structure == other.tree.structure
-        and _has_rows(other)
+        and has_rows(other)
         and all(
             a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:]
             for (_, a), (_, b) in zip(first.specs, other.specs, strict=True)
@@ -173,7 +167,7 @@ def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
     """Cut each array of a batch's result on axis 0 into one part for each call."""
     total = sum(rows)
     if type(result) is _ndarray or arrays.is_tensor(result):
-        _check_rows(result, total, name)
+        check_rows(result, total, name)
         return _cut(result, rows)
     flat = flatten(result, arrays.is_array, pickle)
     if not flat.arrays:
@@ -182,21 +176,12 @@ def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
             f"it returned a {type(result).__name__}"
         )
     for leaf in flat.arrays:
-        _check_rows(leaf, total, name)
+        check_rows(leaf, total, name)
     tree = Tree(bytes(flat.structure))
     columns = [_cut(leaf, rows) for leaf in flat.arrays]
     return [
         tree.build([column[index] for column in columns], flat.values) for index in range(len(rows))
     ]
-
-
-def _check_rows(array: Any, total: int, name: str) -> None:
-    shape = tuple(array.shape)
-    if not shape or shape[0] != total:
-        raise BadParams(
-            f"{name} is batched: it got {total} rows and must return arrays whose axis 0 has "
-            f"as many, not the shape {shape}"
-        )
 
 
 def _cut(array: Any, rows: list[int]) -> list[Any]:

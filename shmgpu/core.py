@@ -58,6 +58,7 @@ EBAD_POOL: int = _lib.SHM_EBAD_POOL
 ENO_HELPERS: int = _lib.SHM_ENO_HELPERS
 ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
 ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
+EPLACEMENT: int = _lib.SHM_EPLACEMENT
 
 MAX_HELPERS: int = _lib.SHM_MAX_HELPERS
 MAX_POOLS: int = _lib.SHM_MAX_POOLS
@@ -105,6 +106,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     ETABLE_FULL: errors.BadFunction,
     ESESSION: errors.SessionError,
     EBAD_POOL: errors.ConfigError,
+    EPLACEMENT: errors.ConfigError,
     ENO_HELPERS: errors.NoHelpers,
     ETOO_LARGE: errors.ResultTooLarge,
 }
@@ -187,6 +189,11 @@ def allocate_block(size_bytes: int) -> tuple[Any, Any, int]:
     """As :func:`allocate`, for blocks that may be freed early: (owner, buffer, address)."""
     owned = _new_owned(_CHAR_ARRAY, size_bytes)
     return owned, _buffer(owned), int(_cast(_UINTPTR, owned))
+
+
+def shrink(buffer: Any, size_bytes: int) -> None:
+    """Give back the tail of a block that :func:`allocate` gave; its address stays."""
+    _lib.shm_realloc(_from_buffer(buffer), size_bytes)
 
 
 def release(owner: Any) -> None:

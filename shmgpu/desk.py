@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import arrays, core, layout
-from shmgpu.entries import Device, Entry, Helper, Leaf, Served
+from shmgpu.entries import Device, Entry, Helper, Leaf, Served, check_rows, has_rows
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.log import logger
@@ -272,6 +272,12 @@ class Desk:
         self, target: Served, entry: Entry, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         flat = flatten(result, arrays.is_array, target.pickle)
+        if target.batch_max_rows and has_rows(entry):  # alone, too: or it would fail under load
+            rows = entry.specs[0][1].shape[0]
+            if not flat.arrays:
+                check_rows(np.empty(()), rows, target.name)
+            for leaf in flat.arrays:
+                check_rows(leaf, rows, target.name)
         leaves = [Leaf(leaf) for leaf in flat.arrays]
         hint = entry.hint
         if (

@@ -23,6 +23,7 @@ class Served(Protocol):
     body: Callable[..., Any]
     arrays_kind: str
     pickle: bool
+    batch_max_rows: int
 
 
 class Device(Protocol):
@@ -173,3 +174,19 @@ def _strided() -> Any:
     import torch
 
     return torch.strided
+
+
+def has_rows(entry: Entry) -> bool:
+    """Whether its arrays have an axis 0, and all of the same length."""
+    lengths = {spec.shape[:1] for _, spec in entry.specs}
+    return len(lengths) == 1 and () not in lengths
+
+
+def check_rows(array: Any, total: int, name: str) -> None:
+    """Raise BadParams unless a batched function's output has a row for each row it got."""
+    shape = tuple(array.shape)
+    if not shape or shape[0] != total:
+        raise BadParams(
+            f"{name} is batched: it got {total} rows and must return arrays whose axis 0 has "
+            f"as many, not the shape {shape}"
+        )

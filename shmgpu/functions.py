@@ -11,7 +11,7 @@ import concurrent.futures
 import functools
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -43,6 +43,15 @@ R = TypeVar("R")
 _ndarray = np.ndarray
 
 by_row: dict[int, Function[Any, Any]] = {}
+_late: list[Function[Any, Any]] = []  # decorated while a broker ran
+
+
+def register_late() -> None:
+    """Before a broker starts: enter the functions that were decorated while the last one ran."""
+    waiting = _late[:]
+    _late.clear()
+    for target in waiting:
+        target._register()
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,8 @@ class Batch:
 class CallFuture(concurrent.futures.Future[R]):
     """The future of a submitted call.
 
-    :meth:`cancel` removes the call from the queue. It returns True when the call had not been
-    sent yet; otherwise the broker is asked, and :meth:`cancelled` turns True when it confirms
-    that no helper had been given the call.
+    :meth:`cancel` is True for every call that has not ended. One that no helper has been given
+    leaves the queue and never runs; of one that a helper has, the result is dropped.
     """
 
     def __init__(self, port: Port) -> None:
@@ -82,7 +90,7 @@ class CallFuture(concurrent.futures.Future[R]):
         self.sink = _FutureSink(self)
 
     def cancel(self) -> bool:
-        """Remove the call from the queue if no helper has been given it."""
+        """Give the call up; True unless it has ended."""
         if self.done():
             return self.cancelled()
         call = self._call
@@ -181,6 +189,42 @@ class _LoopSink:
             self.future.set_result(result)
 
 
+class Started(Coroutine[Any, Any, R]):
+    """A call that is on its way; await it, or make a task of it.
+
+    It has the methods of its :class:`asyncio.Future` as well; cancelling it, or the task that
+    awaits it, gives the call up.
+    """
+
+    def __init__(self, future: asyncio.Future[R]) -> None:
+        self._future = future
+        self._steps: Generator[Any, None, R] | None = None
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._future.__await__()
+
+    def _awaiting(self) -> Generator[Any, None, R]:
+        if self._steps is None:
+            self._steps = self._future.__await__()
+        return self._steps
+
+    def send(self, value: Any, /) -> Any:
+        """As of a coroutine."""
+        return self._awaiting().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine."""
+        return self._awaiting().throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future, name)
+
+
 class Function(Generic[P, R]):
     """A function that helpers run; what :func:`function` makes of the one it decorates.
 
@@ -204,8 +248,10 @@ class Function(Generic[P, R]):
             raise ConfigError(f"function() decorates functions, not {body!r}")
         if arrays not in ("torch", "numpy"):
             raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
+        if isinstance(batch, int) and not isinstance(batch, bool):
+            batch = Batch(max_size=batch)
         if batch is not None and not isinstance(batch, Batch):
-            raise ConfigError(f"batch={batch!r} must be a shmgpu.Batch")
+            raise ConfigError(f"batch={batch!r} must be a shmgpu.Batch, or a number of rows")
         if pool is not None and not isinstance(pool, str):
             raise ConfigError(f"pool={pool!r} must be a pool's name")
         self.body = body
@@ -225,8 +271,13 @@ class Function(Generic[P, R]):
         self.__qualname__: str = self.name
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
+        self.row = 0
+        self._register()
+
+    def _register(self) -> None:
+        batch = self.batch
         delay = batch.max_delay if batch and batch.max_delay else 0.0
-        status, self.row = core.register_function(
+        status, row = core.register_function(
             self.name,
             batch_max_rows=self.batch_max_rows,
             batch_delay_ns=int(delay * 1e9),
@@ -234,11 +285,12 @@ class Function(Generic[P, R]):
             idempotent=self.idempotent,
         )
         if status == core.ESEALED:
-            self.row = 0  # calls say so, with what to do
+            _late.append(self)  # calls say so, with what to do; the next broker will know it
         elif status < 0:
             core.fail(status, self.name)
         else:
-            by_row[self.row] = self
+            self.row = row
+            by_row[row] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run in a helper and wait for the result.
@@ -273,7 +325,7 @@ class Function(Generic[P, R]):
         """
         return _submit(self, args, kwargs, None)
 
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """Send from a running event loop: an awaitable for the result. Uses no thread."""
         return _aio(self, args, kwargs, None)
 
@@ -342,7 +394,7 @@ class Bound(Generic[P, R]):
         """As the function's own."""
         return _submit(self.target, args, kwargs, self.settings)
 
-    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """As the function's own."""
         return _aio(self.target, args, kwargs, self.settings)
 
@@ -367,7 +419,7 @@ def _submit(
 
 def _aio(
     target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
-) -> Awaitable[Any]:
+) -> Started[Any]:
     loop = asyncio.get_running_loop()
     port = runtime.require_port()
     future = loop.create_future()
@@ -391,7 +443,7 @@ def _aio(
         timeout = settings.timeout
     if timeout is not None and not future.done():
         sink.timer = loop.call_later(timeout, port.expire, call, sink)
-    return future
+    return Started(future)
 
 
 def _map(
@@ -456,7 +508,7 @@ def function(body: Callable[Concatenate[Any, P], R], /) -> Function[P, R]: ...
 @overload
 def function(
     *,
-    batch: Batch | None = None,
+    batch: Batch | int | None = None,
     out: Any = None,
     idempotent: bool = False,
     timeout: float | None = None,
@@ -469,7 +521,7 @@ def function(
     body: Any = None,
     /,
     *,
-    batch: Batch | None = None,
+    batch: Batch | int | None = None,
     out: Any = None,
     idempotent: bool = False,
     timeout: float | None = None,

@@ -94,6 +94,7 @@ def launch(
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("launch()")
+    _check_outputs(trace_path, stats_into)
     mains = _mains(main, children)
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise ConfigError(f"args={args!r} must be a tuple: write args=(x,) for one argument")
@@ -113,6 +114,7 @@ def launch(
         scratch=scratch,
         seed=seed,
     )
+    functions.register_late()
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
     before = log.role()
     log.set_role("parent")
@@ -127,6 +129,22 @@ def launch(
     finally:
         log.set_role(before)
         host.close()
+
+
+def _check_outputs(trace_path: Any, stats_into: Any = None) -> None:
+    """What is written at the end must be possible before the work begins."""
+    if stats_into is not None and not isinstance(stats_into, dict):
+        raise ConfigError(f"stats_into={stats_into!r} must be a dictionary")
+    if trace_path is None:
+        return
+    try:
+        with open(trace_path, "a", encoding="utf-8"):
+            pass
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"trace_path={trace_path!r} cannot be written ({error}): name a file in a directory "
+            "that is yours"
+        ) from None
 
 
 def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
@@ -284,6 +302,7 @@ def init(
             raise LaunchError("a broker is running in this process already: call shutdown() first")
     else:
         refuse_unsafe("init()")
+        _check_outputs(trace_path)
     plan = Settings(
         children=1,
         helpers=helpers,
@@ -300,6 +319,7 @@ def init(
         scratch=scratch,
         seed=seed,
     )
+    functions.register_late()
     if inline:
         _start_inline(plan)
         _session = Session(None, backend)

@@ -50,6 +50,9 @@ class Arena:
         except MemoryError:
             return self._insist(size_bytes)
 
+    def shrink(self, buffer: Any, size_bytes: int) -> None:
+        """Give back the tail of a block's memory; nobody may use it any more."""
+
     def _insist(self, size_bytes: int) -> tuple[Any, Any, int]:
         for reclaim in self.reclaimers:
             if reclaim():
@@ -99,6 +102,9 @@ class SharedArena(Arena):
         if size_bytes > self.capacity:
             raise MemoryError
         return core.allocate_block(size_bytes or 1)
+
+    def shrink(self, buffer: Any, size_bytes: int) -> None:
+        core.shrink(buffer, size_bytes)
 
     def stats(self) -> dict[str, int]:
         return core.arena_stats()

@@ -114,7 +114,16 @@ class Plan:
         else:
             if self.hint is not None:
                 self.expect(None)
-            self.room = max(self.room, used_bytes + used_bytes // 4 + 256)
+            # Some more than this one took; a large one is forgotten over some smaller ones.
+            self.room = max(self.room - self.room // 8, used_bytes + used_bytes // 4 + 256)
+
+    def make_do(self) -> bool:
+        """Expect little from now on, because more room cannot be had; False when that is fixed."""
+        if self.fixed or self.room <= FIRST_ROOM:
+            return False
+        self.expect(None)
+        self.room = FIRST_ROOM
+        return True
 
     def batch_key(self, value_bytes: bytes) -> int:
         """What calls that may run as one batch have in common: 64 bits, never 0 for them."""

@@ -27,6 +27,7 @@ from shmgpu.wire import Sink, Wire
 
 _ndarray = np.ndarray
 
+SPARE_BYTES = 4096  # what a result may leave unused of its room
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
 
 
@@ -71,8 +72,11 @@ class Port:
         try:
             if call.out is None:
                 room = plan.room
-                call.result, address = self._allocate(room)
-                plan.pack(call.block, 8, address, room, *call.addresses)
+                try:
+                    call.result, address = self._allocate(room)
+                    plan.pack(call.block, 8, address, room, *call.addresses)
+                except ArenaFull:
+                    self.arguments.make_little_room(call)
             else:
                 self.arguments.make_room(call)
             if call.deadline_ns:
@@ -153,11 +157,18 @@ class Port:
             self._keep(call, int(reply.sequence), args)
             raise self._timeout(target.name)
         try:
-            return result_of(call, status, reply.value, self.wire.last_error)
+            return self._result_of(call, status, int(reply.value))
         finally:
             call.release()
             if self._queue:
                 self.pump()
+
+    def _result_of(self, call: Call, status: int, used_bytes: int) -> Any:
+        buffer = call.result
+        result = result_of(call, status, used_bytes, self.wire.last_error)
+        if used_bytes and call.out is None and len(buffer) - used_bytes > SPARE_BYTES:
+            self.arena.shrink(buffer, used_bytes)  # a kept result holds no more than it is
+        return result
 
     def _resume(self, call: Call, status: int) -> int:
         """Go on after a signal, or after the helper asked for more room."""
@@ -250,10 +261,16 @@ class Port:
                 if call.result is None:
                     try:
                         self.arguments.make_room(call)
-                    except ShmError as error:
-                        if isinstance(error, ArenaFull) and self._out:
+                    except ArenaFull:
+                        if self._out:
                             queue.appendleft(call)  # replies will bring memory back
                             break
+                        try:
+                            self.arguments.make_little_room(call)
+                        except ShmError as error:
+                            failed.append((call, error))
+                            continue
+                    except ShmError as error:
                         failed.append((call, error))
                         continue
                 self._limbo.add(call)
@@ -307,7 +324,7 @@ class Port:
                 call.release()
             else:
                 try:
-                    result = result_of(call, status, int(reply.value), self.wire.last_error)
+                    result = self._result_of(call, status, int(reply.value))
                 except BaseException as error:
                     self._end_call(call, None, error)
                 else:
@@ -337,20 +354,24 @@ class Port:
             sink.done(call, None, error)
 
     def cancel(self, call: Call, sink: Sink) -> bool:
-        """Remove a submitted call; True when it had not been sent yet."""
+        """Nobody wants a submitted call any more; False when it has ended already.
+
+        It leaves the queue if no helper has been given it, and its result is dropped if one has.
+        """
         with self._lock:
             if call.sink is not sink:
                 return False
-            if call in self._queue:
+            queued = call in self._queue
+            if queued:
                 self._queue.remove(call)
-                removed = True
             else:
-                removed = False
+                call.sink = None
+                call.abandoned = True
                 if call.sequence:
                     self.wire.cancel(call.sequence)
-        if removed:
+        if queued:
             call.release()
-        return removed
+        return True
 
     def expire(self, call: Call, sink: Sink) -> None:
         """The deadline of a submitted call has passed: its sink hears of it."""

@@ -32,6 +32,8 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
         path: of the file, by custom ending in ``.json``.
         records: of :func:`read`; those of the running broker unless given.
     """
+    if records is None:
+        core.broker_stats()  # NotRunning where no broker could have a trace
     rows = read() if records is None else list(records)
     names: dict[int, str] = {}
     with open(path, "w", encoding="utf-8") as file:

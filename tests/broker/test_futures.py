@@ -145,11 +145,18 @@ def test_a_call_that_waits_for_the_window_is_cancelled_at_once(broker):
     assert [f.result(10) for f in futures[:-1]] == [None] * 199
 
 
-def test_a_running_call_cannot_be_cancelled(broker):
-    future = sleep.submit(0.2, "done")
-    time.sleep(0.05)
-    assert not future.cancel()
-    assert future.result(10) == "done" and not future.cancelled()
+def test_a_cancelled_call_is_given_up_whether_it_runs_or_waits(broker):
+    def cancelled():
+        return shmgpu.stats()["broker"]["cancelled"]
+
+    futures = [sleep.submit(0.1, "done") for _ in range(4)]
+    wait_until(lambda: shmgpu.stats()["helpers"][0]["in_flight"] > 0)
+    assert [future.cancel() for future in futures] == [True] * 4
+    assert all(future.cancelled() for future in futures)
+    wait_until(lambda: shmgpu.stats()["broker"]["answered"] >= 4)
+    assert 1 <= cancelled() <= 3
+    ended = sleep.submit(0, "done")
+    assert ended.result(10) == "done" and not ended.cancel()
 
 
 def test_a_deadline_releases_the_caller_and_the_late_result_its_memory(broker):
