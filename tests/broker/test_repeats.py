@@ -1,0 +1,170 @@
+"""Calls that repeat take a short cut: whatever happens in one is as in any other call."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import shmgpu
+
+
+@shmgpu.function(arrays="numpy")
+def act(helper, x):
+    """What x[0] says: 0 answers, 1 sleeps, 2 raises, 3 dies, 4 answers more, 5 another kind."""
+    order = int(x[0])
+    if order == 1:
+        time.sleep(0.5)
+    elif order == 2:
+        raise ValueError("as told")
+    elif order == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif order == 4:
+        return np.full(100_000, 7, np.float32)
+    elif order == 5:
+        return {"not": "an array"}
+    return x + 1
+
+
+@pytest.fixture
+def broker():
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB"):
+        yield
+
+
+def warm():
+    """An array with which the call repeats; a fixture's would outlive the broker."""
+    made = shmgpu.arena.zeros(4)
+    for _ in range(5):
+        assert act(made).tolist() == [1] * 4
+    return made
+
+
+def test_results_that_are_kept_stay_as_they_were(broker):
+    x = warm()
+    kept = []
+    for n in range(200):
+        x[1] = n
+        kept.append(act(x))
+    assert [int(y[1]) for y in kept] == list(range(1, 201))
+    views = [y[1:2] for y in kept]
+    del kept
+    for _ in range(50):
+        act(x)
+    assert [int(v[0]) for v in views] == list(range(1, 201))
+
+
+def test_memory_returns(broker):
+    x = warm()
+    act(x)
+    gc.collect()
+    before = shmgpu.arena.stats()["used_bytes"]
+    kept = [act(x) for _ in range(100)]
+    assert shmgpu.arena.stats()["used_bytes"] > before
+    del kept
+    gc.collect()
+    assert shmgpu.arena.stats()["used_bytes"] <= before + 1024
+
+
+def test_a_call_that_raises_dies_or_answers_otherwise_says_so(broker):
+    x = warm()
+    for _ in range(2):
+        x[0] = 2
+        with pytest.raises(shmgpu.RemoteError, match="as told"):
+            act(x)
+        x[0] = 3
+        with pytest.raises(shmgpu.HelperDied):
+            act(x)
+        x[0] = 4
+        assert act(x).tolist() == [7] * 100_000
+        x[0] = 5
+        assert act(x) == {"not": "an array"}
+        x[0] = 0
+        for _ in range(5):
+            assert act(x).tolist() == [1, 1, 1, 1]
+
+
+def test_ctrl_c_in_one_leaves_the_next_in_order(broker):
+    x = warm()
+    x[0] = 1
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        act(x)
+    timer.join()
+    y = shmgpu.arena.zeros(4)
+    for n in range(300):
+        y[1] = n
+        assert act(y).tolist() == [1, n + 1, 1, 1]
+
+
+def test_arrays_from_elsewhere_are_copied_as_ever(broker):
+    x = warm()
+    outside = np.zeros(4, np.float32)
+    strided = shmgpu.arena.zeros(8)[::2]
+    for n in range(20):
+        for other in (outside, strided, x):
+            other[1] = n
+            assert act(other).tolist() == [1, n + 1, 1, 1]
+
+
+def test_a_signal_handler_runs_and_the_call_goes_on(broker):
+    x = warm()
+    seen = []
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        x[0] = 1
+        assert act(x).tolist() == [2, 1, 1, 1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) >= 5
+
+
+def test_a_broker_that_is_gone_is_heard_of(broker):
+    x = shmgpu.arena.zeros(4)
+    for _ in range(5):
+        act(x)
+    os.kill(shmgpu.stats()["broker"]["parent_pid"], signal.SIGKILL)
+    for _ in range(3):
+        with pytest.raises(shmgpu.BrokerDied):
+            for _ in range(1000):
+                act(x)
+
+
+def test_a_new_broker_starts_afresh():
+    for _ in range(3):
+        with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+            x = shmgpu.arena.zeros(4)
+            kept = [act(x) for _ in range(10)]
+        assert all(y.tolist() == [1] * 4 for y in kept)
+        with pytest.raises(shmgpu.NotRunning):
+            act(x)
+        del x, kept
+
+
+def test_threads_repeat_side_by_side(broker):
+    errors = []
+
+    def work(n):
+        try:
+            x = shmgpu.arena.zeros(4)
+            for step in range(300):
+                x[1:] = n, step, 1
+                assert act(x).tolist() == [1, n + 1, step + 1, 2]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
