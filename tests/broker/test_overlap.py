@@ -6,6 +6,8 @@ for, and not before.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,7 @@ PRETENCE = Pretence()
 
 @shmgpu.function
 def double(helper, x):
+    time.sleep(0.001)  # so that the next call is there before this one is complete
     return x * 2
 
 

@@ -42,7 +42,7 @@ def _module():
     "settings",
     [
         {"arrays": "jax"},
-        {"batch": 32},
+        {"batch": 0},
         {"batch": "many"},
         {"timeout": -1},
         {"timeout": "soon"},
