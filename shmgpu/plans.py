@@ -105,7 +105,7 @@ class Plan:
 
     def learn(self, result: Layout, used_bytes: int) -> None:
         """A result came that described itself: set the next one's room by it."""
-        if self.fixed:
+        if self.fixed or result == self.hint:  # sent before the plan had learned
             return
         if self.hint is not None:
             self.surprises += 1

@@ -97,6 +97,10 @@ def test_calls_that_wait_for_the_window_learn_what_their_results_need(broker):
     futures = [add_one.submit(np.zeros(3)) for _ in range(300)]
     assert all(f.result(10).tolist() == [1] * 3 for f in futures)
     assert shmgpu.stats()["children"][0]["frames_sent"] == 300  # nobody had to ask for room
+    # The first window's results described themselves (more than the array's 24 bytes).
+    before = shmgpu.stats()["bytes"]["copied_out"]
+    assert add_one(np.zeros(3)).tolist() == [1] * 3
+    assert shmgpu.stats()["bytes"]["copied_out"] - before == 24
 
 
 def test_results_that_outgrow_their_room_come_back_from_futures(running):
