@@ -393,7 +393,7 @@ def test_a_parent_that_is_killed_is_broker_died_for_every_way_to_call():
             lambda: nap(x),
             lambda: submitted.result(5),
             lambda: nap(x),
-            lambda: nap.submit(x),
+            lambda: nap.submit(x).result(5),  # raises at once, or its future does
             lambda: asyncio.run(awaits()),
         ):
             try:
