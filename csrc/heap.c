@@ -31,8 +31,6 @@ int shmi_heap_open(uint64_t base, size_t bytes, int child) {
   return status;
 }
 
-int shmi_heap_is_open(void) { return heap != NULL; }
-
 static uint64_t live_blocks(const shmi_tlsf_t *tlsf) {
   shm_arena_stats_t stats;
   shmi_tlsf_stats(tlsf, &stats);

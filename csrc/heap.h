@@ -11,7 +11,6 @@
 #include "status.h"
 
 int shmi_heap_open(uint64_t base, size_t bytes, int child);
-int shmi_heap_is_open(void);
 /* The broker is left. Returns 1 when blocks are alive: the caller must then leave
  * [mapping, mapping + mapping_bytes) mapped, the heap unmaps it with the last block. */
 int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes);

@@ -168,8 +168,6 @@ static void entry_free(entry_t *entry) {
   if (port.room_waiters > 0) futex_raise(&port.room_futex);
 }
 
-static void send_grow(entry_t *entry, uint64_t token, uint64_t params);
-
 /* The entry's call has this outcome. */
 static void entry_settle(entry_t *entry, int led_by_drainer) {
   switch (entry->state) {

@@ -85,7 +85,8 @@ def _whole(low: int, high: int) -> Callable[[Any, str], int]:
     return parse
 
 
-def _seconds(value: Any, name: str) -> float:
+def parse_seconds(value: Any, name: str) -> float:
+    """Seconds, 0 to 1e9; raises ConfigError."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -116,7 +117,7 @@ SETTINGS: dict[str, Setting] = {
     "trace_records": Setting(_whole(0, 1 << 24), 65536, "calls that the trace remembers"),
     "prefault": Setting(parse_bool, False, "populate every arena at launch"),
     "huge_pages": Setting(parse_bool, False, "ask for transparent huge pages"),
-    "grace": Setting(_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
+    "grace": Setting(parse_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
     "scratch": Setting(parse_bytes, 0, "bytes of each helper's scratch region"),
     "threads": Setting(_whole(0, 1024), 0, "threads of a CPU helper; 0: cores / helpers"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),

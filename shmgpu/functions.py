@@ -28,7 +28,7 @@ import numpy as np
 
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
-from shmgpu.config import parse_bool
+from shmgpu.config import parse_bool, parse_seconds
 from shmgpu.errors import ArenaFull, CallCancelled, ConfigError
 from shmgpu.plans import Call, PlanTable
 from shmgpu.progress import Bar
@@ -591,12 +591,4 @@ def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _seconds(value: Any, name: str) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} must be seconds, not {value!r}") from None
-    if not 0 <= number < 1e9:
-        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 1e9 seconds")
-    return number
+    return None if value is None else parse_seconds(value, name)
