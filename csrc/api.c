@@ -15,8 +15,8 @@
 #include "desk.h"
 #include "detail.h"
 #include "heap.h"
-#include "launch.h"
 #include "port.h"
+#include "role.h"
 #include "registry.h"
 
 /* ---- before a launch ---- */

@@ -187,6 +187,17 @@ int shmi_arena_populate(int child) {
   return SHM_OK;
 }
 
+int shmi_arena_next_data(int child, uint64_t from, uint64_t most, uint64_t *offset,
+                         uint64_t *bytes) {
+  off_t data = lseek(arena_fds[child], (off_t)from, SEEK_DATA);
+  if (data < 0) return 0; /* ENXIO: holes to the end */
+  off_t hole = lseek(arena_fds[child], data, SEEK_HOLE);
+  *offset = (uint64_t)data;
+  *bytes = (hole > data ? (uint64_t)hole : plan.arena_bytes) - (uint64_t)data;
+  if (*bytes > most) *bytes = most;
+  return 1;
+}
+
 uint64_t shmi_arena_address(int child) {
   uint64_t first = (uint64_t)(uintptr_t)reservation + GUARD;
   if (plan.huge_pages) {

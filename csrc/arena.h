@@ -39,6 +39,10 @@ int shmi_arena_map_child(int child);
 int shmi_arena_map_helper(void);
 /* With prefault: populate, after the arithmetic. In a helper, once, before it is ready. */
 int shmi_arena_populate(int child);
+/* In the parent: the first stretch of a child's arena from `from` on, at most `most` bytes, that
+ * has ever been written to. 0: there is none. Touches no byte of it. */
+int shmi_arena_next_data(int child, uint64_t from, uint64_t most, uint64_t *offset,
+                         uint64_t *bytes);
 /* The memfds are the parent's: forked roles let them go. */
 void shmi_arena_close_descriptors(void);
 

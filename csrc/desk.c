@@ -55,6 +55,8 @@ static int flush(void) {
   return SHM_OK;
 }
 
+static void clear(const shmi_frame_t *frame);
+
 /* Take in what lies in the pipe. timeout_ns < 0: wait until there is something. */
 static int look(int64_t timeout_ns) {
   /* The private queue holds at least a control ring's worth, which is more than may be out. */
@@ -74,6 +76,10 @@ static int look(int64_t timeout_ns) {
     return SHM_OK;
   }
   for (int i = 0; i < got; i++) {
+    if (frames[i].kind == SHMI_FRAME_CLEAR) {
+      clear(&frames[i]);
+      continue;
+    }
     int is_grow = frames[i].kind == SHMI_FRAME_GROW;
     shmi_frame_t *ring = is_grow ? desk.grows : desk.queue;
     uint32_t at = is_grow ? desk.grow_head + desk.grow_count++ : desk.head + desk.count++;
@@ -169,6 +175,18 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
                        .generation = frame->generation,
                        .rows = frame->rows,
                        .slot = frame->slot};
+}
+
+/* Nobody lives in that arena any more: write zeros. Punching holes instead would leave the pages
+ * that a driver has pinned as they are. */
+static void clear(const shmi_frame_t *frame) {
+  uint64_t address = frame->result.value, bytes = frame->result.token;
+  int is_good = shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address,
+                                  bytes);
+  shm_work_t work;
+  begin(frame, &work);
+  if (is_good) memset((void *)(uintptr_t)address, 0, bytes);
+  shm_helper_finish(frame->delivery, is_good ? SHM_OK : SHM_EBAD_PARAMS, 0);
 }
 
 static int take_grow(shm_work_t *work) {

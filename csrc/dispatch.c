@@ -21,8 +21,12 @@ enum {
   READ_FRAMES = 256,
   BURSTS = 32,          /* of one child in one turn: twice what a pipe holds */
   IN_FLIGHT_MAX = 896,  /* frames a helper's pipe is sure to hold */
-  PATIENCE = 16         /* protocol errors of one child before it is ended */
+  PATIENCE = 16,        /* protocol errors of one child before it is ended */
+  CLEAR_AT_ONCE = 16 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
 };
+
+/* What the board says of a slot. */
+enum child_shown { SHOWN_RUNNING = 1, SHOWN_ENDED, SHOWN_QUARANTINED, SHOWN_CLEARING };
 
 typedef struct child {
   int request_fd, reply_fd;
@@ -30,6 +34,9 @@ typedef struct child {
   uint32_t generation;
   uint32_t outstanding;  /* calls the child may not have a reply for yet */
   uint32_t parked;       /* of these, told to make room for a result and not yet done so */
+  uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
+  uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */
+  uint8_t wants_clearing, is_cleared_now; /* to be cleared; a helper is at it */
   uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
   uint32_t dirty_next;   /* in the list of children with replies */
   uint8_t is_dirty;
@@ -60,6 +67,8 @@ struct shmi_dispatch {
   uint64_t helper_mask;
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
+  int holding;      /* no call is handed out */
+  int clearing;     /* slots in that state */
   const shmi_board_t *board;
 };
 
@@ -187,8 +196,30 @@ static void flush_replies(shmi_dispatch_t *d) {
 
 /* ---- handing out ---- */
 
+/* ---- quarantine ---- */
+
+/* No helper can write to that dead child's arena any more. */
+static void leave_quarantine(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  if (child->wants_clearing) {
+    child->state = SHMI_PEER_CLEARING;
+    d->board->child_stats[slot].state = SHOWN_CLEARING;
+    d->clearing++;
+    return;
+  }
+  child->state = SHMI_PEER_NONE;
+  d->board->child_stats[slot].state = SHOWN_ENDED;
+  d->flags |= SHMI_TURN_FREED;
+}
+
+static void released(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  if (--child->in_flight == 0 && child->state == SHMI_PEER_QUARANTINED) leave_quarantine(d, slot);
+}
+
 static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int more) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[r->frame.slot].in_flight++;
   uint64_t delivery = ++helper->deliveries;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
@@ -234,23 +265,75 @@ static void hand_out_grows(shmi_dispatch_t *d, helper_t *helper) {
   }
 }
 
+static int least_busy_helper(const shmi_dispatch_t *d) {
+  int found = -1;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].state != SHMI_PEER_UP || d->helpers[h].in_flight >= IN_FLIGHT_MAX) continue;
+    if (found < 0 || d->helpers[h].in_flight < d->helpers[found].in_flight) found = h;
+  }
+  return found;
+}
+
+/* Have the next stretch of every arena that is to be cleared written with zeros. */
+static uint64_t hand_out_clears(shmi_dispatch_t *d) {
+  uint64_t touched = 0;
+  for (int slot = 0; slot < d->config.children; slot++) {
+    child_t *child = &d->children[slot];
+    if (child->state != SHMI_PEER_CLEARING || child->is_cleared_now) continue;
+    uint64_t offset, bytes;
+    if (!shmi_arena_next_data(slot, child->cleared_to, CLEAR_AT_ONCE, &offset, &bytes)) {
+      d->clearing--;
+      d->board->broker->arenas_cleared++;
+      child->wants_clearing = 0;
+      leave_quarantine(d, slot);
+      continue;
+    }
+    int h = least_busy_helper(d);
+    if (h < 0) continue;
+    shmi_frame_t frame = {.result = {.token = bytes, .value = shmi_arena_address(slot) + offset},
+                          .slot = (uint16_t)slot,
+                          .kind = SHMI_FRAME_CLEAR,
+                          .generation = child->generation};
+    uint32_t number = shmi_schedule_admit(d->schedule, &frame, d->now_ns);
+    if (number == SHMI_NONE) continue;
+    child->is_cleared_now = 1;
+    put_out(d, &d->helpers[h], number, 0);
+    touched |= UINT64_C(1) << h;
+  }
+  return touched;
+}
+
+/* A stretch was cleared, or its helper died over it: then it is cleared again. */
+static void finish_clear(shmi_dispatch_t *d, uint32_t number, int status) {
+  const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, number)->frame;
+  child_t *child = &d->children[frame->slot];
+  child->is_cleared_now = 0;
+  if (status == SHM_OK) {
+    child->cleared_to = frame->result.value + frame->result.token - shmi_arena_address(frame->slot);
+    d->board->broker->cleared_bytes += frame->result.token;
+  }
+  shmi_schedule_free(d->schedule, number);
+}
+
 static void hand_out(shmi_dispatch_t *d) {
   uint32_t batch[SHM_MAX_BATCH];
-  uint64_t touched = 0;
+  uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
   for (int h = 0; h < d->config.helpers; h++) {
     if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, &d->helpers[h]);
     if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
   }
   int h, count;
   uint32_t gang;
-  while ((gang = shmi_schedule_next_gang(d->schedule, d->now_ns)) != SHMI_NONE) {
+  while (!d->holding &&
+         (gang = shmi_schedule_next_gang(d->schedule, d->now_ns)) != SHMI_NONE) {
     uint64_t members = shmi_schedule_request(d->schedule, gang)->members;
     touched |= members;
     for (; members != 0; members &= members - 1) {
       put_out(d, &d->helpers[__builtin_ctzll(members)], gang, 0);
     }
   }
-  while ((count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch, SHMI_CREDIT_MAX / 2)) > 0) {
+  while (!d->holding && (count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch,
+                                                    SHMI_CREDIT_MAX / 2)) > 0) {
     helper_t *helper = &d->helpers[h];
     for (int i = 0; i < count; i++) put_out(d, helper, batch[i], i + 1 < count);
     touched |= UINT64_C(1) << h;
@@ -318,6 +401,14 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   shmi_schedule_enqueue(d->schedule, frame, function, d->now_ns);
 }
 
+static void wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number) {
+  helper_t *helper = &d->helpers[h];
+  shmi_schedule_request(d->schedule, number)->next = SHMI_NONE;
+  if (helper->grow_head == SHMI_NONE) helper->grow_head = number;
+  else shmi_schedule_request(d->schedule, helper->grow_tail)->next = number;
+  helper->grow_tail = number;
+}
+
 static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
   child_t *child = &d->children[slot];
   int h = frame->slot;
@@ -341,11 +432,7 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
     answer_plain(d, number, SHM_EHELPER_DIED); /* the parked result died with its helper */
     return;
   }
-  helper_t *helper = &d->helpers[h];
-  r->next = SHMI_NONE;
-  if (helper->grow_head == SHMI_NONE) helper->grow_head = number;
-  else shmi_schedule_request(d->schedule, helper->grow_tail)->next = number;
-  helper->grow_tail = number;
+  wait_to_grow(d, h, number);
 }
 
 static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
@@ -409,8 +496,11 @@ static void read_child(shmi_dispatch_t *d, int slot, int at_end) {
 
 /* ---- what helpers answer ---- */
 
-static void forget_delivery(helper_t *helper, uint64_t delivery) {
-  helper->by_delivery[delivery % SHMI_BOARD_RING] = SHMI_NONE;
+static void forget_delivery(shmi_dispatch_t *d, helper_t *helper, uint64_t delivery) {
+  uint32_t *number = &helper->by_delivery[delivery % SHMI_BOARD_RING];
+  const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
+  if (frame->kind != SHMI_FRAME_CLEAR) released(d, frame->slot);
+  *number = SHMI_NONE;
   helper->in_flight--;
   while (helper->in_flight > 0 &&
          helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
@@ -451,8 +541,12 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     d->board->broker->dropped++;
     return;
   }
-  forget_delivery(helper, delivery);
+  forget_delivery(d, helper, delivery);
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (r->frame.kind == SHMI_FRAME_CLEAR) {
+    finish_clear(d, number, status);
+    return;
+  }
   if (r->members != 0) {
     finish_member(d, h, number, status, value, started, finished);
     return;
@@ -572,10 +666,12 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->generation++;
   child->outstanding = 0;
   child->parked = 0;
+  child->in_flight = 0;
+  child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
   shm_child_stats_t *stats = &d->board->child_stats[slot];
   stats->pid = pid;
-  stats->state = 1;
+  stats->state = SHOWN_RUNNING;
   stats->generation = child->generation;
   stats->protocol_errors = 0;
   return watch(d, request_fd, PEER_CHILD, slot);
@@ -589,14 +685,36 @@ int shmi_dispatch_child_state(const shmi_dispatch_t *d, int slot) {
 }
 int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->helpers[h].state; }
 
+/* Room that a dead child made for results is no room any more. */
+static void drop_grows(shmi_dispatch_t *d, int slot) {
+  for (int h = 0; h < d->config.helpers; h++) {
+    uint32_t number = d->helpers[h].grow_head;
+    d->helpers[h].grow_head = SHMI_NONE;
+    while (number != SHMI_NONE) {
+      shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+      uint32_t next = r->next;
+      r->next = SHMI_NONE;
+      if (r->frame.slot == slot) {
+        d->board->broker->dropped++;
+        shmi_schedule_free(d->schedule, number);
+      } else {
+        wait_to_grow(d, h, number);
+      }
+      number = next;
+    }
+  }
+}
+
 void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   child_t *child = &d->children[slot];
-  if (child->state == SHMI_PEER_NONE) return;
+  if (child->state == SHMI_PEER_NONE || child->state >= SHMI_PEER_QUARANTINED) return;
   if (child->request_fd >= 0) {
     epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, child->request_fd, NULL);
     shmi_descriptor_close(&child->request_fd);
   }
-  child->state = SHMI_PEER_NONE;
+  child->state = SHMI_PEER_QUARANTINED;
+  child->wants_clearing = 0;
+  drop_grows(d, slot);
   uint32_t number;
   while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
     d->board->broker->dropped++;
@@ -604,9 +722,18 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   }
   forget_replies(d, child);
   shmi_descriptor_close(&child->reply_fd);
-  d->board->child_stats[slot].state = 2;
+  d->board->child_stats[slot].state = SHOWN_QUARANTINED;
   d->board->child_stats[slot].pid = 0;
   d->board->child_stats[slot].queued = 0;
+  if (child->in_flight == 0) leave_quarantine(d, slot);
+}
+
+void shmi_dispatch_clear_child(shmi_dispatch_t *d, int slot) {
+  child_t *child = &d->children[slot];
+  child->wants_clearing = 1;
+  if (child->state == SHMI_PEER_NONE) leave_quarantine(d, slot);
+  d->now_ns = shmi_clock_ns();
+  hand_out(d);
 }
 
 int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int pid,
@@ -647,24 +774,31 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   }
   uint64_t first = executing >> 16, count = executing & 0xffff;
   int was_executing = executing != 0 && delivery >= first && delivery < first + count;
-  forget_delivery(helper, delivery);
+  forget_delivery(d, helper, delivery);
+  if (r->frame.kind == SHMI_FRAME_CLEAR) {
+    finish_clear(d, number, SHM_EHELPER_DIED);
+    return;
+  }
   if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
     finish_member(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
     return;
   }
-  if (!is_call) {
-    answer_plain(d, number, SHM_EHELPER_DIED);
-    return;
-  }
-  if (was_executing && victim->sequence == 0) {
+  if (is_call && was_executing && victim->sequence == 0) {
     victim->sequence = r->frame.sequence;
     victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
+  }
+  const child_t *child = &d->children[r->frame.slot];
+  int has_caller = child->state == SHMI_PEER_UP && child->generation == r->frame.generation;
+  if (!is_call || !has_caller) { /* nobody's call is run for nobody: answering drops it */
+    answer_plain(d, number, SHM_EHELPER_DIED);
+    return;
   }
   int again = !was_executing ||
               ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2);
   if (again) {
     /* A call that was never begun may be handed over as often as helpers die. */
     if (!was_executing) r->attempts--;
+    else d->board->broker->retried++;
     d->board->broker->requeued++;
     shmi_schedule_requeue(d->schedule, number);
   } else {
@@ -725,9 +859,10 @@ void shmi_dispatch_tell_ready(shmi_dispatch_t *d, int slot, int status) {
   if (d->children[slot].reply_fd >= 0) shmi_channel_write(d->children[slot].reply_fd, &frame, 1);
 }
 
-int shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
+uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
   *next_ns = 0;
-  if (d->least_hang_ns == 0) return -1;
+  if (d->least_hang_ns == 0) return 0;
+  uint64_t hung = 0;
   for (int h = 0; h < d->config.helpers; h++) {
     helper_t *helper = &d->helpers[h];
     if (helper->state != SHMI_PEER_UP || helper->in_flight == 0) continue;
@@ -743,16 +878,28 @@ int shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
     if (r->frame.kind != SHMI_FRAME_CALL || r->function->hang_after_ns == 0) continue;
     uint64_t due = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed) +
                    r->function->hang_after_ns;
-    if (due <= now_ns) return h;
-    if (due < *next_ns) *next_ns = due;
+    if (due <= now_ns) hung |= UINT64_C(1) << h;
+    else if (due < *next_ns) *next_ns = due;
   }
-  return -1;
+  return hung;
 }
 
-int shmi_dispatch_is_idle(const shmi_dispatch_t *d) {
-  if (shmi_schedule_queued(d->schedule) > 0) return 0;
+void shmi_dispatch_hold(shmi_dispatch_t *d, int on) {
+  if (d->holding == on) return;
+  d->holding = on;
+  if (on) return;
+  d->now_ns = shmi_clock_ns();
+  hand_out(d);
+  flush_replies(d);
+}
+
+int shmi_dispatch_is_drained(const shmi_dispatch_t *d) {
+  if (d->dirty != 0) return 0;
   for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].in_flight > 0) return 0;
+    if (d->helpers[h].in_flight > 0 || d->helpers[h].grow_head != SHMI_NONE) return 0;
+  }
+  for (int slot = 0; slot < d->config.children; slot++) {
+    if (d->children[slot].state == SHMI_PEER_UP && d->children[slot].parked > 0) return 0;
   }
   return 1;
 }

@@ -36,11 +36,20 @@ enum shmi_turn {
   SHMI_TURN_READY = 2,      /* a helper said that its session is made, or is not */
   SHMI_TURN_LEFT = 4,       /* a child's pipe ended */
   SHMI_TURN_OFFENDED = 8,   /* a child broke the protocol beyond patience */
-  SHMI_TURN_SIGNAL = 16     /* the wait was interrupted */
+  SHMI_TURN_SIGNAL = 16,    /* the wait was interrupted */
+  SHMI_TURN_FREED = 32      /* a dead child's slot may be used again */
 };
 
-enum shmi_peer_state { SHMI_PEER_NONE = 0, SHMI_PEER_STARTING, SHMI_PEER_UP, SHMI_PEER_LEFT,
-                       SHMI_PEER_FAILED, SHMI_PEER_OFFENDED };
+enum shmi_peer_state {
+  SHMI_PEER_NONE = 0,    /* nobody; of a child's slot: it may be used (again) */
+  SHMI_PEER_STARTING,    /* a helper that makes its session */
+  SHMI_PEER_UP,
+  SHMI_PEER_LEFT,        /* a child that closed its pipe */
+  SHMI_PEER_FAILED,      /* a helper that could not make its session */
+  SHMI_PEER_OFFENDED,    /* a child that broke the protocol beyond patience */
+  SHMI_PEER_QUARANTINED, /* a child that is gone while helpers may still write to its arena */
+  SHMI_PEER_CLEARING     /* likewise; a helper writes zeros over its arena */
+};
 
 int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *config);
 void shmi_dispatch_destroy(shmi_dispatch_t *dispatch);
@@ -54,8 +63,12 @@ uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *dispatch, int chi
 int shmi_dispatch_child_state(const shmi_dispatch_t *dispatch, int child);
 int shmi_dispatch_helper_state(const shmi_dispatch_t *dispatch, int helper);
 
-/* The child is gone: its queued calls are dropped, its pipes closed. */
+/* The child is gone: its queued calls are dropped, its pipes closed. Its slot is quarantined
+ * until every call of it that a helper holds has ended. */
 void shmi_dispatch_remove_child(shmi_dispatch_t *dispatch, int child);
+/* Of a child that is gone: have its arena written with zeros once the quarantine is over. Only
+ * then is the slot free (SHMI_TURN_FREED, state SHMI_PEER_NONE). */
+void shmi_dispatch_clear_child(shmi_dispatch_t *dispatch, int child);
 /* The helper is dead: what it finished is answered, what it was executing fails (or is queued
  * once more when it is idempotent), what it had not begun is queued again. Fills *victim with
  * a call that was executing, sequence 0 when there was none. */
@@ -75,9 +88,12 @@ void shmi_dispatch_tell_ready(shmi_dispatch_t *dispatch, int child, int status);
  * shmi_turn bits or a negative status. */
 int shmi_dispatch_turn(shmi_dispatch_t *dispatch, int64_t timeout_ns, const sigset_t *mask);
 
-/* Has a helper been executing one call for longer than its function allows? Its number, or -1;
+/* The helpers that have been executing one call for longer than its function allows, as a mask;
  * *next_ns: when to look again, 0: no need. */
-int shmi_dispatch_hung(shmi_dispatch_t *dispatch, uint64_t now_ns, uint64_t *next_ns);
-int shmi_dispatch_is_idle(const shmi_dispatch_t *dispatch);
+uint64_t shmi_dispatch_hung(shmi_dispatch_t *dispatch, uint64_t now_ns, uint64_t *next_ns);
+/* on: hand out no call any more; what helpers hold is finished and answered. off: go on. */
+void shmi_dispatch_hold(shmi_dispatch_t *dispatch, int on);
+/* Is there no call that a helper holds, no result that waits for room, no reply to be written? */
+int shmi_dispatch_is_drained(const shmi_dispatch_t *dispatch);
 
 #endif

@@ -734,6 +734,7 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.window = window;
   port.page = shmi_board_child(child);
   port.child = child;
+  port.seen_answered = shmi_board()->child_stats[child].answered; /* by who had the slot before */
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
   port.cores = cores_allowed();

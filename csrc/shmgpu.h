@@ -206,7 +206,14 @@ typedef struct shm_config {
   int max_deaths;              /* helper deaths within death_window_ns that end the launch; 0: 5 */
   uint64_t death_window_ns;    /* 0: ten seconds */
   uint64_t grace_ns;           /* how long a drain waits before TERM, and TERM before KILL; 0: 5 s */
+  int restart;                 /* shm_restart: what becomes of a child that failed */
+  int max_restarts;            /* of one child; 0: 5 */
 } shm_config_t;
+
+enum shm_restart {
+  SHM_RESTART_NEVER = 0,       /* the launch ends with SHM_ECHILD_FAILED */
+  SHM_RESTART_ON_FAILURE = 1   /* its slot is cleaned and its main runs anew, max_restarts times */
+};
 
 enum shm_event_kind {
   SHM_EVENT_HELPER_STARTED = 1,   /* forked */
@@ -219,7 +226,15 @@ enum shm_event_kind {
   SHM_EVENT_DRAINING = 8,
   SHM_EVENT_HELPER_HUNG = 9,
   SHM_EVENT_CHILD_PROTOCOL = 10,  /* a child broke the protocol */
-  SHM_EVENT_OVER = 11             /* every process has ended; statistics and trace are still here */
+  SHM_EVENT_OVER = 11,            /* every process has ended; statistics and trace are still here */
+  SHM_EVENT_CHILD_CLEARED = 12    /* a dead child's arena is zero again, and its slot free */
+};
+/* Why the broker itself ended a process. */
+enum shm_reason {
+  SHM_REASON_NONE = 0,         /* it did not: the process ended by itself, or somebody else did */
+  SHM_REASON_HUNG = 1,         /* a call took longer than its function's hang_after */
+  SHM_REASON_PROTOCOL = 2,     /* it broke the protocol again and again */
+  SHM_REASON_ENDING = 3        /* the broker was told to end, or a child had failed */
 };
 typedef struct shm_event {
   int kind;
@@ -228,7 +243,10 @@ typedef struct shm_event {
   int exit_status;             /* what the process passed to exit, or -signal */
   uint32_t generation;
   int deaths;                  /* of this helper so far */
-  int is_final;                /* a death: the helper is not replaced */
+  int is_final;                /* a death: the helper (the child) is not replaced */
+  int reason;                  /* a death: shm_reason */
+  int attempts;                /* a child's: how often it was restarted so far */
+  uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
 } shm_event_t;
@@ -364,7 +382,7 @@ void shm_count_bytes(int kind, uint64_t bytes); /* adds to the calling role's ow
 
 typedef struct shm_child_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 running, 2 ended */
+  int32_t state;               /* 0 never used, 1 running, 2 ended, 3 quarantined, 4 being cleared */
   uint32_t generation;
   uint32_t queued;             /* now */
   uint64_t frames_sent;        /* by the child; counted by the child */
@@ -374,6 +392,7 @@ typedef struct shm_child_stats {
   uint64_t failed;             /* answered with a status other than SHM_OK */
   uint64_t dropped;            /* replies that found no such generation */
   uint64_t protocol_errors;
+  uint64_t restarts;           /* how often its main was run anew */
   uint64_t arena_used_bytes;   /* last reported by the child */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
@@ -406,6 +425,13 @@ typedef struct shm_broker_stats {
   uint64_t dropped;            /* stale replies */
   uint64_t protocol_errors;
   uint64_t helper_deaths;
+  uint64_t helper_respawns;
+  uint64_t helper_hangs;       /* helpers ended because a call exceeded hang_after */
+  uint64_t retried;            /* idempotent calls handed over once more after a helper's death */
+  uint64_t child_deaths;       /* children that ended with an error or by a signal */
+  uint64_t child_restarts;
+  uint64_t arenas_cleared;     /* arenas of dead children that were written with zeros */
+  uint64_t cleared_bytes;      /* written in that */
   uint64_t trace_written;      /* records written to the trace so far */
   uint32_t queued;             /* now */
   uint32_t in_flight;          /* now */

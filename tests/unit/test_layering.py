@@ -34,6 +34,10 @@ C_ROOMS = [
     "port",
     "desk",
     "dispatch",
+    "signals",
+    "role",
+    "crew",
+    "supervise",
     "launch",
     "api",
 ]

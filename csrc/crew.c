@@ -1,0 +1,270 @@
+/* crew -- see crew.h. */
+#include "crew.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "board.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "desk.h"
+#include "detail.h"
+#include "heap.h"
+#include "port.h"
+#include "role.h"
+
+enum { REAP_AT_ONCE = 64 };
+
+shmi_crew_t shmi_crew = {.epoll_fd = -1};
+
+#define crew shmi_crew
+
+void shmi_crew_tell(shm_event_t event) {
+  if (crew.host.on_event != NULL) crew.host.on_event(&event);
+}
+
+/* ---- a role's whole life, in the new process ---- */
+
+static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd) {
+  uint32_t generation = crew.helpers[index].generation;
+  int ends[2] = {down_fd, up_fd};
+  int status = shmi_role_begin(SHM_ROLE_HELPER, index, parent, ends);
+  if (status == SHM_OK) status = shmi_desk_open(down_fd, up_fd, index, generation);
+  if (status != SHM_OK) shmi_role_end(&crew.host, 1);
+  int code = crew.host.run_helper != NULL ? crew.host.run_helper(index, generation)
+                                          : shmi_desk_serve();
+  shmi_desk_close();
+  shmi_role_end(&crew.host, code);
+}
+
+static _Noreturn void run_child(int index, pid_t parent, int request_fd, int reply_fd,
+                                uint32_t window, uint32_t generation) {
+  int ends[2] = {request_fd, reply_fd};
+  int status = shmi_role_begin(SHM_ROLE_CHILD, index, parent, ends);
+  if (status == SHM_OK) status = shmi_arena_populate(index);
+  if (status == SHM_OK) status = shmi_port_open(request_fd, reply_fd, window, index);
+  if (status == SHM_OK) {
+    status = shmi_heap_open(shmi_arena_address(index), shmi_arena_bytes(), index);
+  }
+  if (status != SHM_OK) shmi_role_end(&crew.host, 1);
+  shmi_role_end(&crew.host,
+                crew.host.run_child != NULL ? crew.host.run_child(index, generation) : 0);
+}
+
+/* ---- forking roles, in the parent ---- */
+
+static int watch(const shmi_process_t *process, int role, int index) {
+  struct epoll_event event = {
+      .events = EPOLLIN,
+      .data = {.u64 = (uint64_t)(uint32_t)role << 32 | (uint32_t)index}};
+  return epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, process->pidfd, &event) == 0 ? SHM_OK
+                                                                              : SHM_ESYSTEM;
+}
+
+int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity) {
+  int other = 0;
+  int status = shmi_channel_make(towards, 2, capacity);
+  if (status != SHM_OK) return status;
+  status = shmi_channel_make(from, 1, &other);
+  if (status != SHM_OK) {
+    shmi_descriptor_close(&towards[0]);
+    shmi_descriptor_close(&towards[1]);
+    return status;
+  }
+  if (other < *capacity) *capacity = other;
+  return status;
+}
+
+/* A process whose end could not be watched for would be waited for in vain: it ends here. */
+static void end_unwatched(shmi_process_t *process) {
+  int exit_status;
+  shmi_detail_errno("watching a new process");
+  shmi_process_signal(process, SIGKILL);
+  shmi_process_reap(process, 1, &exit_status);
+}
+
+int shmi_crew_start_helper(int index) {
+  shmi_crew_helper_t *helper = &crew.helpers[index];
+  int down[2], up[2], capacity;
+  int status = shmi_crew_two_pipes(down, up, &capacity);
+  if (status != SHM_OK) {
+    shmi_detail_errno("making a helper's pipes");
+    return status;
+  }
+  shmi_board_reset_helper(index);
+  helper->generation++;
+  helper->failed = helper->told_ready = 0;
+  helper->kill_ns = 0;
+  helper->reason = SHM_REASON_NONE;
+  pid_t parent = getpid();
+  int forked = shmi_process_fork(crew.host.fork, &helper->process);
+  if (forked == 0) {
+    shmi_descriptor_close(&down[1]);
+    shmi_descriptor_close(&up[0]);
+    run_helper(index, parent, down[0], up[1]);
+  }
+  shmi_descriptor_close(&down[0]);
+  shmi_descriptor_close(&up[1]);
+  if (forked < 0) {
+    shmi_descriptor_close(&down[1]);
+    shmi_descriptor_close(&up[0]);
+    return forked;
+  }
+  helper->started_ns = shmi_clock_ns();
+  helper->respawn_ns = 0;
+  crew.helpers_alive++;
+  status = shmi_dispatch_add_helper(crew.dispatch, index, down[1], up[0], helper->process.pid,
+                                    helper->generation);
+  if (status == SHM_OK) status = watch(&helper->process, SHM_ROLE_HELPER, index);
+  if (status != SHM_OK) {
+    shmi_victim_t none;
+    end_unwatched(&helper->process);
+    shmi_dispatch_remove_helper(crew.dispatch, index, &none);
+    crew.helpers_alive--;
+    return status;
+  }
+  if (helper->generation > 1) shmi_board()->broker->helper_respawns++;
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_STARTED,
+                               .index = index,
+                               .pid = helper->process.pid,
+                               .generation = helper->generation,
+                               .deaths = helper->deaths});
+  return SHM_OK;
+}
+
+int shmi_crew_start_child(int index) {
+  shmi_crew_child_t *child = &crew.children[index];
+  int reply[2], request[2], capacity;
+  int status = shmi_crew_two_pipes(reply, request, &capacity);
+  if (status != SHM_OK) {
+    shmi_detail_errno("making a child's pipes");
+    return status;
+  }
+  /* The window is what the pipe holds at most, so that a reply never waits for its reader. */
+  uint32_t window = crew.config.window;
+  if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  uint32_t generation = shmi_dispatch_child_generation(crew.dispatch, index) + 1;
+  pid_t parent = getpid();
+  int forked = shmi_process_fork(crew.host.fork, &child->process);
+  if (forked == 0) {
+    shmi_descriptor_close(&reply[1]);
+    shmi_descriptor_close(&request[0]);
+    run_child(index, parent, request[1], reply[0], window, generation);
+  }
+  shmi_descriptor_close(&reply[0]);
+  shmi_descriptor_close(&request[1]);
+  if (forked < 0) {
+    shmi_descriptor_close(&reply[1]);
+    shmi_descriptor_close(&request[0]);
+    return forked;
+  }
+  child->is_ours = 1;
+  child->reason = SHM_REASON_NONE;
+  child->started_ns = shmi_clock_ns();
+  child->respawn_ns = 0;
+  crew.children_alive++;
+  status = shmi_dispatch_add_child(crew.dispatch, index, request[0], reply[1], child->process.pid);
+  if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
+  if (status != SHM_OK) {
+    end_unwatched(&child->process);
+    shmi_dispatch_remove_child(crew.dispatch, index);
+    child->has_ended = 1;
+    crew.children_alive--;
+    return status;
+  }
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_STARTED,
+                               .index = index,
+                               .pid = child->process.pid,
+                               .generation = generation,
+                               .attempts = child->restarts});
+  return SHM_OK;
+}
+
+int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd) {
+  shmi_crew_child_t *first = &crew.children[0];
+  int status = shmi_process_open(caller, &first->process);
+  if (status == SHM_OK) status = watch(&first->process, SHM_ROLE_CHILD, 0);
+  if (status != SHM_OK) return status;
+  crew.children_alive = 1;
+  return shmi_dispatch_add_child(crew.dispatch, 0, request_fd, reply_fd, caller);
+}
+
+/* ---- signalling and reaping ---- */
+
+void shmi_crew_signal_children(int signal, int reason) {
+  for (int i = 0; i < crew.config.child_count; i++) {
+    shmi_crew_child_t *child = &crew.children[i];
+    if (!child->is_ours || child->process.pid == 0) continue;
+    if (child->reason == SHM_REASON_NONE) child->reason = reason;
+    shmi_process_signal(&child->process, signal);
+  }
+}
+
+void shmi_crew_signal_helpers(int signal) {
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    shmi_process_signal(&crew.helpers[i].process, signal);
+  }
+}
+
+void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
+                    void (*child_ended)(int index, int exit_status)) {
+  struct epoll_event events[REAP_AT_ONCE];
+  int count = epoll_wait(crew.epoll_fd, events, REAP_AT_ONCE, 0);
+  for (int i = 0; i < count; i++) {
+    int role = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
+    int exit_status = 0;
+    if (role == SHM_ROLE_HELPER) {
+      int pid = crew.helpers[index].process.pid;
+      if (shmi_process_reap(&crew.helpers[index].process, 0, &exit_status)) {
+        helper_ended(index, pid, exit_status);
+      }
+    } else if (crew.children[index].is_ours) {
+      if (shmi_process_reap(&crew.children[index].process, 0, &exit_status)) {
+        child_ended(index, exit_status);
+      }
+    } else {
+      shmi_process_forget(&crew.children[index].process);
+      child_ended(index, 0);
+    }
+  }
+}
+
+/* ---- making and ending ---- */
+
+int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
+  crew = (shmi_crew_t){.config = *config, .host = *host};
+  crew.epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
+  crew.helpers = calloc((size_t)config->helper_count, sizeof *crew.helpers);
+  crew.children = calloc((size_t)config->child_count, sizeof *crew.children);
+  if (crew.epoll_fd < 0 || crew.helpers == NULL || crew.children == NULL) return SHM_ESYSTEM;
+  for (int i = 0; i < config->helper_count; i++) crew.helpers[i].process.pidfd = -1;
+  for (int i = 0; i < config->child_count; i++) crew.children[i].process.pidfd = -1;
+  shmi_dispatch_config_t dispatch = {.children = config->child_count,
+                                     .helpers = config->helper_count,
+                                     .pools = config->pool_count,
+                                     .window = config->window,
+                                     .helper_pool = crew.config.helper_pool,
+                                     .min_credit = crew.config.min_credit,
+                                     .supervisor_fd = crew.epoll_fd};
+  shm_broker_stats_t *stats = shmi_board()->broker;
+  stats->started_ns = shmi_clock_ns();
+  stats->parent_pid = getpid();
+  stats->children = config->child_count;
+  stats->helpers = config->helper_count;
+  stats->window = (int32_t)config->window;
+  return shmi_dispatch_create(&crew.dispatch, &dispatch);
+}
+
+void shmi_crew_close(void) {
+  shmi_dispatch_destroy(crew.dispatch);
+  crew.dispatch = NULL;
+  shmi_descriptor_close(&crew.epoll_fd);
+  free(crew.helpers);
+  free(crew.children);
+  crew.helpers = NULL;
+  crew.children = NULL;
+}

@@ -1,0 +1,74 @@
+/* crew -- the broker's processes: who there is, how one is forked, watched, signalled and reaped.
+ *
+ * Every process is watched and signalled through its pidfd, all pidfds in one epoll set. One that
+ * we did not fork (the caller of an init()) is watched and never signalled.
+ *
+ * Owns: the tables of helpers and children, and their pidfds. Must never: decide what becomes of a
+ * process (supervise does), or touch an arena in the parent.
+ */
+#ifndef SHMI_CREW_H
+#define SHMI_CREW_H
+
+#include "dispatch.h"
+#include "process.h"
+
+typedef struct shmi_crew_helper {
+  shmi_process_t process;
+  uint32_t generation;
+  int deaths;       /* in all */
+  int short_deaths; /* in a row, each within the death window of its start */
+  uint64_t started_ns;
+  uint64_t respawn_ns; /* 0: not waiting to be replaced */
+  uint64_t kill_ns;    /* a hung one was told to abort: kill it then; 0: no */
+  int reason;          /* shm_reason: why we end it */
+  int failed;          /* it said that its session could not be made */
+  int told_ready;
+} shmi_crew_helper_t;
+
+typedef struct shmi_crew_child {
+  shmi_process_t process;
+  int is_ours;
+  int has_ended; /* for good */
+  int restarts;
+  int short_lives; /* in a row, each within the death window of its start */
+  int reason;      /* shm_reason: why we end it */
+  uint64_t started_ns;
+  uint64_t respawn_ns; /* 0: not waiting to be restarted */
+} shmi_crew_child_t;
+
+typedef struct shmi_crew {
+  shm_config_t config;
+  shm_host_t host;
+  shmi_dispatch_t *dispatch;
+  shmi_crew_helper_t *helpers;
+  shmi_crew_child_t *children;
+  int epoll_fd; /* all pidfds */
+  int children_alive, helpers_alive;
+} shmi_crew_t;
+
+/* Of the parent, while it runs; a role that was just forked still reads it. */
+extern shmi_crew_t shmi_crew;
+
+/* In the parent: tables, pidfd set, dispatcher. */
+int shmi_crew_open(const shm_config_t *config, const shm_host_t *host);
+void shmi_crew_close(void);
+
+int shmi_crew_start_helper(int index);
+int shmi_crew_start_child(int index);
+/* The process that called init() becomes child 0. */
+int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd);
+/* Two pipes between the parent and a role: towards[] carries frames to it. *capacity: frames that
+ * either is sure to hold. */
+int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity);
+
+void shmi_crew_signal_children(int signal, int reason);
+void shmi_crew_signal_helpers(int signal);
+
+/* Call helper_ended and child_ended for every process that has ended. */
+void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
+                    void (*child_ended)(int index, int exit_status));
+
+/* Tell the host. */
+void shmi_crew_tell(shm_event_t event);
+
+#endif

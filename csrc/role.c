@@ -1,0 +1,39 @@
+/* role -- see role.h. */
+#include "role.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "board.h"
+#include "descriptor.h"
+#include "process.h"
+#include "signals.h"
+
+static int role = SHM_ROLE_NONE, role_index = -1;
+
+int shmi_role(void) { return role; }
+int shmi_role_index(void) { return role_index; }
+int shm_get_role(void) { return role; }
+
+void shmi_role_set(int new_role, int index) {
+  role = new_role;
+  role_index = index;
+}
+
+int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[2]) {
+  shmi_role_set(new_role, index);
+  shmi_signals_of_role();
+  if (shmi_process_die_with(parent, SIGKILL) != 1) return SHM_EBROKER_DIED;
+  shmi_process_offer_to_oom();
+  int status = new_role == SHM_ROLE_HELPER ? shmi_arena_map_helper() : shmi_arena_map_child(index);
+  if (status != SHM_OK) return status;
+  shmi_arena_close_descriptors();
+  shmi_descriptor_keep_only(ends, 2);
+  return shmi_board_become(new_role, index);
+}
+
+_Noreturn void shmi_role_end(const shm_host_t *host, int status) {
+  if (host->exit != NULL) host->exit(status);
+  _exit(status);
+}

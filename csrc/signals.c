@@ -1,0 +1,70 @@
+/* signals -- see signals.h. */
+#include "signals.h"
+
+#include <stddef.h>
+
+#include "channel.h"
+
+static struct {
+  sigset_t caller_mask, wait_mask;
+  struct sigaction caller_int, caller_term, caller_chld, caller_pipe;
+} kept;
+
+/* Written by handlers. */
+static volatile sig_atomic_t stop_requests, stop_signal;
+
+int shm_stop_signal(void) { return (int)stop_signal; }
+int shmi_signals_requests(void) { return (int)stop_requests; }
+const sigset_t *shmi_signals_wait_mask(void) { return &kept.wait_mask; }
+
+static void on_stop_signal(int signal) {
+  stop_requests = stop_requests + 1;
+  stop_signal = signal;
+}
+
+void shmi_signals_take(int ignore_interrupt) {
+  struct sigaction stop = {.sa_handler = on_stop_signal};
+  struct sigaction standard = {.sa_handler = SIG_DFL}, ignore = {.sa_handler = SIG_IGN};
+  sigemptyset(&stop.sa_mask);
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGINT);
+  sigaddset(&blocked, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &blocked, &kept.caller_mask);
+  kept.wait_mask = kept.caller_mask;
+  sigdelset(&kept.wait_mask, SIGINT);
+  sigdelset(&kept.wait_mask, SIGTERM);
+  stop_requests = 0;
+  stop_signal = 0;
+  /* The parent of an init() shares the caller's terminal: Ctrl-C there is the caller's own. */
+  sigaction(SIGINT, ignore_interrupt ? &ignore : &stop, &kept.caller_int);
+  sigaction(SIGTERM, &stop, &kept.caller_term);
+  sigaction(SIGCHLD, &standard, &kept.caller_chld); /* ignored, it would reap behind our back */
+  sigaction(SIGPIPE, &ignore, &kept.caller_pipe);
+  shmi_channel_sigpipe(1);
+}
+
+void shmi_signals_give_back(void) {
+  sigaction(SIGINT, &kept.caller_int, NULL);
+  sigaction(SIGTERM, &kept.caller_term, NULL);
+  sigaction(SIGCHLD, &kept.caller_chld, NULL);
+  sigaction(SIGPIPE, &kept.caller_pipe, NULL);
+  pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
+  shmi_channel_sigpipe(0);
+}
+
+void shmi_signals_of_role(void) {
+  struct sigaction ignore = {.sa_handler = SIG_IGN}, standard = {.sa_handler = SIG_DFL};
+  sigaction(SIGINT, &ignore, NULL);
+  sigaction(SIGTERM, &standard, NULL);
+  sigaction(SIGPIPE, &ignore, NULL);
+  sigaction(SIGCHLD, &kept.caller_chld, NULL);
+  pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
+  shmi_channel_sigpipe(1);
+}
+
+void shmi_signals_let_in(void) {
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, &kept.wait_mask, &blocked);
+  pthread_sigmask(SIG_SETMASK, &blocked, NULL);
+}

@@ -1,0 +1,34 @@
+/* signals -- what signals mean to the parent and to its roles, and the caller's own handlers back.
+ *
+ *            parent of a launch()   parent of an init()   a forked role
+ *   SIGINT   asks for the end       ignored               ignored: the parent decides
+ *   SIGTERM  asks for the end       asks for the end      the standard: it ends
+ *   SIGCHLD  the standard           the standard          as the caller had it
+ *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
+ *
+ * Handlers only count. SIGINT and SIGTERM are blocked but while the loop waits, so one can never
+ * slip in between looking and waiting.
+ *
+ * Owns: the dispositions while a broker runs. Must never: act on a signal.
+ */
+#ifndef SHMI_SIGNALS_H
+#define SHMI_SIGNALS_H
+
+#include <signal.h>
+
+#include "status.h"
+
+/* In the parent: from here until given back. */
+void shmi_signals_take(int ignore_interrupt);
+void shmi_signals_give_back(void);
+/* In a forked role. */
+void shmi_signals_of_role(void);
+
+/* How many times the parent was asked to end. */
+int shmi_signals_requests(void);
+/* The mask to wait with. */
+const sigset_t *shmi_signals_wait_mask(void);
+/* Deliver what is pending, without waiting. */
+void shmi_signals_let_in(void);
+
+#endif

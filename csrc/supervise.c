@@ -1,0 +1,411 @@
+/* supervise -- see supervise.h. */
+#include "supervise.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "board.h"
+#include "clock.h"
+#include "crew.h"
+#include "detail.h"
+#include "signals.h"
+
+enum {
+  BACKOFF_FIRST_MS = 50,
+  BACKOFF_MAX_MS = 5000,
+  SIGNALS_EVERY_MS = 50,
+  HANG_GRACE_MS = 1000 /* between SIGABRT, which leaves a stack, and SIGKILL */
+};
+#define MS UINT64_C(1000000)
+#define SECOND UINT64_C(1000000000)
+
+enum phase { STARTING, RUNNING, DRAINING, ENDING, CLOSING, OVER };
+
+static struct {
+  enum phase phase;
+  int outcome;
+  int forced;             /* 1: TERM was sent in this phase; 2: KILL */
+  int stops_handled;      /* of the requests to end */
+  int restarts_waiting;   /* children that are to be started anew */
+  uint64_t signals_ns;    /* when signals were last let in by hand */
+  uint64_t deadline_ns;   /* of the phase */
+} now;
+
+#define crew shmi_crew
+
+/* ---- the phases ---- */
+
+static void enter_phase(enum phase phase) {
+  now.phase = phase;
+  now.forced = 0;
+  /* Once no child is left nobody waits for what helpers still execute: a second to end is enough. */
+  uint64_t grace_ns = crew.config.grace_ns;
+  if (phase == CLOSING && grace_ns > SECOND) grace_ns = SECOND;
+  now.deadline_ns = shmi_clock_ns() + grace_ns;
+}
+
+/* Children that we did not fork are only let go: their next call says that the broker is gone. */
+static void let_go(int outcome) {
+  for (int i = 0; i < crew.config.child_count; i++) {
+    shmi_crew_child_t *child = &crew.children[i];
+    if (child->is_ours || child->has_ended || child->process.pid <= 0) continue;
+    strncpy(shmi_board()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
+    shmi_dispatch_tell_ready(crew.dispatch, i, outcome); /* read only if it still waits */
+    shmi_dispatch_remove_child(crew.dispatch, i);
+    shmi_process_forget(&child->process);
+    child->has_ended = 1;
+    crew.children_alive--;
+  }
+}
+
+static void begin_ending(void) {
+  int was_starting = now.phase == STARTING;
+  enter_phase(ENDING);
+  now.restarts_waiting = 0;
+  let_go(now.outcome);
+  shmi_crew_signal_children(SIGTERM, SHM_REASON_ENDING);
+  if (was_starting) shmi_crew_signal_helpers(SIGTERM); /* nobody waits for a model that loads */
+  now.forced = 1;
+  shmi_dispatch_hold(crew.dispatch, 0); /* a child that unwinds may still want an answer */
+}
+
+static void fail(int outcome) {
+  if (now.outcome == SHM_OK) now.outcome = outcome;
+  if (now.phase >= DRAINING) return;
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
+  if (outcome == SHM_ESIGNALLED && now.phase == RUNNING) {
+    enter_phase(DRAINING);
+    shmi_dispatch_hold(crew.dispatch, 1);
+  } else {
+    begin_ending();
+  }
+}
+
+static int everybody_left(void) { return crew.children_alive == 0 && now.restarts_waiting == 0; }
+
+static void begin_running(void) {
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    if (shmi_dispatch_helper_state(crew.dispatch, i) != SHMI_PEER_UP) return;
+  }
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_READY});
+  enter_phase(RUNNING);
+  if (crew.config.caller_is_child) {
+    shmi_dispatch_tell_ready(crew.dispatch, 0, SHM_OK);
+    return;
+  }
+  for (int i = 0; i < crew.config.child_count; i++) {
+    int status = shmi_crew_start_child(i);
+    if (status != SHM_OK) {
+      fail(status);
+      return;
+    }
+  }
+}
+
+/* Go on to the next phase where the present one is done. */
+static void advance(void) {
+  if (now.phase == STARTING) begin_running();
+  if (now.phase == DRAINING && shmi_dispatch_is_drained(crew.dispatch)) begin_ending();
+  if (now.phase >= RUNNING && now.phase <= ENDING && everybody_left()) {
+    enter_phase(CLOSING);
+    shmi_dispatch_close_helpers(crew.dispatch);
+  }
+  if (now.phase == CLOSING && crew.helpers_alive == 0) now.phase = OVER;
+}
+
+/* The time for the present phase is up: on to the next, or TERM first, then KILL. */
+static void press(uint64_t at_ns) {
+  if (now.phase < DRAINING || at_ns < now.deadline_ns) return;
+  if (now.phase == DRAINING) {
+    begin_ending();
+    return;
+  }
+  int signal = now.forced == 0 ? SIGTERM : SIGKILL;
+  if (now.phase == ENDING) shmi_crew_signal_children(signal, SHM_REASON_ENDING);
+  else shmi_crew_signal_helpers(signal);
+  now.forced = signal == SIGTERM ? 1 : 2;
+  now.deadline_ns = at_ns + (crew.config.grace_ns < SECOND ? crew.config.grace_ns : SECOND);
+}
+
+/* ---- deaths ---- */
+
+/* The first at once, then later and later. */
+static uint64_t backoff_ns(int in_a_row) {
+  if (in_a_row <= 1) return 0;
+  int doublings = in_a_row - 2 < 16 ? in_a_row - 2 : 16;
+  uint64_t wait_ms = (uint64_t)BACKOFF_FIRST_MS << doublings;
+  return (wait_ms < BACKOFF_MAX_MS ? wait_ms : BACKOFF_MAX_MS) * MS;
+}
+
+static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
+  return ended_ns - started_ns < crew.config.death_window_ns ? so_far + 1 : 1;
+}
+
+static void child_ended(int index, int exit_status) {
+  shmi_crew_child_t *child = &crew.children[index];
+  if (child->has_ended) return;
+  uint64_t at_ns = shmi_clock_ns();
+  int failed = exit_status != 0 && child->is_ours;
+  child->short_lives = in_a_row(child->short_lives, child->started_ns, at_ns);
+  int again = failed && now.phase == RUNNING &&
+              crew.config.restart == SHM_RESTART_ON_FAILURE &&
+              child->restarts < crew.config.max_restarts;
+  crew.children_alive--;
+  child->has_ended = !again;
+  shmi_dispatch_remove_child(crew.dispatch, index);
+  if (failed && child->reason != SHM_REASON_ENDING) shmi_board()->broker->child_deaths++;
+  shmi_crew_tell(
+      (shm_event_t){.kind = SHM_EVENT_CHILD_ENDED,
+                    .index = index,
+                    .exit_status = exit_status,
+                    .generation = shmi_dispatch_child_generation(crew.dispatch, index),
+                    .is_final = !again,
+                    .reason = child->reason,
+                    .attempts = child->restarts,
+                    .delay_ns = again ? backoff_ns(child->short_lives) : 0});
+  if (again) {
+    child->respawn_ns = at_ns + backoff_ns(child->short_lives);
+    now.restarts_waiting++;
+    shmi_dispatch_clear_child(crew.dispatch, index);
+    return;
+  }
+  if (now.phase == STARTING) fail(SHM_ESTOPPED); /* an init() that was interrupted */
+  if (!failed) return;
+  if (now.outcome == SHM_OK) { /* those that end after it were told to */
+    shmi_detail_set("child %d ended with %s %d", index,
+                    exit_status < 0 ? "signal" : "exit status",
+                    exit_status < 0 ? -exit_status : exit_status);
+  }
+  fail(SHM_ECHILD_FAILED);
+}
+
+static void helper_ended(int index, int pid, int exit_status) {
+  shmi_crew_helper_t *helper = &crew.helpers[index];
+  uint64_t at_ns = shmi_clock_ns();
+  shmi_victim_t victim;
+  shmi_dispatch_remove_helper(crew.dispatch, index, &victim);
+  crew.helpers_alive--;
+  if (now.phase >= ENDING) return;
+  helper->deaths++;
+  helper->short_deaths = in_a_row(helper->short_deaths, helper->started_ns, at_ns);
+  int given_up = helper->short_deaths >= crew.config.max_deaths;
+  shmi_crew_tell((shm_event_t){
+      .kind = helper->failed ? SHM_EVENT_HELPER_FAILED : SHM_EVENT_HELPER_DIED,
+      .index = index,
+      .pid = pid,
+      .exit_status = exit_status,
+      .generation = helper->generation,
+      .deaths = helper->deaths,
+      .is_final = given_up || now.phase != RUNNING,
+      .reason = helper->reason,
+      .delay_ns = backoff_ns(helper->short_deaths),
+      .sequence = victim.sequence,
+      .function = victim.function});
+  if (now.phase == STARTING) { /* a launch is all or nothing */
+    shmi_detail_set("helper %d ended while it was starting (%s %d)", index,
+                    exit_status < 0 ? "killed by signal" : "exit status",
+                    exit_status < 0 ? -exit_status : exit_status);
+    fail(SHM_ESESSION);
+    return;
+  }
+  if (given_up) {
+    shmi_detail_set("helper %d died %d times, each within %llu s of its start", index,
+                    helper->short_deaths,
+                    (unsigned long long)(crew.config.death_window_ns / SECOND));
+    shmi_dispatch_give_up_helper(crew.dispatch, index, 1);
+    fail(helper->failed ? SHM_ESESSION : SHM_ENO_HELPERS);
+    return;
+  }
+  helper->respawn_ns = at_ns + backoff_ns(helper->short_deaths);
+}
+
+static void callers_left(void) {
+  for (int i = 0; i < crew.config.child_count; i++) {
+    if (crew.children[i].is_ours || crew.children[i].has_ended) continue;
+    if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_LEFT) {
+      shmi_process_forget(&crew.children[i].process);
+      child_ended(i, 0);
+    }
+  }
+}
+
+static void end_offenders(void) {
+  for (int i = 0; i < crew.config.child_count; i++) {
+    shmi_crew_child_t *child = &crew.children[i];
+    if (shmi_dispatch_child_state(crew.dispatch, i) != SHMI_PEER_OFFENDED) continue;
+    if (child->reason == SHM_REASON_PROTOCOL) continue; /* its end will come */
+    child->reason = SHM_REASON_PROTOCOL;
+    shmi_crew_tell((shm_event_t){
+        .kind = SHM_EVENT_CHILD_PROTOCOL, .index = i, .pid = child->process.pid});
+    if (child->is_ours) {
+      shmi_process_signal(&child->process, SIGKILL);
+    } else {
+      shmi_process_forget(&child->process);
+      child_ended(i, 0);
+    }
+  }
+}
+
+static void helpers_ready(void) {
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    shmi_crew_helper_t *helper = &crew.helpers[i];
+    int state = shmi_dispatch_helper_state(crew.dispatch, i);
+    if (state == SHMI_PEER_FAILED && !helper->failed) {
+      helper->failed = 1;
+      if (now.phase == STARTING) {
+        shmi_detail_set("helper %d could not make its session", i);
+        shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_FAILED, .index = i,
+                                     .pid = helper->process.pid, .is_final = 1,
+                                     .generation = helper->generation});
+        fail(SHM_ESESSION);
+      }
+    } else if (state == SHMI_PEER_UP && !helper->told_ready) {
+      helper->told_ready = 1;
+      shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_READY, .index = i,
+                                   .pid = helper->process.pid,
+                                   .generation = helper->generation,
+                                   .deaths = helper->deaths});
+    }
+  }
+}
+
+/* ---- timers ---- */
+
+static void sooner(uint64_t *at_ns, uint64_t candidate_ns) {
+  if (candidate_ns != 0 && (*at_ns == 0 || candidate_ns < *at_ns)) *at_ns = candidate_ns;
+}
+
+static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    shmi_crew_helper_t *helper = &crew.helpers[i];
+    if (helper->process.pid != 0 || helper->respawn_ns == 0) continue;
+    /* No process or descriptor to be had now: try again later, others serve on. */
+    if (helper->respawn_ns <= at_ns && shmi_crew_start_helper(i) != SHM_OK) {
+      helper->respawn_ns = at_ns + SECOND;
+    }
+    if (helper->process.pid == 0) sooner(next_ns, helper->respawn_ns);
+  }
+}
+
+static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
+  for (int i = 0; i < crew.config.child_count && now.restarts_waiting > 0; i++) {
+    shmi_crew_child_t *child = &crew.children[i];
+    if (child->process.pid != 0 || child->respawn_ns == 0) continue;
+    if (child->respawn_ns > at_ns) {
+      sooner(next_ns, child->respawn_ns);
+    } else if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_NONE) {
+      child->restarts++;
+      if (shmi_crew_start_child(i) == SHM_OK) {
+        now.restarts_waiting--;
+        shmi_board()->broker->child_restarts++;
+        shmi_board()->child_stats[i].restarts++;
+      } else {
+        child->restarts--;
+        child->respawn_ns = at_ns + SECOND;
+        sooner(next_ns, child->respawn_ns);
+      }
+    } /* else its arena is not clear yet: the dispatcher will say */
+  }
+}
+
+/* The ladder: SIGABRT leaves a stack, SIGKILL ends whatever is left. */
+static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
+  uint64_t look_ns;
+  uint64_t hung = shmi_dispatch_hung(crew.dispatch, at_ns, &look_ns);
+  sooner(next_ns, look_ns);
+  for (; hung != 0; hung &= hung - 1) {
+    int i = __builtin_ctzll(hung);
+    shmi_crew_helper_t *helper = &crew.helpers[i];
+    if (helper->reason == SHM_REASON_HUNG) continue;
+    helper->reason = SHM_REASON_HUNG;
+    shmi_board()->broker->helper_hangs++;
+    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_HUNG, .index = i,
+                                 .pid = helper->process.pid,
+                                 .generation = helper->generation});
+    shmi_process_signal(&helper->process, SIGABRT);
+    helper->kill_ns = at_ns + HANG_GRACE_MS * MS;
+  }
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    shmi_crew_helper_t *helper = &crew.helpers[i];
+    if (helper->kill_ns == 0 || helper->process.pid == 0) continue;
+    if (helper->kill_ns <= at_ns) {
+      shmi_process_signal(&helper->process, SIGKILL);
+      helper->kill_ns = 0;
+    }
+    sooner(next_ns, helper->kill_ns);
+  }
+}
+
+/* What is due by the clock; returns when something will be, 0: never. */
+static uint64_t timers(uint64_t at_ns) {
+  uint64_t next_ns = 0;
+  press(at_ns);
+  if (now.phase >= DRAINING) sooner(&next_ns, now.deadline_ns);
+  if (now.phase == RUNNING) {
+    replace_helpers(at_ns, &next_ns);
+    if (now.restarts_waiting > 0) restart_children(at_ns, &next_ns);
+  }
+  if (now.phase >= RUNNING && now.phase <= ENDING) end_hung_helpers(at_ns, &next_ns);
+  return next_ns;
+}
+
+/* ---- the loop ---- */
+
+static void kill_all(void) {
+  if (now.phase < ENDING) begin_ending();
+  shmi_crew_signal_children(SIGKILL, SHM_REASON_ENDING);
+  shmi_crew_signal_helpers(SIGKILL);
+}
+
+static void handle_signals(void) {
+  int requests = shmi_signals_requests();
+  if (requests > now.stops_handled) {
+    int is_first = now.stops_handled == 0 && requests == 1;
+    now.stops_handled = requests;
+    fail(SHM_ESIGNALLED);
+    if (!is_first) kill_all(); /* asked twice: now */
+  }
+  if (crew.host.on_signal != NULL && crew.host.on_signal() != 0) fail(SHM_ESIGNALLED);
+}
+
+/* A wait that finds something ready at once delivers no signal, and a busy broker may wait like
+ * that for ever: so let them in from time to time. */
+static void let_signals_in(uint64_t at_ns) {
+  if (at_ns - now.signals_ns < SIGNALS_EVERY_MS * MS) return;
+  now.signals_ns = at_ns;
+  shmi_signals_let_in();
+  handle_signals();
+}
+
+int shmi_supervise(void) {
+  memset(&now, 0, sizeof now);
+  for (int i = 0; i < crew.config.helper_count && now.phase == STARTING; i++) {
+    int status = shmi_crew_start_helper(i);
+    if (status != SHM_OK) fail(status);
+  }
+  for (;;) {
+    uint64_t at_ns = shmi_clock_ns(), next_ns;
+    enum phase before;
+    do { /* one phase may be over as soon as it begins */
+      before = now.phase;
+      advance();
+      next_ns = timers(at_ns);
+    } while (now.phase != before);
+    if (now.phase == OVER) return now.outcome;
+    int64_t timeout_ns = -1;
+    if (next_ns != 0) timeout_ns = next_ns > at_ns ? (int64_t)(next_ns - at_ns) : 0;
+    int turn = shmi_dispatch_turn(crew.dispatch, timeout_ns, shmi_signals_wait_mask());
+    if (turn < 0) {
+      shmi_detail_errno("waiting for messages");
+      fail(turn);
+      kill_all();
+      continue;
+    }
+    if (turn & SHMI_TURN_SIGNAL) handle_signals();
+    else let_signals_in(at_ns);
+    if (turn & SHMI_TURN_READY) helpers_ready();
+    if (turn & SHMI_TURN_SUPERVISOR) shmi_crew_reap(helper_ended, child_ended);
+    if (turn & SHMI_TURN_LEFT) callers_left();
+    if (turn & SHMI_TURN_OFFENDED) end_offenders();
+  }
+}

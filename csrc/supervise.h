@@ -1,0 +1,32 @@
+/* supervise -- the parent's life: keep the crew alive, replace who dies, end everything in order.
+ *
+ *   starting --all helpers ready--> running --all children ended----------------> closing --> over
+ *       |                            |   |                                           ^
+ *       |                            |   +-- a failed child, helpers given up --+    |
+ *       |                            +------ a signal --> draining --held calls +    |
+ *       |                                        answered, or the grace is over |    |
+ *       +------------ failure --------------------------------------------> ending --+
+ *
+ *   draining  helpers finish what they hold; what is queued, and what comes, waits
+ *   ending    children are told to end (SIGTERM, then after the grace SIGKILL), and served again
+ *   closing   helpers' pipes are closed: each serves what it holds and ends (then TERM, KILL)
+ *
+ * A helper that dies is replaced at once, then after 50 ms, doubling up to 5 s, while its deaths
+ * come within death_window_ns of its starts; max_deaths of those in a row end the launch. A child
+ * that fails is started anew likewise, where the launch says so and max_restarts allow, once no
+ * helper can write to its arena any more and the arena is zero again.
+ *
+ * The parent has one thread, so it may fork at any time.
+ *
+ * Owns: the phases and what follows from a death. Must never: touch an arena, read a frame, or
+ * leave anything behind.
+ */
+#ifndef SHMI_SUPERVISE_H
+#define SHMI_SUPERVISE_H
+
+#include "status.h"
+
+/* From the first helper's fork to the last process's end. Returns the outcome. */
+int shmi_supervise(void);
+
+#endif
