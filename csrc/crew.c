@@ -211,24 +211,25 @@ void shmi_crew_signal_helpers(int signal) {
 }
 
 void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
-                    void (*child_ended)(int index, int exit_status)) {
+                    void (*child_ended)(int index, int pid, int exit_status)) {
   struct epoll_event events[REAP_AT_ONCE];
   int count = epoll_wait(crew.epoll_fd, events, REAP_AT_ONCE, 0);
   for (int i = 0; i < count; i++) {
     int role = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
     int exit_status = 0;
+    int pid = role == SHM_ROLE_HELPER ? crew.helpers[index].process.pid
+                                      : crew.children[index].process.pid;
     if (role == SHM_ROLE_HELPER) {
-      int pid = crew.helpers[index].process.pid;
       if (shmi_process_reap(&crew.helpers[index].process, 0, &exit_status)) {
         helper_ended(index, pid, exit_status);
       }
     } else if (crew.children[index].is_ours) {
       if (shmi_process_reap(&crew.children[index].process, 0, &exit_status)) {
-        child_ended(index, exit_status);
+        child_ended(index, pid, exit_status);
       }
     } else {
       shmi_process_forget(&crew.children[index].process);
-      child_ended(index, 0);
+      child_ended(index, pid, 0);
     }
   }
 }

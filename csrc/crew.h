@@ -66,7 +66,7 @@ void shmi_crew_signal_helpers(int signal);
 
 /* Call helper_ended and child_ended for every process that has ended. */
 void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
-                    void (*child_ended)(int index, int exit_status));
+                    void (*child_ended)(int index, int pid, int exit_status));
 
 /* Tell the host. */
 void shmi_crew_tell(shm_event_t event);

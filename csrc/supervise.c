@@ -141,7 +141,7 @@ static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
   return ended_ns - started_ns < crew.config.death_window_ns ? so_far + 1 : 1;
 }
 
-static void child_ended(int index, int exit_status) {
+static void child_ended(int index, int pid, int exit_status) {
   shmi_crew_child_t *child = &crew.children[index];
   if (child->has_ended) return;
   uint64_t at_ns = shmi_clock_ns();
@@ -157,6 +157,7 @@ static void child_ended(int index, int exit_status) {
   shmi_crew_tell(
       (shm_event_t){.kind = SHM_EVENT_CHILD_ENDED,
                     .index = index,
+                    .pid = pid,
                     .exit_status = exit_status,
                     .generation = shmi_dispatch_child_generation(crew.dispatch, index),
                     .is_final = !again,
@@ -219,12 +220,18 @@ static void helper_ended(int index, int pid, int exit_status) {
   helper->respawn_ns = at_ns + backoff_ns(helper->short_deaths);
 }
 
+/* One that we did not fork is over for us, whatever it goes on to do. */
+static void let_caller_go(int index) {
+  int pid = crew.children[index].process.pid;
+  shmi_process_forget(&crew.children[index].process);
+  child_ended(index, pid, 0);
+}
+
 static void callers_left(void) {
   for (int i = 0; i < crew.config.child_count; i++) {
     if (crew.children[i].is_ours || crew.children[i].has_ended) continue;
     if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_LEFT) {
-      shmi_process_forget(&crew.children[i].process);
-      child_ended(i, 0);
+      let_caller_go(i);
     }
   }
 }
@@ -237,12 +244,8 @@ static void end_offenders(void) {
     child->reason = SHM_REASON_PROTOCOL;
     shmi_crew_tell((shm_event_t){
         .kind = SHM_EVENT_CHILD_PROTOCOL, .index = i, .pid = child->process.pid});
-    if (child->is_ours) {
-      shmi_process_signal(&child->process, SIGKILL);
-    } else {
-      shmi_process_forget(&child->process);
-      child_ended(i, 0);
-    }
+    if (child->is_ours) shmi_process_signal(&child->process, SIGKILL);
+    else let_caller_go(i);
   }
 }
 

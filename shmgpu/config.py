@@ -96,6 +96,15 @@ def parse_seconds(value: Any, name: str) -> float:
     return number
 
 
+def _one_of(*choices: str) -> Callable[[Any, str], str]:
+    def parse(value: Any, name: str) -> str:
+        if value not in choices:
+            raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
+        return str(value)
+
+    return parse
+
+
 def _text(value: Any, name: str) -> str:
     return str(value)
 
@@ -120,6 +129,10 @@ SETTINGS: dict[str, Setting] = {
     "grace": Setting(parse_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
     "scratch": Setting(parse_bytes, 0, "bytes of each helper's scratch region"),
     "threads": Setting(_whole(0, 1024), 0, "threads of a CPU helper; 0: cores / helpers"),
+    "restart": Setting(
+        _one_of("never", "on-failure"), "never", "what becomes of a child that failed"
+    ),
+    "max_restarts": Setting(_whole(1, 1000000), 5, "how often one child is restarted at most"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),
     "progress": Setting(parse_bool, True, "show progress bars on a terminal"),
     "log": Setting(_text, "", "level at which the shmgpu logger prints to stderr"),

@@ -558,7 +558,15 @@ EVENT_NAMES = {
         "HELPER_HUNG",
         "CHILD_PROTOCOL",
         "OVER",
+        "CHILD_CLEARED",
     )
+}
+REASON_HUNG = int(_lib.SHM_REASON_HUNG)
+REASON_PROTOCOL = int(_lib.SHM_REASON_PROTOCOL)
+REASON_ENDING = int(_lib.SHM_REASON_ENDING)
+RESTARTS = {
+    "never": int(_lib.SHM_RESTART_NEVER),
+    "on-failure": int(_lib.SHM_RESTART_ON_FAILURE),
 }
 
 

@@ -6,7 +6,6 @@ matters; nothing that a function raises leaves it.
 
 from __future__ import annotations
 
-import faulthandler
 import struct
 import sys
 import traceback
@@ -63,7 +62,6 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
 
     ``report`` is told the message and traceback of a session that could not be made.
     """
-    faulthandler.enable()
     helper = Helper(number, setup.device, setup.pool, generation)
     try:
         if setup.threads:

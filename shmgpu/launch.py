@@ -24,10 +24,11 @@ from shmgpu.errors import (
     NotRunning,
     SessionError,
 )
+from shmgpu.events import describe_exit
 from shmgpu.inline import InlineWire
 from shmgpu.memory import LocalArena, SharedArena
 from shmgpu.port import Port
-from shmgpu.roles import SIGNAL_BASE, RoleHost, describe_exit
+from shmgpu.roles import SIGNAL_BASE, RoleHost
 from shmgpu.runtime import Runtime
 from shmgpu.settings import Settings, refuse_unsafe
 from shmgpu.wire import BrokerWire
@@ -56,6 +57,8 @@ def launch(
     trace_path: str | os.PathLike[str] | None = None,
     stats_into: dict[str, Any] | None = None,
     progress: bool | None = None,
+    restart: str | None = None,
+    max_restarts: int | None = None,
 ) -> list[Any]:
     """Fork helpers and children, run ``main`` in every child, return what they returned.
 
@@ -83,6 +86,10 @@ def launch(
         trace_path: where to write the trace at the end, for Perfetto.
         stats_into: a dictionary that gets the final :func:`stats`.
         progress: draw a bar while helpers load; None means on a terminal only.
+        restart: ``"never"``: a child that fails ends the launch. ``"on-failure"``: it is started
+            anew, with the same rank and seed and an arena of zeros, as soon as no helper can write
+            to the old one any more.
+        max_restarts: how often one child is restarted before its failure ends the launch; 5.
 
     Returns:
         What each child's main returned, in order of rank.
@@ -113,6 +120,8 @@ def launch(
         grace=grace,
         scratch=scratch,
         seed=seed,
+        restart=restart,
+        max_restarts=max_restarts,
     )
     functions.register_late()
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
@@ -194,7 +203,12 @@ def _child_error(host: RoleHost, child: int, exit_status: int) -> ChildError:
         return ChildError(
             f"child {child} failed: {report.message}", child, exit_status, report.traceback_text
         )
-    return ChildError(f"child {child} failed: {describe_exit(exit_status)}", child, exit_status)
+    return ChildError(
+        f"child {child} failed: {describe_exit(exit_status)}",
+        child,
+        exit_status,
+        host.last_words.get(child, ""),
+    )
 
 
 def _session_error(host: RoleHost) -> SessionError:
@@ -340,6 +354,7 @@ def init(
             host.close()
             raise
         host.child_reports.close()
+        host.child_stacks.close()
         port = Port(BrokerWire(), SharedArena(0), plan.pools)
         runtime.start(Runtime(0, port, port.arena, plan.pools))
         _session = Session(host, backend)

@@ -1,11 +1,12 @@
 """What Python lends the C supervisor: forking, running a role, hearing of events, ending.
 
 Owns the life of a forked role under Python, from ``os.fork`` to ``os._exit``, and the parent's
-memory of how roles ended.
+memory of how roles ended. What events mean to a reader of the log: :mod:`shmgpu.events`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -21,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, device, helper, log, runtime, trace
+from shmgpu import core, device, events, helper, log, runtime, trace
 from shmgpu.blas import BlasThreads
 from shmgpu.errors import NotRunning
 from shmgpu.log import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.progress import Bar
-from shmgpu.reports import Report, Reports
+from shmgpu.reports import Report, Reports, Stacks
 from shmgpu.runtime import Runtime
 from shmgpu.settings import Settings
 from shmgpu.stats import stats
@@ -54,10 +55,14 @@ class RoleHost(core.Host):
         self.trace_path = trace_path
         self.helper_reports = Reports("helper", plan.helpers)
         self.child_reports = Reports("child", len(mains))
+        self.helper_stacks = Stacks("helper", plan.helpers)
+        self.child_stacks = Stacks("child", len(mains))
         self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
         self.helper_failed = -1
         self.error: BaseException | None = None
         self.final_stats: dict[str, Any] | None = None
+        self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
+        self._causes = events.Causes()
         self._frozen = False
         self._blas: BlasThreads
         self._progress = progress
@@ -114,7 +119,10 @@ class RoleHost(core.Host):
         setup = plan.setups[helper_number]
         log.set_role(f"helper {helper_number}")
         self.child_reports.close()
+        self.child_stacks.close()
         self.helper_reports.keep_only(helper_number)
+        self.helper_stacks.keep_only(helper_number)
+        faulthandler.enable(self.helper_stacks.descriptor(helper_number))
         runtime.stop(NotRunning(runtime.IN_HELPER))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -134,7 +142,10 @@ class RoleHost(core.Host):
         plan = self.plan
         log.set_role(f"child {child}")
         self.helper_reports.close()
+        self.helper_stacks.close()
         self.child_reports.keep_only(child)
+        self.child_stacks.keep_only(child)
+        faulthandler.enable(self.child_stacks.descriptor(child))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _end_by_signal)
         device.hide_from_children()
@@ -173,44 +184,61 @@ class RoleHost(core.Host):
     def on_event(self, event: dict[str, int]) -> None:
         """Log, draw, remember."""
         kind = core.EVENT_NAMES.get(event["kind"], "")
-        index = event["index"]
-        if kind == "helper_started" and event["generation"] == 1 and self._bar is None:
+        remember = getattr(self, f"_on_{kind}", None)
+        details = (remember(event) if remember is not None else None) or {}
+        writer = events.WRITERS.get(kind)
+        if writer is not None:
+            writer(event, **details)
+
+    def _on_helper_started(self, event: dict[str, int]) -> None:
+        if event["generation"] == 1 and self._bar is None:
             self._bar = Bar(
                 self.plan.helpers, "helpers loading", "helpers", self._progress, delay=1.0
             )
-        elif kind == "helper_ready":
-            if self._bar is not None:
-                self._bar.update()
-            logger.info("helper %d is ready (process %d)", index, event["pid"])
-        elif kind == "ready":
-            self._end_bar()
-        elif kind == "helper_failed":
-            self.helper_failed = index
-            report = self.helper_reports.read(index)
-            why = report.message if report else "no reason was left"
-            logger.error("helper %d could not make its session: %s", index, why)
-        elif kind == "helper_died":
-            name = core.function_name(event["function"]) if event["function"] else ""
-            logger.error(
-                "helper %d ended (%s)%s; death %d of this helper; it is %s",
-                index,
-                describe_exit(event["exit_status"]),
-                f" while it ran {name}" if name else "",
-                event["deaths"],
-                "not replaced any more" if event["is_final"] else "replaced",
-            )
-        elif kind == "helper_hung":
-            logger.error("helper %d hangs: it is ended and replaced", index)
-        elif kind == "child_ended":
-            if event["exit_status"] != 0:
-                self.failures.append((index, event["exit_status"]))
-        elif kind == "child_protocol":
-            logger.error("child %d broke the protocol: it is ended", index)
-        elif kind == "draining":
-            self._end_bar()
-            logger.info("the broker drains")
-        elif kind == "over":
-            self._over()
+
+    def _on_helper_ready(self, event: dict[str, int]) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def _on_ready(self, event: dict[str, int]) -> None:
+        self._end_bar()
+
+    def _on_draining(self, event: dict[str, int]) -> None:
+        self._end_bar()
+
+    def _on_helper_failed(self, event: dict[str, int]) -> dict[str, str]:
+        self.helper_failed = event["index"]
+        report = self.helper_reports.read(event["index"])
+        return {"cause": report.message if report else "no reason was left"}
+
+    def _on_helper_died(self, event: dict[str, int]) -> dict[str, str]:
+        return {
+            "cause": self._causes.of(event),
+            "stack": self.helper_stacks.take(event["index"]),
+        }
+
+    def _on_child_ended(self, event: dict[str, int]) -> dict[str, Any]:
+        index = event["index"]
+        if event["exit_status"] != 0 and event["is_final"]:
+            self.failures.append((index, event["exit_status"]))
+        cause = self._causes.of(event)
+        stack = self.child_stacks.take(index)
+        report = self.child_reports.read(index) if event["exit_status"] > 0 else None
+        if report is not None and report.kind != "result":
+            cause = f"{report.message} ({cause})"
+        if event["is_final"]:  # the traceback of an exception is told with the ChildError
+            self.last_words[index] = stack
+        else:
+            self.child_reports.forget(index)
+            stack = stack or (report.traceback_text.rstrip() if report is not None else "")
+        return {
+            "cause": cause,
+            "stack": stack,
+            "restarts_left": self.plan.max_restarts - event["attempts"] - 1,
+        }
+
+    def _on_over(self, event: dict[str, int]) -> None:
+        self._over()
 
     def _over(self) -> None:
         self._end_bar()
@@ -234,6 +262,8 @@ class RoleHost(core.Host):
         self.thaw()
         self.helper_reports.close()
         self.child_reports.close()
+        self.helper_stacks.close()
+        self.child_stacks.close()
 
 
 def flush() -> None:
@@ -256,16 +286,6 @@ def seed_all(seed: int, role: str) -> None:
         # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
         # child). A CUDA helper passes this seed on to its device.
         torch.default_generator.manual_seed(mine)
-
-
-def describe_exit(status: int) -> str:
-    """``exit status 3``, or ``killed by SIGKILL``."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 def _end_by_signal(number: int, frame: Any) -> None:

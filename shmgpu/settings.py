@@ -36,6 +36,8 @@ class Settings:
         grace: Any,
         scratch: Any,
         seed: Any,
+        restart: Any = None,
+        max_restarts: Any = None,
     ) -> None:
         config.warn_unknown()
         log.configure()
@@ -58,6 +60,8 @@ class Settings:
         self.grace = config.resolve("grace", grace)
         self.scratch = config.resolve("scratch", scratch)
         self.parked = config.resolve("parked")
+        self.restart = config.resolve("restart", restart)
+        self.max_restarts = config.resolve("max_restarts", max_restarts)
         seed = config.resolve("seed", seed)
         self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
         device.prepare_environment()
@@ -115,7 +119,9 @@ class Settings:
             "trace_records": self.trace_records,
             "prefault": int(self.prefault),
             "huge_pages": int(self.huge_pages),
-            "grace_ns": int(self.grace * 1e9),
+            "grace_ns": max(1, int(self.grace * 1e9)),  # 0 would mean the default
+            "restart": core.RESTARTS[self.restart],
+            "max_restarts": self.max_restarts,
         }
 
 

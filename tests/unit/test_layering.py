@@ -70,6 +70,7 @@ PYTHON_ROOMS = [
     "helper",
     "inline",
     "reports",
+    "events",
     "stats",
     "trace",
     "settings",
