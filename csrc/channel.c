@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -122,4 +123,9 @@ int shmi_channel_wait(int fd, int64_t timeout_ns) {
 int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns) {
   struct pollfd both[2] = {{.fd = fd, .events = POLLIN}, {.fd = other_fd, .events = POLLIN}};
   return wait_readable(both, 2, timeout_ns);
+}
+
+int shmi_channel_unread(int fd) {
+  int bytes = 0;
+  return fd >= 0 && ioctl(fd, FIONREAD, &bytes) == 0 ? bytes : 0;
 }

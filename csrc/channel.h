@@ -36,4 +36,7 @@ void shmi_channel_sigpipe(int is_ignored);
 int shmi_channel_wait(int fd, int64_t timeout_ns);
 int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns);
 
+/* Bytes that were written and not read yet; asked at either end. */
+int shmi_channel_unread(int fd);
+
 #endif

@@ -51,6 +51,7 @@ static _Noreturn void run_child(int index, pid_t parent, int request_fd, int rep
     status = shmi_heap_open(shmi_arena_address(index), shmi_arena_bytes(), index);
   }
   if (status != SHM_OK) shmi_role_end(&crew.host, 1);
+  if (crew.host.on_signal != NULL) shmi_port_heed_signals();
   shmi_role_end(&crew.host,
                 crew.host.run_child != NULL ? crew.host.run_child(index, generation) : 0);
 }

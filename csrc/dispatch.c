@@ -789,12 +789,13 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   }
   const child_t *child = &d->children[r->frame.slot];
   int has_caller = child->state == SHMI_PEER_UP && child->generation == r->frame.generation;
-  if (!is_call || !has_caller) { /* nobody's call is run for nobody: answering drops it */
+  if (!is_call) {
     answer_plain(d, number, SHM_EHELPER_DIED);
     return;
   }
-  int again = !was_executing ||
-              ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2);
+  int again = has_caller && /* nobody's call is run for nobody: answering drops it */
+              (!was_executing ||
+               ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
   if (again) {
     /* A call that was never begun may be handed over as often as helpers die. */
     if (!was_executing) r->attempts--;
@@ -899,7 +900,9 @@ int shmi_dispatch_is_drained(const shmi_dispatch_t *d) {
     if (d->helpers[h].in_flight > 0 || d->helpers[h].grow_head != SHMI_NONE) return 0;
   }
   for (int slot = 0; slot < d->config.children; slot++) {
-    if (d->children[slot].state == SHMI_PEER_UP && d->children[slot].parked > 0) return 0;
+    const child_t *child = &d->children[slot];
+    if (child->state != SHMI_PEER_UP) continue;
+    if (child->parked > 0 || shmi_channel_unread(child->reply_fd) > 0) return 0;
   }
   return 1;
 }

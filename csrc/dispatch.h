@@ -93,7 +93,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *dispatch, int64_t timeout_ns, const sigs
 uint64_t shmi_dispatch_hung(shmi_dispatch_t *dispatch, uint64_t now_ns, uint64_t *next_ns);
 /* on: hand out no call any more; what helpers hold is finished and answered. off: go on. */
 void shmi_dispatch_hold(shmi_dispatch_t *dispatch, int on);
-/* Is there no call that a helper holds, no result that waits for room, no reply to be written? */
+/* Is there no call that a helper holds, no result that waits for room, no reply that was not read? */
 int shmi_dispatch_is_drained(const shmi_dispatch_t *dispatch);
 
 #endif

@@ -147,6 +147,7 @@ static int become_first_child(void) {
   if (status == SHM_OK) status = shmi_arena_populate(0);
   if (status == SHM_OK) status = shmi_port_open(request[1], reply[0], window, 0);
   if (status == SHM_OK) status = shmi_heap_open(shmi_arena_address(0), shmi_arena_bytes(), 0);
+  if (host.on_signal != NULL) shmi_port_heed_signals();
   while (status == SHM_OK) {
     status = shmi_port_wait_ready();
     if (status != SHM_EINTR) break;

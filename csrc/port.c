@@ -62,6 +62,7 @@ static struct port {
   int leading;
   int broken; /* the broker is gone */
   int open;
+  int heeds; /* the host has signal handlers that want to be run */
   reply_queue_t queued, talk;
   shmi_child_page_t *page;
   entry_t *entries;
@@ -74,7 +75,19 @@ static struct port {
 
 /* ---- small tools ---- */
 
+/* A handler that ran a moment before a wait began interrupts no wait, and where handlers only make
+ * a note (Python's do) the note would be read when the call has ended. So a host with handlers of
+ * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. */
+enum { HEED_NS = 100000000 };
+
+static int64_t heed(int64_t timeout_ns) {
+  return port.heeds && (timeout_ns < 0 || timeout_ns > HEED_NS) ? HEED_NS : timeout_ns;
+}
+
 static int futex_wait(uint32_t *word, uint32_t seen, uint64_t deadline_ns) {
+  uint64_t look_ns = port.heeds ? shmi_clock_ns() + HEED_NS : 0;
+  int looks = look_ns != 0 && (deadline_ns == 0 || look_ns < deadline_ns);
+  if (looks) deadline_ns = look_ns;
   struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
                            .tv_nsec = (long)(deadline_ns % 1000000000)};
   /* WAIT_BITSET takes an absolute CLOCK_MONOTONIC time. */
@@ -82,7 +95,8 @@ static int futex_wait(uint32_t *word, uint32_t seen, uint64_t deadline_ns) {
                      deadline_ns != 0 ? &until : NULL, NULL, FUTEX_BITSET_MATCH_ANY);
   if (got == 0 || errno == EAGAIN) return SHM_OK;
   if (errno == EINTR) return SHM_EINTR;
-  return errno == ETIMEDOUT ? SHM_ETIMEOUT : SHM_ESYSTEM;
+  if (errno == ETIMEDOUT) return looks ? SHM_EINTR : SHM_ETIMEOUT;
+  return SHM_ESYSTEM;
 }
 
 static void futex_raise(uint32_t *word) {
@@ -273,9 +287,10 @@ static inline void relax(void) {
 #endif
 }
 
-static void spin(void) {
+/* 1: the answer is on its way. */
+static int spin(void) {
   if (port.spin_trust <= 0) {
-    if (++port.spin_skipped < SPIN_RETRY) return;
+    if (++port.spin_skipped < SPIN_RETRY) return 0;
     port.spin_skipped = 0;
     port.spin_trust = SPIN_SECOND_CHANCE;
   }
@@ -283,19 +298,20 @@ static void spin(void) {
   const uint64_t *answered = &board->child_stats[port.child].answered;
   uint64_t out = __atomic_load_n(&board->broker->submitted, __ATOMIC_RELAXED) -
                  __atomic_load_n(&board->broker->answered, __ATOMIC_RELAXED);
-  if ((int64_t)out * 2 > port.cores) return;
+  if ((int64_t)out * 2 > port.cores) return 0;
   uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
   do {
     for (int look = 0; look < SPIN_LOOKS; look++) {
       if (__atomic_load_n(answered, __ATOMIC_RELAXED) != port.seen_answered) {
         if (port.spin_trust < SPIN_TRUST) port.spin_trust++;
-        return;
+        return 1;
       }
       relax();
     }
     sched_yield(); /* whoever the answer waits for may have been put on this core */
   } while (shmi_clock_ns() < end_ns);
   port.spin_trust -= SPIN_LOSS;
+  return 0;
 }
 
 /* Read replies once as the leader; lock held on entry and on return, released while reading.
@@ -306,10 +322,11 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   port.leading = 1;
   pthread_mutex_unlock(&port.lock);
   int got = 1;
-  if (spins) spin();
-  if (timeout_ns >= 0) got = shmi_channel_wait(port.reply_fd, timeout_ns);
+  int64_t slice_ns = as_drainer ? timeout_ns : heed(timeout_ns);
+  int is_near = spins && spin();
+  if (slice_ns >= 0 && !is_near) got = shmi_channel_wait(port.reply_fd, slice_ns);
   if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
-  else if (got == 0) got = SHM_EAGAIN;
+  else if (got == 0) got = slice_ns == timeout_ns ? SHM_EAGAIN : SHM_EINTR;
   pthread_mutex_lock(&port.lock);
   if (got > 0) {
     settle_frames(frames, got, as_drainer);
@@ -759,11 +776,14 @@ void shmi_port_close(void) {
   pthread_mutex_unlock(&port.lock);
 }
 
+void shmi_port_heed_signals(void) { port.heeds = 1; }
+
 int shmi_port_is_open(void) { return port.open; }
 
 int shmi_port_wait_ready(void) {
   shmi_frame_t frame;
   for (;;) {
+    if (port.heeds && shmi_channel_wait(port.reply_fd, HEED_NS) == 0) return SHM_EINTR;
     int got = shmi_channel_read(port.reply_fd, &frame, 1);
     if (got == SHM_EINTR) return SHM_EINTR;
     if (got < 0) return got;

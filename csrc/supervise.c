@@ -14,7 +14,10 @@ enum {
   BACKOFF_FIRST_MS = 50,
   BACKOFF_MAX_MS = 5000,
   SIGNALS_EVERY_MS = 50,
-  HANG_GRACE_MS = 1000 /* between SIGABRT, which leaves a stack, and SIGKILL */
+  HANG_GRACE_MS = 1000, /* between SIGABRT, which leaves a stack, and SIGKILL */
+  DRAIN_LOOK_MS = 5,    /* whether children have read their replies is told by nobody */
+  LINGER_MS = 20,       /* from a child's last reply until it is told to end */
+  UNWIND_MS = 100       /* from then until queued calls are handed out again */
 };
 #define MS UINT64_C(1000000)
 #define SECOND UINT64_C(1000000000)
@@ -29,9 +32,15 @@ static struct {
   int restarts_waiting;   /* children that are to be started anew */
   uint64_t signals_ns;    /* when signals were last let in by hand */
   uint64_t deadline_ns;   /* of the phase */
+  uint64_t drained_ns;    /* draining: since when there has been nothing left to do; 0: there is */
+  uint64_t release_ns;    /* ending: when calls are handed out again; 0: they are */
 } now;
 
 #define crew shmi_crew
+
+static void sooner(uint64_t *at_ns, uint64_t candidate_ns) {
+  if (candidate_ns != 0 && (*at_ns == 0 || candidate_ns < *at_ns)) *at_ns = candidate_ns;
+}
 
 /* ---- the phases ---- */
 
@@ -58,15 +67,17 @@ static void let_go(int outcome) {
   }
 }
 
-static void begin_ending(void) {
+static void begin_ending(int signal) {
   int was_starting = now.phase == STARTING;
   enter_phase(ENDING);
   now.restarts_waiting = 0;
   let_go(now.outcome);
-  shmi_crew_signal_children(SIGTERM, SHM_REASON_ENDING);
-  if (was_starting) shmi_crew_signal_helpers(SIGTERM); /* nobody waits for a model that loads */
+  shmi_crew_signal_children(signal, SHM_REASON_ENDING);
+  if (was_starting) shmi_crew_signal_helpers(signal); /* nobody waits for a model that loads */
   now.forced = 1;
-  shmi_dispatch_hold(crew.dispatch, 0); /* a child that unwinds may still want an answer */
+  /* A child that unwinds may still want an answer, and one that waits in the queue and does not
+   * unwind gets it; but what is given up at once need not be begun. */
+  now.release_ns = shmi_clock_ns() + UNWIND_MS * MS;
 }
 
 static void fail(int outcome) {
@@ -77,7 +88,7 @@ static void fail(int outcome) {
     enter_phase(DRAINING);
     shmi_dispatch_hold(crew.dispatch, 1);
   } else {
-    begin_ending();
+    begin_ending(SIGTERM);
   }
 }
 
@@ -105,7 +116,6 @@ static void begin_running(void) {
 /* Go on to the next phase where the present one is done. */
 static void advance(void) {
   if (now.phase == STARTING) begin_running();
-  if (now.phase == DRAINING && shmi_dispatch_is_drained(crew.dispatch)) begin_ending();
   if (now.phase >= RUNNING && now.phase <= ENDING && everybody_left()) {
     enter_phase(CLOSING);
     shmi_dispatch_close_helpers(crew.dispatch);
@@ -113,11 +123,33 @@ static void advance(void) {
   if (now.phase == CLOSING && crew.helpers_alive == 0) now.phase = OVER;
 }
 
+/* Draining is over when everything is answered and children have had a moment to take it in. */
+static void drain(uint64_t at_ns, uint64_t *next_ns) {
+  if (!shmi_dispatch_is_drained(crew.dispatch)) {
+    now.drained_ns = 0;
+  } else if (now.drained_ns == 0) {
+    now.drained_ns = at_ns;
+  } else if (at_ns - now.drained_ns >= LINGER_MS * MS) {
+    begin_ending(SIGTERM);
+    return;
+  }
+  sooner(next_ns, at_ns + DRAIN_LOOK_MS * MS);
+}
+
+static void release(uint64_t at_ns, uint64_t *next_ns) {
+  if (now.release_ns == 0) return;
+  if (at_ns >= now.release_ns) {
+    now.release_ns = 0;
+    shmi_dispatch_hold(crew.dispatch, 0);
+  }
+  sooner(next_ns, now.release_ns);
+}
+
 /* The time for the present phase is up: on to the next, or TERM first, then KILL. */
 static void press(uint64_t at_ns) {
   if (now.phase < DRAINING || at_ns < now.deadline_ns) return;
   if (now.phase == DRAINING) {
-    begin_ending();
+    begin_ending(SIGTERM);
     return;
   }
   int signal = now.forced == 0 ? SIGTERM : SIGKILL;
@@ -274,10 +306,6 @@ static void helpers_ready(void) {
 
 /* ---- timers ---- */
 
-static void sooner(uint64_t *at_ns, uint64_t candidate_ns) {
-  if (candidate_ns != 0 && (*at_ns == 0 || candidate_ns < *at_ns)) *at_ns = candidate_ns;
-}
-
 static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
   for (int i = 0; i < crew.config.helper_count; i++) {
     shmi_crew_helper_t *helper = &crew.helpers[i];
@@ -343,7 +371,9 @@ static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
 static uint64_t timers(uint64_t at_ns) {
   uint64_t next_ns = 0;
   press(at_ns);
+  if (now.phase == DRAINING) drain(at_ns, &next_ns);
   if (now.phase >= DRAINING) sooner(&next_ns, now.deadline_ns);
+  if (now.phase == ENDING) release(at_ns, &next_ns);
   if (now.phase == RUNNING) {
     replace_helpers(at_ns, &next_ns);
     if (now.restarts_waiting > 0) restart_children(at_ns, &next_ns);
@@ -355,7 +385,7 @@ static uint64_t timers(uint64_t at_ns) {
 /* ---- the loop ---- */
 
 static void kill_all(void) {
-  if (now.phase < ENDING) begin_ending();
+  if (now.phase < ENDING) begin_ending(SIGKILL);
   shmi_crew_signal_children(SIGKILL, SHM_REASON_ENDING);
   shmi_crew_signal_helpers(SIGKILL);
 }

@@ -968,3 +968,28 @@ TEST(a_gang_fails_as_one_and_is_never_run_by_halves) {
   host.run_helper = run_gang_helper;
   launch_well(gangs_that_fail);
 }
+
+/* ---- hosts with signal handlers ---- */
+
+static int on_signal_does_nothing(void) { return 0; }
+
+static int waits_with_handlers(int child) {
+  (void)child;
+  shm_reply_t reply;
+  block_t *block = block_new(WAIT, 1);
+  block->note = 200;
+  /* No signal comes: the wait ends all the same, or a handler that ran just before it would have to
+   * wait for the call's end. */
+  CHECK_EQ(call_row(block, 0, &reply), SHM_EINTR);
+  CHECK_EQ(shm_port_wait(reply.sequence, 0, &reply), SHM_EINTR);
+  CHECK_EQ(shm_port_wait(reply.sequence, (uint64_t)harness_now_ns() + 10000000, &reply),
+           SHM_ETIMEOUT); /* a deadline is a deadline */
+  notes[201] = 1;
+  return 0;
+}
+
+TEST(a_host_with_signal_handlers_is_let_look_while_it_waits) {
+  open_here(1, 1);
+  host.on_signal = on_signal_does_nothing;
+  launch_well(waits_with_handlers);
+}
