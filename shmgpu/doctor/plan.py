@@ -80,8 +80,8 @@ class Plan:
     def describe(self) -> str:
         """In a few words."""
         return (
-            f"{count(self.children, 'child', 'children')} with {size(self.arena)} each, "
-            f"{count(self.helpers, 'helper')}"
+            f"{count(self.children, 'child', 'children')} and {count(self.helpers, 'helper')}, "
+            f"arenas of {size(self.arena)}"
         )
 
 
