@@ -516,7 +516,11 @@ def _current() -> Host:
 
 @_ffi.def_extern(error=-1, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
 def shmpy_fork() -> int:
-    return _current().fork()
+    try:
+        return _current().fork()
+    except OSError as error:  # not a failure of the host: the core may try again later
+        _ffi.errno = error.errno
+        return -1
 
 
 @_ffi.def_extern(error=70, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]

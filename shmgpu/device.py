@@ -56,9 +56,9 @@ def choose(devices: Any, helpers: int) -> list[str]:
         count = available() if _torch_is_used() else 0
         names = [f"cuda:{index}" for index in range(count)] or ["cpu"]
     elif isinstance(devices, (str, int)) or not hasattr(devices, "__iter__"):
-        names = [_name(devices)]
+        names = [name_of(devices)]
     else:
-        names = [_name(device) for device in devices]
+        names = [name_of(device) for device in devices]
         if not names:
             raise ConfigError('devices=[] names none: use ["cpu"], or leave it away')
     if any(name.startswith("cuda") for name in names):
@@ -77,7 +77,8 @@ def _torch_is_used() -> bool:
     return "torch" in sys.modules
 
 
-def _name(device: Any) -> str:
+def name_of(device: Any) -> str:
+    """``"cpu"`` or ``"cuda:N"`` of what a user may call a device; raises ConfigError."""
     if isinstance(device, int) and not isinstance(device, bool):
         return f"cuda:{device}"
     text = str(device)

@@ -30,7 +30,7 @@ from shmgpu.memory import LocalArena, SharedArena
 from shmgpu.port import Port
 from shmgpu.roles import SIGNAL_BASE, RoleHost
 from shmgpu.runtime import Runtime
-from shmgpu.settings import Settings, refuse_unsafe
+from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 from shmgpu.wire import BrokerWire
 
 # ---- launch --------------------------------------------------------------------------------
@@ -124,6 +124,7 @@ def launch(
         max_restarts=max_restarts,
     )
     functions.register_late()
+    make_room_for_descriptors(plan.children + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
     before = log.role()
     log.set_role("parent")
@@ -338,6 +339,7 @@ def init(
         _start_inline(plan)
         _session = Session(None, backend)
     else:
+        make_room_for_descriptors(1 + plan.helpers)
         host = RoleHost(plan, [lambda rank: None], (), progress, trace_path)
         try:
             status = core.run(

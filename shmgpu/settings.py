@@ -6,6 +6,7 @@ Owns the reading of what ``launch`` and ``init`` were asked for. Forks nothing.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,11 @@ from shmgpu import config, core, device, functions, log, runtime
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.helper import Setup
 from shmgpu.log import logger
+
+# Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
+# two pipes, a pidfd, and the file in which it leaves its report.
+DESCRIPTORS_OF_A_ROLE = 5
+DESCRIPTORS_TO_SPARE = 16 + 64  # of the broker itself; of the user's own later files
 
 
 class Settings:
@@ -185,3 +191,30 @@ def refuse_unsafe(what: str) -> None:
             f"these threads first, or start them afterwards: {', '.join(sorted(others))}"
         )
     device.refuse_initialised_cuda()
+
+
+def descriptors_needed(roles: int, open_now: int) -> int:
+    """How many descriptors a parent of that many helpers and children may have open."""
+    return DESCRIPTORS_OF_A_ROLE * roles + DESCRIPTORS_TO_SPARE + open_now
+
+
+def make_room_for_descriptors(roles: int) -> None:
+    """Raise the soft limit on open files as far as a broker needs.
+
+    Raises:
+        LaunchError: the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        open_now = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        open_now = 0
+    needed = descriptors_needed(roles, open_now)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise LaunchError(
+            f"{roles} helpers and children need {needed} open files, and the limit is {hard}: "
+            f"raise it with ulimit -n {needed}, or start fewer"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import signal
 import time
@@ -126,6 +128,34 @@ def test_helpers_that_die_at_once_again_and_again_end_a_launch_with_the_reason()
 
     with pytest.raises(shmgpu.ShmError, match="died"):
         shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena="1MiB")
+
+
+def refuse_forks(monkeypatch, numbers):
+    """Let the forks of these numbers, from 0, fail as under a limit on processes."""
+    fork, count = os.fork, itertools.count()
+
+    def limited():
+        if next(count) in numbers:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+
+
+def test_a_process_that_cannot_be_forked_ends_a_launch_in_a_sentence(monkeypatch):
+    refuse_forks(monkeypatch, {3})
+    with pytest.raises(shmgpu.LaunchError, match="forking: Resource temporarily unavailable"):
+        shmgpu.launch(lambda rank: rank, children=4, helpers=1, devices="cpu", arena="1MiB")
+
+
+def test_a_replacement_that_cannot_be_forked_at_once_is_forked_later(monkeypatch):
+    def main(rank):
+        with pytest.raises(shmgpu.HelperDied):
+            die()
+        return float(add_one(np.zeros(1))[0])
+
+    refuse_forks(monkeypatch, {2})  # after the helper and the child
+    assert shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena="1MiB") == [1.0]
 
 
 def test_a_trace_of_an_init_is_written_at_its_end(tmp_path):

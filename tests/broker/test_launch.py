@@ -317,6 +317,27 @@ def run_program(text, **settings):
     )
 
 
+def test_a_low_soft_limit_on_open_files_is_raised_as_far_as_the_broker_needs():
+    program = """
+        import resource, shmgpu
+        resource.setrlimit(resource.RLIMIT_NOFILE, (20, 4096))
+        print(sum(shmgpu.launch(lambda rank: 1, children=30, arena="64KiB", devices="cpu")))
+    """
+    out = run_program(program)
+    assert out.stdout.strip() == "30", out.stderr
+
+
+def test_a_hard_limit_on_open_files_is_refused_in_a_sentence():
+    program = """
+        import resource, shmgpu
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        shmgpu.launch(lambda rank: 1, children=30, arena="64KiB", devices="cpu")
+    """
+    out = run_program(program)
+    assert "LaunchError: 31 helpers and children need" in out.stderr
+    assert "ulimit -n" in out.stderr
+
+
 def test_importing_shmgpu_does_not_import_torch():
     out = run_program("import sys, shmgpu; print('torch' in sys.modules)")
     assert out.stdout.strip() == "False", out.stderr

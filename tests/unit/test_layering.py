@@ -77,6 +77,7 @@ PYTHON_ROOMS = [
     "roles",
     "launch",
     "talk",
+    "doctor",
     "demo",
     "cli",
     "__init__",

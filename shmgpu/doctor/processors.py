@@ -1,0 +1,48 @@
+"""Processors: whether helpers have cores to compute on.
+
+Owns the check, and how many threads helpers will have.
+"""
+
+from __future__ import annotations
+
+from shmgpu.doctor.gpus import devices_of
+from shmgpu.doctor.machine import Machine
+from shmgpu.doctor.plan import Plan, count
+from shmgpu.doctor.verdict import Verdict, fine, warn
+
+CUDA_HELPER_THREADS = 8
+
+
+def _on_cpu(machine: Machine, plan: Plan) -> tuple[int, int]:
+    """How many helpers compute on the CPU, and with how many threads each."""
+    helpers = devices_of(machine, plan).count("cpu")
+    return helpers, plan.threads or max(1, machine.cores_for_launch() // max(helpers, 1))
+
+
+def helper_threads(machine: Machine, plan: Plan) -> int:
+    """Threads that all helpers together may have, their main ones included."""
+    helpers, threads = _on_cpu(machine, plan)
+    return helpers * threads + (plan.helpers - helpers) * (1 + CUDA_HELPER_THREADS)
+
+
+def cores(machine: Machine, plan: Plan) -> Verdict:
+    """Helpers on the CPU compute; the parent and the children need some time, too."""
+    helpers, threads = _on_cpu(machine, plan)
+    affinity, quota = machine.affinity(), machine.quota()
+    have = affinity if quota is None else min(affinity, quota)
+    shown = f"{have:.3g} core" + "s" * (have != 1)
+    asked = f"{count(helpers, 'CPU helper')} with {count(threads, 'thread')} each"
+    better = max(1, int(have) // max(helpers, 1))
+    if helpers and threads > better:
+        return warn(f"{asked} would share {shown}", f"export SHMGPU_THREADS={better}")
+    if helpers > max(have, 1):
+        return warn(
+            f"{asked} would share {shown}: more of them answer no faster",
+            f"helpers={max(1, int(have))}, or more cores (docker run --cpus, CPUQuota=)",
+        )
+    if have < 2:
+        return warn(
+            f"parent, helpers and children share {shown}: they take turns",
+            "more cores (docker run --cpus, CPUQuota=, taskset)",
+        )
+    return fine(f"{shown} for {asked}" if helpers else f"{shown}; no helper computes on them")

@@ -1,0 +1,658 @@
+"""shmgpu doctor: each check on a machine made up for it, and a few on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import shmgpu
+from shmgpu import cli, core, doctor, errors
+from shmgpu.doctor import machine as machines
+from shmgpu.doctor import probes
+from shmgpu.doctor.machine import Gpu, Gpus, Interpreter, Machine
+from shmgpu.doctor.plan import GIB, MIB, Plan, size
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CGROUP = "sys/fs/cgroup"
+THP = "sys/kernel/mm/transparent_hugepage"
+
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max file size             unlimited            unlimited            bytes
+Max core file size        0                    unlimited            bytes
+Max processes             63000                63000                processes
+Max open files            1024                 524288               files
+Max locked memory         8388608              8388608              bytes
+Max address space         unlimited            unlimited            bytes
+"""
+
+STATUS = """\
+Name:\tpython
+Uid:\t1000\t1000\t1000\t1000
+Threads:\t1
+VmSize:\t  200000 kB
+VmData:\t  100000 kB
+CapEff:\t0000000000000000
+Seccomp:\t0
+Cpus_allowed_list:\t0-7
+"""
+
+MEMINFO = """\
+MemTotal:       16777216 kB
+MemAvailable:   12582912 kB
+SwapFree:              0 kB
+CommitLimit:     8388608 kB
+Committed_AS:    4194304 kB
+"""
+
+# A healthy machine: 8 cores, 16 GiB of which 12 are free, an ordinary user, cgroup 2, no GPU.
+HEALTHY = {
+    "proc/sys/kernel/osrelease": "6.1.0-13-amd64\n",
+    "proc/self/limits": LIMITS,
+    "proc/self/status": STATUS,
+    "proc/self/cgroup": "0::/user.slice/job\n",
+    "proc/self/uid_map": "         0          0 4294967295\n",
+    "proc/self/oom_score_adj": "0\n",
+    "proc/self/coredump_filter": "00000033\n",
+    "proc/self/fd/0": "",
+    "proc/loadavg": "0.10 0.20 0.30 1/400 12345\n",
+    "proc/meminfo": MEMINFO,
+    "proc/sys/fs/file-nr": "2000\t0\t800000\n",
+    "proc/sys/fs/pipe-max-size": "1048576\n",
+    "proc/sys/fs/pipe-user-pages-soft": "16384\n",
+    "proc/sys/fs/pipe-user-pages-hard": "0\n",
+    "proc/sys/kernel/core_pattern": "core\n",
+    "proc/sys/kernel/threads-max": "120000\n",
+    "proc/sys/kernel/pid_max": "4194304\n",
+    "proc/sys/kernel/yama/ptrace_scope": "1\n",
+    "proc/sys/vm/max_map_count": "65530\n",
+    "proc/sys/vm/overcommit_memory": "0\n",
+    "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
+    "sys/devices/system/clocksource/clocksource0/available_clocksource": "tsc hpet acpi_pm\n",
+    f"{THP}/shmem_enabled": "always within_size [advise] never deny force\n",
+    f"{CGROUP}/user.slice/job/memory.max": "max\n",
+    f"{CGROUP}/user.slice/job/memory.current": "1000000\n",
+    f"{CGROUP}/user.slice/job/pids.max": "max\n",
+    f"{CGROUP}/user.slice/job/cpu.max": "max 100000\n",
+}
+GPU_FILES = {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""}
+A100 = Gpu("A100", 80 * GIB, 79 * GIB)
+
+
+class MadeUp(Machine):
+    """A machine of files, on which every probe succeeds unless it is named as refused."""
+
+    def __init__(self, root, files=(), *, refused=(), environ=(), torch="2.13.0", **facts):
+        super().__init__(str(root), dict(environ))
+        for name, text in {**HEALTHY, **dict(files)}.items():
+            if text is None:
+                continue
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.refused, self.torch, self.pipe = dict(refused), torch, facts.pop("pipe", 65536)
+        self.interpreter = facts.pop("interpreter", Interpreter())
+        self.gpus = facts.pop("gpus", Gpus())
+        assert not facts
+
+    def why_refused(self, probe):
+        assert probe in probes.PROBES
+        return self.refused.get(probe, "")
+
+    def why_not_reserved(self, size_bytes):
+        return self.refused.get("reserve", "")
+
+    def pipe_bytes(self):
+        return self.pipe
+
+    def torch_version(self):
+        return self.torch
+
+
+def finding(machine, plan, name):
+    [found] = [one for one in doctor.examine(plan, machine) if one.name == name]
+    return found
+
+
+def limits(name, value):
+    """The file of limits with another one."""
+    text, count = re.subn(rf"(?m)^({name} +)\S+ +\S+", rf"\g<1>{value} {value}", LIMITS)
+    assert count == 1
+    return {"proc/self/limits": text}
+
+
+def status(key, value):
+    text, count = re.subn(rf"(?m)^({key}:\s+).*", rf"\g<1>{value}", STATUS)
+    assert count == 1
+    return {"proc/self/status": text}
+
+
+def meminfo(**kib):
+    text = MEMINFO
+    for key, value in kib.items():
+        text = re.sub(rf"(?m)^({key}:\s+)\d+", rf"\g<1>{value}", text)
+    return {"proc/meminfo": text}
+
+
+OK, WARNING, FAILURE = doctor.OK, doctor.WARNING, doctor.FAILURE
+JOB = f"{CGROUP}/user.slice/job"
+V1 = {"proc/self/cgroup": "5:memory:/box\n4:pids:/box\n3:cpu,cpuacct:/box\n0::/\n"}
+CUDA = {"files": GPU_FILES, "gpus": Gpus("12.8", (A100, A100))}
+
+# (check, what differs from the healthy machine, the plan, status, word of the sentence, of the fix)
+ROWS = [
+    ("release", {"files": {"proc/sys/kernel/osrelease": "5.4.0-1"}}, {}, FAILURE, "older", "5.10"),
+    ("release", {"files": {"proc/sys/kernel/osrelease": "5.10.0"}}, {}, OK, "5.10.0", ""),
+    ("release", {"files": {"proc/sys/kernel/osrelease": None}}, {}, WARNING, "read", "uname"),
+    ("memory files", {"refused": {"memory_file": "not permitted"}}, {}, FAILURE, "not permitted",
+     "vm.memfd_noexec"),
+    ("memory files",
+     {"refused": {"memory_file": "not permitted"}, "files": status("Seccomp", 2)}, {}, FAILURE,
+     "not permitted", "seccomp"),
+    ("processes", {"refused": {"process_descriptor": "not implemented"}}, {}, FAILURE,
+     "not implemented", "Linux 5.10"),
+    ("death signal", {"refused": {"death_signal": "no"}}, {}, FAILURE, "parent", "Linux"),
+    ("futexes", {"refused": {"futex": "no"}}, {}, FAILURE, "futexes", "Linux"),
+    ("precise waits", {"refused": {"precise_wait": "no"}}, {}, WARNING, "millisec", "5.11"),
+    ("population", {"refused": {"populate": "no"}}, {}, OK, "nothing asks", ""),
+    ("population", {"refused": {"populate": "no"}}, {"prefault": True}, WARNING, "longer", "5.14"),
+    ("clock",
+     {"files": {"sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet"}}, {},
+     WARNING, "hpet", "echo tsc"),
+    ("open files", {}, {"children": 1000}, OK, "raises", ""),
+    ("open files", {"files": limits("Max open files", 64)}, {}, FAILURE, "limit is 64",
+     "ulimit -n"),
+    ("open files", {"files": limits("Max open files", "unlimited")}, {}, OK, "any number", ""),
+    ("files of the system", {"files": {"proc/sys/fs/file-nr": "799990 0 800000"}}, {}, FAILURE,
+     "10 left", "fs.file-max"),
+    ("user's processes", {"files": limits("Max processes", 3)}, {"children": 8}, FAILURE,
+     "9 processes", "ulimit -u"),
+    ("user's processes", {"files": limits("Max processes", 5)}, {}, WARNING, "threads",
+     "ulimit -u"),
+    ("user's processes",
+     {"files": {**limits("Max processes", 3), **status("CapEff", "0000000001000000")}},
+     {"children": 8}, OK, "not hold", ""),
+    ("user's processes", {"files": limits("Max processes", "unlimited")}, {}, OK, "not limit", ""),
+    ("cgroup's processes",
+     {"files": {f"{JOB}/pids.max": "40", f"{JOB}/pids.current": "20"}}, {"children": 32}, FAILURE,
+     "room for 20", "--pids-limit"),
+    ("cgroup's processes",
+     {"files": {f"{CGROUP}/user.slice/pids.max": "30", f"{CGROUP}/user.slice/pids.current": "9"}},
+     {"children": 32}, FAILURE, "user.slice/pids.max", "49"),
+    ("cgroup's processes",
+     {"files": {**V1, f"{CGROUP}/pids/box/pids.max": "8", f"{CGROUP}/pids/box/pids.current": "2"}},
+     {"children": 8}, FAILURE, "room for 6", "pids/box/pids.max"),
+    ("system's processes", {"files": {"proc/sys/kernel/pid_max": "410"}}, {"children": 32},
+     FAILURE, "kernel.pid_max", "sysctl kernel.pid_max"),
+    ("system's processes", {"files": {"proc/sys/kernel/threads-max": "404"}}, {"children": 2},
+     WARNING, "threads", "kernel.threads-max"),
+    ("pipes", {}, {"children": 512, "window": 896}, WARNING, "window of 64", "pages-soft=32832"),
+    ("pipes", {}, {"children": 512}, OK, "holds 64", ""),
+    ("pipes", {}, {"children": 400, "window": 896}, OK, "holds 960", ""),
+    ("pipes", {"files": status("CapEff", "0000000001000000")}, {"children": 512, "window": 896},
+     OK, "holds 960", ""),
+    ("pipes", {"files": {"proc/sys/fs/pipe-max-size": "4096"}}, {"window": 128}, WARNING,
+     "window of 64", "fs.pipe-max-size"),
+    ("pipes", {"pipe": 8192}, {"window": 65}, WARNING, "window of 64", "pages-soft"),
+    ("pipes", {"files": {"proc/sys/fs/pipe-user-pages-hard": "100"}}, {"children": 30}, FAILURE,
+     "62 pipes", "pages-hard"),
+    ("pipes", {"pipe": 0}, {}, FAILURE, "cannot", "sysctl"),
+    ("addresses", {"files": limits("Max address space", 1 << 30)}, {"children": 16}, FAILURE,
+     "limit leaves 828", "ulimit -v"),
+    ("addresses", {"refused": {"reserve": "Cannot allocate memory"}}, {}, FAILURE, "Cannot",
+     "ulimit -v"),
+    ("addresses", {"files": {**GPU_FILES, **limits("Max address space", 1 << 36)},
+                   "gpus": CUDA["gpus"]}, {}, WARNING, "CUDA", "ulimit -v"),
+    ("mappings", {"files": {"proc/sys/vm/max_map_count": "1000"}}, {"children": 800}, FAILURE,
+     "1,601 of them", "vm.max_map_count"),
+    ("mappings", {"files": {"proc/sys/vm/max_map_count": "1000"}}, {}, WARNING, "1,000",
+     "vm.max_map_count"),
+    ("file size", {"files": limits("Max file size", 1 << 20)}, {}, FAILURE, "64 MiB", "ulimit -f"),
+    ("processor time", {"files": limits("Max cpu time", 3600)}, {}, WARNING, "3,600", "ulimit -t"),
+    ("core files", {"files": limits("Max core file size", "unlimited")}, {"children": 32},
+     WARNING, "2 GiB", "coredump_filter"),
+    ("core files", {"files": {"proc/sys/kernel/core_pattern": "|/bin/collect %p"}},
+     {"children": 32}, WARNING, "2 GiB", "ulimit -c 1"),
+    ("core files", {"files": {**limits("Max core file size", "unlimited"),
+                              "proc/self/coredump_filter": "00000031"}}, {"children": 32}, OK,
+     "core file", ""),
+    ("arenas", {}, {"children": 32, "arena": GIB}, FAILURE, "12 GiB to give", 'arena="384MiB"'),
+    ("arenas", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": str(GIB // 2)}},
+     {"children": 32}, FAILURE, "512 MiB to", "docker run --memory"),
+    ("arenas", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": str(GIB),
+                          f"{JOB}/memory.stat": f"anon 1\ninactive_file {GIB}\n"}}, {}, OK,
+     "1 GiB to give", ""),
+    ("arenas", {"files": {f"{CGROUP}/user.slice/memory.max": str(MIB)}}, {}, FAILURE,
+     "1 MiB to give", "arena"),
+    ("arenas", {"files": {**V1, f"{CGROUP}/memory/box/memory.limit_in_bytes": str(MIB),
+                          f"{CGROUP}/memory/box/memory.usage_in_bytes": "0"}}, {}, FAILURE,
+     "memory/box", "arena"),
+    ("arenas", {"files": {**V1, f"{CGROUP}/memory/box/memory.limit_in_bytes":
+                          "9223372036854771712"}}, {}, OK, "the machine", ""),
+    ("arenas", {"files": {"proc/sys/vm/overcommit_memory": "2"}}, {"children": 80}, FAILURE,
+     "commit limit", "vm.overcommit_memory=0"),
+    ("arenas", {"files": {"proc/meminfo": None}}, {}, WARNING, "read", "mount"),
+    ("with processes", {"files": meminfo(MemAvailable=2200000)}, {"children": 32}, WARNING,
+     "2.188 GiB", "smaller arenas"),
+    ("cgroup", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": "1050000000"}},
+     {}, WARNING, "left", "MemoryMax"),
+    ("cgroup", {"files": {f"{JOB}/memory.high": str(MIB), f"{JOB}/memory.current": "0"}}, {},
+     WARNING, "slows", "memory.high"),
+    ("swap", {"files": meminfo(MemAvailable=1000000, SwapFree=4000000)}, {"children": 32},
+     WARNING, "swapped", "smaller"),
+    ("overcommit", {"files": {"proc/sys/vm/overcommit_memory": "2"}}, {"children": 60}, WARNING,
+     "61 forks", "vm.overcommit_memory=0"),
+    ("overcommit", {"files": {"proc/sys/vm/overcommit_memory": "2"}}, {}, OK, "every fork", ""),
+    ("huge pages", {}, {"huge_pages": True}, OK, "advise", ""),
+    ("huge pages", {"files": {f"{THP}/shmem_enabled": "always advise [never] deny"}},
+     {"huge_pages": True}, WARNING, "never", "echo advise | sudo tee /sys"),
+    ("huge pages", {"files": {f"{THP}/hugepages-2048kB/shmem_enabled": "always [never] inherit"}},
+     {"huge_pages": True}, WARNING, "never", "hugepages-2048kB"),
+    ("huge pages", {"files": {f"{THP}/hugepages-2048kB/shmem_enabled": "always [inherit]"}},
+     {"huge_pages": True}, OK, "advise", ""),
+    ("huge pages", {"files": {f"{THP}/shmem_enabled": None}}, {"huge_pages": True}, WARNING,
+     "no transparent", "CONFIG"),
+    ("huge pages", {"files": {f"{THP}/shmem_enabled": "[never]"}}, {}, OK, "not asked", ""),
+    ("/dev/shm", {}, {}, OK, "none of it", ""),
+    ("out of memory", {"refused": {"oom_score": "Read-only file system"}}, {}, WARNING,
+     "Read-only", "writable"),
+    ("out of memory", {"files": {"proc/self/oom_score_adj": "1000"}}, {}, WARNING, "1000",
+     "oom_score_adj"),
+    ("out of memory", {"files": {"proc/self/oom_score_adj": "-500"}}, {}, OK, "before the", ""),
+    ("cores", {}, {"helpers": 2}, OK, "4 threads", ""),
+    ("cores", {"files": status("Cpus_allowed_list", "0-1,5")}, {}, OK, "3 cores", ""),
+    ("cores", {"files": status("Cpus_allowed_list", "3")}, {}, WARNING, "1 core", "cores"),
+    ("cores", {"files": {f"{JOB}/cpu.max": "150000 100000"}}, {}, WARNING, "1.5 cores",
+     "SHMGPU_THREADS=1"),
+    ("cores", {"files": {**V1, f"{CGROUP}/cpu/box/cpu.cfs_quota_us": "200000",
+                         f"{CGROUP}/cpu/box/cpu.cfs_period_us": "100000"}}, {}, WARNING,
+     "2 cores", "SHMGPU_THREADS=2"),
+    ("cores", {"files": {**V1, f"{CGROUP}/cpu/box/cpu.cfs_quota_us": "-1",
+                         f"{CGROUP}/cpu/box/cpu.cfs_period_us": "100000"}}, {}, OK, "8 cores", ""),
+    ("cores", {}, {"helpers": 12}, WARNING, "no faster", "helpers=8"),
+    ("cores", {}, {"helpers": 2, "threads": 8}, WARNING, "8 threads", "SHMGPU_THREADS=4"),
+    ("cores", CUDA, {"helpers": 2}, OK, "no helper computes", ""),
+    ("torch", {"torch": ""}, {}, WARNING, "numpy", "pip install torch"),
+    ("torch", {"torch": ""}, {"devices": ["cuda:0"]}, FAILURE, "CUDA", "pip install torch"),
+    ("device files", {}, {"devices": ["cuda:0"]}, FAILURE, "no GPU", "--gpus all"),
+    ("device files", {}, {"devices": ["cpu"]}, OK, "on the CPU", ""),
+    ("device files", {"files": {"dev/nvidia0": ""}}, {"devices": [0]}, FAILURE, "uvm", "modprobe"),
+    ("device files", CUDA, {}, OK, "/dev/nvidia1", ""),
+    ("visibility", CUDA, {}, OK, "cuda:1 A100, 80 GiB", ""),
+    ("visibility", CUDA, {"devices": ["cuda:2"]}, FAILURE, "sees 2 devices", "CUDA_VISIBLE"),
+    ("visibility", {**CUDA, "environ": {"CUDA_VISIBLE_DEVICES": ""}}, {"devices": [0]}, FAILURE,
+     "hides", "unset"),
+    ("visibility", {"files": GPU_FILES, "gpus": Gpus(error="no driver")}, {}, WARNING,
+     "no driver", "nvidia-smi"),
+    ("visibility", {"files": GPU_FILES, "gpus": Gpus(error="no driver")}, {"devices": [0]},
+     FAILURE, "no driver", "nvidia-smi"),
+    ("visibility", {"files": GPU_FILES}, {}, WARNING, "without CUDA", "pip install"),
+    ("visibility", {"files": GPU_FILES, "gpus": Gpus("12.8")}, {}, WARNING, "driver", "driver"),
+    ("memory caps", CUDA, {"helpers": 4, "gpu_memory": 50 * GIB}, FAILURE,
+     "2 helpers may take 50 GiB each of cuda:0, 100 GiB in all, and it has 80 GiB",
+     'gpu_memory="40448MiB"'),
+    ("memory caps", CUDA, {"helpers": 4, "gpu_memory": 30 * GIB}, OK, "cuda:1: 61 GiB", ""),
+    ("memory caps", CUDA, {"helpers": 4}, WARNING, "without a cap", "gpu_memory"),
+    ("memory caps", CUDA, {"helpers": 2}, OK, "of 79 GiB free", ""),
+    ("memory caps", {**CUDA, "gpus": Gpus("12", (Gpu("T4", 16 * GIB, 4 * GIB),))},
+     {"gpu_memory": 8 * GIB}, WARNING, "4 GiB of 16 GiB are free", "nvidia-smi"),
+    ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 3),))}, {"helpers": 2},
+     FAILURE, "one process", "-i 0 -c DEFAULT"),
+    ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 3),))}, {}, OK, "no GPU",
+     ""),
+    ("compute mode", {**CUDA, "gpus": Gpus("12", (Gpu("T4", GIB, GIB, 2),))}, {}, FAILURE,
+     "no process", "DEFAULT"),
+    ("locked memory", CUDA, {}, WARNING, "8 MiB", "ulimit -l"),
+    ("locked memory", CUDA, {"devices": ["cpu"]}, OK, "no helper", ""),
+    ("locked memory", {**CUDA, "files": {**GPU_FILES, **status("CapEff", "0000000000004000")}},
+     {}, OK, "may be locked", ""),
+    ("interpreter", {"interpreter": Interpreter(is_free_threaded=True)}, {}, FAILURE,
+     "free-threaded", "ordinary"),
+    ("broker", {"interpreter": Interpreter(has_role=True)}, {}, FAILURE, "broker", "shutdown"),
+    ("threads", {"interpreter": Interpreter(other_threads=("pump",))}, {}, FAILURE, "pump",
+     "before"),
+    ("OpenMP", {"interpreter": Interpreter(has_openmp_pool=True)}, {}, WARNING, "one thread",
+     "before"),
+    ("CUDA", {"interpreter": Interpreter(has_cuda=True)}, {}, FAILURE, "initialised", "before"),
+    ("tracing", {"interpreter": Interpreter(tracer="coverage")}, {}, WARNING, "coverage",
+     "inline=True"),
+    ("tracing", {"environ": {"COVERAGE_PROCESS_START": "x"}}, {}, WARNING, "COVERAGE", "inline"),
+    ("environment", {"environ": {"KMP_INIT_AT_FORK": "FALSE"}}, {}, WARNING, "OpenMP", "unset"),
+    ("environment", {"environ": {"KMP_INIT_AT_FORK": "TRUE"}}, {}, OK, "", ""),
+    ("environment", {"environ": {"LD_PRELOAD": "libfast.so"}}, {}, WARNING, "libfast", "unset"),
+    ("process 1", {"interpreter": Interpreter(pid=1)}, {}, WARNING, "zombies", "--init"),
+    ("debuggers", {"files": {"proc/sys/kernel/yama/ptrace_scope": "2"}}, {}, WARNING, "=2",
+     "ptrace_scope=1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "plan", "expected", "word", "fix"),
+    ROWS,
+    ids=[f"{index}-{row[0]}" for index, row in enumerate(ROWS)],
+)
+def test_a_check_says_what_is_wrong_and_what_mends_it(
+    name, machine, plan, expected, word, fix, tmp_path
+):
+    devices = plan.get("devices", [])
+    sizes = {key: value for key, value in plan.items() if key != "devices"}
+    found = finding(MadeUp(tmp_path, **machine), Plan.resolve(devices, **sizes), name)
+    assert (found.status, word in found.sentence) == (expected, True), found
+    assert fix in found.fix, found
+    assert bool(found.fix) == (expected != OK)
+    assert "\n" not in found.sentence + found.fix
+
+
+def test_every_check_that_can_complain_is_made_to():
+    assert {check.name for check in doctor.CHECKS} - {row[0] for row in ROWS} == {"settings"}
+    complained = {row[0] for row in ROWS if row[3] != OK}
+    assert {row[0] for row in ROWS} - complained == {"/dev/shm"}
+
+
+def test_a_healthy_machine_has_nothing_to_complain_of(tmp_path):
+    plan = Plan(children=32, helpers=2)
+    assert [one for one in doctor.examine(plan, MadeUp(tmp_path)) if one.status != OK] == []
+
+
+def test_an_empty_machine_is_judged_without_a_traceback(tmp_path):
+    (tmp_path / "proc").mkdir()
+    found = doctor.examine(Plan(), MadeUp(tmp_path, dict.fromkeys(HEALTHY)))
+    assert len(found) == len(doctor.CHECKS)
+
+
+def test_a_device_file_that_is_shut_is_named(tmp_path, monkeypatch):
+    machine = MadeUp(tmp_path, **CUDA)
+    monkeypatch.setattr(machine, "may_use", lambda path: path != "/dev/nvidia1")
+    found = finding(machine, Plan(devices=("cuda:0",)), "device files")
+    assert found.status == FAILURE and "/dev/nvidia1 may not" in found.sentence
+    assert "chmod a+rw /dev/nvidia1" in found.fix
+
+
+def test_an_unknown_variable_is_told_of(monkeypatch):
+    monkeypatch.setenv("SHMGPU_ARENAS", "1GiB")
+    found = finding(Machine(), Plan(), "settings")
+    assert found.status == WARNING and found.fix == "unset SHMGPU_ARENAS"
+
+
+def test_a_plan_takes_what_is_not_said_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SHMGPU_CHILDREN", "7")
+    monkeypatch.setenv("SHMGPU_ARENA", "1MiB")
+    plan = Plan.resolve(arena="2MiB")
+    assert (plan.children, plan.helpers, plan.arena, plan.window) == (7, 1, 2 * MIB, 64)
+    monkeypatch.setenv("SHMGPU_HELPERS", "many")
+    with pytest.raises(errors.ConfigError, match="SHMGPU_HELPERS"):
+        Plan.resolve()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB")]
+)
+def test_sizes_are_said_in_binary_units(count, text):
+    assert size(count) == text
+
+
+# ---- this machine --------------------------------------------------------------------------
+
+
+def test_kernel_features_work_where_these_tests_do():
+    needed = set(probes.PROBES) - {"precise_wait", "populate", "oom_score"}
+    assert {name: probes.why_refused(name) for name in needed} == dict.fromkeys(needed, "")
+
+
+def test_a_probe_that_fails_says_why():
+    with pytest.raises(OSError, match="Cannot allocate"):
+        probes.reserve(1 << 50)
+    assert "Cannot allocate" in Machine().why_not_reserved(1 << 50)
+
+
+def test_memory_is_counted_as_the_core_counts_it():
+    with pytest.raises(errors.LaunchError) as refused:
+        core.check_memory(1 << 62)
+    [told] = re.findall(r"has (\d+) MiB to give", str(refused.value))
+    assert Machine().memory_rooms()[0].left / MIB == pytest.approx(int(told), rel=0.1)
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_addresses_are_counted_as_the_core_counts_them(huge_pages):
+    plan = Plan(children=2, helpers=1, arena=100_000, scratch=5000, huge_pages=huge_pages)
+    reserved = shmgpu.launch(
+        lambda rank: core.reservation()[1],
+        children=2, helpers=1, arena=100_000, scratch=5000, huge_pages=huge_pages, devices="cpu",
+    )  # fmt: skip
+    assert reserved == [plan.addresses] * 2
+
+
+def test_threads_and_tracers_of_this_process_are_seen():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="pump")
+    thread.start()
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        seen = Machine().interpreter
+    finally:
+        sys.settrace(before)
+        stop.set()
+        thread.join()
+    assert "pump" in seen.other_threads and seen.tracer
+    assert Machine().interpreter.other_threads == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            'print(\'noise\\n{"cuda": "12.8", "devices": '
+            '[{"name": "A", "total": 2, "free": 1, "mode": 0}]}\')',
+            Gpus("12.8", (Gpu("A", 2, 1),)),
+        ),
+        ("raise RuntimeError('no driver')", Gpus(error="RuntimeError: no driver")),
+        ("print('[]')", None),
+        ("import os; os._exit(7)", Gpus(error="it ended with 7")),
+    ],
+    ids=["found", "raised", "nonsense", "killed"],
+)
+def test_gpus_are_asked_for_in_another_process(code, expected, tmp_path, monkeypatch):
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    monkeypatch.setattr(machines, "_ASK_GPUS", code)
+    got = Machine(str(tmp_path)).gpus
+    assert got == expected if expected else got.error and not got.devices
+
+
+# ---- the command ---------------------------------------------------------------------------
+
+
+def run(*arguments, shell="", user=(), **settings):
+    """shmgpu doctor in a process of its own, under limits that a shell sets first."""
+    command = [*user, sys.executable, "-m", "shmgpu.cli", "doctor", *arguments]
+    return subprocess.run(
+        ["bash", "-c", f'{shell or ":"} && exec "$@"', "bash", *command],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **settings,
+    )  # fmt: skip
+
+
+def statuses(done):
+    assert done.stdout, done.stderr
+    return {one["name"]: one["status"] for one in json.loads(done.stdout)["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "arguments", "name"),
+    [
+        ("ulimit -n 64", [], "open files"),
+        ("ulimit -v 8000000", ["--children", "16", "--arena", "1GiB"], "addresses"),
+        ("ulimit -f 16", [], "file size"),
+    ],
+)
+def test_a_limit_that_is_too_low_ends_with_status_1(limit, arguments, name):
+    done = run("--json", *arguments, shell=limit)
+    assert done.returncode == 1, done.stderr
+    assert statuses(done)[name] == FAILURE
+
+
+def test_an_ordinary_user_may_run_it_and_is_held_to_limits_on_processes():
+    user = ()
+    if os.geteuid() == 0:
+        user = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        code = [*user, sys.executable, "-c", "import shmgpu"]
+        if not shutil.which("setpriv") or subprocess.run(code, capture_output=True).returncode:
+            pytest.skip("no other user can import shmgpu from here")
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = run("--json", "--children", "300", shell="ulimit -u 200", user=user, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert statuses(done)["user's processes"] == FAILURE
+
+
+# Installs a seccomp filter that refuses one system call with EPERM, and goes on as another program.
+FILTERED = """
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x00050001),
+        (0x06, 0, 0, 0x7FFF0000)]
+rules = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in code))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(rules)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program):
+    sys.exit(77)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}.get(platform.machine())
+
+
+@pytest.mark.skipif(MEMFD_CREATE is None, reason="the system call has another number here")
+def test_a_system_call_that_a_filter_refuses_is_found_by_trying():
+    """As in a container whose seccomp profile does not know memory files."""
+    done = run(
+        "--json", "--devices", "cpu", user=(sys.executable, "-c", FILTERED, str(MEMFD_CREATE))
+    )
+    if done.returncode == 77:
+        pytest.skip("no seccomp filter can be installed here")
+    assert done.returncode == 1, done.stderr
+    [found] = [one for one in json.loads(done.stdout)["findings"] if one["name"] == "memory files"]
+    assert found["status"] == FAILURE and "not permitted" in found["sentence"]
+    assert "seccomp" in found["fix"]
+
+
+LAUNCH = 'import shmgpu; shmgpu.launch(lambda rank: 0, children=20, arena="64KiB", devices="cpu")'
+
+
+def test_the_doctor_and_launch_agree_about_open_files():
+    refused = run("--children", "20", shell="ulimit -n 64")
+    [needed] = re.findall(r"(\d+) open files may be needed, and the hard limit", refused.stdout)
+    judged = run("--children", "20", shell=f"ulimit -n {needed}")
+    assert judged.returncode == 0, judged.stdout
+    for limit, is_enough in ((int(needed), True), (int(needed) - 8, False)):
+        launched = subprocess.run(
+            ["bash", "-c", f'ulimit -n {limit} && exec "$@"', "bash", sys.executable, "-c", LAUNCH],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (launched.returncode == 0) == is_enough, launched.stderr
+
+
+def test_it_imports_no_torch_where_there_is_no_gpu():
+    code = (
+        "import sys; from shmgpu import doctor; doctor.examine(doctor.Plan(devices=('cpu',))); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--children", "0"], ["--arena", "big"], ["--devices", "x"]])
+def test_wrong_sizes_end_with_usage_and_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["doctor", *arguments])
+    assert ended.value.code == 2
+    assert "usage: shmgpu doctor" in capsys.readouterr().err
+
+
+def test_a_wrong_variable_ends_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("SHMGPU_WINDOW", "wide")
+    assert cli.main(["doctor"]) == 1
+    assert capsys.readouterr().err.startswith("shmgpu: SHMGPU_WINDOW")
+
+
+def test_json_holds_the_plan_and_every_finding(capsys):
+    cli.main(["doctor", "--json", "--children", "3", "--devices", "cpu"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["plan"]["children"] == 3 and told["plan"]["devices"] == ["cpu"]
+    assert [one["name"] for one in told["findings"]] == [check.name for check in doctor.CHECKS]
+    assert told["failures"] == sum(one["status"] == FAILURE for one in told["findings"])
+    assert set(told["findings"][0]) == {"group", "name", "status", "sentence", "fix"}
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_is_for_terminals(variables, coloured):
+    environment = {**os.environ, "TERM": "xterm", **variables}
+    ours, theirs = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "shmgpu.cli", "doctor", "--devices", "cpu"]
+        with subprocess.Popen(command, stdout=theirs, env=environment) as process:
+            os.close(theirs)
+            printed = b""
+            try:
+                while piece := os.read(ours, 65536):
+                    printed += piece
+            except OSError:
+                pass  # so a terminal says that nobody has it open any more
+        assert process.returncode in (0, 1)
+    finally:
+        os.close(ours)
+    assert b"release" in printed
+    assert (b"\x1b[" in printed) == coloured
+
+
+def test_text_is_plain_and_a_line_for_each_finding_in_a_pipe(tmp_path):
+    found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
+    text = cli.show(Plan(children=32, arena=GIB), found)
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert len([line for line in lines if re.match(r"  (ok|warning|failure) ", line)]) == len(found)
+    [failed] = [index for index, line in enumerate(lines) if line.startswith("  failure  arenas")]
+    assert lines[failed + 1].strip().startswith('fix: arena="384MiB"')
+    assert lines[-1].endswith(" 1 failure.")
+
+
+def test_text_is_folded_at_a_terminals_width(tmp_path):
+    found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
+    text = cli.show(Plan(), found, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_quiet_text_holds_only_what_is_not_fine(tmp_path):
+    found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
+    text = cli.show(Plan(), found, quiet=True)
+    assert "failure  arenas" in text and "  ok " not in text
+    assert cli.show(Plan(), [one for one in found if one.status == OK], quiet=True)
+
+
+def test_the_front_pages_sample_is_what_it_prints(tmp_path):
+    """On a machine with one GPU, in a container that may have 40 tasks and 16 GiB."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    [(arguments, sample)] = re.findall(r"(?s)```console\n\$ shmgpu doctor (.*?)\n(.*?)```", page)
+    files = {
+        **GPU_FILES,
+        "proc/self/cgroup": "0::/\n",
+        f"{CGROUP}/pids.max": "40\n",
+        f"{CGROUP}/pids.current": "5\n",
+        f"{CGROUP}/memory.max": f"{16 * GIB}\n",
+        f"{CGROUP}/memory.current": f"{GIB}\n",
+        f"{THP}/shmem_enabled": "always within_size advise [never] deny force\n",
+        **limits("Max locked memory", "unlimited"),
+        **meminfo(MemTotal=64 << 20, MemAvailable=60 << 20),
+    }
+    machine = MadeUp(tmp_path, files, gpus=Gpus("12.8", (A100,)))
+    options = cli._parser().parse_args(["doctor", *arguments.split()])
+    plan = Plan.resolve(**{name: getattr(options, name) for name in Plan.__dataclass_fields__})
+    assert sample == cli.show(plan, doctor.examine(plan, machine), quiet=options.quiet) + "\n"
