@@ -63,6 +63,11 @@ static int plan_regions(const shmi_arena_plan_t *wanted) {
   return wanted->children + wanted->helpers;
 }
 
+/* Guards take a huge page's worth of addresses where arenas must start on its border. */
+static size_t guard_bytes(const shmi_arena_plan_t *wanted) {
+  return wanted->huge_pages ? (size_t)2 << 20 : GUARD;
+}
+
 static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *addresses) {
   uint64_t arenas, scratches;
   if (__builtin_mul_overflow((uint64_t)wanted->arena_bytes, (uint64_t)wanted->children, &arenas) ||
@@ -73,7 +78,7 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
                     wanted->arena_bytes);
     return SHM_ENO_MEMORY;
   }
-  *addresses = *payload + (uint64_t)GUARD * (uint64_t)(plan_regions(wanted) + 2);
+  *addresses = *payload + guard_bytes(wanted) * (uint64_t)(plan_regions(wanted) + 2);
   int status = shmi_arena_check_memory(*payload);
   if (status != SHM_OK) return status;
   uint64_t room = shmi_memory_address_space();
@@ -98,9 +103,7 @@ int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   int status = fits(&rounded, &payload, &addresses);
   if (status != SHM_OK) return status;
 
-  /* Guards take a huge page's worth of addresses where arenas must start on its border. */
-  size_t guard = wanted->huge_pages ? unit : GUARD;
-  addresses = payload + guard * (uint64_t)(plan_regions(&rounded) + 2);
+  size_t guard = guard_bytes(&rounded);
   void *made = mmap(NULL, addresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) {
     shmi_detail_errno("reserving addresses for the arenas");

@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -17,6 +19,8 @@
 #ifndef P_PIDFD
 #define P_PIDFD 3
 #endif
+
+enum { OOM_OFFER = 300, OOM_MOST = 1000 };
 
 static int pidfd_of(pid_t pid) {
   return shmi_descriptor_own((int)syscall(SYS_pidfd_open, pid, 0)); /* close-on-exec by itself */
@@ -88,9 +92,15 @@ int shmi_process_die_with(pid_t parent, int signal) {
 }
 
 void shmi_process_offer_to_oom(void) {
-  int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  int fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
-  ssize_t ignored = write(fd, "300", 3); /* raising it needs no privilege; a wish only */
-  (void)ignored;
+  /* Above the parent's own, whatever that is: it is inherited, and lowering it is not ours to do.
+   * Raising it needs no privilege; a wish only. */
+  char text[16] = {0};
+  ssize_t got = pread(fd, text, sizeof text - 1, 0);
+  long raised = (got > 0 ? strtol(text, NULL, 10) : 0) + OOM_OFFER;
+  int length = snprintf(text, sizeof text, "%ld", raised < OOM_MOST ? raised : OOM_MOST);
+  got = pwrite(fd, text, (size_t)length, 0);
+  (void)got;
   close(fd);
 }

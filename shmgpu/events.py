@@ -158,8 +158,11 @@ def child_ended(
     if event["exit_status"] == 0 or event["reason"] == core.REASON_ENDING:
         emit(logging.DEBUG, "child_ended", **_who("child", event), cause=cause)
         return
+    place = "next record" if stack else "none was left"
     if event["is_final"]:
         action = "the launch ends"
+        if not stack and event["exit_status"] > 0:
+            place = "with the ChildError"
     else:
         action = (
             f"restarted {_in(event)}, once its arena is zero; {restarts_left} more such restarts"
@@ -170,11 +173,7 @@ def child_ended(
         **_who("child", event),
         cause=cause,
         action=action,
-        stack="next record"
-        if stack
-        else "with the error"
-        if event["is_final"]
-        else "none was left",
+        stack=place,
     )
     _emit_stack("child", event, stack)
 
