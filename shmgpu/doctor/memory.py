@@ -169,8 +169,8 @@ def oom_order(machine: Machine, plan: Plan) -> Verdict:
     own = int(text) if text.lstrip("-").isdecimal() else 0
     if own >= 1000:
         return warn(
-            f"this process has oom_score_adj {own}, and helpers and children can have no more: where "
-            "memory runs out, the kernel may end the parent first, and with it all",
+            f"this process has oom_score_adj {own}, and helpers and children can have no more: "
+            "where memory runs out, the kernel may end the parent first, and with it all",
             "echo 0 | sudo tee /proc/$$/oom_score_adj (in a cluster: give the pod memory requests)",
         )
     return fine("where memory runs out, the kernel ends helpers and children before the parent")
