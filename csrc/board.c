@@ -2,80 +2,173 @@
 #include "board.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "descriptor.h"
+#include "detail.h"
 
-enum { PAGE = 4096 };
+enum {
+  PAGE = 4096,
+  LAYOUT = 1, /* raised when a field changes its meaning or place and no struct its size */
+  TRACE_LEAST = 64,
+  TRACE_MOST = 1 << 24
+};
+static const char MAGIC[8] = "shmgpuB";
+
+/* What a monitor checks before it believes a byte of the rest. */
+typedef struct header {
+  char magic[8]; /* written last */
+  uint32_t layout;
+  uint32_t header_bytes, broker_bytes, child_bytes, helper_bytes, trace_bytes, function_bytes;
+  uint32_t child_page_bytes, helper_page_bytes;
+  int32_t children, helpers;
+  uint32_t trace_records;
+  _Atomic uint32_t functions; /* rows of the table of names that are filled */
+  uint32_t reserved;
+} header_t;
+_Static_assert(sizeof(header_t) == 64, "what follows stays aligned");
+
+/* How this process came to its mapping. */
+enum view { NONE, WRITER /* the parent, and before the first fork */, ROLE, MONITOR };
 
 static shmi_board_t board;
+static enum view view;
+static int board_fd = -1; /* the writer's: a monitor finds it by its name under /proc */
 static char *mapping;
 static size_t mapping_bytes;
+static shm_function_row_t *function_rows;
 static _Atomic uint64_t *own_bytes; /* this role's byte counters */
 static _Atomic uint64_t fallback_bytes[SHM_BYTES_KINDS]; /* of a process that has no page */
 
 static size_t pages(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE - 1); }
 
-static size_t parent_bytes(int children, int helpers) {
-  return pages(sizeof(shm_broker_stats_t) + (size_t)children * sizeof(shm_child_stats_t) +
-               (size_t)helpers * sizeof(shm_helper_stats_t) + SHMI_BOARD_DETAIL_BYTES);
-}
-
 static size_t child_page_bytes(void) { return pages(sizeof(shmi_child_page_t)); }
 static size_t helper_page_bytes(void) { return pages(sizeof(shmi_helper_page_t)); }
 
+/* Where each part lies, in bytes from the start. */
+typedef struct parts {
+  size_t broker, child_stats, helper_stats, detail, functions, child_pages, helper_pages, trace;
+  size_t total;
+} parts_t;
+
+static size_t advance(size_t *at, size_t bytes) {
+  size_t start = *at;
+  *at += bytes;
+  return start;
+}
+
+static parts_t lay_out(int children, int helpers, uint32_t ring) {
+  size_t at = sizeof(header_t), child_count = (size_t)children, helper_count = (size_t)helpers;
+  parts_t parts;
+  parts.broker = advance(&at, sizeof(shm_broker_stats_t));
+  parts.child_stats = advance(&at, child_count * sizeof(shm_child_stats_t));
+  parts.helper_stats = advance(&at, helper_count * sizeof(shm_helper_stats_t));
+  parts.detail = advance(&at, SHMI_BOARD_DETAIL_BYTES);
+  at = pages(at);
+  /* Rows that nobody touches take no memory. */
+  parts.functions = advance(&at, pages(SHM_MAX_FUNCTIONS * sizeof(shm_function_row_t)));
+  parts.child_pages = advance(&at, child_count * child_page_bytes());
+  parts.helper_pages = advance(&at, helper_count * helper_page_bytes());
+  parts.trace = advance(&at, pages(ring * sizeof(shm_trace_record_t)));
+  parts.total = at;
+  return parts;
+}
+
+static void adopt(void *made, const parts_t *parts, int children, int helpers, uint32_t ring) {
+  mapping = made;
+  mapping_bytes = parts->total;
+  board = (shmi_board_t){
+      .broker = (shm_broker_stats_t *)(void *)(mapping + parts->broker),
+      .child_stats = (shm_child_stats_t *)(void *)(mapping + parts->child_stats),
+      .helper_stats = (shm_helper_stats_t *)(void *)(mapping + parts->helper_stats),
+      .detail = mapping + parts->detail,
+      .child_pages = mapping + parts->child_pages,
+      .helper_pages = mapping + parts->helper_pages,
+      .trace = (shm_trace_record_t *)(void *)(mapping + parts->trace),
+      .trace_records = ring,
+      .children = children,
+      .helpers = helpers};
+  function_rows = (shm_function_row_t *)(void *)(mapping + parts->functions);
+}
+
+static header_t *header(void) { return (header_t *)(void *)mapping; }
+
+/* All of a header but its magic, as this build writes it. */
+static header_t header_of(int children, int helpers, uint32_t ring) {
+  return (header_t){.layout = LAYOUT,
+                    .header_bytes = sizeof(header_t),
+                    .broker_bytes = sizeof(shm_broker_stats_t),
+                    .child_bytes = sizeof(shm_child_stats_t),
+                    .helper_bytes = sizeof(shm_helper_stats_t),
+                    .trace_bytes = sizeof(shm_trace_record_t),
+                    .function_bytes = sizeof(shm_function_row_t),
+                    .child_page_bytes = (uint32_t)child_page_bytes(),
+                    .helper_page_bytes = (uint32_t)helper_page_bytes(),
+                    .children = children,
+                    .helpers = helpers,
+                    .trace_records = ring};
+}
+
 int shmi_board_create(int children, int helpers, uint32_t trace_records) {
+  shm_monitor_close(); /* one board a process: its own comes before somebody else's */
   uint32_t ring = 0;
   if (trace_records > 0) {
-    ring = 64;
-    while (ring < trace_records && ring < UINT32_C(1) << 24) ring *= 2;
+    ring = TRACE_LEAST;
+    while (ring < trace_records && ring < TRACE_MOST) ring *= 2;
   }
-  size_t parent = parent_bytes(children, helpers);
-  size_t child_part = (size_t)children * child_page_bytes();
-  size_t helper_part = (size_t)helpers * helper_page_bytes();
-  size_t total = parent + child_part + helper_part + pages(ring * sizeof(shm_trace_record_t));
-
-  int fd = shmi_descriptor_own(memfd_create("shmgpu-board", MFD_CLOEXEC));
+  parts_t parts = lay_out(children, helpers, ring);
+  int fd = shmi_descriptor_own(memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return SHM_ESYSTEM;
   void *made = MAP_FAILED;
-  if (ftruncate(fd, (off_t)total) == 0) {
-    made = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  /* Sealed, so that whoever maps it can rely on its size. */
+  if (ftruncate(fd, (off_t)parts.total) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+    made = mmap(NULL, parts.total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
-  int saved = errno;
-  shmi_descriptor_close(&fd); /* the mapping keeps the memory */
   if (made == MAP_FAILED) {
+    int saved = errno;
+    shmi_descriptor_close(&fd);
     errno = saved;
     return SHM_ESYSTEM;
   }
-  mapping = made;
-  mapping_bytes = total;
-  board.broker = (shm_broker_stats_t *)mapping;
-  board.child_stats = (shm_child_stats_t *)(void *)(mapping + sizeof(shm_broker_stats_t));
-  board.helper_stats = (shm_helper_stats_t *)(void *)(board.child_stats + children);
-  board.detail = (char *)(board.helper_stats + helpers);
-  board.child_pages = mapping + parent;
-  board.helper_pages = board.child_pages + child_part;
-  board.trace = (shm_trace_record_t *)(void *)(board.helper_pages + helper_part);
-  board.trace_records = ring;
-  board.children = children;
-  board.helpers = helpers;
+  board_fd = fd;
+  adopt(made, &parts, children, helpers, ring);
+  view = WRITER;
   own_bytes = fallback_bytes;
+  *header() = header_of(children, helpers, ring);
+  atomic_thread_fence(memory_order_release);
+  memcpy(header()->magic, MAGIC, sizeof MAGIC);
   return SHM_OK;
+}
+
+/* A forked role has swept its descriptors: its copy is closed, and the number may be another's. */
+static void close_descriptor(void) {
+  if (shmi_descriptor_owns(board_fd)) shmi_descriptor_close(&board_fd);
+  board_fd = -1;
 }
 
 void shmi_board_destroy(void) {
   if (mapping != NULL) munmap(mapping, mapping_bytes);
+  close_descriptor();
   mapping = NULL;
   mapping_bytes = 0;
   own_bytes = NULL;
+  function_rows = NULL;
+  view = NONE;
   memset(&board, 0, sizeof board);
 }
 
-const shmi_board_t *shmi_board(void) { return mapping != NULL ? &board : NULL; }
+const shmi_board_t *shmi_board(void) {
+  return view == WRITER || view == ROLE ? &board : NULL;
+}
 
 int shmi_board_become(int role, int index) {
+  close_descriptor();
+  view = ROLE;
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
   char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)
                                       : (char *)shmi_board_child(index);
@@ -84,6 +177,14 @@ int shmi_board_become(int role, int index) {
   own_bytes = role == SHM_ROLE_HELPER ? shmi_board_helper(index)->bytes
                                       : shmi_board_child(index)->bytes;
   return SHM_OK;
+}
+
+void shmi_board_name(uint32_t index, uint64_t function, const char *name) {
+  if (view != WRITER || index >= SHM_MAX_FUNCTIONS) return;
+  shm_function_row_t *row = &function_rows[index];
+  row->function = function;
+  strncpy(row->name, name, sizeof row->name - 1);
+  atomic_store_explicit(&header()->functions, index + 1, memory_order_release);
 }
 
 void shmi_board_reset_helper(int helper) {
@@ -151,13 +252,97 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
 
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   if (mapping == NULL || board.trace_records == 0) return 0;
+  uint64_t ring = board.trace_records;
+  /* The oldest place is the one that is written next: only the writer itself may read there. */
+  uint64_t kept = view == WRITER ? ring : ring - 1;
   uint64_t written = __atomic_load_n(&board.broker->trace_written, __ATOMIC_ACQUIRE);
-  uint64_t oldest = written > board.trace_records ? written - board.trace_records : 0;
+  uint64_t oldest = written > kept ? written - kept : 0;
   if (*next < oldest) *next = oldest;
   int count = 0;
   while (count < max && *next < written) {
-    out[count++] = board.trace[*next & (board.trace_records - 1)];
+    out[count++] = board.trace[*next & (ring - 1)];
     ++*next;
   }
-  return count;
+  if (view == WRITER) return count;
+  /* What was overwritten while it was copied may be torn: it goes out at the front. */
+  atomic_thread_fence(memory_order_acquire);
+  written = __atomic_load_n(&board.broker->trace_written, __ATOMIC_RELAXED);
+  oldest = written > kept ? written - kept : 0;
+  uint64_t first = *next - (uint64_t)count;
+  if (oldest <= first) return count;
+  int torn = oldest - first < (uint64_t)count ? (int)(oldest - first) : count;
+  memmove(out, out + torn, (size_t)(count - torn) * sizeof *out);
+  return count - torn;
+}
+
+/* ---- the monitor: somebody else's board, read-only ---- */
+
+static int refuse(const char *why) {
+  shmi_detail_set("%s", why);
+  return SHM_ENO_BOARD;
+}
+
+/* SHM_OK when a file of that many bytes, with that header, is a board as this build makes them. */
+static int check_header(const header_t *found, uint64_t bytes) {
+  if (memcmp(found->magic, MAGIC, sizeof MAGIC) != 0) return refuse("it does not begin as one");
+  header_t expected = header_of(found->children, found->helpers, found->trace_records);
+  if (memcmp(&expected.layout, &found->layout,
+             offsetof(header_t, functions) - offsetof(header_t, layout)) != 0) {
+    return refuse("it is of another version of shmgpu");
+  }
+  uint32_t ring = found->trace_records;
+  int ring_is_good = ring == 0 || (ring >= TRACE_LEAST && ring <= TRACE_MOST &&
+                                   (ring & (ring - 1)) == 0);
+  if (found->children < 1 || found->children > SHM_MAX_CHILDREN || found->helpers < 1 ||
+      found->helpers > SHM_MAX_HELPERS || !ring_is_good) {
+    return refuse("its header is out of range");
+  }
+  if (lay_out(found->children, found->helpers, ring).total != bytes) {
+    return refuse("its size is not what its header says");
+  }
+  return SHM_OK;
+}
+
+int shm_monitor_open(int fd) {
+  if (mapping != NULL) return SHM_ENESTED;
+  int seals = fcntl(fd, F_GET_SEALS);
+  struct stat file;
+  if (seals < 0 || fstat(fd, &file) != 0) return refuse("it is no memory file");
+  /* Unsealed it could shrink under the mapping, and a read would end in SIGBUS. */
+  if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) return refuse("it is not sealed");
+  if (file.st_size < (off_t)sizeof(header_t)) return refuse("it is too short");
+  size_t bytes = (size_t)file.st_size;
+  void *made = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  if (made == MAP_FAILED) {
+    shmi_detail_errno("mapping a board");
+    return SHM_ESYSTEM;
+  }
+  header_t found; /* a copy: what was checked is what is used */
+  memcpy(&found, made, sizeof found);
+  int status = check_header(&found, bytes);
+  if (status != SHM_OK) {
+    munmap(made, bytes);
+    return status;
+  }
+  parts_t parts = lay_out(found.children, found.helpers, found.trace_records);
+  adopt(made, &parts, found.children, found.helpers, found.trace_records);
+  view = MONITOR;
+  return SHM_OK;
+}
+
+void shm_monitor_close(void) {
+  if (view == MONITOR) shmi_board_destroy();
+}
+
+int shm_get_functions(shm_function_row_t *out, int max) {
+  if (mapping == NULL) return SHM_ENOT_RUNNING;
+  uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);
+  if (count > SHM_MAX_FUNCTIONS) count = SHM_MAX_FUNCTIONS;
+  if (max < 0) max = 0;
+  if (count > (uint32_t)max) count = (uint32_t)max;
+  for (uint32_t i = 0; i < count; i++) {
+    out[i] = function_rows[i];
+    out[i].name[sizeof out[i].name - 1] = '\0';
+  }
+  return (int)count;
 }

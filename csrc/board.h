@@ -4,14 +4,18 @@
  * One memfd, mapped by the parent before the first fork and inherited by every role at the
  * same address. After the fork a role keeps write access to its own page only:
  *
- *   | parent's page: broker, child and helper statistics | a page per child |
- *   | a control page per helper | trace ring (parent) |
+ *   | parent's page: header, broker, child and helper statistics | names of functions (parent) |
+ *   | a page per child | a control page per helper | trace ring (parent) |
  *
  * A helper's control page is what makes a message handed over ahead of time safe: it says
  * which deliveries are executing and which have finished with what outcome, so that a death
  * costs only the call that was executing.
  *
- * Owns: the mapping. Must never: hold payload, or anything one role must not know.
+ * The parent keeps one descriptor of it. By that a *monitor*, another process of the same user,
+ * finds the board under /proc and maps it read-only (shm_monitor_open). It believes nothing: the
+ * file must be sealed against a change of size, and its header must be of this build.
+ *
+ * Owns: the mapping, the descriptor. Must never: hold payload, or anything one role must not know.
  */
 #ifndef SHMI_BOARD_H
 #define SHMI_BOARD_H
@@ -65,12 +69,14 @@ enum { SHMI_BOARD_DETAIL_BYTES = 512 };
 
 int shmi_board_create(int children, int helpers, uint32_t trace_records);
 void shmi_board_destroy(void);
-/* The board of this process, or NULL when no broker was made above it. */
+/* The board of this process, or NULL when no broker was made above it (in a monitor too). */
 const shmi_board_t *shmi_board(void);
 /* In a fresh role: keep write access to one's own page only. */
 int shmi_board_become(int role, int index);
 /* A new helper takes the place of a dead one: its control page starts empty. */
 void shmi_board_reset_helper(int helper);
+/* The parent, before the first fork: a function's name, for those who read the trace. */
+void shmi_board_name(uint32_t index, uint64_t function, const char *name);
 
 shmi_child_page_t *shmi_board_child(int child);
 shmi_helper_page_t *shmi_board_helper(int helper);

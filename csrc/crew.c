@@ -258,6 +258,7 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   stats->children = config->child_count;
   stats->helpers = config->helper_count;
   stats->window = (int32_t)config->window;
+  stats->arena_bytes = shmi_arena_bytes();
   return shmi_dispatch_create(&crew.dispatch, &dispatch);
 }
 

@@ -13,8 +13,8 @@ enum { BITS = 64 };
 static uint64_t *marks;  /* bit fd: this descriptor is ours */
 static int mark_words;
 
-static int is_marked(int fd) {
-  return fd / BITS < mark_words && (marks[fd / BITS] >> (fd % BITS) & 1) != 0;
+int shmi_descriptor_owns(int fd) {
+  return fd >= 0 && fd / BITS < mark_words && (marks[fd / BITS] >> (fd % BITS) & 1) != 0;
 }
 
 static void unmark(int fd) {
@@ -41,7 +41,7 @@ int shmi_descriptor_own(int fd) {
 
 void shmi_descriptor_close(int *fd) {
   if (*fd >= 0) {
-    if (is_marked(*fd)) unmark(*fd);
+    if (shmi_descriptor_owns(*fd)) unmark(*fd);
     close(*fd);
   }
   *fd = -1;
@@ -50,7 +50,7 @@ void shmi_descriptor_close(int *fd) {
 void shmi_descriptor_keep_only(const int keep[], int count) {
   uint64_t *kept = mark_words > 0 ? calloc((size_t)mark_words, sizeof *kept) : NULL;
   for (int i = 0; i < count && kept != NULL; i++) {
-    if (keep[i] >= 0 && is_marked(keep[i])) {
+    if (shmi_descriptor_owns(keep[i])) {
       kept[keep[i] / BITS] |= UINT64_C(1) << (keep[i] % BITS);
     }
   }

@@ -15,6 +15,8 @@
 /* Enter fd (when it is one) and return it, so that a making call can be wrapped; when the list
  * itself cannot grow, fd is closed and -1 returned with errno set. */
 int shmi_descriptor_own(int fd);
+/* Is this number in the list? */
+int shmi_descriptor_owns(int fd);
 /* Close *fd when it is open, take it out of the list and set it to -1. */
 void shmi_descriptor_close(int *fd);
 /* In a fresh role: close every listed descriptor but the count in keep. */

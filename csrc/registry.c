@@ -4,6 +4,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "board.h"
+
 enum { HASH_SLOTS = 2 * SHM_MAX_FUNCTIONS };
 
 /* One mapping of its own pages, so that sealing it seals nothing else. */
@@ -75,6 +77,11 @@ int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t
 int shmi_registry_seal(void) {
   int status = table_make();
   if (status != SHM_OK) return status;
+  for (uint32_t i = 0; i < table->count; i++) { /* for those who watch from outside */
+    const shmi_function_t *row = &table->rows[i];
+    uint64_t address = (uint64_t)(row->func != NULL ? (uintptr_t)row->func : (uintptr_t)row);
+    shmi_board_name(i, address, row->name);
+  }
   table->sealed = 1;
   return mprotect(table, table_bytes(), PROT_READ) == 0 ? SHM_OK : SHM_ESYSTEM;
 }

@@ -75,7 +75,8 @@ enum shm_status {
   SHM_ETOO_LARGE = -33,
   SHM_EUNSUPPORTED = -34,
   SHM_EPLACEMENT = -35,
-  SHM_ENO_CHILD_SLOT = -36
+  SHM_ENO_CHILD_SLOT = -36,
+  SHM_ENO_BOARD = -37
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -439,11 +440,19 @@ typedef struct shm_broker_stats {
   int32_t children;            /* slots */
   int32_t helpers;
   int32_t window;
+  uint64_t arena_bytes;        /* of each child */
 } shm_broker_stats_t;
 
 int shm_get_broker_stats(shm_broker_stats_t *stats);
 int shm_get_child_stats(int child, shm_child_stats_t *stats);
 int shm_get_helper_stats(int helper, shm_helper_stats_t *stats);
+
+/* The sealed table of functions, as the trace names them. */
+typedef struct shm_function_row {
+  uint64_t function;           /* func_ptr of the message */
+  char name[80];
+} shm_function_row_t;
+int shm_get_functions(shm_function_row_t *out, int max); /* how many were put into out */
 
 /* One life of a frame; times are CLOCK_MONOTONIC ns. */
 typedef struct shm_trace_record {
@@ -465,6 +474,14 @@ typedef struct shm_trace_record {
 /* Copies records with numbers from *next on into out, oldest first; skips what the ring has
  * overwritten; advances *next. Returns how many. */
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max);
+
+/* In a process without a broker: read somebody else's. fd is what the parent of that broker holds
+ * as "memfd:shmgpu-board" (open /proc/PID/fd/N for reading); it may be closed after. Then the five
+ * functions above read that broker, until shm_monitor_close or until this process launches. The
+ * broker notices nothing. SHM_ENO_BOARD: it is not one, or not of this version, and
+ * shm_error_detail() says why; SHM_ENESTED: this process has a broker, or a monitor open. */
+int shm_monitor_open(int fd);
+void shm_monitor_close(void);
 
 /* CDEF-END */
 

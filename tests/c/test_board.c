@@ -1,7 +1,12 @@
-/* The board: one writer a page, everybody reads, and the trace keeps the latest lives. */
+/* The board: one writer a page, everybody reads, the trace keeps the latest lives, and another
+ * process may look on but believes no forgery. */
 #include "harness.h"
 
+#include <fcntl.h>
+
 #include "board.h"
+#include "descriptor.h"
+#include "registry.h"
 
 static void open_board(uint32_t records) { CHECK_EQ(shmi_board_create(3, 2, records), SHM_OK); }
 
@@ -145,4 +150,256 @@ TEST(making_and_destroying_leaves_nothing) {
   CHECK(shmi_board() == NULL);
   CHECK_EQ(harness_open_fds(), fds);
   CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+}
+
+/* ---- the monitor ---- */
+
+/* The board that this process holds, as another one would open it: for reading, by its name. */
+static int find_board(void) {
+  char path[64], target[64];
+  for (int fd = 3; fd < 64; fd++) {
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(path, target, sizeof target - 1);
+    if (length > 0 && strncmp(target, "/memfd:shmgpu-board", 19) == 0) {
+      return open(path, O_RDONLY | O_CLOEXEC);
+    }
+  }
+  return -1;
+}
+
+static void run_in_a_process(void (*body)(void)) {
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    body();
+    _exit(0);
+  }
+  CHECK_EQ(ended_by(pid), 0);
+}
+
+/* A forked copy has no broker of its own once it has let go of the one it was forked with. */
+static int watch_from_here(void) {
+  int fd = find_board();
+  CHECK(fd >= 0);
+  shmi_board_destroy();
+  int status = shm_monitor_open(fd);
+  close(fd);
+  return status;
+}
+
+static void other_function(void *params) { (void)params; }
+
+static void read_what_the_parent_wrote(void) {
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  CHECK(shmi_board() == NULL); /* what others may write is nobody's board here */
+  CHECK_EQ(shm_monitor_open(0), SHM_ENESTED);
+  shm_broker_stats_t broker;
+  shm_child_stats_t child;
+  shm_helper_stats_t helper;
+  shm_trace_record_t record;
+  CHECK_EQ(shm_get_broker_stats(&broker), SHM_OK);
+  CHECK_EQ(broker.submitted, 12);
+  CHECK_EQ(shm_get_child_stats(2, &child), SHM_OK);
+  CHECK_EQ(child.answered, 5);
+  CHECK_EQ(child.frames_sent, 6);
+  CHECK_EQ(shm_get_child_stats(3, &child), SHM_EBAD_CONFIG);
+  CHECK_EQ(shm_get_helper_stats(1, &helper), SHM_OK);
+  CHECK_EQ(helper.deaths, 3);
+  uint64_t next = 0;
+  CHECK_EQ(shm_read_trace(&next, &record, 1), 1);
+  CHECK_EQ(record.sequence, 77);
+  shm_function_row_t rows[4];
+  CHECK_EQ(shm_get_functions(rows, 4), 2);
+  CHECK_STR_EQ(rows[0].name, "of a binding");
+  CHECK_STR_EQ(rows[1].name, "of C");
+  CHECK_EQ(rows[1].function, (uint64_t)(uintptr_t)other_function);
+  CHECK_EQ(shm_get_functions(rows, 1), 1);
+  shm_count_bytes(SHM_BYTES_GATHERED, 1); /* counts nowhere */
+  shm_monitor_close();
+  shm_monitor_close();
+  CHECK_EQ(shm_get_broker_stats(&broker), SHM_ENOT_RUNNING);
+  CHECK_EQ(shm_get_functions(rows, 4), SHM_ENOT_RUNNING);
+  CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+}
+
+TEST(a_monitor_reads_what_the_parent_wrote) {
+  open_board(64);
+  const shmi_function_t *row;
+  CHECK_EQ(shmi_registry_add(&(shm_function_config_t){.name = "of a binding"}, &row), SHM_OK);
+  shm_function_config_t of_c = {.name = "of C", .func = other_function};
+  CHECK_EQ(shmi_registry_add(&of_c, &row), SHM_OK);
+  CHECK_EQ(shmi_registry_seal(), SHM_OK);
+  shmi_board()->broker->submitted = 12;
+  shmi_board()->child_stats[2].answered = 5;
+  shmi_board()->helper_stats[1].deaths = 3;
+  shmi_count(&shmi_board_child(2)->frames_sent, 6);
+  shmi_board_trace(&(shm_trace_record_t){.sequence = 77});
+  run_in_a_process(read_what_the_parent_wrote);
+  CHECK_EQ(shmi_board()->broker->submitted, 12);
+  shmi_board_destroy();
+}
+
+static void launch_while_watching(void) {
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  CHECK_EQ(shmi_board_create(1, 1, 0), SHM_OK);
+  CHECK_EQ(shmi_board()->children, 1);
+  CHECK_EQ(harness_mappings("shmgpu-board"), 1);
+  shm_monitor_close(); /* a board of one's own is not the monitor's to close */
+  CHECK(shmi_board() != NULL);
+  shmi_board_destroy();
+}
+
+TEST(a_board_of_ones_own_takes_the_place_of_a_watched_one) {
+  open_board(0);
+  run_in_a_process(launch_while_watching);
+  shmi_board_destroy();
+}
+
+TEST(the_owner_of_a_board_cannot_watch) {
+  open_board(0);
+  int fd = find_board();
+  CHECK_EQ(shm_monitor_open(fd), SHM_ENESTED);
+  close(fd);
+  shmi_board_destroy();
+}
+
+static void ring_seen_from_outside(void) {
+  shm_trace_record_t got[100];
+  uint64_t next = 0;
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  CHECK_EQ(shm_read_trace(&next, got, 100), 63); /* the 64th place is about to be written */
+  CHECK_EQ(got[0].sequence, 147);
+  shm_monitor_close();
+}
+
+TEST(a_reader_beside_the_writer_leaves_out_what_is_overwritten_next) {
+  open_board(64);
+  for (uint64_t i = 0; i < 210; i++) shmi_board_trace(&(shm_trace_record_t){.sequence = i});
+  run_in_a_process(ring_seen_from_outside);
+  shmi_board_destroy();
+}
+
+TEST(only_the_parent_keeps_the_descriptor) {
+  open_board(0);
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    shmi_descriptor_keep_only(NULL, 0);
+    int taken = open("/dev/null", O_RDONLY); /* the number is another's now: it must stay open */
+    CHECK_EQ(shmi_board_become(SHM_ROLE_CHILD, 0), SHM_OK);
+    CHECK_EQ(find_board(), -1);
+    CHECK(fcntl(taken, F_GETFD) >= 0);
+    _exit(0);
+  }
+  CHECK_EQ(ended_by(pid), 0);
+  int fd = find_board();
+  CHECK(fd >= 0);
+  CHECK_EQ(fcntl(fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW);
+  close(fd);
+  shmi_board_destroy();
+}
+
+/* A memfd with a good board's bytes, some of them changed, and some seals. */
+static int forge(size_t bytes, int seals, size_t at, const void *change, size_t length) {
+  int good = find_board(), fd = memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  char *copy = calloc(1, bytes);
+  ssize_t got = pread(good, copy, bytes, 0);
+  CHECK(got > 0);
+  if (length > 0) memcpy(copy + at, change, length);
+  CHECK_EQ(write(fd, copy, bytes), bytes);
+  CHECK_EQ(fcntl(fd, F_ADD_SEALS, seals), 0);
+  free(copy);
+  close(good);
+  return fd;
+}
+
+TEST(a_forgery_is_refused_with_the_reason) {
+  open_board(64);
+  int good = find_board();
+  size_t bytes = (size_t)lseek(good, 0, SEEK_END);
+  close(good);
+  const int both = F_SEAL_SHRINK | F_SEAL_GROW;
+  uint32_t other = 0x7fffffff, none = 0, three = 3;
+  /* Offsets of the header: 0 magic, 8 layout, 12 to 40 sizes, 44 children, 48 helpers, 52 ring. */
+  struct {
+    size_t bytes;
+    int seals;
+    size_t at;
+    const uint32_t *change;
+    const char *why;
+  } rows[] = {
+      {bytes, both, 0, NULL, NULL},
+      {bytes, 0, 0, NULL, "sealed"},
+      {bytes, F_SEAL_SHRINK, 0, NULL, "sealed"},
+      {bytes, F_SEAL_GROW, 0, NULL, "sealed"},
+      {1, both, 0, NULL, "too short"},
+      {63, both, 0, NULL, "too short"},
+      {4096, both, 0, NULL, "size"},
+      {bytes - 4096, both, 0, NULL, "size"},
+      {bytes + 4096, both, 0, NULL, "size"},
+      {bytes, both, 0, &other, "begin"},
+      {bytes, both, 8, &other, "version"},
+      {bytes, both, 12, &other, "version"},
+      {bytes, both, 20, &other, "version"},
+      {bytes, both, 40, &none, "version"},
+      {bytes, both, 44, &other, "range"},
+      {bytes, both, 44, &none, "range"},
+      {bytes, both, 48, &other, "range"},
+      {bytes, both, 52, &three, "range"},
+      {bytes, both, 52, &other, "range"},
+      {bytes, both, 44, &three, NULL}, /* as it was */
+      {bytes, both, 48, &three, "size"},
+      {bytes, both, 52, &none, "size"},
+  };
+  enum { ROWS = sizeof rows / sizeof *rows };
+  int forged[ROWS];
+  for (int i = 0; i < ROWS; i++) {
+    forged[i] = forge(rows[i].bytes, rows[i].seals, rows[i].at, rows[i].change,
+                      rows[i].change != NULL ? sizeof *rows[i].change : 0);
+  }
+  shmi_board_destroy();
+  for (int i = 0; i < ROWS; i++) {
+    int status = shm_monitor_open(forged[i]);
+    if (status != (rows[i].why == NULL ? SHM_OK : SHM_ENO_BOARD) ||
+        (rows[i].why != NULL && strstr(shm_error_detail(), rows[i].why) == NULL)) {
+      harness_fail(__FILE__, __LINE__, "row %d: %d, %s", i, status, shm_error_detail());
+    }
+    shm_monitor_close();
+    close(forged[i]);
+  }
+  int null = open("/dev/null", O_RDONLY);
+  CHECK_EQ(shm_monitor_open(null), SHM_ENO_BOARD);
+  CHECK_EQ(shm_monitor_open(-1), SHM_ENO_BOARD);
+  close(null);
+  CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+}
+
+/* Any bytes below a good header: numbers may be nonsense, but every read stays inside. */
+TEST(nonsense_below_a_good_header_is_read_safely) {
+  open_board(64);
+  int good = find_board();
+  size_t bytes = (size_t)lseek(good, 0, SEEK_END);
+  close(good);
+  char *noise = malloc(bytes);
+  memset(noise, 0xff, bytes);
+  uint32_t functions = UINT32_MAX;
+  int fd = forge(bytes, F_SEAL_SHRINK | F_SEAL_GROW, 64, noise, bytes - 64);
+  CHECK_EQ(pwrite(fd, &functions, sizeof functions, 56), sizeof functions);
+  free(noise);
+  shmi_board_destroy();
+  CHECK_EQ(shm_monitor_open(fd), SHM_OK);
+  close(fd);
+  shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);
+  CHECK_EQ(shm_get_functions(names, INT32_MAX), SHM_MAX_FUNCTIONS);
+  CHECK_EQ(strlen(names[SHM_MAX_FUNCTIONS - 1].name), sizeof names->name - 1);
+  free(names);
+  shm_trace_record_t got[100];
+  uint64_t next = 0;
+  CHECK_EQ(shm_read_trace(&next, got, 100), 63);
+  next = UINT64_MAX;
+  CHECK_EQ(shm_read_trace(&next, got, 100), 0);
+  shm_child_stats_t child;
+  CHECK_EQ(shm_get_child_stats(2, &child), SHM_OK);
+  CHECK_EQ(child.pid, -1);
+  shm_monitor_close();
 }

@@ -111,7 +111,7 @@ TEST(priorities_pools_and_masks_have_their_range) {
 }
 
 TEST(a_status_survives_the_wire) {
-  for (int status = SHM_OK; status >= SHM_ENO_CHILD_SLOT; status--) {
+  for (int status = SHM_OK; status >= SHM_ENO_BOARD; status--) {
     CHECK_EQ(shmi_status_from_wire(shmi_status_to_wire(status)), status);
   }
 }
