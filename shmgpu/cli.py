@@ -1,4 +1,4 @@
-"""The command line: ``shmgpu demo``, ``shmgpu doctor``, ``shmgpu trace``, ``shmgpu --version``.
+"""The command line: ``shmgpu demo``, ``doctor``, ``top``, ``trace`` and ``--version``.
 
 Owns arguments, exit statuses, and what a saved trace's summary and the doctor's findings look
 like. A misuse or a failure that shmgpu knows ends in one sentence on standard error: status 2
@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, device, doctor, trace
+from shmgpu import config, device, doctor, top, trace
 from shmgpu.errors import ConfigError, ShmError
+from shmgpu.views import align
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
@@ -110,6 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet", "-q", action="store_true", help="print only what is not fine")
     add("--json", action="store_true", help="print the findings as JSON")
     examined.set_defaults(run=_doctor)
+
+    live = commands.add_parser(
+        "top",
+        help="watch a running broker",
+        description="Show live what a running broker of yours counts: helpers, functions, "
+        "children, queues, rates, latencies, arenas, restarts. Needs shmgpu[top], but for --once.",
+    )
+    add = live.add_argument
+    add("pid", type=_whole(1, 1 << 30), nargs="?", metavar="PID", help="of the broker's parent")
+    add("--once", action="store_true", help="print one sample and end")
+    add("--json", action="store_true", help="with --once: as one JSON object")
+    add("--interval", type=_seconds, default=1.0, metavar="S", help="between samples (1)")
+    live.set_defaults(run=_top)
 
     summary = commands.add_parser(
         "trace",
@@ -251,6 +265,17 @@ def show(
     return "\n".join(lines)
 
 
+# ---- shmgpu top ----------------------------------------------------------------------------
+
+
+def _top(options: argparse.Namespace) -> int:
+    return top.run(
+        top.Options(
+            pid=options.pid, once=options.once, json=options.json, interval=options.interval
+        )
+    )
+
+
 # ---- shmgpu trace --------------------------------------------------------------------------
 
 
@@ -356,7 +381,7 @@ def describe(summary: Summary) -> str:
                 f"{np.mean(helper.batches):.1f}",
             ]
         )
-    parts.append(_table(lines))
+    parts.append(align(lines))
 
     lines = [["function", "calls", "failed", "p50", "p90", "p99", "max", "queued p50"]]
     for name, use in sorted(summary.functions.items()):
@@ -370,7 +395,7 @@ def describe(summary: Summary) -> str:
                 f"{np.median(use.waited_us or [np.nan]):,.1f} us",
             ]
         )
-    parts.append(_table(lines))
+    parts.append(align(lines))
 
     if sizes:
         lines = [["calls a run", "runs", "share", ""]]
@@ -380,19 +405,8 @@ def describe(summary: Summary) -> str:
             share = count / len(sizes)
             label = str(low) if low == 1 else f"{low} to {2 * low - 1}"
             lines.append([label, f"{count:,}", f"{100 * share:.1f} %", "#" * round(30 * share)])
-        parts.append(_table(lines, left=(0, 3)))
+        parts.append(align(lines, left=(0, 3)))
     return "\n\n".join(parts)
-
-
-def _table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index in left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
 
 
 if __name__ == "__main__":

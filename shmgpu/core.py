@@ -464,6 +464,51 @@ def read_trace(start: int = 0, limit: int = 1 << 20) -> tuple[int, list[dict[str
     return int(cursor[0]), records
 
 
+# Name, NumPy's name of the type and offset of each field of a trace record.
+TRACE_FIELDS = [
+    (name, field.type.cname.removesuffix("_t"), field.offset)
+    for name, field in _ffi.typeof("shm_trace_record_t").fields
+]
+TRACE_BYTES: int = _ffi.sizeof("shm_trace_record_t")
+
+
+def read_trace_bytes(start: int, limit: int) -> tuple[int, Any]:
+    """At most ``limit`` trace records from number ``start`` on, as they lie: (next, buffer)."""
+    out = _ffi.new("shm_trace_record_t[]", max(1, limit))
+    cursor = _ffi.new("uint64_t *", start)
+    count = check(_lib.shm_read_trace(cursor, out, limit), "the trace could not be read")
+    return int(cursor[0]), _buffer(out)[: count * TRACE_BYTES]
+
+
+def function_names() -> dict[int, str]:
+    """Names of the board's functions by row."""
+    rows = _ffi.new("shm_function_row_t[]", _lib.SHM_MAX_FUNCTIONS)
+    count = check(
+        _lib.shm_get_functions(rows, _lib.SHM_MAX_FUNCTIONS), "the functions could not be read"
+    )
+    return {
+        int(rows[i].function): _ffi.string(rows[i].name).decode("utf-8", "replace")
+        for i in range(count)
+    }
+
+
+def monitor_open(descriptor: int) -> None:
+    """Read, from here on, the board in that file instead of one of our own.
+
+    Raises:
+        ShmError: it holds no board, or one of another version.
+        LaunchError: this process has a broker.
+    """
+    status = int(_lib.shm_monitor_open(descriptor))
+    if status < 0:
+        fail(status, "", error_detail())
+
+
+def monitor_close() -> None:
+    """Let go of what :func:`monitor_open` opened."""
+    _lib.shm_monitor_close()
+
+
 # ---- running ---------------------------------------------------------------------------------
 
 

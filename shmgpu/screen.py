@@ -1,0 +1,252 @@
+"""The screen of ``shmgpu top``, in textual.
+
+Owns the terminal: widgets, keys, when a sample is taken. What is shown of a sample, and how, is
+said in :mod:`shmgpu.views`. A table draws the lines that are in sight and no others, so a thousand
+children cost what a screenful does. Must never touch a broker but through a watch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Footer, Sparkline, Static
+
+from shmgpu import monitor, views
+from shmgpu.errors import ShmError
+
+HISTORY = 120  # samples in a sparkline
+GAP = 2  # cells between columns
+
+
+def run(found: monitor.Found, pid: int | None, interval: float) -> None:
+    """Show that broker until q is pressed; after its end the next one, unless ``pid`` was named."""
+    Top(found, follow=pid is None, interval=interval).run()
+
+
+class Rows(ScrollView, can_focus=True):
+    """One table: a heading that stays, and the rows in sight."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--heading", "rows--sorted", "rows--bad"}
+    DEFAULT_CSS = """
+    Rows { height: 1fr; scrollbar-size-horizontal: 0; padding: 0 1; }
+    Rows > .rows--heading { color: $text-muted; text-style: bold; }
+    Rows > .rows--sorted { color: $primary; text-style: bold; }
+    Rows > .rows--bad { color: $error; }
+    Rows:focus { background: $boost; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "sort(1)", "sort by the next column"),
+        Binding("S", "sort(-1)", "by the one before", show=False),
+        Binding("r", "reverse", "reverse"),
+    ]
+
+    def __init__(self, name: str) -> None:
+        super().__init__(id=name)
+        self.table: views.Table | None = None
+        self.rows: list[views.Row] = []
+        self.sorted_by = -1
+        self.is_reversed = False
+        self._widths: list[int] = []
+
+    def show(self, table: views.Table, rows: list[views.Row]) -> None:
+        """Show those rows, sorted as before."""
+        if self.sorted_by < 0:
+            self.sorted_by = table.column(table.sorted_by)
+        self.table = table
+        self.rows = table.arrange(rows, self.sorted_by, self.is_reversed)
+        headings = [len(column.heading) + 1 for column in table.columns]
+        if len(self._widths) != len(headings):
+            self._widths = [0] * len(headings)
+        self._widths = [max(pair) for pair in zip(headings, self._widths, strict=True)]
+        self.virtual_size = Size(0, len(rows) + 1)
+        self.refresh()
+
+    def action_sort(self, step: int) -> None:
+        """Sort by another column."""
+        if self.table is not None:
+            self.sorted_by = (self.sorted_by + step) % len(self.table.columns)
+            self.is_reversed = False
+            self.show(self.table, self.rows)
+
+    def action_reverse(self) -> None:
+        """Turn the order round."""
+        if self.table is not None:
+            self.is_reversed = not self.is_reversed
+            self.show(self.table, self.rows)
+
+    def render_line(self, y: int) -> Strip:
+        """The heading, or the row that is in sight there."""
+        width, index = self.size.width, self.scroll_offset.y + y - 1
+        if self.table is None or (y > 0 and index >= len(self.rows)):
+            return Strip.blank(width, self.rich_style)
+        segments = self._heading(self.table) if y == 0 else self._row(self.table, self.rows[index])
+        return Strip(segments).adjust_cell_length(width, self.rich_style)
+
+    def _heading(self, table: views.Table) -> list[Segment]:
+        falls = table.columns[self.sorted_by].falls != self.is_reversed
+        segments = []
+        for index, column in enumerate(table.columns):
+            is_sorted = index == self.sorted_by
+            text = column.heading + ("▼" if falls else "▲") * is_sorted
+            name = "rows--sorted" if is_sorted else "rows--heading"
+            style = self.rich_style + self.get_component_rich_style(name, partial=True)
+            segments.append(self._cell(index, text, column.left, style))
+        return segments
+
+    def _row(self, table: views.Table, row: views.Row) -> list[Segment]:
+        style = self.rich_style
+        if table.is_bad(row):
+            style += self.get_component_rich_style("rows--bad", partial=True)
+        return [
+            self._cell(index, column.text(row), column.left, style)
+            for index, column in enumerate(table.columns)
+        ]
+
+    def _cell(self, index: int, text: str, left: bool, style: Style) -> Segment:
+        # A column grows with what it has shown, and does not shrink: nothing jumps about.
+        self._widths[index] = width = max(self._widths[index], len(text))
+        return Segment((text.ljust(width) if left else text.rjust(width)) + " " * GAP, style)
+
+
+class Top(App[None]):
+    """The whole screen.
+
+    Args:
+        found: the broker to begin with.
+        follow: after its end, go over to the next broker that runs.
+        interval: seconds between samples.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "shmgpu top"
+    CSS = """
+    #headline { height: 2; padding: 0 1; text-style: bold; }
+    #history { height: 3; padding: 0 1; }
+    #history Vertical { width: 1fr; margin-right: 2; }
+    #history Sparkline { height: 2; }
+    #history Static { color: $text-muted; height: 1; }
+    #helpers { height: auto; max-height: 10; margin-top: 1; }
+    #functions { height: auto; max-height: 10; margin-top: 1; }
+    #children { margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("p,space", "pause", "pause"),
+        Binding("tab", "app.focus_next", "next table"),
+    ]
+
+    def __init__(self, found: monitor.Found, follow: bool = True, interval: float = 1.0) -> None:
+        super().__init__()
+        self.found = found
+        self.follow = follow
+        self.interval = interval
+        self.watching: monitor.Watch | None = None
+        self.sample: dict[str, Any] | None = None
+        self.is_paused = False
+        self.rates: deque[float] = deque(maxlen=HISTORY)
+        self.queues: deque[float] = deque(maxlen=HISTORY)
+
+    def compose(self) -> ComposeResult:
+        """Headline, sparklines, tables, keys."""
+        yield Static("", id="headline", markup=False)
+        with Horizontal(id="history"):
+            with Vertical():
+                yield Static("calls/s", id="rates-label", markup=False)
+                yield Sparkline([], id="rates")
+            with Vertical():
+                yield Static("queued", id="queues-label", markup=False)
+                yield Sparkline([], id="queues")
+        yield Rows("helpers")
+        yield Rows("functions")
+        yield Rows("children")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Take the first sample, and set the pace."""
+        self.query_one("#children", Rows).focus()
+        self._watch(self.found)
+        self.step()
+        self.set_interval(self.interval, self.step)
+
+    def on_unmount(self) -> None:
+        """Let go of the broker."""
+        self._let_go()
+
+    def action_pause(self) -> None:
+        """Stand still, or go on."""
+        self.is_paused = not self.is_paused
+        self._head()
+
+    def step(self) -> None:
+        """Take a sample and show it; after a broker's end, look for the next."""
+        if self.is_paused:
+            return
+        if self.watching is None:
+            self._look_for_another()
+        if self.watching is None:
+            return
+        try:
+            self.sample = self.watching.sample()
+        except ShmError as error:
+            self.notify(f"{error}", severity="error", markup=False)
+            self._let_go()
+            return
+        self._show(self.sample)
+        if not self.sample["running"]:
+            self._let_go()
+
+    def _watch(self, found: monitor.Found) -> None:
+        try:
+            self.watching = monitor.Watch(found.pid, found.descriptor)
+        except ShmError as error:
+            self.notify(f"{error}", severity="error", markup=False)
+            return
+        self.found = found
+        self.rates.clear()
+        self.queues.clear()
+
+    def _let_go(self) -> None:
+        if self.watching is not None:
+            self.watching.close()
+            self.watching = None
+
+    def _look_for_another(self) -> None:
+        try:
+            found = [one for one in monitor.find() if self.follow or one.pid == self.found.pid]
+        except ShmError:
+            return  # of another version, it cannot be the one
+        if found:
+            self._watch(found[-1])
+
+    def _show(self, sample: dict[str, Any]) -> None:
+        self.rates.append(sample["rates"]["answered"])
+        self.queues.append(views.queue(sample))
+        self._head()
+        for name, history in (("rates", self.rates), ("queues", self.queues)):
+            # The zero sets the scale's foot; else a steady load would look like a storm.
+            self.query_one(f"#{name}", Sparkline).data = [0.0, *history]
+        label = f"calls/s, at most {views.rate(max(self.rates))}"
+        self.query_one("#rates-label", Static).update(label)
+        label = f"queued, at most {views.count(max(self.queues))}"
+        self.query_one("#queues-label", Static).update(label)
+        for table in views.tables(sample):
+            self.query_one(f"#{table.name}", Rows).show(table, sample[table.name])
+
+    def _head(self) -> None:
+        if self.sample is None:
+            return
+        first, second = views.headline(self.sample)
+        if not self.sample["running"]:
+            second = "it has ended: these are its last counts; waiting for the next"
+        if self.is_paused:
+            second = f"paused  {second}"
+        self.query_one("#headline", Static).update(f"{first}\n{second}")

@@ -1,0 +1,100 @@
+"""The command ``shmgpu top``: which broker, shown how, and with what exit status.
+
+Owns the choice of the broker and what goes to standard output. The terminal's screen is in
+:mod:`shmgpu.screen`, which alone needs textual; ``--once`` does without.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from shmgpu import monitor, views
+from shmgpu.errors import ConfigError, LaunchError, NotRunning
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+        pid: the broker's; None: the only one.
+        once: print one sample and end.
+        json: print it as one JSON object.
+        interval: seconds between samples, and over which rates are taken.
+    """
+
+    pid: int | None = None
+    once: bool = False
+    json: bool = False
+    interval: float = 1.0
+
+
+def run(options: Options) -> int:
+    """Run the command: its exit status.
+
+    Raises:
+        NotRunning: there is no broker, or not that one.
+        ConfigError: there are several, and none was named; or options that do not go together.
+        LaunchError: textual is not installed.
+    """
+    if options.json and not options.once:
+        raise ConfigError("--json prints one sample: add --once")
+    if options.once:
+        print_once(choose(options.pid), options)
+        return 0
+    try:
+        from shmgpu import screen
+    except ImportError as error:
+        raise LaunchError(
+            f"the screen needs textual ({error}): pip install 'shmgpu[top]', or add --once"
+        ) from None
+    screen.run(choose(options.pid), options.pid, options.interval)
+    return 0
+
+
+def choose(pid: int | None) -> monitor.Found:
+    """The broker of that process, or the only one.
+
+    Raises:
+        NotRunning: there is none.
+        ConfigError: there are several.
+    """
+    found = monitor.find()
+    if pid is not None:
+        for one in found:
+            if one.pid == pid:
+                return one
+        others = ", ".join(str(one.pid) for one in found)
+        advice = f"brokers run in {others}" if found else "no broker of yours is running"
+        raise NotRunning(f"process {pid} is no broker's parent: {advice}")
+    if not found:
+        raise NotRunning(
+            "no broker of yours is running: start one with shmgpu.launch() or shmgpu.init()"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"{len(found)} brokers are running: name one, as in shmgpu top {found[0].pid}\n"
+            + listing(found)
+        )
+    return found[0]
+
+
+def listing(found: list[monitor.Found]) -> str:
+    """Brokers as a table."""
+    now_ns = time.monotonic_ns()
+    lines = [["pid", "up", "children", "helpers", "command"]]
+    for one in found:
+        up = views.clock((now_ns - one.started_ns) / 1e9)
+        lines.append([str(one.pid), up, str(one.children), str(one.helpers), one.command])
+    return views.align(lines, left=(4,))
+
+
+def print_once(found: monitor.Found, options: Options) -> None:
+    """Print what one interval brought."""
+    with monitor.Watch(found.pid, found.descriptor) as watch:
+        watch.sample()
+        time.sleep(options.interval)
+        sample = watch.sample()
+    print(json.dumps(sample) if options.json else views.plain(sample))

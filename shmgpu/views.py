@@ -1,0 +1,269 @@
+"""What ``shmgpu top`` shows of a sample: its headline, its tables, and how numbers read.
+
+Owns the columns, one list for each table, with the text and the order of each; a terminal and a
+plain print-out show the same. Must never read a broker: all is made of one sample of
+:meth:`shmgpu.monitor.Watch.sample`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+BAR_CELLS = 8
+PLAIN_CHILDREN = 20  # a print-out shows the busiest
+
+
+# ---- numbers ---------------------------------------------------------------------------------
+
+
+def count(value: float) -> str:
+    """A whole number, shortened from 100,000 on: ``1,234``, ``123k``, ``12.3M``."""
+    return f"{value:,.0f}" if abs(value) < 99_999.5 else _scaled(value, 1000, "kMGT", "")
+
+
+def rate(value: float | None) -> str:
+    """A number a second: ``0``, ``3.2``, ``1,234``, ``123k``."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if 0.05 <= value < 9.95 else count(value)
+
+
+def duration(microseconds: float | None) -> str:
+    """A time in the unit that suits it: ``85 us``, ``1.2 ms``, ``3.5 s``."""
+    if microseconds is None:
+        return "-"
+    for limit, unit in ((1e3, "us"), (1e6, "ms")):
+        if microseconds < limit * 0.9995:
+            value = microseconds / (limit / 1e3)
+            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
+    return f"{microseconds / 1e6:,.1f} s"
+
+
+def size(value: float) -> str:
+    """Bytes: ``512 B``, ``1.5 MiB``."""
+    return f"{value:.0f} B" if value < 1023.5 else _scaled(value, 1024, "KMGT", "iB", " ")
+
+
+def clock(seconds: float) -> str:
+    """How long something has run: ``0:00:12``, ``3d 4:05:06``."""
+    days, rest = divmod(int(seconds), 86400)
+    text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}d {text}" if days else text
+
+
+def bar(share: float) -> str:
+    """A share from 0 to 1 as a bar and a percentage."""
+    share = min(1.0, max(0.0, share))
+    full = round(share * BAR_CELLS)
+    return f"{'█' * full}{'░' * (BAR_CELLS - full)} {100 * share:3.0f}%"
+
+
+def _scaled(value: float, base: int, units: str, suffix: str, gap: str = "") -> str:
+    for unit in units:
+        value /= base
+        if abs(value) < base * 0.9995 or unit == units[-1]:
+            break
+    return (
+        f"{value:.0f}{gap}{unit}{suffix}" if value >= 99.95 else f"{value:.1f}{gap}{unit}{suffix}"
+    )
+
+
+# ---- tables ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Attributes:
+        heading: its title.
+        text: what it shows of a row.
+        order: by what it sorts; None sorts last.
+        left: its text begins at the left, not ends at the right.
+        falls: sorted by this column, the largest come first unless told otherwise.
+    """
+
+    heading: str
+    text: Callable[[Row], str]
+    order: Callable[[Row], Any]
+    left: bool = False
+    falls: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: which rows of a sample, in which columns.
+
+    Attributes:
+        name: key of its rows in a sample.
+        columns: from the left; the first one names the row.
+        sorted_by: heading of the column that it is sorted by at first.
+        is_bad: whether a row calls for attention.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    sorted_by: str
+    is_bad: Callable[[Row], bool]
+
+    def column(self, heading: str) -> int:
+        """Index of a column."""
+        return [column.heading for column in self.columns].index(heading)
+
+    def arrange(
+        self, rows: Sequence[Row], column: int | None = None, reverse: bool = False
+    ) -> list[Row]:
+        """Rows in the order of a column; equal ones stay in the order of their names."""
+        by = self.columns[self.column(self.sorted_by) if column is None else column]
+        known = [row for row in rows if by.order(row) is not None]
+        unknown = [row for row in rows if by.order(row) is None]
+        return sorted(known, key=by.order, reverse=by.falls != reverse) + unknown
+
+
+def _key(name: str, heading: str, text: Callable[[Any], str], **kind: bool) -> Column:
+    return Column(heading, lambda row: text(row[name]), lambda row: row[name], **kind)
+
+
+def _counter(name: str, heading: str) -> Column:
+    """A counter that a broker may not have yet."""
+    return Column(heading, lambda row: count(row.get(name, 0)), lambda row: row.get(name, 0))
+
+
+def _rate(name: str, heading: str) -> Column:
+    return Column(heading, lambda row: rate(row["rates"][name]), lambda row: row["rates"][name])
+
+
+def _arena(total_bytes: int) -> Column:
+    def share(row: Row) -> float:
+        return float(row["arena_used_bytes"]) / total_bytes if total_bytes else 0.0
+
+    return Column(
+        f"arena of {size(total_bytes)}",
+        lambda row: f"{bar(share(row))} {size(row['arena_used_bytes']):>9}",
+        lambda row: row["arena_used_bytes"],
+    )
+
+
+def tables(sample: dict[str, Any]) -> tuple[Table, Table, Table]:
+    """Helpers, functions and children."""
+    helpers = Table(
+        "helpers",
+        (
+            _key("helper", "helper", str, falls=False),
+            _key("state", "state", str, left=True, falls=False),
+            _key("pool", "pool", str, falls=False),
+            _key("pid", "pid", str, falls=False),
+            _key("generation", "gen", count),
+            _key("busy", "busy", bar),
+            _key("in_flight", "in flight", count),
+            _rate("finished", "calls/s"),
+            _key("calls_per_run", "calls/run", rate),
+            _key("deaths", "deaths", count),
+        ),
+        "helper",
+        lambda row: row["state"] in ("dead", "given up"),
+    )
+    functions = Table(
+        "functions",
+        (
+            _key("name", "function", str, left=True, falls=False),
+            _key("calls_per_s", "calls/s", rate),
+            _key("failed", "failed", count),
+            _key("calls_per_run", "calls/run", rate),
+            _key("queued_p50_us", "queued p50", duration),
+            _key("queued_p99_us", "queued p99", duration),
+            _key("service_p50_us", "service p50", duration),
+            _key("service_p99_us", "service p99", duration),
+        ),
+        "calls/s",
+        lambda row: row["failed"] > 0,
+    )
+    children = Table(
+        "children",
+        (
+            _key("child", "child", str, falls=False),
+            _key("state", "state", str, left=True, falls=False),
+            _key("pid", "pid", str, falls=False),
+            _key("generation", "gen", count),
+            _rate("answered", "calls/s"),
+            _rate("failed", "failed/s"),
+            _key("queued", "queued", count),
+            _key("outstanding", "out", count),
+            _arena(sample["broker"]["arena_bytes"]),
+            _counter("protocol_errors", "protocol"),
+            _counter("restarts", "restarts"),
+        ),
+        "calls/s",
+        lambda row: row["protocol_errors"] > 0 or row["state"] == "quarantined",
+    )
+    return helpers, functions, children
+
+
+def headline(sample: dict[str, Any]) -> tuple[str, str]:
+    """Two lines about the whole broker."""
+    broker, rates = sample["broker"], sample["rates"]
+    running = sum(row["state"] == "running" for row in sample["children"])
+    ready = sum(row["state"] == "ready" for row in sample["helpers"])
+    state = "up" if sample["running"] else "ended after"
+    first = f"broker {sample['pid']}  {state} {clock(sample['uptime_s'])}  {sample['command']}"
+    facts = (
+        f"{running} of {broker['children']} children",
+        f"{ready} of {broker['helpers']} helpers",
+        f"{count(queue(sample))} queued",
+        f"{count(in_flight(sample))} in flight",
+        f"{rate(rates['answered'])} calls/s",
+        f"{rate(rates['failed'])} failed/s",
+        f"{count(broker['helper_deaths'])} helper deaths",
+        f"{count(restarts(sample))} restarts",
+    )
+    return first, "  ".join(facts)
+
+
+def queue(sample: dict[str, Any]) -> int:
+    """Calls that wait for a helper."""
+    return int(sample["broker"]["queued"])
+
+
+def in_flight(sample: dict[str, Any]) -> int:
+    """Calls that helpers have."""
+    return sum(int(row["in_flight"]) for row in sample["helpers"])
+
+
+def restarts(sample: dict[str, Any]) -> int:
+    """Processes that took the place of others: each place's generation, less its first."""
+    return sum(max(0, row["generation"] - 1) for row in (*sample["helpers"], *sample["children"]))
+
+
+# ---- a print-out -----------------------------------------------------------------------------
+
+
+def plain(sample: dict[str, Any]) -> str:
+    """A sample as text; of many children the busiest."""
+    parts = ["\n".join(headline(sample))]
+    for table in tables(sample):
+        rows = table.arrange(sample[table.name])
+        shown = rows[:PLAIN_CHILDREN]
+        if not shown:
+            continue
+        lines = [[column.heading for column in table.columns]]
+        lines += [[column.text(row) for column in table.columns] for row in shown]
+        left = [index for index, column in enumerate(table.columns) if column.left]
+        parts.append(align(lines, left))
+        if len(rows) > len(shown):
+            parts[-1] += f"\n... and {len(rows) - len(shown):,} more"
+    return "\n\n".join(parts)
+
+
+def align(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Cells in columns as wide as their widest; ``left`` lists those that begin at the left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
