@@ -47,6 +47,7 @@ class Rows(ScrollView, can_focus=True):
         Binding("s", "sort(1)", "sort by the next column"),
         Binding("S", "sort(-1)", "by the one before", show=False),
         Binding("r", "reverse", "reverse"),
+        Binding("tab", "app.focus_next", "next table"),
     ]
 
     def __init__(self, name: str) -> None:
@@ -55,7 +56,7 @@ class Rows(ScrollView, can_focus=True):
         self.rows: list[views.Row] = []
         self.sorted_by = -1
         self.is_reversed = False
-        self._widths: list[int] = []
+        self._widths: dict[str, int] = {}  # by heading
 
     def show(self, table: views.Table, rows: list[views.Row]) -> None:
         """Show those rows, sorted as before."""
@@ -63,11 +64,10 @@ class Rows(ScrollView, can_focus=True):
             self.sorted_by = table.column(table.sorted_by)
         self.table = table
         self.rows = table.arrange(rows, self.sorted_by, self.is_reversed)
-        headings = [len(column.heading) + 1 for column in table.columns]
-        if len(self._widths) != len(headings):
-            self._widths = [0] * len(headings)
-        self._widths = [max(pair) for pair in zip(headings, self._widths, strict=True)]
-        self.virtual_size = Size(0, len(rows) + 1)
+        for column in table.columns:
+            self._widths.setdefault(column.heading, len(column.heading))
+        width = sum(self._widths[column.heading] + GAP for column in table.columns)
+        self.virtual_size = Size(width, len(rows) + 1)
         self.refresh()
 
     def action_sort(self, step: int) -> None:
@@ -89,32 +89,31 @@ class Rows(ScrollView, can_focus=True):
         if self.table is None or (y > 0 and index >= len(self.rows)):
             return Strip.blank(width, self.rich_style)
         segments = self._heading(self.table) if y == 0 else self._row(self.table, self.rows[index])
-        return Strip(segments).adjust_cell_length(width, self.rich_style)
+        left = self.scroll_offset.x
+        return Strip(segments).crop_extend(left, left + width, self.rich_style)
 
     def _heading(self, table: views.Table) -> list[Segment]:
         falls = table.columns[self.sorted_by].falls != self.is_reversed
         segments = []
         for index, column in enumerate(table.columns):
             is_sorted = index == self.sorted_by
-            text = column.heading + ("▼" if falls else "▲") * is_sorted
+            arrow = ("▼" if falls else "▲") if is_sorted else ""
             name = "rows--sorted" if is_sorted else "rows--heading"
             style = self.rich_style + self.get_component_rich_style(name, partial=True)
-            segments.append(self._cell(index, text, column.left, style))
+            segments.append(self._cell(column, column.heading, style, arrow))
         return segments
 
     def _row(self, table: views.Table, row: views.Row) -> list[Segment]:
         style = self.rich_style
         if table.is_bad(row):
             style += self.get_component_rich_style("rows--bad", partial=True)
-        return [
-            self._cell(index, column.text(row), column.left, style)
-            for index, column in enumerate(table.columns)
-        ]
+        return [self._cell(column, column.text(row), style) for column in table.columns]
 
-    def _cell(self, index: int, text: str, left: bool, style: Style) -> Segment:
+    def _cell(self, column: views.Column, text: str, style: Style, mark: str = "") -> Segment:
         # A column grows with what it has shown, and does not shrink: nothing jumps about.
-        self._widths[index] = width = max(self._widths[index], len(text))
-        return Segment((text.ljust(width) if left else text.rjust(width)) + " " * GAP, style)
+        self._widths[column.heading] = width = max(self._widths[column.heading], len(text))
+        cell = text.ljust(width) if column.left else text.rjust(width)
+        return Segment(cell + mark.ljust(GAP), style)
 
 
 class Top(App[None]):
@@ -129,7 +128,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "shmgpu top"
     CSS = """
-    #headline { height: 2; padding: 0 1; text-style: bold; }
+    #headline { height: auto; max-height: 4; padding: 0 1; text-style: bold; }
     #history { height: 3; padding: 0 1; }
     #history Vertical { width: 1fr; margin-right: 2; }
     #history Sparkline { height: 2; }
@@ -141,7 +140,6 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
         Binding("p,space", "pause", "pause"),
-        Binding("tab", "app.focus_next", "next table"),
     ]
 
     def __init__(self, found: monitor.Found, follow: bool = True, interval: float = 1.0) -> None:

@@ -58,7 +58,7 @@ def bar(share: float) -> str:
     """A share from 0 to 1 as a bar and a percentage."""
     share = min(1.0, max(0.0, share))
     full = round(share * BAR_CELLS)
-    return f"{'█' * full}{'░' * (BAR_CELLS - full)} {100 * share:3.0f}%"
+    return f"{'━' * full}{'╌' * (BAR_CELLS - full)} {100 * share:3.0f}%"
 
 
 def _scaled(value: float, base: int, units: str, suffix: str, gap: str = "") -> str:
@@ -66,9 +66,8 @@ def _scaled(value: float, base: int, units: str, suffix: str, gap: str = "") -> 
         value /= base
         if abs(value) < base * 0.9995 or unit == units[-1]:
             break
-    return (
-        f"{value:.0f}{gap}{unit}{suffix}" if value >= 99.95 else f"{value:.1f}{gap}{unit}{suffix}"
-    )
+    digits = f"{value:.0f}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0")
+    return f"{digits}{gap}{unit}{suffix}"
 
 
 # ---- tables ----------------------------------------------------------------------------------
