@@ -220,6 +220,8 @@ void shm_count_bytes(int kind, uint64_t bytes) {
 int shm_get_broker_stats(shm_broker_stats_t *stats) {
   if (mapping == NULL) return SHM_ENOT_RUNNING;
   *stats = *board.broker;
+  stats->in_flight = 0; /* added up by who wants to know: the dispatcher has better to do */
+  for (int h = 0; h < board.helpers; h++) stats->in_flight += board.helper_stats[h].in_flight;
   return SHM_OK;
 }
 

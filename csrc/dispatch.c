@@ -219,7 +219,9 @@ static void released(shmi_dispatch_t *d, int slot) {
 
 static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int more) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-  if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[r->frame.slot].in_flight++;
+  int slot = r->frame.slot;
+  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+  if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[slot].in_flight++;
   uint64_t delivery = ++helper->deliveries;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
@@ -350,6 +352,8 @@ static void hand_out(shmi_dispatch_t *d) {
   }
   uint32_t expired;
   while ((expired = shmi_schedule_take_expired(d->schedule)) != SHMI_NONE) {
+    int slot = shmi_schedule_request(d->schedule, expired)->frame.slot;
+    d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
     d->board->broker->expired++;
     answer_plain(d, expired, SHM_ETIMEOUT);
   }

@@ -212,7 +212,7 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
         f"{running} of {broker['children']} children",
         f"{ready} of {broker['helpers']} helpers",
         f"{count(queue(sample))} queued",
-        f"{count(in_flight(sample))} in flight",
+        f"{count(broker['in_flight'])} in flight",
         f"{rate(rates['answered'])} calls/s",
         f"{rate(rates['failed'])} failed/s",
         f"{count(broker['helper_deaths'])} helper deaths",
@@ -224,11 +224,6 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
 def queue(sample: dict[str, Any]) -> int:
     """Calls that wait for a helper."""
     return int(sample["broker"]["queued"])
-
-
-def in_flight(sample: dict[str, Any]) -> int:
-    """Calls that helpers have."""
-    return sum(int(row["in_flight"]) for row in sample["helpers"])
 
 
 def restarts(sample: dict[str, Any]) -> int:

@@ -199,6 +199,7 @@ static void read_what_the_parent_wrote(void) {
   shm_trace_record_t record;
   CHECK_EQ(shm_get_broker_stats(&broker), SHM_OK);
   CHECK_EQ(broker.submitted, 12);
+  CHECK_EQ(broker.in_flight, 9);
   CHECK_EQ(shm_get_child_stats(2, &child), SHM_OK);
   CHECK_EQ(child.answered, 5);
   CHECK_EQ(child.frames_sent, 6);
@@ -232,6 +233,8 @@ TEST(a_monitor_reads_what_the_parent_wrote) {
   shmi_board()->broker->submitted = 12;
   shmi_board()->child_stats[2].answered = 5;
   shmi_board()->helper_stats[1].deaths = 3;
+  shmi_board()->helper_stats[0].in_flight = 4;
+  shmi_board()->helper_stats[1].in_flight = 5;
   shmi_count(&shmi_board_child(2)->frames_sent, 6);
   shmi_board_trace(&(shm_trace_record_t){.sequence = 77});
   run_in_a_process(read_what_the_parent_wrote);
