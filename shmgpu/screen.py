@@ -90,7 +90,7 @@ class Rows(ScrollView, can_focus=True):
             return Strip.blank(width, self.rich_style)
         segments = self._heading(self.table) if y == 0 else self._row(self.table, self.rows[index])
         left = self.scroll_offset.x
-        return Strip(segments).crop_extend(left, left + width, self.rich_style)
+        return Strip(segments).crop_extend(left, left + width, self.rich_style).simplify()
 
     def _heading(self, table: views.Table) -> list[Segment]:
         falls = table.columns[self.sorted_by].falls != self.is_reversed
@@ -132,6 +132,7 @@ class Top(App[None]):
     #history { height: 3; padding: 0 1; }
     #history Vertical { width: 1fr; margin-right: 2; }
     #history Sparkline { height: 2; }
+    #history Sparkline > .sparkline--min-color { color: $primary; }
     #history Static { color: $text-muted; height: 1; }
     #helpers { height: auto; max-height: 10; margin-top: 1; }
     #functions { height: auto; max-height: 10; margin-top: 1; }

@@ -38,7 +38,7 @@ def duration(microseconds: float | None) -> str:
     for limit, unit in ((1e3, "us"), (1e6, "ms")):
         if microseconds < limit * 0.9995:
             value = microseconds / (limit / 1e3)
-            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
+            return f"{value:.1f} {unit}" if 0.05 <= value < 9.95 else f"{value:.0f} {unit}"
     return f"{microseconds / 1e6:,.1f} s"
 
 
@@ -126,11 +126,6 @@ def _key(name: str, heading: str, text: Callable[[Any], str], **kind: bool) -> C
     return Column(heading, lambda row: text(row[name]), lambda row: row[name], **kind)
 
 
-def _counter(name: str, heading: str) -> Column:
-    """A counter that a broker may not have yet."""
-    return Column(heading, lambda row: count(row.get(name, 0)), lambda row: row.get(name, 0))
-
-
 def _rate(name: str, heading: str) -> Column:
     return Column(heading, lambda row: rate(row["rates"][name]), lambda row: row["rates"][name])
 
@@ -192,8 +187,8 @@ def tables(sample: dict[str, Any]) -> tuple[Table, Table, Table]:
             _key("queued", "queued", count),
             _key("outstanding", "out", count),
             _arena(sample["broker"]["arena_bytes"]),
-            _counter("protocol_errors", "protocol"),
-            _counter("restarts", "restarts"),
+            _key("protocol_errors", "protocol", count),
+            _key("restarts", "restarts", count),
         ),
         "calls/s",
         lambda row: row["protocol_errors"] > 0 or row["state"] == "quarantined",
@@ -215,8 +210,8 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
         f"{count(broker['in_flight'])} in flight",
         f"{rate(rates['answered'])} calls/s",
         f"{rate(rates['failed'])} failed/s",
-        f"{count(broker['helper_deaths'])} helper deaths",
-        f"{count(restarts(sample))} restarts",
+        f"{count(broker['helper_deaths'] + broker['child_deaths'])} deaths",
+        f"{count(broker['helper_respawns'] + broker['child_restarts'])} restarts",
     )
     return first, "  ".join(facts)
 
@@ -224,11 +219,6 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
 def queue(sample: dict[str, Any]) -> int:
     """Calls that wait for a helper."""
     return int(sample["broker"]["queued"])
-
-
-def restarts(sample: dict[str, Any]) -> int:
-    """Processes that took the place of others: each place's generation, less its first."""
-    return sum(max(0, row["generation"] - 1) for row in (*sample["helpers"], *sample["children"]))
 
 
 # ---- a print-out -----------------------------------------------------------------------------

@@ -1,0 +1,182 @@
+"""Watching: a forgery is refused, absent brokers are said to be absent, numbers read well."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from shmgpu import cli, monitor, top, views
+from shmgpu.errors import NotRunning, ShmError
+
+SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@pytest.fixture
+def forge():
+    """Makes a memory file that is named as a board."""
+    made = []
+
+    def make(content, seals):
+        descriptor = os.memfd_create("shmgpu-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        made.append(descriptor)
+        os.write(descriptor, content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return descriptor
+
+    yield make
+    for descriptor in made:
+        os.close(descriptor)
+
+
+def found(pid, started_ns=1):
+    return monitor.Found(pid, 9, f"python {pid}.py", 4, 2, started_ns)
+
+
+@pytest.mark.parametrize(
+    ("content", "seals", "why"),
+    [
+        (bytes(1 << 20), 0, "not sealed"),
+        (bytes(1 << 20), fcntl.F_SEAL_SHRINK, "not sealed"),
+        (b"", SEALED, "too short"),
+        (b"shmgpuB\0", SEALED, "too short"),
+        (bytes(1 << 20), SEALED, "does not begin"),
+        (b"shmgpuB\0" + bytes(1 << 20), SEALED, "another version"),
+        (b"shmgpuB\0" + b"\xff" * (1 << 20), SEALED, "another version"),
+    ],
+    ids=["unsealed", "may-grow", "empty", "only-magic", "zeros", "magic-zeros", "magic-ones"],
+)
+def test_a_forged_board_is_refused_with_the_reason(forge, content, seals, why):
+    descriptor = forge(content, seals)
+    with pytest.raises(ShmError, match=why):
+        monitor.Watch(os.getpid(), descriptor)
+
+
+def test_what_is_no_memory_file_is_refused():
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(ShmError, match="no memory file"):
+            monitor.Watch(os.getpid(), reading)
+        with pytest.raises(NotRunning, match="cannot be read"):
+            monitor.Watch(os.getpid(), 1 << 20)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_process_that_holds_a_forgery_is_named_when_nothing_else_runs(monkeypatch):
+    code = (
+        "import os; os.write(os.memfd_create('shmgpu-board'), bytes(4096));"
+        "print('made', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"made\n"
+        everything = list(monitor._boards())
+        assert holder.pid in [pid for pid, _ in everything]
+        own = [(pid, descriptor) for pid, descriptor in everything if pid == holder.pid]
+        monkeypatch.setattr(monitor, "_boards", lambda: iter(own))
+        with pytest.raises(ShmError, match=rf"process {holder.pid}: .*not sealed"):
+            monitor.find()
+        holder.stdin.write(b"\n")
+
+
+def test_only_the_process_that_the_board_names_is_its_parent():
+    assert monitor._is_parent(os.getpid(), os.getpid())
+    assert not monitor._is_parent(os.getpid(), os.getppid())
+    assert not monitor._is_parent(os.getpid(), 0)  # a broker that has not begun yet
+
+
+def test_without_a_broker_the_command_says_so_and_fails(monkeypatch, capsys):
+    monkeypatch.setattr(monitor, "find", list)
+    assert cli.main(["top", "--once"]) == 1
+    assert capsys.readouterr().err.startswith("shmgpu: no broker of yours is running: start one")
+    assert cli.main(["top", "4711", "--once", "--json"]) == 1
+    assert "process 4711 is no broker's parent" in capsys.readouterr().err
+
+
+def test_of_several_brokers_one_must_be_named(monkeypatch, capsys):
+    monkeypatch.setattr(monitor, "find", lambda: [found(101), found(202)])
+    assert cli.main(["top", "--once"]) == 1
+    said = capsys.readouterr().err
+    assert "2 brokers are running: name one, as in shmgpu top 101" in said
+    assert "101.py" in said and "202.py" in said
+    assert top.choose(202).pid == 202
+    with pytest.raises(NotRunning, match="brokers run in 101, 202"):
+        top.choose(303)
+
+
+def test_the_only_broker_needs_no_name(monkeypatch):
+    monkeypatch.setattr(monitor, "find", lambda: [found(101)])
+    assert top.choose(None).pid == 101
+
+
+def test_json_is_for_one_sample(capsys):
+    assert cli.main(["top", "--json"]) == 1
+    assert "add --once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["top", "me"], ["top", "--interval", "0"], ["top", "1", "2"]]
+)
+def test_wrong_arguments_end_with_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_the_screen_without_textual_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shmgpu.screen", None)
+    monkeypatch.delattr("shmgpu.screen", raising=False)
+    assert cli.main(["top"]) == 1
+    assert "pip install 'shmgpu[top]', or add --once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (views.count(0), "0"),
+        (views.count(99_999), "99,999"),
+        (views.count(100_000), "100k"),
+        (views.count(12_345_678), "12.3M"),
+        (views.rate(None), "-"),
+        (views.rate(0), "0"),
+        (views.rate(3.21), "3.2"),
+        (views.rate(1234.5), "1,234"),
+        (views.duration(None), "-"),
+        (views.duration(0), "0 us"),
+        (views.duration(0.4), "0.4 us"),
+        (views.duration(85), "85 us"),
+        (views.duration(999.9), "1.0 ms"),
+        (views.duration(1234), "1.2 ms"),
+        (views.duration(3_500_000), "3.5 s"),
+        (views.size(0), "0 B"),
+        (views.size(1536), "1.5 KiB"),
+        (views.size(64 << 20), "64 MiB"),
+        (views.size(1 << 50), "1024 TiB"),
+        (views.clock(3725), "1:02:05"),
+        (views.clock(90061), "1d 1:01:01"),
+        (views.bar(0.5), "━━━━╌╌╌╌  50%"),
+        (views.bar(7), "━━━━━━━━ 100%"),
+    ],
+)
+def test_numbers_read_well(shown, text):
+    assert shown == text
+
+
+def test_rows_without_a_value_sort_last_in_either_direction():
+    column = views.Column("x", lambda row: "", lambda row: row["x"])
+    table = views.Table("t", (column,), "x", lambda row: False)
+    rows = [{"x": None}, {"x": 1}, {"x": 3}, {"x": 2}]
+    assert [row["x"] for row in table.arrange(rows)] == [3, 2, 1, None]
+    assert [row["x"] for row in table.arrange(rows, reverse=True)] == [1, 2, 3, None]
+
+
+def test_a_counter_that_begins_anew_has_no_negative_rate():
+    assert monitor._rates({"answered": 3, "pid": 9}, {"answered": 9, "pid": 1}, 2.0) == {
+        "answered": 0.0
+    }
