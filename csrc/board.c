@@ -206,6 +206,8 @@ shmi_helper_page_t *shmi_board_helper(int helper) {
 void shmi_board_trace(const shm_trace_record_t *record) {
   if (board.trace_records == 0) return;
   uint64_t number = board.broker->trace_written;
+  /* A reader who sees a byte of this record must see the count that says its place is taken. */
+  atomic_thread_fence(memory_order_release);
   board.trace[number & (board.trace_records - 1)] = *record;
   /* Readers in other processes look at the count first. */
   __atomic_store_n(&board.broker->trace_written, number + 1, __ATOMIC_RELEASE);

@@ -282,6 +282,40 @@ TEST(a_reader_beside_the_writer_leaves_out_what_is_overwritten_next) {
   shmi_board_destroy();
 }
 
+static void read_while_it_is_written(void) {
+  shm_trace_record_t got[64];
+  uint64_t next = 0, last = 0, seen = 0;
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  while (seen < 200000) {
+    int count = shm_read_trace(&next, got, 64);
+    for (int i = 0; i < count; i++, seen++) {
+      CHECK_EQ(got[i].function, got[i].sequence);
+      CHECK_EQ(got[i].answered_ns, got[i].sequence);
+      CHECK_EQ(got[i].generation, (uint32_t)got[i].sequence);
+      CHECK(got[i].sequence > last);
+      last = got[i].sequence;
+    }
+  }
+  shm_monitor_close();
+}
+
+TEST(records_read_beside_a_busy_writer_are_whole) {
+  open_board(64);
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    read_while_it_is_written();
+    _exit(0);
+  }
+  int status = -1;
+  for (uint64_t i = 1; i % 4096 != 0 || waitpid(pid, &status, WNOHANG) == 0; i++) {
+    shmi_board_trace(&(shm_trace_record_t){.sequence = i, .function = i, .answered_ns = i,
+                                           .generation = (uint32_t)i});
+  }
+  CHECK_EQ(status, 0);
+  shmi_board_destroy();
+}
+
 TEST(only_the_parent_keeps_the_descriptor) {
   open_board(0);
   fflush(NULL);
