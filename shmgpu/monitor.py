@@ -266,7 +266,7 @@ class Watch:
         """The trace records since the last sample, and how many calls each of them stands for."""
         first = max(self._next_record, written - MOST_RECORDS)
         new = written - self._next_record
-        self._next_record, raw = core.read_trace_bytes(first, MOST_RECORDS)
+        self._next_record, raw = core.read_trace_bytes(first, max(0, written - first))
         records = np.frombuffer(raw, dtype=_RECORD)
         return records, max(1.0, new / len(records)) if len(records) else 1.0
 

@@ -7,6 +7,7 @@ Owns the choice of the broker and what goes to standard output. The terminal's s
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ def run(options: Options) -> int:
 
     Raises:
         NotRunning: there is no broker, or not that one.
-        ConfigError: there are several, and none was named; or options that do not go together.
+        ConfigError: there are several, and none was named; options that do not go together, or no
+            terminal.
         LaunchError: textual is not installed.
     """
     if options.json and not options.once:
@@ -50,6 +52,8 @@ def run(options: Options) -> int:
         raise LaunchError(
             f"the screen needs textual ({error}): pip install 'shmgpu[top]', or add --once"
         ) from None
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("the screen needs a terminal: add --once to print one sample instead")
     screen.run(choose(options.pid), options.pid, options.interval)
     return 0
 
