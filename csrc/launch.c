@@ -19,6 +19,7 @@
 #include "descriptor.h"
 #include "detail.h"
 #include "heap.h"
+#include "init.h"
 #include "port.h"
 #include "process.h"
 #include "registry.h"
@@ -165,6 +166,7 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
   shmi_detail_set("%s", "");
   int status = check_config(config);
+  if (status == SHM_OK) status = shmi_init_stay_behind(host->fork);
   if (status != SHM_OK) return status;
   settings = *config;
   host = *lent;
