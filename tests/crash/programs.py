@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+import shmgpu
+
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 DEADLINE_S = 20.0
 
@@ -40,12 +42,10 @@ def command(program: Callable[..., Any], *args: object) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    path = [str(TESTS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    """Ours, with this folder and the very package that is tested here on the path."""
+    package = str(pathlib.Path(shmgpu.__file__).parents[1])
+    path = os.pathsep.join([str(TESTS), package, os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Running:
