@@ -80,7 +80,7 @@ class Running:
 def start(
     program: Callable[..., Any], *args: object, before: Sequence[str] = (), **settings: Any
 ) -> Iterator[Running]:
-    """Run a program; ``before`` is put in front of its command. Nothing of it outlives the block."""
+    """Run a program, ``before`` in front of its command. Nothing of it outlives the block."""
     process = subprocess.Popen(
         [*before, *command(program, *args)],
         stdout=subprocess.PIPE,

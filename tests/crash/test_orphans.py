@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 import pytest
-
-import shmgpu
 from crash import programs
 from crash.programs import is_alive, say, until
+
+import shmgpu
 
 GONE_WITHIN_S = 2.0
 

@@ -15,10 +15,10 @@ import time
 
 import numpy as np
 import pytest
-
-import shmgpu
 from crash import programs
 from crash.programs import is_alive, say, until
+
+import shmgpu
 from shmgpu.settings import Settings
 
 RESPAWNS = 1000

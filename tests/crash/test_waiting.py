@@ -10,10 +10,10 @@ import time
 
 import numpy as np
 import pytest
-
-import shmgpu
 from crash import programs
 from crash.programs import say, until
+
+import shmgpu
 
 EVERY_S = 0.001
 
@@ -82,8 +82,12 @@ def calls_of_every_kind(rounds):
         assert np.array_equal(add_one(rows), rows + 1)
         assert nap(0.003) == 0.003
         futures = [double.submit(rows[i : i + 1]) for i in range(6)]
-        assert all(np.array_equal(f.result(20)[0], 2 * row) for f, row in zip(futures, rows))
-        assert all(np.array_equal(a, row + 1) for a, row in zip(asyncio.run(awaits()), rows))
+        assert all(
+            np.array_equal(f.result(20)[0], 2 * row) for f, row in zip(futures, rows, strict=True)
+        )
+        assert all(
+            np.array_equal(a, row + 1) for a, row in zip(asyncio.run(awaits()), rows, strict=True)
+        )
         assert [float(y[1]) for y in add_one.map(rows)] == [float(row[1]) + 1 for row in rows]
     with pytest.raises(shmgpu.CallTimeout):
         nap.options(timeout=0.02)(0.1)
@@ -142,7 +146,7 @@ def interrupt_after(helper, seconds):
 
 
 def test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes():
-    """Before it sleeps the caller sends and watches: a signal that comes then is not slept through."""
+    """What comes after the host's last look, and before the sleep, is not slept through."""
     global interrupted
     interrupted = os.getpid()
     with shmgpu.init(helpers=12, devices="cpu", arena="1MiB"):
