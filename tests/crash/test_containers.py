@@ -49,6 +49,10 @@ def name_of(pid):
     return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
 
 
+def status_of(pid):
+    return pathlib.Path(f"/proc/{pid}/status").read_text()
+
+
 # ---- PID 1 ---------------------------------------------------------------------------------
 
 
@@ -135,6 +139,7 @@ def hears_signals():
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         for name in FORWARDED:
             os.kill(1, getattr(signal, name))  # its own are not echoed
+        until(lambda: "ShdPnd:\t0000000000000000" in status_of(1), "PID 1 has taken them")
         assert heard == []
         for name in FORWARDED:
             subprocess.run(["kill", "-" + name[3:], "1"], check=True)
@@ -394,11 +399,7 @@ def test_f23_a_limit_of_the_address_space_is_a_clear_error_at_launch():
 
 
 def serve_without_rights(user):
-    status = dict(
-        line.split(":\t", 1)
-        for line in pathlib.Path("/proc/self/status").read_text().splitlines()
-        if ":\t" in line
-    )
+    status = dict(line.split(":\t", 1) for line in status_of("self").splitlines() if ":\t" in line)
     assert int(status["CapEff"], 16) == 0 and os.getuid() == int(user) != 0
     assert status["NoNewPrivs"] == "1"
 
