@@ -11,12 +11,16 @@
 #include <unistd.h>
 
 #include "descriptor.h"
+#include "detail.h"
 
 _Static_assert(SHMI_CHANNEL_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
 
 int shmi_channel_make(int ends[2], int nonblocking, int *capacity) {
   int made[2];
-  if (pipe2(made, O_CLOEXEC) != 0) return SHM_ESYSTEM;
+  if (pipe2(made, O_CLOEXEC) != 0) {
+    shmi_detail_errno("making a pipe");
+    return SHM_ESYSTEM;
+  }
   ends[0] = shmi_descriptor_own(made[0]);
   ends[1] = shmi_descriptor_own(made[1]);
   int failed = ends[0] < 0 || ends[1] < 0;

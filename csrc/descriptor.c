@@ -8,6 +8,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "detail.h"
+
 enum { BITS = 64 };
 
 static uint64_t *marks;  /* bit fd: this descriptor is ours */
@@ -22,7 +24,10 @@ static void unmark(int fd) {
 }
 
 int shmi_descriptor_own(int fd) {
-  if (fd < 0) return fd;
+  if (fd < 0) {
+    shmi_detail_errno("opening a descriptor");
+    return fd;
+  }
   if (fd / BITS >= mark_words) {
     int words = fd / BITS + 16;
     uint64_t *grown = realloc(marks, (size_t)words * sizeof *marks);

@@ -9,6 +9,7 @@
 #include "shmgpu.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "arena.h"
@@ -19,6 +20,7 @@
 #include "descriptor.h"
 #include "detail.h"
 #include "heap.h"
+#include "init.h"
 #include "port.h"
 #include "process.h"
 #include "registry.h"
@@ -122,13 +124,19 @@ static int be_parent(int request_fd, int reply_fd, pid_t caller) {
 static int become_first_child(void) {
   int reply[2], request[2], capacity;
   int status = shmi_crew_two_pipes(reply, request, &capacity);
-  if (status != SHM_OK) return status;
+  if (status != SHM_OK) {
+    destroy_broker();
+    return status;
+  }
   pid_t caller = getpid();
   int forked = shmi_process_fork(host.fork, &parent_process);
   if (forked == 0) {
     shmi_descriptor_close(&reply[0]);
     shmi_descriptor_close(&request[1]);
     status = be_parent(request[0], reply[1], caller);
+    if (status != SHM_OK) { /* read only if it still waits */
+      strncpy(shmi_board()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
+    }
     shmi_role_end(&host, status == SHM_OK ? 0 : 1);
   }
   if (forked < 0) {
@@ -165,6 +173,7 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
   shmi_detail_set("%s", "");
   int status = check_config(config);
+  if (status == SHM_OK) status = shmi_init_stay_behind(host->fork);
   if (status != SHM_OK) return status;
   settings = *config;
   host = *lent;

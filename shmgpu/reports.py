@@ -14,6 +14,8 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from shmgpu.errors import LaunchError
+
 
 @dataclass
 class Report:
@@ -41,9 +43,12 @@ class MemoryFiles:
         try:
             for index in range(count):
                 self._descriptors.append(os.memfd_create(f"shmgpu-{name}-{index}", os.MFD_CLOEXEC))
-        except OSError:
+        except OSError as error:
             self.close()
-            raise
+            raise LaunchError(
+                f"{count} {name} processes need more open files than can be had "
+                f"({error.strerror}): raise the limit with ulimit -n, or start fewer"
+            ) from error
 
     def keep_only(self, index: int | None) -> None:
         """In a role: close the files of the others."""

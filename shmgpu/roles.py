@@ -18,6 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,12 @@ class RoleHost(core.Host):
         self.mains = mains
         self.args = args
         self.trace_path = trace_path
-        self.helper_reports = Reports("helper", plan.helpers)
-        self.child_reports = Reports("child", len(mains))
-        self.helper_stacks = Stacks("helper", plan.helpers)
-        self.child_stacks = Stacks("child", len(mains))
+        with ExitStack() as made:  # all of them, or none is left open
+            self.helper_reports = made.enter_context(closing(Reports("helper", plan.helpers)))
+            self.child_reports = made.enter_context(closing(Reports("child", len(mains))))
+            self.helper_stacks = made.enter_context(closing(Stacks("helper", plan.helpers)))
+            self.child_stacks = made.enter_context(closing(Stacks("child", len(mains))))
+            made.pop_all()
         self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
         self.helper_failed = -1
         self.error: BaseException | None = None

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
@@ -272,41 +271,6 @@ def threads_of_process():
     return len(os.listdir("/proc/self/task"))
 
 
-def test_nothing_buffered_is_printed_twice_and_no_exit_hook_runs_twice():
-    program = """
-        import atexit, sys, shmgpu
-        atexit.register(print, "at exit")
-        print("before", end=" ")
-        def main(rank):
-            print("child", end=" ")
-        shmgpu.launch(main, children=3, devices="cpu", arena="1MiB")
-        print("after")
-    """
-    out = run_program(program).stdout
-    assert out.count("before") == 1 and out.count("child") == 3
-    assert out.count("after") == 1 and out.count("at exit") == 1
-
-
-def test_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning():
-    program = """
-        import numpy as np, os, shmgpu, torch
-        os.sched_getaffinity = lambda pid: {0, 1}  # as on a machine of two cores
-        torch.set_num_threads(2)
-        big = torch.randn(1500, 1500)
-        (big * big).sum()
-        @shmgpu.function
-        def work(helper, x):
-            return torch.get_num_threads(), float((x * x).sum())
-        def main(rank):
-            x = np.ones((1500, 1500), "f4")
-            return work(x)
-        print(shmgpu.launch(main, children=1, devices="cpu"))
-    """
-    out = run_program(program)
-    assert out.stdout.strip() == "[(1, 2250000.0)]", out.stderr
-    assert "OpenMP" in out.stderr and "one thread" in out.stderr
-
-
 def run_program(text, **settings):
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text)],
@@ -395,39 +359,6 @@ def test_ctrl_c_while_a_session_loads_ends_the_start_at_once(start):
     assert out.split() == ["interrupted", "again"] and process.returncode == 0
 
 
-def test_a_parent_that_is_killed_is_broker_died_for_every_way_to_call():
-    program = """
-        import asyncio, os, shmgpu, threading, time
-        import numpy as np
-        @shmgpu.function(arrays="numpy")
-        def nap(helper, x):
-            time.sleep(30)
-        shmgpu.init(devices="cpu", arena="1MiB")
-        x = shmgpu.arena.zeros(3)
-        submitted = nap.submit(x)
-        pid = shmgpu.stats()["broker"]["parent_pid"]
-        threading.Timer(0.1, os.kill, [pid, 9]).start()
-        async def awaits():
-            await nap.aio(x)
-        died = []
-        for call in (
-            lambda: nap(x),
-            lambda: submitted.result(5),
-            lambda: nap(x),
-            lambda: nap.submit(x).result(5),  # raises at once, or its future does
-            lambda: asyncio.run(awaits()),
-        ):
-            try:
-                call()
-            except shmgpu.BrokerDied:
-                died.append(True)
-        print(sum(died), x.tolist())
-        shmgpu.shutdown()
-    """
-    out = run_program(program)
-    assert out.stdout.strip() == "5 [0.0, 0.0, 0.0]", out.stderr
-
-
 def test_an_exception_in_a_signal_handler_of_the_parent_ends_the_launch():
     program = """
         import shmgpu, signal, time
@@ -500,26 +431,6 @@ def test_launch_inside_a_child_or_a_helper_is_refused():
         return nested()
 
     assert "inside a helper" in launch(main)[0]
-
-
-def test_launch_with_threads_running_is_refused_and_names_them():
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait, name="busybody")
-    thread.start()
-    try:
-        with pytest.raises(shmgpu.LaunchError, match="busybody"):
-            launch(lambda rank: None)
-        with pytest.raises(shmgpu.LaunchError, match="busybody"):
-            shmgpu.init(devices="cpu")
-    finally:
-        stop.set()
-        thread.join()
-
-
-def test_launch_with_cuda_initialised_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(shmgpu.LaunchError, match="CUDA"):
-        launch(lambda rank: None)
 
 
 def test_a_function_decorated_too_late_is_refused():

@@ -31,6 +31,7 @@ C_ROOMS = [
     "registry",
     "schedule",
     "process",
+    "init",
     "port",
     "desk",
     "dispatch",
