@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import subprocess
@@ -35,3 +36,15 @@ def with_faults():
         )
 
     return run
+
+
+@pytest.fixture
+def event_log(tmp_path):
+    """What the logger ``shmgpu`` says in every role from here on: call it for the text."""
+    path = tmp_path / "events.log"
+    handler = logging.FileHandler(path)  # it appends: roles write whole lines
+    logger = logging.getLogger("shmgpu")
+    logger.addHandler(handler)
+    yield path.read_text
+    logger.removeHandler(handler)
+    handler.close()
