@@ -190,7 +190,8 @@ def by_init(cell):
     try:
         while not load.heard:
             load.round()
-        return [{"heard": dict.fromkeys(load.heard, 1), "wrong": load.wrong}], None
+        lost = {"helper_deaths": 0, "child_restarts": 0}  # with the parent that counted them
+        return [{"heard": dict.fromkeys(load.heard, 1), "wrong": load.wrong}], {"broker": lost}
     finally:
         shmgpu.shutdown()
 
@@ -210,14 +211,15 @@ def next_broker_works(cell):
 
 def program(cell):
     before = belongings()
-    told = {"error": None, "heard": {}, "wrong": 0, "deaths": 0}
+    told = {"error": None, "heard": {}, "wrong": 0, "deaths": 0, "restarts": 0}
     try:
         results, stats = cell.way(cell)
         for result in results:
             told["wrong"] += result["wrong"]
             for name, count in result["heard"].items():
                 told["heard"][name] = told["heard"].get(name, 0) + count
-        told["deaths"] = stats["broker"]["helper_deaths"] if stats else 0
+        told["deaths"] = stats["broker"]["helper_deaths"]
+        told["restarts"] = stats["broker"]["child_restarts"]
     except shmgpu.ShmError as error:
         told["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
     del os.environ["SHMGPU_FAULTS"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pathlib
@@ -38,13 +39,35 @@ def with_faults():
     return run
 
 
+class EventFile(logging.Handler):
+    """Appends every event of every role forked from here on, one line each."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self.file = open(path, "a", buffering=1)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        event = getattr(record, "event", None)
+        if event is not None:
+            self.file.write(json.dumps(event) + "\n")
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
 @pytest.fixture
-def event_log(tmp_path):
-    """What the logger ``shmgpu`` says in every role from here on: call it for the text."""
-    path = tmp_path / "events.log"
-    handler = logging.FileHandler(path)  # it appends: roles write whole lines
+def events(tmp_path):
+    """The broker's events of a kind: ``events("helper_died")`` is a list of their fields."""
+    path = tmp_path / "events"
+    handler = EventFile(path)
     logger = logging.getLogger("shmgpu")
     logger.addHandler(handler)
-    yield path.read_text
+
+    def of_kind(kind):
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        return [event for event in found if event["kind"] == kind]
+
+    yield of_kind
     logger.removeHandler(handler)
     handler.close()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 import shmgpu
+import shmgpu.events
 from shmgpu import device
 
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
@@ -100,7 +102,7 @@ def test_f05_out_of_device_memory_is_the_callers_error_and_the_helper_lives(
 @LOOPS
 @pytest.mark.parametrize(("kind", "message"), STICKY)
 def test_f05_after_a_sticky_error_the_caller_is_answered_and_the_helper_replaced(
-    broker, kind, message, overlaps, event_log
+    broker, kind, message, overlaps, events
 ):
     broker(overlaps)
     first = pid()
@@ -109,11 +111,12 @@ def test_f05_after_a_sticky_error_the_caller_is_answered_and_the_helper_replaced
     assert caught.value.message == message
     assert pid() != first
     assert shmgpu.stats()["broker"]["helper_deaths"] == 1
-    assert "exit status 1" in event_log()
+    [death] = events("helper_died")
+    assert death["cause"] == "exit status 1"
 
 
 @LOOPS
-def test_f05_every_call_of_a_batch_is_answered_before_the_helper_ends(broker, overlaps, event_log):
+def test_f05_every_call_of_a_batch_is_answered_before_the_helper_ends(broker, overlaps, events):
     broker(overlaps)
     first = pid()
     futures = [fail_in_a_batch.submit(np.zeros((1, 2))) for _ in range(4)]
@@ -121,7 +124,8 @@ def test_f05_every_call_of_a_batch_is_answered_before_the_helper_ends(broker, ov
         with pytest.raises(shmgpu.RemoteError, match="device-side assert"):
             future.result(10)
     assert pid() != first
-    assert "exit status 1" in event_log()
+    [death] = events("helper_died")
+    assert death["cause"] == "exit status 1"
 
 
 @pytest.mark.parametrize(("kind", "message"), OF_THE_CALL)
@@ -149,3 +153,25 @@ def test_f05_the_kernel_takes_a_role_before_the_parent():
     mine = own_oom_score()
     for scores in shmgpu.launch(main, children=2, helpers=1, devices="cpu", arena="1MiB"):
         assert scores == (min(mine + 300, 1000),) * 2
+
+
+@shmgpu.function(arrays="numpy")
+def killed_by_the_kernel(helper, counter, says_so):
+    if says_so:
+        pathlib.Path(counter).write_text("pgfault 7\noom_kill 4\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+def test_f05_a_kill_that_the_kernel_counts_is_told_as_want_of_memory(
+    monkeypatch, tmp_path, events, says_so
+):
+    counter = tmp_path / "vmstat"
+    counter.write_text("pgfault 7\noom_kill 3\n")
+    monkeypatch.setattr(shmgpu.events, "VMSTAT", str(counter))
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        with pytest.raises(shmgpu.HelperDied):
+            killed_by_the_kernel(str(counter), says_so)
+        assert pid() > 0
+    [death] = events("helper_died")
+    assert death["cause"] == "killed by SIGKILL" + ", likely out of memory" * says_so

@@ -130,7 +130,7 @@ def test_f01_five_quick_deaths_end_the_launch_with_the_reason():
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_f04_any_end_inside_a_call_is_a_death(how, capfd, event_log):
+def test_f04_any_end_inside_a_call_is_a_death(how, events):
     with shmgpu.init(**ONE_HELPER):
         first = pid()
         with pytest.raises(shmgpu.HelperDied):
@@ -138,9 +138,10 @@ def test_f04_any_end_inside_a_call_is_a_death(how, capfd, event_log):
         assert pid() != first
         assert shmgpu.stats()["broker"]["helper_deaths"] == 1
     _, cause, stack = ENDS[how]
-    assert cause in event_log()
-    said = capfd.readouterr().err
-    assert all(words in said for words in stack), said  # down to the function that did it
+    [death] = events("helper_died")
+    assert death["cause"] == cause
+    left = "".join(one["stack"] for one in events("stack"))
+    assert all(words in left for words in stack)  # down to the function that did it
 
 
 # ---- F36 -------------------------------------------------------------------------------------

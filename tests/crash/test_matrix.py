@@ -6,15 +6,12 @@ that the next broker works and nothing is left. cell.py runs a cell and reports 
 
 from __future__ import annotations
 
-import inspect
 import json
 import pathlib
 import signal
 from dataclasses import dataclass, field
 
 import pytest
-
-import shmgpu
 
 CELL = pathlib.Path(__file__).parent / "cell.py"
 
@@ -36,6 +33,7 @@ class Seen:
     how: tuple[str, ...] = ()  # arguments of cell.py: how long the load lasts, and what is awaited
     heard: dict[str, object] = field(default_factory=dict)  # errors of calls: how many
     deaths: int = 0  # of helpers
+    restarts: int = 0  # of children
     error: str | None = None  # what the launch raises; {why}: how the victim ended
     exit: object = 0  # of the program
     resumed: bool = False
@@ -86,6 +84,8 @@ TABLE = [
             ended=CHILDREN - 1,
         ),
     ),
+    # A child that is started anew does all its work: nobody but the log hears of its death.
+    ("child", SIGNALS, POINTS, Seen(how=("--restart", "on-failure"), restarts=1)),
     ("child", ("STOP",), POINTS, Seen(how=("--resume", "the others ended"), resumed=True)),
     ("parent", DEATHS, POINTS, Seen(how=("--until", "the end"), exit=BY_ITS_ACTION, ended=0)),
     (
@@ -101,13 +101,6 @@ TABLE = [
         Seen(how=("--until", "it was resumed", "--resume", "nothing moves"), resumed=True),
     ),
 ]
-
-# The same for children that are started again: nobody but the log hears of their death.
-RESTARTED = [
-    ("child", SIGNALS, POINTS, Seen(how=("--restart", "on-failure"))),
-]
-if "restart" in inspect.signature(shmgpu.launch).parameters:
-    TABLE += RESTARTED
 
 
 def name_of(role, action, point, seen):
@@ -150,6 +143,6 @@ def test_a_fault_is_heard_by_those_who_must_and_by_nobody_else(
     for name, count in expected.heard.items():
         assert seen["heard"][name] == count or (count == SOME and seen["heard"][name] > 0)
     assert seen["wrong"] == 0, "a result was wrong, or a call ran more than once"
-    assert seen["deaths"] == expected.deaths
+    assert seen["deaths"] == expected.deaths and seen["restarts"] == expected.restarts
     assert seen["next"], "the next broker does not work"
     assert seen["leaked"] == {}
