@@ -101,7 +101,7 @@ $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VEN
 
 # ---- what people ask for -----------------------------------------------------------------
 
-.PHONY: setup demo test faults check bench example
+.PHONY: setup demo test faults mutants check bench example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
@@ -112,6 +112,9 @@ faults: $(FAULTY) ## the test build, with fault points, into build/faults (see t
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k arena' for a part of it)
 	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest $(T)
+
+mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
+	@$(PY) tests/mutants $(T)
 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)

@@ -226,8 +226,9 @@ static int take_batch(shm_work_t *works, int max) {
   if (desk.begun == 0) desk.lowest = first;
   desk.highest = last;
   desk.begun += (uint32_t)(last - first + 1);
-  publish_executing();
+  /* The time first: who sees what executes must not take the last call's beginning for its. */
   atomic_store_explicit(&desk.page->executing_since_ns, desk.now_ns, memory_order_relaxed);
+  publish_executing();
   while (more && desk.count > 0) {
     const shmi_frame_t *frame = &desk.queue[desk.head++ % QUEUE];
     desk.count--;
