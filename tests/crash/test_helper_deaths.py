@@ -19,6 +19,7 @@ def count_run(helper, x):
     x[0] += 1
     if x[1] == DEADLY:
         time.sleep(0.1)  # many more are handed over meanwhile
+        x[2] = time.monotonic()
         os.kill(os.getpid(), signal.SIGKILL)
     return x + 1
 
@@ -69,14 +70,16 @@ ONE_HELPER = {"helpers": 1, "devices": "cpu", "arena": "1MiB"}
 def test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once():
     with shmgpu.init(**ONE_HELPER):
         for _ in range(50):
-            count_run(np.zeros(2))  # known to be short: a helper is handed many at a time
-        arrays = [shmgpu.arena.array([0.0, DEADLY if n == 10 else 0.0]) for n in range(40)]
+            count_run(np.zeros(3))  # known to be short: a helper is handed many at a time
+        kinds = [DEADLY if n == 10 else 0.0 for n in range(40)]
+        arrays = [shmgpu.arena.array([0.0, kind, 0.0]) for kind in kinds]
         calls = [count_run.submit(x) for x in arrays]
         deadly = calls.pop(10)
         with pytest.raises(shmgpu.HelperDied):
-            deadly.result(1)  # its caller hears of it within a second
+            deadly.result(10)
+        assert time.monotonic() - arrays[10][2] < 1  # its caller hears of it within a second
         for call in calls:
-            assert call.result(10).tolist() == [2, 1]
+            assert call.result(10).tolist() == [2, 1, 1]
         assert [x[0] for x in arrays] == [1] * 40
         broker = shmgpu.stats()["broker"]
         assert broker["helper_deaths"] == 1 and broker["requeued"] > 0

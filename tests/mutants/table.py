@@ -113,8 +113,8 @@ MUTANTS = [
     Mutant(
         "F06",
         "shmgpu/port.py",
-        "        if sequence and self.wire.abandon(sequence) == core.OK:",
-        "        if False:",
+        "            self._keep(call, int(reply.sequence), args)\n            raise",
+        "            raise",
         HANGS + "test_f06_a_deadline_frees_its_caller_and_nothing_else_happens",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""The table of mutants fits the tree; `make mutants`, which takes minutes, shall not say so first."""
+"""The table of mutants fits the tree, so that `make mutants`, which takes minutes, can run."""
 
 from __future__ import annotations
 
