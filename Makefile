@@ -92,16 +92,29 @@ $(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources build/cor
 	@$(call locked,extension,$(PY) setup.py -q build_ext --inplace --force)
 	@touch $@
 
+# The test build: the same package with fault points compiled in, beside the normal one.
+FAULTY := build/faults/shmgpu/_core.abi3.so
+$(FAULTY): export SHMGPU_BUILD_FAULTS := 1
+$(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VENV)/.stamp-run
+	@$(call locked,extension-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
+	@touch $@
+
 # ---- what people ask for -----------------------------------------------------------------
 
-.PHONY: setup demo test check bench example
+.PHONY: setup demo test faults mutants check bench example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
 	@$(VENV)/bin/shmgpu demo
 
-test: $(VENV)/.stamp-dev $(CORE) ## the test suite (T='tests/unit -k arena' for a part of it)
+faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
+	@for part in shmgpu/*.py shmgpu/py.typed shmgpu/demo; do ln -sfn "../../../$$part" "build/faults/$$part"; done
+
+test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k arena' for a part of it)
 	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest $(T)
+
+mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
+	@$(PY) tests/mutants $(T)
 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)

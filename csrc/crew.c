@@ -13,6 +13,7 @@
 #include "descriptor.h"
 #include "desk.h"
 #include "detail.h"
+#include "fault.h"
 #include "heap.h"
 #include "port.h"
 #include "role.h"
@@ -35,6 +36,7 @@ static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd
   int status = shmi_role_begin(SHM_ROLE_HELPER, index, parent, ends);
   if (status == SHM_OK) status = shmi_desk_open(down_fd, up_fd, index, generation);
   if (status != SHM_OK) shmi_role_end(&crew.host, 1);
+  SHMI_FAULT_ROLE(SHM_ROLE_HELPER, index, generation);
   int code = crew.host.run_helper != NULL ? crew.host.run_helper(index, generation)
                                           : shmi_desk_serve();
   shmi_desk_close();
@@ -52,6 +54,7 @@ static _Noreturn void run_child(int index, pid_t parent, int request_fd, int rep
   }
   if (status != SHM_OK) shmi_role_end(&crew.host, 1);
   if (crew.host.on_signal != NULL) shmi_port_heed_signals();
+  SHMI_FAULT_ROLE(SHM_ROLE_CHILD, index, generation);
   shmi_role_end(&crew.host,
                 crew.host.run_child != NULL ? crew.host.run_child(index, generation) : 0);
 }

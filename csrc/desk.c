@@ -9,6 +9,7 @@
 #include "channel.h"
 #include "clock.h"
 #include "descriptor.h"
+#include "fault.h"
 #include "registry.h"
 
 enum {
@@ -46,12 +47,14 @@ static int flush(void) {
   uint32_t count = desk.reply_count;
   desk.reply_count = 0;
   uint32_t written = 0;
+  if (count > 0) SHMI_FAULT(BEFORE_REPLY);
   while (written < count) {
     int got = shmi_channel_write(desk.up_fd, desk.replies + written, (int)(count - written));
     if (got > 0) written += (uint32_t)got;
     else if (got != SHM_EINTR) return SHM_ESTOPPED; /* nobody reads: the parent is gone */
   }
   if (count > 0) shmi_count(&desk.page->frames_sent, count);
+  if (count > 0) SHMI_FAULT(AFTER_REPLY);
   return SHM_OK;
 }
 
@@ -69,6 +72,7 @@ static int look(int64_t timeout_ns) {
     if (ready == 0) return SHM_EAGAIN;
     if (ready < 0) return ready;
   }
+  SHMI_FAULT(BEFORE_READ);
   int got = shmi_channel_read(desk.down_fd, frames, max);
   if (got == SHM_EINTR) return SHM_EINTR;
   if (got < 0) {
@@ -86,6 +90,7 @@ static int look(int64_t timeout_ns) {
     ring[at % QUEUE] = frames[i];
   }
   shmi_count(&desk.page->frames_received, (uint64_t)got);
+  SHMI_FAULT(AFTER_READ);
   return SHM_OK;
 }
 
@@ -221,8 +226,9 @@ static int take_batch(shm_work_t *works, int max) {
   if (desk.begun == 0) desk.lowest = first;
   desk.highest = last;
   desk.begun += (uint32_t)(last - first + 1);
-  publish_executing();
+  /* The time first: who sees what executes must not take the last call's beginning for its. */
   atomic_store_explicit(&desk.page->executing_since_ns, desk.now_ns, memory_order_relaxed);
+  publish_executing();
   while (more && desk.count > 0) {
     const shmi_frame_t *frame = &desk.queue[desk.head++ % QUEUE];
     desk.count--;
@@ -330,6 +336,7 @@ int shmi_desk_serve(void) {
         status = SHM_EBAD_FUNCTION;
         continue;
       }
+      SHMI_FAULT(IN_FUNCTION);
       function->func((void *)(uintptr_t)works[i].params);
     }
     count = shm_helper_step(works, SHM_MAX_BATCH, status, 0);

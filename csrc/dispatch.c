@@ -13,6 +13,7 @@
 #include "channel.h"
 #include "clock.h"
 #include "descriptor.h"
+#include "fault.h"
 #include "registry.h"
 #include "schedule.h"
 
@@ -486,6 +487,7 @@ static void read_child(shmi_dispatch_t *d, int slot, int at_end) {
       child_left(d, slot);
       return;
     }
+    if (got > 0) SHMI_FAULT(AFTER_READ);
     for (int i = 0; i < got; i++) {
       switch (frames[i].kind) {
         case SHMI_FRAME_CALL: take_call(d, slot, &frames[i]); break;
@@ -638,6 +640,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   d->board->broker->wakes++;
   d->now_ns = shmi_clock_ns();
   int flags = ready < 0 ? SHMI_TURN_SIGNAL : 0;
+  if (ready > 0) SHMI_FAULT(BEFORE_READ);
   for (int i = 0; i < ready; i++) {
     int index = (int)(uint32_t)events[i].data.u64;
     int at_end = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
@@ -653,8 +656,11 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
         break;
     }
   }
+  if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);
   hand_out(d);
+  if (d->dirty != 0) SHMI_FAULT(BEFORE_REPLY);
   flush_replies(d);
+  if (ready > 0) SHMI_FAULT(AFTER_REPLY);
   d->board->broker->queued = shmi_schedule_queued(d->schedule);
   flags |= d->flags;
   d->flags = 0;

@@ -19,6 +19,7 @@
 #include "crew.h"
 #include "descriptor.h"
 #include "detail.h"
+#include "fault.h"
 #include "heap.h"
 #include "init.h"
 #include "port.h"
@@ -110,6 +111,7 @@ static int create_broker(void) {
  * caller: the process that becomes child 0, 0: none. */
 static int be_parent(int request_fd, int reply_fd, pid_t caller) {
   shmi_role_set(SHM_ROLE_PARENT, -1);
+  SHMI_FAULT_ROLE(SHM_ROLE_PARENT, 0, 1);
   shmi_signals_take(settings.caller_is_child);
   int status = shmi_crew_open(&settings, &host);
   if (status == SHM_OK && caller > 0) status = shmi_crew_admit_caller(caller, request_fd, reply_fd);
@@ -149,6 +151,7 @@ static int become_first_child(void) {
   shmi_arena_close_descriptors();
   shmi_descriptor_keep_only(ends, 3);
   shmi_role_set(SHM_ROLE_CHILD, 0);
+  SHMI_FAULT_ROLE(SHM_ROLE_CHILD, 0, 1);
   uint32_t window = settings.window;
   if (window > (uint32_t)capacity) window = (uint32_t)capacity;
   status = shmi_board_become(SHM_ROLE_CHILD, 0);

@@ -17,6 +17,7 @@
 #include "channel.h"
 #include "clock.h"
 #include "descriptor.h"
+#include "fault.h"
 
 enum { ENTRY_BITS = 10, ENTRY_MASK = (1 << ENTRY_BITS) - 1 };
 _Static_assert((int)SHM_MAX_WINDOW <= (int)ENTRY_MASK, "an entry's number fits a sequence's low bits");
@@ -325,8 +326,10 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   int64_t slice_ns = as_drainer ? timeout_ns : heed(timeout_ns);
   int is_near = spins && spin();
   if (slice_ns >= 0 && !is_near) got = shmi_channel_wait(port.reply_fd, slice_ns);
+  SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
   else if (got == 0) got = slice_ns == timeout_ns ? SHM_EAGAIN : SHM_EINTR;
+  if (got > 0) SHMI_FAULT(AFTER_READ);
   pthread_mutex_lock(&port.lock);
   if (got > 0) {
     settle_frames(frames, got, as_drainer);
@@ -393,12 +396,14 @@ static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) 
 
 static int send_frames(const shmi_frame_t *frames, int count) {
   int sent = 0;
+  SHMI_FAULT(BEFORE_REPLY);
   while (sent < count) {
     int got = shmi_channel_write(port.request_fd, frames + sent, count - sent);
     if (got > 0) sent += got;
     else if (got != SHM_EINTR) return got == 0 ? SHM_ESYSTEM : got;
   }
   shmi_count(&port.page->frames_sent, (uint64_t)count);
+  SHMI_FAULT(AFTER_REPLY);
   return SHM_OK;
 }
 

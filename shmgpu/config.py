@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from shmgpu import core
 from shmgpu.errors import ConfigError
 
 PREFIX = "SHMGPU_"
@@ -163,6 +164,8 @@ def resolve(name: str, argument: Any = None) -> Any:
 def warn_unknown() -> list[str]:
     """Warn of SHMGPU_* variables that mean nothing; returns their names."""
     known = {PREFIX + name.upper() for name in SETTINGS}
+    if core.HAS_FAULTS:
+        known.add(PREFIX + "FAULTS")
     unknown = [
         name
         for name in sorted(os.environ)

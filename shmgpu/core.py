@@ -60,6 +60,8 @@ ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
 ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
 EPLACEMENT: int = _lib.SHM_EPLACEMENT
 
+HAS_FAULTS = hasattr(_lib, "shm_fault_arm")  # the test build, in which roles can be made to die
+
 MAX_HELPERS: int = _lib.SHM_MAX_HELPERS
 MAX_POOLS: int = _lib.SHM_MAX_POOLS
 MAX_CHILDREN: int = _lib.SHM_MAX_CHILDREN

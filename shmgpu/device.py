@@ -158,10 +158,47 @@ def _look_for_openmp() -> bool | None:
     return None if running else False
 
 
+# ---- failures of a device --------------------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had no memory left: PyTorch's own error, or the driver's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    return is_of_device(error) and "out of memory" in str(error)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether a device reported it. Errors of kernels come late, at any call that asks."""
+    kinds = getattr(sys.modules.get("torch"), "AcceleratorError", ())
+    return isinstance(error, kinds) or (
+        isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    )
+
+
+class Failures:
+    """What a device makes of a function's exception."""
+
+    def empty_cache(self) -> None:
+        """Give back what is cached, so that the next call, and other processes, have it."""
+
+    def is_beyond_use(self) -> bool:
+        """Whether every later call will fail, too: ask the device itself."""
+        return False
+
+    def failed(self, error: BaseException) -> bool:
+        """Out of memory: give back what is cached and live on. Anything sticky: True."""
+        if is_out_of_memory(error):
+            self.empty_cache()
+            return False
+        return is_of_device(error) and self.is_beyond_use()
+
+
 # ---- devices -------------------------------------------------------------------------------
 
 
-class CpuDevice:
+class CpuDevice(Failures):
     """The CPU: tensors are views on the caller's arena."""
 
     is_cuda = False
@@ -191,12 +228,8 @@ class CpuDevice:
         """Nothing to wait for."""
         return None
 
-    def failed(self, error: BaseException) -> bool:
-        """A CPU is never beyond use."""
-        return False
 
-
-class CudaDevice:
+class CudaDevice(Failures):
     """One GPU: copies run on a stream of their own, by DMA where the arena could be registered.
 
     Args:
@@ -350,17 +383,14 @@ class CudaDevice:
         event.record(self.stream)
         return event
 
-    def failed(self, error: BaseException) -> bool:
-        """Out of memory: give back what is cached and live on. Anything sticky: True."""
-        torch = self.torch
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            torch.cuda.empty_cache()
-            return False
-        accelerator_error = getattr(torch, "AcceleratorError", ())
-        if not isinstance(error, accelerator_error) and "CUDA error" not in str(error):
-            return False
+    def empty_cache(self) -> None:
+        """Give back what PyTorch's allocator holds and nobody uses."""
+        self.torch.cuda.empty_cache()
+
+    def is_beyond_use(self) -> bool:
+        """A fault in a kernel ends the context: whatever is asked of it raises from then on."""
         try:
-            torch.cuda.synchronize(self.index)
+            self.torch.cuda.synchronize(self.index)
         except RuntimeError:
             logger.exception("%s is beyond use: this helper ends and is replaced", self.device)
             return True

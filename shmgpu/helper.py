@@ -135,6 +135,8 @@ def serve(desk: BatchDesk) -> int:
             count = step(works, capacity, *outcome)
         elif count > 1:
             count = _serve_batch(desk, works, view, count)
+            if desk.broken:
+                return _end(desk)
         elif count == core.EINTR:
             count = core.helper_take(works, capacity, -1)
         elif count == core.ESTOPPED:
@@ -159,7 +161,6 @@ def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
     for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
         core.helper_finish(delivery, status, value)
     if desk.broken:
-        _end(desk)
         return core.ESTOPPED
     return core.helper_take(works, core.MAX_BATCH, -1)
 

@@ -151,9 +151,9 @@ class Port:
         except BaseException:
             self._give_up(call, args)
             raise
-        if status == core.ETIMEOUT and reply.sequence and reply.status != core.ETIMEOUT:
-            # The dispatcher answers for a deadline that passed while the call was queued. This
-            # one passed while it ran: no answer yet, and the helper may still write.
+        if status == core.ETIMEOUT and reply.sequence:
+            # It may run, and the helper still write: its reply comes late, whoever saw the
+            # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
             self._keep(call, int(reply.sequence), args)
             raise self._timeout(target.name)
         try:

@@ -24,29 +24,6 @@ def die(helper):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@shmgpu.function(arrays="numpy", idempotent=True)
-def dies_once(helper, mark):
-    if not os.path.exists(mark):
-        open(mark, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "alive"
-
-
-@shmgpu.function(arrays="numpy", idempotent=True)
-def dies_always(helper):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@shmgpu.function(arrays="numpy", hang_after=0.2)
-def hangs(helper):
-    time.sleep(60)
-
-
-@shmgpu.function(arrays="numpy")
-def sleep(helper, seconds):
-    time.sleep(seconds)
-
-
 @shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=16))
 def dies_in_a_batch(helper, x):
     if (x < 0).any():
@@ -59,36 +36,6 @@ def dies_in_a_batch(helper, x):
 def broker():
     with shmgpu.init(helpers=2, devices="cpu"):
         yield
-
-
-def test_only_the_executing_call_hears_of_a_death(broker):
-    x = np.zeros(3)
-    futures = [add_one.submit(x) for _ in range(50)]
-    futures.insert(25, die.submit())
-    died = 0
-    for future in futures:
-        try:
-            assert future.result(10).tolist() == [1, 1, 1]
-        except shmgpu.HelperDied:
-            died += 1
-    assert died == 1
-    assert add_one(x).tolist() == [1, 1, 1]
-
-
-def test_an_idempotent_call_is_made_once_more_and_never_a_third_time(broker, tmp_path):
-    assert dies_once(str(tmp_path / "mark")) == "alive"
-    with pytest.raises(shmgpu.HelperDied):
-        dies_always()
-    assert shmgpu.stats()["broker"]["helper_deaths"] == 3
-    assert add_one(np.zeros(1)).tolist() == [1]
-
-
-def test_a_call_that_hangs_ends_its_helper_only_when_the_function_says_so(broker):
-    start = time.monotonic()
-    with pytest.raises(shmgpu.HelperDied):
-        hangs()
-    assert time.monotonic() - start < 5
-    assert add_one(np.zeros(1)).tolist() == [1]
 
 
 def test_memory_of_a_dead_helpers_call_returns(broker):
@@ -116,18 +63,6 @@ def test_a_death_in_a_batch_is_heard_by_its_calls_only(broker):
     assert all(error is None or isinstance(error, shmgpu.HelperDied) for error in outcomes)
     assert sum(error is None for error in outcomes) >= 20
     assert dies_in_a_batch(good).tolist() == good.tolist()
-
-
-def test_helpers_that_die_at_once_again_and_again_end_a_launch_with_the_reason():
-    def main(rank):
-        for _ in range(20):
-            try:
-                die()
-            except shmgpu.HelperDied:
-                pass
-
-    with pytest.raises(shmgpu.ShmError, match="died"):
-        shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena="1MiB")
 
 
 def refuse_forks(monkeypatch, numbers):

@@ -20,6 +20,7 @@ C_ROOMS = [
     "clock",
     "status",
     "detail",
+    "fault",  # the test build's; nothing in a normal one
     "memory",
     "tlsf",
     "descriptor",

@@ -1,0 +1,61 @@
+/* fault -- places where a test makes a role die, stop or leave. Nothing of it is in a normal build.
+ *
+ * The test build (-DSHM_FAULTS) has five points in every role, which mean the same from its own
+ * side of the conversation: it reads, it works, it writes.
+ *
+ *   | point        | helper                       | child                | parent                  |
+ *   |--------------|------------------------------|----------------------|-------------------------|
+ *   | before_read  | frames may lie in its pipe   | before reading       | awake, nothing read yet |
+ *   | after_read   | frames in its private queue  | replies not settled  | frames not yet queued   |
+ *   | in_function  | a function executes          | in its main          | queued, not handed out  |
+ *   | before_reply | control page says finished   | before its request   | replies due, unwritten  |
+ *   | after_reply  | replies are in the pipe      | its request is out   | replies are written     |
+ *
+ * (A function in Python, and a child's main, say themselves that they pass in_function.)
+ *
+ * A role reads its faults from SHMGPU_FAULTS when it begins; `;` separates them:
+ *
+ *   helper0@before_reply=KILL#3; child*@after_read=exit0; helper1/2@in_function=STOP
+ *
+ * role and index (or *); /generation (or *), 1 unless given, so that a replacement lives; point;
+ * SEGV, KILL, ABRT, STOP or exit0; #n: at the n-th passing, 1 unless given. Each happens once.
+ *
+ * Owns: the faults armed in this process. Must never: cost a normal build one instruction.
+ */
+#ifndef SHMI_FAULT_H
+#define SHMI_FAULT_H
+
+#include "status.h"
+
+#ifdef SHM_FAULTS
+
+enum shmi_fault_point {
+  SHMI_FAULT_BEFORE_READ,
+  SHMI_FAULT_AFTER_READ,
+  SHMI_FAULT_IN_FUNCTION,
+  SHMI_FAULT_BEFORE_REPLY,
+  SHMI_FAULT_AFTER_REPLY,
+  SHMI_FAULT_POINTS
+};
+
+/* This process is that role from now on: what was armed is forgotten, the variable is read. */
+void shmi_fault_role(int role, int index, uint32_t generation);
+void shmi_fault_pass(enum shmi_fault_point point);
+
+#define SHMI_FAULT_ROLE(role, index, generation) shmi_fault_role(role, index, generation)
+#define SHMI_FAULT(point) shmi_fault_pass(SHMI_FAULT_##point)
+
+/* Only the test build's binding has these. */
+/* CDEF-BEGIN */
+/* In a role: arm more faults. SHM_EBAD_CONFIG when the text cannot be read; then none is armed. */
+int shm_fault_arm(const char *faults);
+/* In a test's own code: pass the point of that name. SHM_EBAD_CONFIG when there is none. */
+int shm_fault_pass(const char *point);
+/* CDEF-END */
+
+#else
+#define SHMI_FAULT_ROLE(role, index, generation) ((void)0)
+#define SHMI_FAULT(point) ((void)0)
+#endif
+
+#endif

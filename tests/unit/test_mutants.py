@@ -1,0 +1,40 @@
+"""The table of mutants fits the tree, so that `make mutants`, which takes minutes, can run."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+from mutants.table import MUTANTS, NO_SWITCH, PENDING
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROWS = [f"F{number:02}" for number in range(1, 38)]
+NAMES = [f"{mutant.row}-{mutant.test.rpartition('::')[2]}" for mutant in MUTANTS]
+
+
+@pytest.mark.skipif(
+    not (ROOT / "shmgpu").is_dir(), reason="the package's sources are not beside these tests"
+)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_what_a_mutant_switches_off_stands_there_once(mutant):
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
+    assert source.count(mutant.text) == 1
+    changed = source.replace(mutant.text, mutant.off)
+    assert changed != source
+    if mutant.file.endswith(".py"):
+        ast.parse(changed)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_a_mutants_test_is_its_rows(mutant):
+    file, _, name = mutant.test.partition("::")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert name.startswith(f"test_{mutant.row.lower()}_")
+
+
+def test_every_row_has_a_mutant_or_a_reason_for_having_none():
+    entered = {mutant.row for mutant in MUTANTS}
+    assert sorted({*entered, *NO_SWITCH, *PENDING}) == ROWS
+    assert not entered & set(PENDING) and all(NO_SWITCH.values())
