@@ -788,7 +788,8 @@ int shmi_port_is_open(void) { return port.open; }
 int shmi_port_wait_ready(void) {
   shmi_frame_t frame;
   for (;;) {
-    if (port.heeds && shmi_channel_wait(port.reply_fd, HEED_NS) == 0) return SHM_EINTR;
+    int ready = port.heeds ? shmi_channel_wait(port.reply_fd, HEED_NS) : 1;
+    if (ready == 0 || ready == SHM_EINTR) return SHM_EINTR;
     int got = shmi_channel_read(port.reply_fd, &frame, 1);
     if (got == SHM_EINTR) return SHM_EINTR;
     if (got < 0) return got;
