@@ -176,7 +176,7 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
   shmi_detail_set("%s", "");
   int status = check_config(config);
-  if (status == SHM_OK) status = shmi_init_stay_behind(host->fork);
+  if (status == SHM_OK) status = shmi_init_stay_behind(lent->fork);
   if (status != SHM_OK) return status;
   settings = *config;
   host = *lent;
