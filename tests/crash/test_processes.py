@@ -80,6 +80,12 @@ def kinds(descriptors):
     return sorted(re.sub(r"[\d\[\]-]+", "", name) for name in descriptors.values())
 
 
+def own_kinds(role):
+    """Two ends of pipes, the file of its last report, the file of its last stack."""
+    files = [f"/memfd:shmgpu{role}{what} (deleted)" for what in ("", "stack")]
+    return [*files, "pipe:", "pipe:"]
+
+
 def beyond(descriptors, users):
     """Those that are not the user's, who must have kept his."""
     assert users.items() <= descriptors.items()
@@ -111,10 +117,9 @@ def test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others(use
     results = launch(main, children=3, helpers=3)
     roles = [own for own, _, _ in results]
     parent = max((parent for _, parent, _ in results), key=len)
-    assert all(kinds(own) == ["/memfd:shmgpuchild (deleted)", "pipe:", "pipe:"] for own in roles)
+    assert [kinds(own) for own in roles] == [own_kinds("child")] * 3
     helpers = [beyond(descriptors, mine) for _, descriptors in results[0][2].values()]
-    assert len(helpers) == 3
-    assert all(kinds(own) == ["/memfd:shmgpuhelper (deleted)", "pipe:", "pipe:"] for own in helpers)
+    assert [kinds(own) for own in helpers] == [own_kinds("helper")] * 3
     ends = [pipes(own) for own in (*roles, *helpers)]
     assert sum(map(len, ends)) == len(set().union(*ends)) == 12  # each is one role's only
     assert set().union(*ends) <= pipes(parent)
@@ -260,24 +265,30 @@ def sigchld_ignored():
     signal.signal(signal.SIGCHLD, before)
 
 
-def kill_all_helpers(count):
+@shmgpu.function(arrays="numpy")
+def nap_visibly(helper, folder):
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(60)
+
+
+def kill_all_helpers(count, folder):
     """Kill them while each executes; returns what an add says afterwards."""
-    pids = [pid for pid, _ in every_helper(count).values()]
-    out = [nap.submit(60) for _ in range(count)]
-    until(lambda: all(h["in_flight"] for h in shmgpu.stats()["helpers"]), "all execute")
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    folder.mkdir()
+    out = [nap_visibly.submit(str(folder)) for _ in range(count)]
+    until(lambda: len(os.listdir(folder)) == count, "all execute")
+    for pid in os.listdir(folder):
+        os.kill(int(pid), signal.SIGKILL)
     assert all(isinstance(future.exception(20), shmgpu.HelperDied) for future in out)
     return add_one(np.zeros(2)).tolist()
 
 
-def test_f20_with_sigchld_ignored_all_helpers_may_die_at_once(sigchld_ignored):
+def test_f20_with_sigchld_ignored_all_helpers_may_die_at_once(sigchld_ignored, tmp_path):
     def main(rank):
-        return kill_all_helpers(3) if rank == 0 else add_one(np.ones(2)).tolist()
+        return kill_all_helpers(3, tmp_path / "a") if rank == 0 else add_one(np.ones(2)).tolist()
 
     assert launch(main, children=2, helpers=3) == [[1, 1], [2, 2]]
     with shmgpu.init(helpers=3, devices="cpu"):
-        assert kill_all_helpers(3) == [1, 1]
+        assert kill_all_helpers(3, tmp_path / "b") == [1, 1]
 
 
 def test_f20_with_sigchld_ignored_it_is_known_how_a_child_ended(sigchld_ignored):
@@ -314,10 +325,13 @@ def a_pid_is_used_again(folder):
         raise AssertionError("the pid could not be had again")
 
     def main(rank):
+        last_one_runs = place.with_name("last one runs")  # in a fork's hooks handlers raise in vain
         if rank == 0:
-            place.with_suffix(".part").write_text(str(os.getpid()))
-            place.with_suffix(".part").rename(place)
+            place.write_text(str(os.getpid()))
+            until(last_one_runs.exists, "every child runs")
             os.kill(os.getppid(), signal.SIGALRM)
+        else:
+            last_one_runs.touch()
         time.sleep(60)
 
     signal.signal(signal.SIGALRM, handler)
