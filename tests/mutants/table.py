@@ -218,8 +218,10 @@ MUTANTS = [
     Mutant(
         "F26",
         "csrc/dispatch.c",
-        "if (!read_helper(d, index, at_end)) helper_hung_up(d, index);",
-        "if (!read_helper(d, index, at_end) && d == NULL) helper_hung_up(d, index);",
+        "epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, d->helpers[h].up_fd, NULL);\n"
+        "  shmi_descriptor_close(&d->helpers[h].up_fd);",
+        "struct epoll_event level = event_of(PEER_HELPER, h);\n  level.events = EPOLLIN;\n"
+        "  epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->helpers[h].up_fd, &level);",
         WAITING + "test_f26_a_helper_that_hangs_up_and_lives_on_costs_the_dispatcher_nothing",
     ),
     Mutant(
@@ -264,13 +266,6 @@ MUTANTS = [
         "except OSError as error:  # not a failure of the host",
         "except ZeroDivisionError as error:  # not a failure of the host",
         START + "test_f31_a_fork_that_fails_ends_the_start_with_its_reason",
-    ),
-    Mutant(
-        "F31",
-        "shmgpu/roles.py",
-        'made.enter_context(closing(Reports("helper", plan.helpers)))',
-        'Reports("helper", plan.helpers)',
-        START + "test_f31_with_too_few_descriptors_a_start_is_all_or_nothing",
     ),
     Mutant(
         "F34",
