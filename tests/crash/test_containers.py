@@ -112,7 +112,7 @@ def no_zombies():
     )
 
 
-def test_pid_1_reaps_every_orphan_and_no_subprocess_of_the_users():
+def test_f19_pid_1_reaps_every_orphan_and_no_subprocess_of_the_users():
     assert programs.result(orphans_and_subprocesses, before=programs.needs(*ALONE)) == ["[9, 9]"]
 
 
@@ -122,7 +122,7 @@ def subprocess_before_the_launch():
     say(launched, users.wait(), os.getpid())
 
 
-def test_pid_1_with_subprocesses_of_its_own_stays_what_it_is_and_keeps_their_status():
+def test_f19_pid_1_with_subprocesses_of_its_own_stays_and_keeps_their_status():
     lines = programs.result(subprocess_before_the_launch, before=programs.needs(*ALONE))
     assert lines == ["[[1.0], [1.0]] 33 1"]
 
@@ -178,7 +178,7 @@ def waits_for_the_end():
     launch(main)
 
 
-def test_a_request_to_end_the_container_ends_the_launch_in_order():
+def test_f30_a_request_to_end_the_container_ends_the_launch_in_order():
     """As `docker stop`: SIGTERM to PID 1, sent from outside."""
     with programs.start(waits_for_the_end, before=programs.needs(*ALONE)) as program:
         program.lines(2)
@@ -204,7 +204,7 @@ def reads_a_terminal():
         say("heard", len(heard), add_one(np.zeros(1)).tolist())
 
 
-def test_ctrl_c_at_a_containers_terminal_arrives_once():
+def test_f30_ctrl_c_at_a_containers_terminal_arrives_once():
     terminal, ours = pty.openpty()
     try:
         before = programs.needs(*ALONE)
