@@ -94,6 +94,7 @@ $(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources build/cor
 
 # The test build: the same package with fault points compiled in, beside the normal one.
 FAULTY := build/faults/shmgpu/_core.abi3.so
+package_parts := $(wildcard shmgpu/*.py) shmgpu/py.typed $(patsubst %/,%,$(dir $(wildcard shmgpu/*/__init__.py)))
 $(FAULTY): export SHMGPU_BUILD_FAULTS := 1
 $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VENV)/.stamp-run
 	@$(call locked,extension-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
@@ -108,7 +109,7 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 	@$(VENV)/bin/shmgpu demo
 
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
-	@for part in shmgpu/*.py shmgpu/py.typed shmgpu/demo; do ln -sfn "../../../$$part" "build/faults/$$part"; done
+	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k arena' for a part of it)
 	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest $(T)

@@ -169,6 +169,10 @@ def belongings():
     }
 
 
+def more_than(before):
+    return {name: count for name, count in belongings().items() if count > before[name]}
+
+
 def by_launch(cell):
     """A launch() whose children all make calls."""
     stats: dict = {}
@@ -224,8 +228,8 @@ def program(cell):
         told["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
     del os.environ["SHMGPU_FAULTS"]
     told["next"] = next_broker_works(cell)
-    await_(lambda: belongings() == before, GONE_S)
-    told["leaked"] = {name: count for name, count in belongings().items() if count > before[name]}
+    await_(lambda: not more_than(before), GONE_S)
+    told["leaked"] = more_than(before)
     return told
 
 

@@ -148,7 +148,8 @@ class Copy:
             if path.suffix in (".c", ".h"):
                 self.build(FAULTS if needs_faults(mutant.test) else NORMAL)
             return self.test([mutant.test], TEST_S)[mutant.test]
-        except CannotBuild:
+        except CannotBuild as error:
+            print(error, file=sys.stderr)
             return "no build"
         finally:
             path.write_text(good[0])

@@ -29,12 +29,15 @@ START = "tests/crash/test_start.py::"
 WAITING = "tests/crash/test_waiting.py::"
 DEVICE_FAILURES = "tests/crash/test_device_failures.py::"
 
+CHILDREN = "tests/crash/test_children.py::"
+ENDINGS = "tests/crash/test_endings.py::"
+
 MUTANTS = [
     Mutant(
         "F01",
         "csrc/dispatch.c",
-        "int again = !was_executing ||",
-        "int again = (0 && !was_executing) ||",
+        "(!was_executing ||",
+        "(0 ||",
         HELPER_DEATHS + "test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once",
     ),
     Mutant(
@@ -57,6 +60,22 @@ MUTANTS = [
         "int given_up = helper->short_deaths >= crew.config.max_deaths;",
         "int given_up = 0;",
         HELPER_DEATHS + "test_f01_five_quick_deaths_end_the_launch_with_the_reason",
+    ),
+    Mutant(
+        "F02",
+        "csrc/dispatch.c",
+        "  if (child->in_flight == 0) leave_quarantine(d, slot);",
+        "  leave_quarantine(d, slot);",
+        CHILDREN
+        + "test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero",
+    ),
+    Mutant(
+        "F02",
+        "csrc/dispatch.c",
+        "if (child->wants_clearing) {",
+        "if (0) {",
+        CHILDREN
+        + "test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero",
     ),
     Mutant(
         "F04",
@@ -281,6 +300,28 @@ MUTANTS = [
         ORPHANS + "test_f35_a_process_that_the_user_forked_is_cleaned_up_after_and_never_signalled",
     ),
     Mutant(
+        "F30",
+        "csrc/supervise.c",
+        "    enter_phase(DRAINING);\n    shmi_dispatch_hold(crew.dispatch, 1);",
+        "    begin_ending(SIGTERM);",
+        ENDINGS
+        + "test_f30_what_a_helper_executes_is_finished_and_answered_before_children_are_told",
+    ),
+    Mutant(
+        "F30",
+        "csrc/supervise.c",
+        "if (!is_first) kill_all();",
+        "(void)is_first;",
+        ENDINGS + "test_f30_a_second_signal_ends_everything_at_once",
+    ),
+    Mutant(
+        "F33",
+        "csrc/dispatch.c",
+        "if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {",
+        "if (0) {",
+        CHILDREN + "test_f33_a_reply_of_an_old_generation_is_dropped_and_counted",
+    ),
+    Mutant(
         "F36",
         "csrc/dispatch.c",
         "if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {",
@@ -295,4 +336,4 @@ NO_SWITCH: dict[str, str] = {
 }
 
 # Rows whose test and switch are still to be entered above.
-PENDING = ("F02 F07 F08 F09 F10 F11 F12 F13 F14 F15 F16 F25 F32 F33 F37").split()
+PENDING = ("F07 F08 F09 F10 F11 F12 F13 F14 F15 F16 F25 F32 F37").split()
