@@ -15,7 +15,7 @@ MAKEFLAGS += --no-print-directory
 JOBS := $(shell nproc)
 
 ifneq ($(SAN),)
-ifneq ($(filter-out check ctest c-programs,$(MAKECMDGOALS)),)
+ifneq ($(filter-out check ctest c-programs hostile %/hostile %/rows,$(MAKECMDGOALS)),)
 $(error SAN= belongs to `make check` and `make ctest`: the C tests run under the sanitizer)
 endif
 endif
@@ -166,7 +166,23 @@ $(out)/core/%.o: csrc/%.c
 $(out)/tests/%: tests/c/%.c $(out)/libcore.a
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
 
--include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/lib/*.d)
+-include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/c-*/hostile/*.d build/lib/*.d)
+
+# Hostile children: `make test` runs them plain and for seconds, this for a minute and sanitized.
+TIME ?= 60
+SEED ?=
+.PHONY: hostile
+ifeq ($(SAN),)
+hostile: ## hostile C children for a minute, under ASan and UBSan (TIME=600 SEED=7)
+	@$(MAKE) hostile SAN=address$(comma)undefined
+else
+hostile: $(out)/hostile/hostile $(out)/hostile/rows
+	@VERBOSE=1 HOSTILE_SECONDS=$(TIME) HOSTILE_SEED=$(SEED) \
+	  tests/c/run_c_tests "$(flavour)" "$(SAN)" "$(CC)" $^
+endif
+
+$(out)/hostile/%: tests/hostile/%.c $(out)/libcore.a
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
 
 .PHONY: lib
 lib: build/libshmgpu.a build/libshmgpu.so ## the C library, static and shared, into build/
