@@ -15,7 +15,7 @@ MAKEFLAGS += --no-print-directory
 JOBS := $(shell nproc)
 
 ifneq ($(SAN),)
-ifneq ($(filter-out check ctest c-programs hostile %/hostile %/rows,$(MAKECMDGOALS)),)
+ifneq ($(filter-out check ctest c-programs hostile build/c-%,$(MAKECMDGOALS)),)
 $(error SAN= belongs to `make check` and `make ctest`: the C tests run under the sanitizer)
 endif
 endif
@@ -199,6 +199,28 @@ build/libshmgpu.so: $(lib_objects) build/sources
 
 build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@
+
+# Fuzzing: `make test` replays the corpora, compiled by any compiler; this looks for more.
+CLANG ?= clang
+fuzz_c := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+fuzz_py := $(patsubst tests/fuzz/fuzz_%.py,%,$(sort $(wildcard tests/fuzz/fuzz_*.py)))
+fuzz_wanted := $(if $(T),$(T),$(fuzz_c) $(fuzz_py))
+FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+.PHONY: fuzz
+fuzz: $(VENV)/.stamp-fuzz $(CORE) ## fuzz targets, a minute each (T='frame tlsf' TIME=600)
+	@if .ci/fuzz-tools "$(CLANG)"; then $(MAKE) -j$(JOBS) $(patsubst %,build/fuzz/%,$(filter $(fuzz_c),$(fuzz_wanted))); fi
+	@tests/fuzz/run_fuzz "$(TIME)" "$(CURDIR)/$(PY)" $(fuzz_wanted)
+
+$(VENV)/.stamp-fuzz: $(VENV)/.stamp-dev
+	@$(call locked,install-fuzz,$(PIP) --no-build-isolation -e '.[fuzz]')
+	@touch $@
+
+build/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz.h $(CORE_C) $(CORE_H)
+	@mkdir -p $(@D) && $(CLANG) $(C_FLAGS) $(FUZZ_FLAGS) -Icsrc $< $(CORE_C) -lm -o $@
+
+$(out)/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(out)/libcore.a
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) $(filter %.c,$^) $(out)/libcore.a -lm -o $@
 
 # ---- release -----------------------------------------------------------------------------
 
