@@ -22,7 +22,8 @@ enum { CHILDREN = 3, HELPERS = 2, WINDOW = 8 };
 
 typedef struct peer {
   int write_fd, read_fd; /* the role's own ends */
-  uint64_t sent, received;
+  uint64_t sent, received, parked;
+  uint64_t submitted, answered; /* counted before it came */
 } peer_t;
 
 static shmi_dispatch_t *d;
@@ -56,7 +57,7 @@ static void set_up(void) {
 static void close_peer(peer_t *peer) {
   if (peer->write_fd >= 0) close(peer->write_fd);
   if (peer->read_fd >= 0) close(peer->read_fd);
-  *peer = (peer_t){-1, -1, 0, 0};
+  *peer = (peer_t){.write_fd = -1, .read_fd = -1};
 }
 
 /* towards: what the dispatcher writes; from: what it reads. */
@@ -73,9 +74,12 @@ static void open_peer(peer_t *peer, int *towards, int *from) {
 }
 
 static void child_comes(int child) {
-  if (children[child].write_fd >= 0) return;
+  if (shmi_dispatch_child_state(d, child) != SHMI_PEER_NONE) return; /* or not free yet */
   int towards, from;
   open_peer(&children[child], &towards, &from);
+  const shm_child_stats_t *stats = &shmi_board()->child_stats[child];
+  children[child].submitted = stats->submitted;
+  children[child].answered = stats->answered;
   REQUIRE(shmi_dispatch_add_child(d, child, from, towards, 1) == SHM_OK);
 }
 
@@ -98,16 +102,20 @@ static void read_replies(int child) {
   for (ssize_t i = 0; i * SHMI_FRAME_BYTES < got; i++) {
     REQUIRE(frames[i].kind == SHMI_FRAME_REPLY);
     peer->received++;
+    peer->parked += shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE;
   }
   REQUIRE(peer->received <= peer->sent);
 }
 
-static void child_leaves(int child) {
+static void child_leaves(int child, int to_be_cleared) {
+  if (children[child].write_fd < 0) return;
   shmi_dispatch_remove_child(d, child);
   close_peer(&children[child]);
+  if (to_be_cleared) shmi_dispatch_clear_child(d, child);
 }
 
 static void helper_dies(int helper, input_t *in) {
+  if (helpers[helper].write_fd < 0) return;
   shmi_helper_page_t *page = shmi_board_helper(helper);
   uint64_t entries = take(in, 1) % 16;
   atomic_store(&page->executing, take(in, 8));
@@ -115,6 +123,16 @@ static void helper_dies(int helper, input_t *in) {
   shmi_victim_t victim;
   shmi_dispatch_remove_helper(d, helper, &victim);
   close_peer(&helpers[helper]);
+}
+
+/* Every call of a child that is still there has ended, but those whose child was told to make
+ * room for the result. */
+static void expect_all_answered(int child) {
+  if (children[child].write_fd < 0) return;
+  const shm_child_stats_t *stats = &shmi_board()->child_stats[child];
+  uint64_t submitted = stats->submitted - children[child].submitted;
+  uint64_t answered = stats->answered - children[child].answered;
+  REQUIRE(answered <= submitted && submitted - answered <= children[child].parked);
 }
 
 /* Mostly a call that could be served; the rest of the frame is as it comes. */
@@ -158,14 +176,15 @@ static void drain_helper(int helper) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const uint8_t pools[SHM_MAX_HELPERS], credit[SHM_MAX_POOLS] = {2};
   static int is_set_up;
+  const peer_t nobody = {.write_fd = -1, .read_fd = -1};
   if (!is_set_up) set_up();
   is_set_up = 1;
   shmi_dispatch_config_t config = {.children = CHILDREN, .helpers = HELPERS, .pools = 1,
                                    .window = WINDOW, .helper_pool = pools, .min_credit = credit,
                                    .supervisor_fd = supervisor[0]};
   REQUIRE(shmi_dispatch_create(&d, &config) == SHM_OK);
-  for (int i = 0; i < CHILDREN; i++) children[i] = (peer_t){-1, -1, 0, 0}, child_comes(i);
-  for (int h = 0; h < HELPERS; h++) helpers[h] = (peer_t){-1, -1, 0, 0}, helper_comes(h);
+  for (int i = 0; i < CHILDREN; i++) children[i] = nobody, child_comes(i);
+  for (int h = 0; h < HELPERS; h++) helpers[h] = nobody, helper_comes(h);
   turn();
   input_t in = {data, data + size};
   while (in.at < in.end) {
@@ -173,7 +192,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int child = (int)(who % CHILDREN), helper = (int)(who % HELPERS);
     uint64_t next_ns;
     switch (what) {
-      case 0: child_leaves(child); break;
+      case 0: child_leaves(child, (who & 64) != 0); break;
       case 1: child_comes(child); break;
       case 2: helper_dies(helper, &in); break;
       case 3: helper_comes(helper); break;
@@ -187,16 +206,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (who & 128) turn();
   }
   turn();
-  for (int i = 0; i < CHILDREN; i++) read_replies(i), child_leaves(i);
   for (int h = 0; h < HELPERS; h++) {
     input_t none = {data, data};
     helper_dies(h, &none);
+  }
+  turn(); /* batches that were held are queued, their delay is a microsecond */
+  for (int h = 0; h < HELPERS; h++) shmi_dispatch_give_up_helper(d, h, 1);
+  turn();
+  for (int i = 0; i < CHILDREN; i++) {
+    read_replies(i);
+    if (shmi_dispatch_child_state(d, i) == SHMI_PEER_UP) expect_all_answered(i);
+    child_leaves(i, 0);
   }
   turn();
   shm_broker_stats_t stats;
   REQUIRE(shm_get_broker_stats(&stats) == SHM_OK);
   REQUIRE(stats.queued == 0);
-  REQUIRE(shmi_dispatch_is_idle(d));
+  REQUIRE(shmi_dispatch_is_drained(d));
   shmi_dispatch_destroy(d);
   return 0;
 }
