@@ -173,6 +173,15 @@ static void drain_helper(int helper) {
   }
 }
 
+static void everybody_leaves(void) {
+  for (int i = 0; i < CHILDREN; i++) child_leaves(i, 0);
+}
+
+static void expect_nothing_queued(void) {
+  shm_broker_stats_t stats;
+  REQUIRE(shm_get_broker_stats(&stats) == SHM_OK && stats.queued == 0);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static const uint8_t pools[SHM_MAX_HELPERS], credit[SHM_MAX_POOLS] = {2};
   static int is_set_up;
@@ -206,22 +215,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (who & 128) turn();
   }
   turn();
-  for (int h = 0; h < HELPERS; h++) {
-    input_t none = {data, data};
-    helper_dies(h, &none);
-  }
+  if (size & 1) everybody_leaves();
+  input_t none = {data, data};
+  for (int h = 0; h < HELPERS; h++) helper_dies(h, &none);
   turn(); /* batches that were held are queued, their delay is a microsecond */
+  if (size & 1) expect_nothing_queued(); /* for nobody nothing is done again */
   for (int h = 0; h < HELPERS; h++) shmi_dispatch_give_up_helper(d, h, 1);
   turn();
   for (int i = 0; i < CHILDREN; i++) {
     read_replies(i);
     if (shmi_dispatch_child_state(d, i) == SHMI_PEER_UP) expect_all_answered(i);
-    child_leaves(i, 0);
   }
+  everybody_leaves();
   turn();
-  shm_broker_stats_t stats;
-  REQUIRE(shm_get_broker_stats(&stats) == SHM_OK);
-  REQUIRE(stats.queued == 0);
+  expect_nothing_queued();
   REQUIRE(shmi_dispatch_is_drained(d));
   shmi_dispatch_destroy(d);
   return 0;

@@ -28,8 +28,19 @@ class Array:
     """Stands for the arrays of a tree."""
 
 
+def use(value: Any) -> None:
+    """What a function may do with a value: nothing of it may end the process."""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        try:
+            value.astype(f"{value.dtype.kind}8[ns]")
+        except (TypeError, ValueError, OverflowError):
+            pass
+
+
 def decode(data: bytes) -> None:
     values = decode_values(data[1:], data[0] >> 2)
+    for value in values:
+        use(value)
     encoded = encode_values(values)
     again = decode_values(encoded, len(values))
     assert encode_values(again) == encoded

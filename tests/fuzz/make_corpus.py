@@ -176,7 +176,7 @@ def dispatch() -> dict[str, bytes]:
         + b"\1"
         + b"\0" * 9,
         "grow": sends(0) + answers(0, 1, 0x0D) + turn + sends(0, kind=GROW, keep=0x10),
-        "a-dead-childs-call": sends(0) + b"\0\0" + dies + b"\0" + b"\0" * 9,
+        "children-leave-first": sends(0) + sends(1) + sends(2) + sends(0) + b"\0",
     }
 
 

@@ -39,6 +39,8 @@ def mix(helper, x, salt):
 
 @shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=8))
 def mix_rows(helper, x):
+    if len(x) > 8:
+        raise ValueError("a batch has eight rows at most")
     return x * np.uint64(6364136223846793005) + np.uint64(1)
 
 
@@ -50,6 +52,11 @@ def mix_declared(helper, x):
 @shmgpu.function(arrays="numpy")
 def anything(helper, *args, **kwargs):
     return args
+
+
+@shmgpu.function(arrays="numpy")
+def count_days(helper, times, start):
+    return (times - start).astype("m8[D]").astype("i8")
 
 
 @shmgpu.function(arrays="numpy")
@@ -148,9 +155,10 @@ def under_attack(attack, **options) -> dict:
 class Attacker:
     """In child 0: raw frames out, raw replies in, as many as may be out."""
 
-    def __init__(self) -> None:
+    def __init__(self, child: int = 0) -> None:
         self.request, self.reply = own_pipes()
-        self.base = core.arena_base(0)
+        self.tokens: dict[int, tuple[int, int]] = {}  # of results that wait for room
+        self.base = core.arena_base(child)
         self.size = core.arena_bytes()
         self.block = shmgpu.shm_malloc(64 << 10)
         self.memory = core.window_on(self.base, self.size)
@@ -161,10 +169,21 @@ class Attacker:
         A result that waits for room is given up, or else it holds a place in the window.
         """
         token, _, sequence, helper, *_, status, _, _, _, _ = self._exchange(frame)
+        self.tokens[sequence] = token, helper
         if -status == core.ENEEDS_SPACE and not keep:
-            drop = FRAME.pack(token, 0, sequence, helper, 0, GROW, 0, 0, 0, 0, 0, 0, 0, 0)
-            self._exchange(drop)
+            self.grow(sequence, 0)
         return -status
+
+    def grow(self, sequence: int, params: int) -> int:
+        token, helper = self.tokens[sequence]
+        frame = FRAME.pack(token, params, sequence, helper, 0, GROW, 0, 0, 0, 0, 0, 0, 0, 0)
+        return -self._exchange(frame)[9]
+
+    def fetch(self, sequence: int, size: int) -> int:
+        """Make room for a result that waits for it."""
+        block = make_block((1,), [], (self.base + self.size - size, size))
+        self.block[: len(block)] = np.frombuffer(block, np.uint8)
+        return self.grow(sequence, self.block.address)
 
     def _exchange(self, frame: bytes) -> tuple:
         os.write(self.request, frame)
@@ -346,6 +365,18 @@ def test_f16_a_shape_that_numpy_refuses_costs_its_own_call_only():
     under_attack(attack)
 
 
+def test_f16_a_time_unit_of_zero_which_numpy_divides_by_is_no_element_type():
+    def attack():
+        own = Attacker()
+        times = np.zeros(4, "M8[9s]")
+        block = make_block((times, times[0]), [own.base + 65536], (own.base, 4096))
+        assert own.send_block(count_days, block) in (core.OK, core.ENEEDS_SPACE)
+        for wrong in (b"[0s]", b"[-s]"):
+            assert own.send_block(count_days, block.replace(b"[9s]", wrong)) == core.EBAD_PARAMS
+
+    under_attack(attack)
+
+
 def test_f16_a_pickle_in_a_block_is_never_loaded(tmp_path):
     mark = tmp_path / "executed"
 
@@ -480,28 +511,33 @@ def test_f11_no_child_fills_a_helpers_memory_with_what_it_remembers():
         assert memory_of_helper(pid) < before + (64 << 20)
 
 
-def test_f11_two_calls_under_one_number_do_not_use_up_the_place_of_parked_results():
+def test_f11_two_calls_under_one_number_do_not_use_up_the_place_of_parked_results(monkeypatch):
+    monkeypatch.setenv("SHMGPU_PARKED", "2MiB")
+
+    def parks(own, sequence):
+        block = make_block((300_000,), [], (own.base, 0))  # no room: the helper keeps the result
+        assert own.send_block(how_many, block, keep=True, sequence=sequence) == core.ENEEDS_SPACE
+
     def attack():
         own = Attacker()
-        block = make_block((300_000,), [], (own.base, 0))
-        for _ in range(40):  # each result is larger than the room, and is never asked for
-            assert own.send_block(how_many, block, keep=True) == core.ENEEDS_SPACE
-        return None
+        for _ in range(40):
+            parks(own, 1)
 
     def main(rank):
         if rank == 0:
             attack()
             shared[OVER] = 1
-            return None
-        while not shared[OVER]:
-            time.sleep(0.01)
-        parked = [how_many.submit(n) for n in (200_000, 200_001)]  # grown, after being parked
-        return [len(one.result(20)) for one in parked]
+            return
+        await_that(lambda: shared[OVER])
+        own = Attacker(1)
+        for sequence in (5, 6, 7):
+            parks(own, sequence)
+        for sequence in (5, 6, 7):  # each is still there
+            assert own.fetch(sequence, 400_000) == core.OK
 
     shared = Shared()
     note_pipes()
-    results = shmgpu.launch(main, children=2, window=64, **OPTIONS)
-    assert results[1] == [200_000, 200_001]
+    shmgpu.launch(main, children=2, window=64, **OPTIONS)
 
 
 # ---- late results --------------------------------------------------------------------------
