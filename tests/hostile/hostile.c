@@ -57,7 +57,7 @@ static void fn_digest_batched(void *params) { fn_digest(params); }
 /* ---- honest children ---- */
 
 /* A child that failed ends the launch, and a launch that ends sends SIGTERM: the honest go on. */
-static int verify(int child, dice_t *dice) {
+static int verify(dice_t *dice) {
   signal(SIGTERM, SIG_IGN);
   uint64_t *canary = shm_malloc(CANARY_WORDS * sizeof *canary);
   CHECK(canary != NULL);
@@ -94,7 +94,6 @@ static int verify(int child, dice_t *dice) {
       for (uint64_t i = 0; i < CANARY_WORDS; i++) CHECK_EQ(canary[i], canary_seed + i);
       CHECK_EQ(shm_check(), SHM_OK);
     }
-    notes[16 + child]++;
   }
   notes[NOTE_CALLS] += calls;
   return 0;
@@ -244,8 +243,9 @@ static int attack(int child, dice_t *dice) {
 /* ---- rounds ---- */
 
 static int play(int child) {
-  dice_t dice = {notes[NOTE_SEED] * 1000003 + (uint64_t)child};
-  return child < HONEST ? verify(child, &dice) : attack(child, &dice);
+  uint64_t life = ++notes[32 + child]; /* one that was ended begins another attack */
+  dice_t dice = {notes[NOTE_SEED] * 1000003 + (uint64_t)child + life * 7919};
+  return child < HONEST ? verify(&dice) : attack(child, &dice);
 }
 
 static void watch_children(const shm_event_t *event) {
@@ -286,6 +286,10 @@ TEST_WITHIN(test_f11_whatever_hostile_children_write_others_get_their_results_bi
   for (; harness_now_ns() < until; rounds++) {
     notes[NOTE_SEED] = seed + rounds;
     notes[NOTE_ROUND_OVER] = 0;
+    for (int child = 0; child < CHILDREN; child++) notes[32 + child] = 0;
+    /* In every other round whoever is ended comes back, in an arena that others had to clear. */
+    config.restart = rounds % 2 ? SHM_RESTART_ON_FAILURE : SHM_RESTART_NEVER;
+    config.max_restarts = 1000;
     pid_t clock = fork();
     if (clock == 0) _exit(time_the_round());
     int status = launch(play);
