@@ -6,6 +6,7 @@ bit for bit. What is attacked with comes from hypothesis, so a failure shrinks t
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -291,6 +292,46 @@ def test_f14_arrays_and_results_in_another_childs_arena_are_refused():
             assert own.send_block(mix, make_block((x, 1), [mine], (mine, size))) == core.EBAD_PARAMS
 
     under_attack(attack)
+
+
+def reads_no_reply(count: int, pipe_bytes: int = 0) -> None:
+    """Child 0 has `count` calls answered and looks at none until child 1 has made fifty more."""
+    shared = Shared()
+    note_pipes()
+
+    def main(rank):
+        if rank == 1:
+            return verify(shared)
+        own = Attacker()
+        if pipe_bytes:
+            fcntl.fcntl(own.reply, fcntl.F_SETPIPE_SZ, pipe_bytes)
+        x = np.zeros((2, 16), "u8")
+        mine = own.block.address + 4096
+        block = make_block((x, 1), [mine], (mine + 4096, 4096))
+        own.block[: len(block)] = np.frombuffer(block, np.uint8)
+        for sequence in range(count):
+            os.write(own.request, raw_call(mix.row, own.block.address, sequence + 1))
+        checked = shared[CHECKED]
+        await_that(lambda: shared[CHECKED] >= checked + 50)
+        got = b""
+        while len(got) < count * FRAME.size:
+            got += os.read(own.reply, 4096)
+        shared[OVER] = 1
+        replies = [FRAME.unpack_from(got, at) for at in range(0, len(got), FRAME.size)]
+        assert sorted(reply[2] for reply in replies) == list(range(1, count + 1))
+        assert {-reply[9] for reply in replies} <= {core.OK, core.ENEEDS_SPACE}
+
+    stats: dict = {}
+    shmgpu.launch(main, children=2, window=count, stats_into=stats, **OPTIONS)
+    assert stats["broker"]["protocol_errors"] == 0
+
+
+def test_f08_a_child_that_never_reads_its_replies_holds_nobody_up_and_is_not_ended():
+    reads_no_reply(512)
+
+
+def test_f25_replies_that_do_not_fit_a_full_pipe_arrive_when_there_is_room_again():
+    reads_no_reply(512, pipe_bytes=4096)
 
 
 def test_f07_random_frames_end_the_child_that_sent_them_and_leave_the_others_results():
