@@ -15,7 +15,7 @@ MAKEFLAGS += --no-print-directory
 JOBS := $(shell nproc)
 
 ifneq ($(SAN),)
-ifneq ($(filter-out check ctest c-programs,$(MAKECMDGOALS)),)
+ifneq ($(filter-out check ctest c-programs hostile build/c-%,$(MAKECMDGOALS)),)
 $(error SAN= belongs to `make check` and `make ctest`: the C tests run under the sanitizer)
 endif
 endif
@@ -167,7 +167,23 @@ $(out)/core/%.o: csrc/%.c
 $(out)/tests/%: tests/c/%.c $(out)/libcore.a
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
 
--include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/lib/*.d)
+-include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/c-*/hostile/*.d build/lib/*.d)
+
+# Hostile children: `make test` runs them plain and for seconds, this for a minute and sanitized.
+TIME ?= 60
+SEED ?=
+.PHONY: hostile
+ifeq ($(SAN),)
+hostile: ## hostile C children for a minute, under ASan and UBSan (TIME=600 SEED=7)
+	@$(MAKE) hostile SAN=address$(comma)undefined
+else
+hostile: $(out)/hostile/hostile $(out)/hostile/rows
+	@VERBOSE=1 HOSTILE_SECONDS=$(TIME) HOSTILE_SEED=$(SEED) \
+	  tests/c/run_c_tests "$(flavour)" "$(SAN)" "$(CC)" $^
+endif
+
+$(out)/hostile/%: tests/hostile/%.c $(out)/libcore.a
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
 
 .PHONY: lib
 lib: build/libshmgpu.a build/libshmgpu.so ## the C library, static and shared, into build/
@@ -184,6 +200,28 @@ build/libshmgpu.so: $(lib_objects) build/sources
 
 build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@
+
+# Fuzzing: `make test` replays the corpora, compiled by any compiler; this looks for more.
+CLANG ?= clang
+fuzz_c := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+fuzz_py := $(patsubst tests/fuzz/fuzz_%.py,%,$(sort $(wildcard tests/fuzz/fuzz_*.py)))
+fuzz_wanted := $(if $(T),$(T),$(fuzz_c) $(fuzz_py))
+FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
+
+.PHONY: fuzz
+fuzz: $(VENV)/.stamp-fuzz $(CORE) ## fuzz targets, a minute each (T='frame tlsf' TIME=600)
+	@if .ci/fuzz-tools "$(CLANG)"; then $(MAKE) -j$(JOBS) $(patsubst %,build/fuzz/%,$(filter $(fuzz_c),$(fuzz_wanted))); fi
+	@tests/fuzz/run_fuzz "$(TIME)" "$(CURDIR)/$(PY)" $(fuzz_wanted)
+
+$(VENV)/.stamp-fuzz: $(VENV)/.stamp-dev
+	@$(call locked,install-fuzz,$(PIP) --no-build-isolation -e '.[fuzz]')
+	@touch $@
+
+build/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/fuzz.h $(CORE_C) $(CORE_H)
+	@mkdir -p $(@D) && $(CLANG) $(C_FLAGS) $(FUZZ_FLAGS) -Icsrc $< $(CORE_C) -lm -o $@
+
+$(out)/fuzz/%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c tests/fuzz/fuzz.h $(out)/libcore.a
+	@mkdir -p $(@D) && $(CC) $(c_test_flags) $(filter %.c,$^) $(out)/libcore.a -lm -o $@
 
 # ---- release -----------------------------------------------------------------------------
 

@@ -823,8 +823,8 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   *victim = (shmi_victim_t){0};
   if (helper->state == SHMI_PEER_NONE) return;
   d->now_ns = shmi_clock_ns();
-  shmi_schedule_helper_down(d->schedule, h);
   if (helper->up_fd >= 0) read_helper(d, h, 1); /* what it wrote before it died */
+  shmi_schedule_helper_down(d->schedule, h); /* after that: it may have said that it is ready */
   uint64_t executing =
       atomic_load_explicit(&shmi_board_helper(h)->executing, memory_order_acquire);
   /* Newest first, so that those queued again keep their order. */

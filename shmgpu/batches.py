@@ -12,14 +12,19 @@ from typing import Any
 import numpy as np
 
 from shmgpu import arrays, core
+from shmgpu.arrays import Spec
 from shmgpu.desk import Desk
 from shmgpu.entries import Entry, Served, check_rows, has_rows
 from shmgpu.errors import BadParams
+from shmgpu.layout import Layout
 from shmgpu.values import Tree, encode_values, flatten
 
 _ndarray = np.ndarray
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
+
+
+_Taken = tuple[int, Entry, tuple[int, int, int]]  # place in the batch, what was read, call's key
 
 
 class BatchDesk(Desk):
@@ -32,7 +37,7 @@ class BatchDesk(Desk):
         concatenated on axis 0, outputs split on axis 0 by each call's rows.
         """
         outcomes: list[tuple[int, int] | None] = [None] * len(works)
-        good: list[tuple[int, Entry, tuple[int, int, int]]] = []
+        good: list[_Taken] = []
         for index, (function, params, size, slot, generation, sequence) in enumerate(works):
             offset = params - self.origin
             block = self.memory[offset : offset + size]
@@ -40,8 +45,8 @@ class BatchDesk(Desk):
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if not (_goes_with(good[0][1], entry) if good else has_rows(entry)):
-                    raise BadParams("the call does not fit the batch that its key chose")
+                if not has_rows(entry):
+                    raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
                 outcomes[index] = (core.EBAD_PARAMS, 0)
@@ -50,18 +55,35 @@ class BatchDesk(Desk):
                 outcomes[index] = (core.EBAD_FUNCTION, 0)
                 continue
             good.append((index, entry, (sequence, slot, generation)))
-        if good:
-            target = self.functions[good[0][1].function]
-            for (index, entry, key), outcome in zip(
-                good, self._run_batch(target, good), strict=True
-            ):
-                del entry, key
+        for group in self._groups(good):
+            target = self.functions[group[0][1].function]
+            for (index, _, _), outcome in zip(group, self._run_batch(target, group), strict=True):
                 outcomes[index] = outcome
         return [outcome or (core.EBAD_PARAMS, 0) for outcome in outcomes]
 
-    def _run_batch(
-        self, target: Served, good: list[tuple[int, Entry, tuple[int, int, int]]]
-    ) -> list[tuple[int, int]]:
+    def _groups(self, good: list[_Taken]) -> list[list[_Taken]]:
+        """Those that go together, in order: one group, unless somebody lied about its key.
+
+        Whose key is wrong must not cost the others their batch, nor whose number of rows is
+        more than it said.
+        """
+        groups: list[list[_Taken]] = []
+        rows: list[int] = []
+        for taken in good:
+            entry = taken[1]
+            more = entry.specs[0][1].shape[0]
+            limit = self.functions[entry.function].batch_max_rows
+            for index, group in enumerate(groups):
+                if rows[index] + more <= limit and _goes_with(group[0][1], entry):
+                    group.append(taken)
+                    rows[index] += more
+                    break
+            else:
+                groups.append([taken])
+                rows.append(more)
+        return groups
+
+    def _run_batch(self, target: Served, good: list[_Taken]) -> list[tuple[int, int]]:
         entries = [entry for _, entry, _ in good]
         helper = self.helper
         rows = [entry.specs[0][1].shape[0] for entry in entries]
@@ -144,13 +166,24 @@ def _goes_with(first: Entry, other: Entry) -> bool:
         return True
     return (
         first.tree.structure == other.tree.structure
-        and has_rows(other)
-        and all(
-            a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:]
-            for (_, a), (_, b) in zip(first.specs, other.specs, strict=True)
-        )
+        and _same_rows([spec for _, spec in first.specs], [spec for _, spec in other.specs])
+        and first.declared == other.declared
+        and (not first.declared or _same_outs(first.hint, other.hint))
         and encode_values(first.values, True) == encode_values(other.values, True)
     )
+
+
+def _same_rows(specs: Sequence[Spec], others: Sequence[Spec]) -> bool:
+    """Whether arrays differ in the number of their rows at most."""
+    return all(
+        a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:]
+        for a, b in zip(specs, others, strict=True)
+    )
+
+
+def _same_outs(hint: Layout, other: Layout) -> bool:
+    """Whether the declared outputs of one call may stand for the other's."""
+    return hint.tree.structure == other.tree.structure and _same_rows(hint.specs, other.specs)
 
 
 def _on_host(result: Any) -> Any:

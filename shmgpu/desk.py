@@ -28,6 +28,8 @@ _COPIED_OUT = core.BYTES_COPIED_OUT
 _DONE = (core.OK, 0)
 
 MAX_ENTRIES = 4096  # whole blocks remembered, all functions together
+MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth remembering
+MAX_KEPT = 8 << 20  # bytes of all that are remembered
 PARKED_SECONDS = 60.0
 MAX_TRACEBACK = 200_000  # characters
 
@@ -66,7 +68,9 @@ class Desk:
         self._bounds_of = bounds
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
+        self._signature_bytes = 0
         self._entries: dict[bytes, Entry] = {}
+        self._entry_bytes = 0
         # One plain array in, one out: all that the helper's loop needs to run the call itself,
         # (function, slot, body, argument, result, its shape, its dtype, its bytes).
         self.quick: dict[bytes, tuple[Any, ...]] = {}
@@ -200,14 +204,32 @@ class Desk:
         return found
 
     def _admit(self, function: int, data: bytes, slot: int) -> Entry:
+        """Read a block; BadParams for any that cannot be, KeyError when there is no function."""
         target = self.functions[function]
-        block = Block(data)
-        signature = self._signatures.get(block.signature)
+        try:
+            return self._read_entry(function, target, data, slot)
+        except BadParams:
+            raise
+        except Exception as error:  # a shape that NumPy refuses: no block may end a helper
+            raise BadParams(
+                f"the parameter block could not be read ({type(error).__name__})"
+            ) from error
+
+    def _signature_of(self, data: bytes) -> Signature:
+        signature = self._signatures.get(data)
         if signature is None:
-            signature = Signature.read(block.signature)
-            if len(self._signatures) >= MAX_ENTRIES:
-                self._signatures.clear()
-            self._signatures[block.signature] = signature
+            signature = Signature.read(data)
+            if len(data) <= MAX_REMEMBERED:
+                self._signature_bytes += len(data)
+                if len(self._signatures) >= MAX_ENTRIES or self._signature_bytes > MAX_KEPT:
+                    self._signatures.clear()
+                    self._signature_bytes = len(data)
+                self._signatures[data] = signature
+        return signature
+
+    def _read_entry(self, function: int, target: Served, data: bytes, slot: int) -> Entry:
+        block = Block(data)
+        signature = self._signature_of(block.signature)
         specs = signature.arguments.specs
         if len(specs) != len(block.addresses):
             raise BadParams("the parameter block's arrays and addresses do not agree")
@@ -243,9 +265,13 @@ class Desk:
         return entry
 
     def _remember(self, data: bytes, entry: Entry, target: Served) -> None:
-        if len(self._entries) >= MAX_ENTRIES:
+        if len(data) > MAX_REMEMBERED:
+            return
+        self._entry_bytes += len(data)
+        if len(self._entries) >= MAX_ENTRIES or self._entry_bytes > MAX_KEPT:
             self._entries.clear()
             self.quick.clear()
+            self._entry_bytes = len(data)
         self._entries[data] = entry
         out = entry.out_numpy
         if out is not None and entry.simple and entry.views is not None and len(entry.views) == 1:
@@ -338,6 +364,7 @@ class Desk:
             return status, needed
         if needed > self._parked_limit:
             return core.ETOO_LARGE, needed
+        self._drop(key)  # a child may give two calls one number
         self._make_parking(needed)
         blob = self._blob(needed, found, description, leaves)
         self._parked[key] = (blob, status, time.monotonic() + PARKED_SECONDS)

@@ -112,8 +112,9 @@ EXTENSIONS = {
     "float8_e8m0fnu": 1,
 }
 EXTENSION_STORAGE = {1: "uint8", 2: "int16"}  # torch dtypes to read their bytes through
+# A unit counts from 1: NumPy divides by it, and a division by 0 ends the process.
 _TIME = re.compile(
-    r"(?:datetime64|timedelta64)(?:\[[1-9]?\d{0,8}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
+    r"(?:datetime64|timedelta64)(?:\[(?:[1-9]\d{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
 )
 _SIZED = re.compile(r"[SUV][1-9]\d{0,5}\Z")
 

@@ -20,7 +20,7 @@ from shmgpu import dtypes
 from shmgpu.errors import BadParams
 
 MAX_DEPTH = 64
-MAX_NODES = 1 << 20
+MAX_STRUCTURE = 1 << 22  # bytes; a node takes at least one
 
 _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
@@ -238,6 +238,10 @@ def flatten(tree: Any, is_array: Callable[[Any], bool], allow_pickle: bool = Fal
     """
     flat = Flat()
     _flatten(tree, flat, is_array, allow_pickle, 0)
+    if len(flat.structure) > MAX_STRUCTURE:
+        raise BadParams(
+            f"the containers hold more than {MAX_STRUCTURE:,} things: put numbers into an array"
+        )
     return flat
 
 
@@ -285,6 +289,10 @@ def _flatten(
 
 _KEY_TYPES = frozenset({type(None), bool, int, float, str, bytes})
 
+# One node each for all leaves: a structure of a few bytes must not become hundreds.
+_ARRAY_NODE = (_ARRAY, None, None)
+_VALUE_NODE = (_VALUE, None, None)
+
 
 class Tree:
     """A structure read back: how many arrays and values it holds, and how to put it together.
@@ -301,6 +309,8 @@ class Tree:
         self.array_count = 0
         self.value_count = 0
         reader = Reader(structure, 0, len(structure))
+        if len(structure) > MAX_STRUCTURE:
+            raise BadParams("the parameter block's structure is larger than any call's")
         try:
             self._node = self._read(reader, 0)
         except BadParams:
@@ -318,10 +328,10 @@ class Tree:
         tag = reader.u8()
         if tag == _ARRAY:
             self.array_count += 1
-            return (tag, None, None)
+            return _ARRAY_NODE
         if tag == _VALUE:
             self.value_count += 1
-            return (tag, None, None)
+            return _VALUE_NODE
         if tag not in (_TUPLE, _LIST, _DICT):
             raise BadParams("the parameter block's structure holds no known kind of container")
         count = reader.u32()

@@ -26,7 +26,16 @@ from typing import IO
 from table import MUTANTS, NO_SWITCH, PENDING, Mutant
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COPIED = ("csrc", "shmgpu", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+COPIED = (
+    "csrc",
+    "shmgpu",
+    "tests",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "Makefile",
+)
 CORE = pathlib.Path("shmgpu/_core.abi3.so")
 NORMAL, FAULTS = pathlib.Path("."), pathlib.Path("build/faults")  # where the builds' packages lie
 TEST_S = 60  # for one mutant's tests; a hang is a failure, too

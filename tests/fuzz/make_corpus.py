@@ -1,0 +1,199 @@
+"""Writes the seeds of the fuzz targets: ``python tests/fuzz/make_corpus.py`` in the root.
+
+A seed is a small input that reaches far: well-formed blocks and frames, operations that
+interlock, and inputs that once showed a mistake. Files are named after what they are.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import struct
+
+import numpy as np
+
+from shmgpu import layout
+from shmgpu.arrays import Spec, is_array
+from shmgpu.dtypes import by_name
+from shmgpu.layout import Layout, Signature
+from shmgpu.values import encode_values, flatten
+
+CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
+ORIGIN, ARENA = 1 << 20, 1 << 16  # as in fuzz_blocks.py
+
+CALL, GROW, CANCEL, REPLY = 1, 2, 3, 4
+FRAME = struct.Struct("<QQQHBBIBBHIQQQ")
+
+
+def frame(
+    kind=CALL, function=0, params=0, sequence=1, placement=0, key=0, rows=1, flags=0
+) -> bytes:
+    return FRAME.pack(
+        function, params, sequence, 0, 0, kind, 0, 0, flags, 0, rows, key, 0, placement
+    )
+
+
+def block(args, kwargs=None, hint=None, declared=False, room=(0, 4096), place=(0, 8192)) -> bytes:
+    """A parameter block as a child would write it, its arrays at an offset of arena `place[0]`."""
+    flat = flatten((args, kwargs or {}), is_array)
+    specs = [Spec(by_name(str(a.dtype)), a.shape) for a in flat.arrays]
+    signature = Signature(Layout(bytes(flat.structure), specs), hint, declared)
+    values = encode_values(flat.values)
+    data = bytearray(layout.block_bytes(signature, values))
+    layout.write_constant(data, signature, values)
+    addresses = [ORIGIN + place[0] * ARENA + place[1] + 64 * i for i in range(len(specs))]
+    first = ORIGIN + room[0] * ARENA + 16384
+    struct.pack_into(f"<QQ{len(addresses)}Q", data, 8, first, room[1], *addresses)
+    return bytes(data)
+
+
+def zero_rows(shape) -> bytes:
+    """A block whose one array has a shape without elements, of axes that NumPy may refuse."""
+    layout_of_one = Layout(b"t\x02\0\0\0t\x01\0\0\0Ad\0\0\0\0", [Spec(by_name("float64"), shape)])
+    signature = Signature(layout_of_one, None, False)
+    data = bytearray(layout.block_bytes(signature, b""))
+    layout.write_constant(data, signature, b"")
+    struct.pack_into("<QQQ", data, 8, ORIGIN, 4096, ORIGIN)
+    return bytes(data)
+
+
+def blocks() -> dict[str, bytes]:
+    x, y = np.ones((3, 4), "f4"), np.arange(5)
+    one = Layout(b"A", [Spec(by_name("float32"), (3, 4))])
+    return {
+        "one-array": block((x,)),
+        "expected": block((x,), hint=one),
+        "declared": block((x,), hint=one, declared=True),
+        "tree": block((x, [y, {"k": (x, 1, "text", None)}]), {"key": b"bytes"}),
+        "values": block((1, 2.5, "s", b"b", None, True, 10**30, range(3), slice(1, None), 1j, ...)),
+        "no-arguments": block(()),
+        "elsewhere": block((x,), place=(1, 8192)),
+        "room-elsewhere": block((x,), room=(1, 4096)),
+        "no-room": block((x,), room=(0, 0)),
+        "over-the-end": block((x,), place=(0, ARENA - 8)),
+        "a-shape-numpy-refuses": zero_rows((0, 1 << 46, 1 << 46)),
+        "too-many-axes": zero_rows((0,) + (1,) * 64),
+    }
+
+
+def values() -> dict[str, bytes]:
+    tree = flatten(((np.ones(2), [1, {"a": 2, 3: "x"}]), {}), is_array)
+    plain = [1, 2.5, "text", b"bytes", None, True, 10**30, range(3), slice(1, None), 1j, ...]
+    plain += [np.float32(1.5), np.datetime64("2026-01-02", "ns"), np.str_("abc"), bytearray(b"x")]
+    found = Layout(b"t\x02\0\0\0AV", [Spec(by_name("float32"), (5,))])
+    described = layout.describe_result(found, encode_values(["text"]))
+    return {
+        "plain": bytes((len(plain) << 2,)) + encode_values(plain),
+        "structure": b"\x01" + bytes(tree.structure),
+        "deep": b"\x01" + b"t\x01\0\0\0" * 65 + b"A",
+        "promises-much": b"\x01l\xff\xff\xff\x7f" + b"V" * 9,
+        "a-unit-of-no-time": b"\x04n\x0edatetime64[0s]" + b"\x01" * 8,
+        "long-text": b"\x04s\xff\xff\xff\xff",
+        "result": b"\x02" + described.ljust(layout.result_bytes(described, found), b"\0"),
+    }
+
+
+def frames() -> dict[str, bytes]:
+    base, size = 0x7F0000010000, 0x10000
+    bounds = struct.pack("<QQBBQ", base, size, 2, 1, 40)
+    good = [frame(params=base), frame(params=base + size - 40), frame(GROW), frame(CANCEL)]
+    edges = [frame(params=base + size - 32), frame(params=base - 8), frame(params=base + 4)]
+    gangs = [frame(params=base, flags=2, placement=mask) for mask in (0, 1, 7, 1 << 63)]
+    return {
+        "good": bounds + b"".join(good),
+        "edges": bounds + b"".join(edges) + frame(params=2**64 - 8),
+        "gangs": bounds + b"".join(gangs),
+    }
+
+
+def tlsf() -> dict[str, bytes]:
+    def steps(*rows):
+        return b"".join(struct.pack("<BBI", *row) for row in rows)
+
+    rng = random.Random(1)
+    mixed = [(rng.randrange(8), rng.randrange(256), rng.randrange(1 << 20)) for _ in range(150)]
+    return {
+        "fill-and-free": steps(*[(0, 0, 4096)] * 70, *[(3, i, 0) for i in range(70)]),
+        "holes": steps(
+            *[(0, 0, 100 + i) for i in range(40)],
+            *[(3, i, 0) for i in range(0, 20, 2)],
+            *[(0, 0, 64)] * 9,
+        ),
+        "aligned": steps(*[(2, i, 64) for i in range(24)], *[(7, 1, 5)], *[(4, 0, 0)] * 9),
+        "resized": steps(*[(1, 0, 640)] * 9, *[(5, i, 64 * i) for i in range(30)], (6, 0, 4096)),
+        "refused": steps((0, 7, 0), (0, 7, 2**32 - 1), (6, 0, 4097), (0, 31, 0x80000000)),
+        "mixed": steps(*mixed),
+    }
+
+
+def registry() -> dict[str, bytes]:
+    def words(*numbers):
+        return struct.pack(f"<{len(numbers)}Q", *[n % 2**64 for n in numbers])
+
+    near = [
+        row * 65536 + (128 + offset) * 2 + 1 for row in range(0, 40, 3) for offset in (0, 8, -8)
+    ]
+    return {
+        "functions": words(
+            *[4096 * i for i in range(0, 60, 2)], *[0x10000000 + 4 * i for i in range(9)]
+        ),
+        "rows": words(*near),
+        "strangers": words(0, 2**64 - 2, 4096 * 3, 4098, 0x10000002),
+    }
+
+
+def dispatch() -> dict[str, bytes]:
+    """Bytes of operations, see fuzz_dispatch.c; | 128 in the second makes a turn."""
+
+    def sends(child, row=1, kind=CALL, key=7, torn=0, keep=0x1F, **more):
+        return (
+            bytes((11, child | 128)) + frame(kind, key=key, **more) + bytes((keep | row << 6, torn))
+        )
+
+    def answers(helper, number, shape=1):
+        return bytes((8, helper | 128)) + frame(REPLY, key=number) + bytes((shape,))
+
+    turn, dies, comes = b"\x04\0", b"\x02", b"\x03"
+    page = struct.pack("<BQ", 1, 1 << 16 | 1) + struct.pack("<QQIIII", 2, 0, 0, 0, 9, 0)
+    gang = bytes((11, 128)) + frame(flags=2, placement=3) + bytes((0x0F | 1 << 6, 0))
+    return {
+        "answered": b"".join(sends(c) for c in range(3)) + answers(0, 1) + answers(1, 1) + turn,
+        "batch": b"".join(sends(c, 1) for c in range(3)) * 2 + answers(0, 1) + answers(0, 2),
+        "helper-dies": sends(0) + sends(0) + sends(1) + dies + b"\0" + page + comes + b"\0" + turn,
+        "child-dies": sends(0) + b"\0\x40" + turn + b"\0\xc0" + sends(1) + answers(0, 1),
+        "gang": gang + answers(0, 1) + dies + b"\1" + page,
+        "torn": sends(0, torn=255) + turn + sends(1),
+        "ready-and-dead": dies
+        + b"\1"
+        + b"\0" * 9
+        + sends(0)
+        + dies
+        + b"\0"
+        + b"\0" * 9
+        + comes
+        + b"\1"
+        + dies
+        + b"\1"
+        + b"\0" * 9,
+        "grow": sends(0) + answers(0, 1, 0x0D) + turn + sends(0, kind=GROW, keep=0x10),
+        "children-leave-first": sends(0) + sends(1) + sends(2) + sends(0) + b"\0",
+    }
+
+
+TARGETS = {
+    "blocks": blocks, "values": values, "frame": frames, "tlsf": tlsf, "registry": registry,
+    "dispatch": dispatch,
+}  # fmt: skip
+
+
+def main() -> None:
+    for name, seeds in TARGETS.items():
+        folder = CORPUS / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for seed, data in seeds().items():
+            (folder / seed).write_bytes(data)
+            print(f"{name}/{seed}: {len(data)} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The fuzz targets on their corpora: what once was found is not found again."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import subprocess
+
+import pytest
+from c_programs import build
+
+HERE = pathlib.Path(__file__).parent
+IN_C = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.c"))
+IN_PYTHON = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.py"))
+
+
+def seeds(target: str) -> list[pathlib.Path]:
+    found = sorted((HERE / "corpus" / target).iterdir())
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("target", IN_C)
+def test_f16_a_target_in_c_holds_on_its_corpus(target):
+    done = subprocess.run(
+        [build(f"fuzz/{target}"), *seeds(target)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{len(seeds(target))} inputs\n"
+
+
+@pytest.mark.parametrize("target", IN_PYTHON)
+def test_f16_a_target_in_python_holds_on_its_corpus(target):
+    module = importlib.import_module(f"fuzz.fuzz_{target}")
+    module.set_up()
+    for seed in seeds(target):
+        module.replay(seed.read_bytes())
+
+
+def test_the_blocks_that_are_well_formed_are_served():
+    blocks = importlib.import_module("fuzz.fuzz_blocks")
+    blocks.set_up()
+    served = {}
+    for seed in seeds("blocks"):
+        before = blocks.target.calls
+        blocks.target.serve(seed.read_bytes())
+        served[seed.name] = blocks.target.calls > before
+    assert served["one-array"] and served["declared"] and served["tree"] and served["values"]
+    assert not served["elsewhere"] and not served["room-elsewhere"]
+
+
+@pytest.mark.parametrize("target", [*IN_C, *IN_PYTHON])
+def test_a_corpus_is_what_its_script_writes_and_small(target):
+    make_corpus = importlib.import_module("fuzz.make_corpus")
+    made = make_corpus.TARGETS[target]()
+    assert {seed.name: seed.read_bytes() for seed in seeds(target)} == made
+    assert sum(len(data) for data in made.values()) < 8192
