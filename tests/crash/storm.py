@@ -1,6 +1,6 @@
 """A storm: children ask, in every way there is, while helpers and children are killed at random.
 
-    python tests/crash/storm.py --seconds 120 --seed 7
+    cd tests && python -m crash.storm --seconds 120 --seed 7
 
 The same seed makes the same plan of kills and the same choices in the children; when each of them
 comes to pass is the machine's affair. Ends with one line and status 0 when every promise was kept:
@@ -31,15 +31,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-sys.path[:0] = [str(pathlib.Path(__file__).parents[up]) for up in (0, 1)]
-
 import conftest  # the leak guard's lists
-import storm_load as load
-from storm_killer import Killer, plan
-from storm_ledger import Book, Ledger
 
 import shmgpu
 from shmgpu.settings import Settings
+
+from . import storm_load as load
+from .storm_killer import Killer, plan
+from .storm_ledger import Book, Ledger
 
 LEFT_S = 5.0  # what ends by itself within that is no leak
 
@@ -50,7 +49,7 @@ class Counting(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.kinds: Counter[str] = Counter()
-        self.lines: deque[str] = deque(maxlen=2_000)
+        self.lines: deque[str] = deque(maxlen=300)
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
@@ -77,6 +76,7 @@ def never_give_up() -> None:
 
 
 def run(
+    name: str,
     seed: int,
     seconds: float,
     children: int,
@@ -96,7 +96,7 @@ def run(
     log.attach()
     never_give_up()
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
-    killer = Killer(ledger, plan(seed, children, helpers, rate), until_ns).start()
+    killer = Killer(name, ledger, plan(seed, children, helpers, rate), until_ns).start()
     stats: dict[str, Any] = {}
     results: list[Any] = []
 
@@ -200,25 +200,44 @@ def check_nothing_left(ledger: Ledger, before: conftest.Left) -> None:
 # ---- the program -------------------------------------------------------------------------------
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--seed", type=int, default=None, help="drawn and printed unless given")
+def arguments(about: str, seconds: float, rate: float) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about.split("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--seed", type=int, help="drawn and printed unless given")
     parser.add_argument("--children", type=int, default=8)
     parser.add_argument("--helpers", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=5.0, help="blows a second, in all")
-    return parser.parse_args(argv)
+    parser.add_argument("--rate", type=float, default=rate, help="blows a second, in all")
+    return parser
+
+
+def begin(name: str, options: argparse.Namespace) -> int:
+    """Say which seed it is."""
+    seed = secrets.randbelow(1 << 31) if options.seed is None else int(options.seed)
+    print(f"{name}: seed {seed}, {options.seconds:g} s", flush=True)
+    return seed
 
 
 def main() -> int:
-    options = arguments()
-    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
-    print(f"storm: seed {seed}, {options.seconds:g} s", flush=True)
+    options = arguments(__doc__, seconds=120, rate=5).parse_args()
+    return weather("storm", options, begin("storm", options))[0]
+
+
+def weather(
+    name: str, options: argparse.Namespace, seed: int, **more: Any
+) -> tuple[int, list[Any]]:
+    """Run it and check every promise: the exit status, and what the children returned."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    trace = pathlib.Path(tempfile.gettempdir(), f"storm-{seed}.trace.json")
+    trace = pathlib.Path(tempfile.gettempdir(), f"{name}-{seed}.trace.json")
     before = conftest.everything()
-    ledger, log, stats, _ = run(
-        seed, options.seconds, options.children, options.helpers, options.rate, trace
+    ledger, log, stats, results = run(
+        name,
+        seed,
+        options.seconds,
+        options.children,
+        options.helpers,
+        options.rate,
+        trace,
+        **more,
     )
     if stats:
         check_counts(ledger, log, stats, load.WINDOW)
@@ -226,30 +245,28 @@ def main() -> int:
     check_nothing_left(ledger, before)
     complaints = ledger.complaints()
     if complaints:
-        print(f"storm: seed {seed}: broken:", file=sys.stderr)
-        for line in complaints[:20]:
-            print(f"  {line}", file=sys.stderr)
         events = trace.with_suffix("").with_suffix(".log")
         events.write_text("\n".join(log.lines))
+        print(f"{name}: seed {seed}: broken:", file=sys.stderr)
+        for line in complaints[:20]:
+            print(f"  {line}", file=sys.stderr)
         print(f"Trace and log: {trace} {events}", file=sys.stderr)
-        print(f"Again: {again(options, seed)}", file=sys.stderr)
-        return 1
+        print(
+            f"Again: cd tests && python -m crash.{name} --seconds {options.seconds:g} "
+            f"--seed {seed} --children {options.children} --helpers {options.helpers} "
+            f"--rate {options.rate:g}",
+            file=sys.stderr,
+        )
+        return 1, results
     trace.unlink()
-    print(summary(seed, ledger, stats))
-    return 0
+    print(f"{name}: seed {seed}: every promise kept: {summary(ledger, stats)}", flush=True)
+    return 0, results
 
 
-def again(options: argparse.Namespace, seed: int) -> str:
-    return (
-        f"python {sys.argv[0]} --seconds {options.seconds:g} --seed {seed} "
-        f"--children {options.children} --helpers {options.helpers} --rate {options.rate:g}"
-    )
-
-
-def summary(seed: int, ledger: Ledger, stats: dict[str, Any]) -> str:
+def summary(ledger: Ledger, stats: dict[str, Any]) -> str:
     broker = stats["broker"]
     return (
-        f"storm: seed {seed}: every promise kept: {broker['submitted']:,} requests, "
+        f"{broker['submitted']:,} requests, "
         f"{broker['failed']:,} errors, {int(ledger.lost.sum())} lost with their child; "
         f"{ledger.get('kills')} kills, {ledger.get('stops')} stops, "
         f"{broker['helper_deaths']} helper deaths ({broker['helper_hangs']} hung), "

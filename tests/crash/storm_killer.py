@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storm_ledger import Ledger
-
 from shmgpu.progress import Bar
+
+from .storm_ledger import Ledger
 
 LIMIT_S = 45.0  # after the last blow: by then the storm must be over
 LET_GO_S = 20.0  # for one that was struck to be gone
@@ -60,7 +60,8 @@ def plan(seed: int, children: int, helpers: int, rate: float) -> Iterator[Blow]:
 class Killer:
     """Carries a plan out, in a process of its own."""
 
-    def __init__(self, ledger: Ledger, blows: Iterator[Blow], until_ns: int) -> None:
+    def __init__(self, name: str, ledger: Ledger, blows: Iterator[Blow], until_ns: int) -> None:
+        self._name = name
         self._ledger = ledger
         self._blows = blows
         self._until_ns = until_ns
@@ -83,7 +84,7 @@ class Killer:
     def _run(self, parent: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and so do we
         started = time.monotonic()
-        with Bar(int((self._until_ns - time.monotonic_ns()) / 1e9), "storm", "s") as bar:
+        with Bar(int((self._until_ns - time.monotonic_ns()) / 1e9), self._name, "s") as bar:
             while not self._ledger.get("go") and not self._is_over(parent):
                 time.sleep(0.01)
             for blow in self._blows:

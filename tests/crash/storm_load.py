@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import storm_ledger as ledgers
-from storm_ledger import CANCELLED, DIED, RAISED, REFUSED, RESULT, TIMED_OUT, Book, Ledger
 
 import shmgpu
 from shmgpu import core, runtime
+
+from . import storm_ledger as ledgers
+from .storm_ledger import CANCELLED, DIED, RAISED, REFUSED, RESULT, TIMED_OUT, Book, Ledger
 
 PATIENCE_S = 20.0  # for anything that must come by itself
 WINDOW = 32
@@ -39,7 +40,9 @@ ARENA_BYTES = 6 << 20
 BIG_WORDS = 32768  # 256 KiB
 POOLS = ("near", "far")
 
-ledger: Ledger  # set before the launch; every role inherits it
+ledger: Ledger = None  # type: ignore[assignment]  # set before the launch; every role inherits it
+touches_arenas = False  # whether a helper takes every page of every arena at its start
+hang_share = 0.08  # of the calls that may hang
 
 
 # ---- what helpers run --------------------------------------------------------------------------
@@ -58,6 +61,9 @@ def session(helper: Any) -> None:
     """Slow now and then, so that a helper is killed while it makes its session, too."""
     ledger.helper_pid[helper.id] = os.getpid()
     faulthandler.register(signal.SIGUSR1)
+    for child in range(ledger.children if touches_arenas else 0):
+        arena = np.frombuffer(core.window_on(core.arena_base(child), core.arena_bytes()), "u1")
+        arena[::4096].max()
     time.sleep(random.choice((0, 0, 0.03)))
 
 
@@ -535,7 +541,7 @@ def memory(caller: Caller) -> None:
 
 
 def hang(caller: Caller) -> None:
-    caller.ask(hanging, second=1 if caller.random.random() < 0.08 else 0)
+    caller.ask(hanging, second=int(caller.random.random() < hang_share))
 
 
 MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often, what
