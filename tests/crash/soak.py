@@ -71,12 +71,12 @@ GAUGES = {
 
 
 def role_figures(pid: int) -> Sample | None:
-    """Proportional memory, descriptors and threads of a process; None when it has gone."""
+    """Resident memory in MiB, descriptors and threads of a process; None when it has gone."""
     try:
         rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         return {
-            "memory": int(re.search(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)[1]) / 1024,
+            "memory": int(re.search(r"^Rss:\s+(\d+)", rollup, re.MULTILINE)[1]) / 1024,
             "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
             "threads": int(re.search(r"^Threads:\s+(\d+)", status, re.MULTILINE)[1]),
         }

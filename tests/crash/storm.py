@@ -24,6 +24,7 @@ import os
 import pathlib
 import resource
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -95,6 +96,8 @@ def run(
     log = Counting()
     log.attach()
     never_give_up()
+    # The killer's last means, which may come when the launch has just ended.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
     killer = Killer(name, ledger, plan(seed, children, helpers, rate), until_ns).start()
     stats: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from shmgpu.progress import Bar
 from .storm_ledger import Ledger
 
 LIMIT_S = 45.0  # after the last blow: by then the storm must be over
+TOGETHER = 0.4  # share of the blows
 LET_GO_S = 20.0  # for one that was struck to be gone
 
 # What may strike whom, and how often. SIGSTOP is followed by SIGCONT.
@@ -43,13 +44,17 @@ class Blow:
 
 
 def plan(seed: int, children: int, helpers: int, rate: float) -> Iterator[Blow]:
-    """Blows without end, ``rate`` a second; the same for the same arguments."""
+    """Blows without end, ``rate`` a second; the same for the same arguments.
+
+    Some come in the same instant as the one before: a child and the helper that serves it, say.
+    """
     choose = random.Random(f"{seed}/killer")
     while True:
+        together = choose.random() < TOGETHER
         role = choose.choice(("helper", "child"))
         actions = ACTIONS[role]
         yield Blow(
-            choose.expovariate(rate),
+            0.0 if together else choose.expovariate(rate * (1 - TOGETHER)),
             role,
             choose.randrange(helpers if role == "helper" else children),
             choose.choices(list(actions), list(actions.values()))[0],
@@ -175,8 +180,8 @@ class Killer:
                     except ProcessLookupError:
                         pass
                     time.sleep(0.1)  # so that stacks do not mix
-                while not self._ledger.get("over") and os.getppid() == parent:
-                    os.kill(parent, signal.SIGTERM)  # the second one ends all at once
+                for _ in range(2):  # the second one ends all at once
+                    os.kill(parent, signal.SIGTERM)
                     time.sleep(1.0)
                 return
             time.sleep(0.02)

@@ -233,6 +233,11 @@ class Caller:
             judge(None, error)
             return None
 
+    def ask_bound(self, function: Any, helper: int, priority: int = 0) -> None:
+        """As ask, of one helper, in front of or behind other calls."""
+        bound = function.options(helpers=[helper], priority=priority)
+        self.ask(function, lambda judge, *args: self.attempt(judge, bound, *args))
+
     def attempt(self, judge: Callable[..., None], function: Any, *args: Any) -> None:
         try:
             result = function(*args)
@@ -307,6 +312,8 @@ class Caller:
                 self.ask(one.function, rows=2)
             else:
                 self.ask(one.function, second=0)
+        for helper in range(ledger.helpers):  # each of them serves, too
+            self.ask_bound(declared if helper == ledger.helpers - 1 else plain, helper)
         for outcome, count in (self.book.outcomes - before).items():
             if outcome not in (RESULT, RAISED):
                 self.complain(
@@ -523,8 +530,7 @@ def placed(caller: Caller) -> None:
     """Bound to one helper, which may be dead; before or behind others."""
     for _ in range(4):
         near = caller.random.randrange(max(1, ledger.helpers - 1))
-        bound = plain.options(helpers=[near], priority=caller.random.randrange(4))
-        caller.ask(plain, lambda judge, *args: caller.attempt(judge, bound, *args))  # noqa: B023
+        caller.ask_bound(plain, near, caller.random.randrange(4))
 
 
 def memory(caller: Caller) -> None:
