@@ -6,6 +6,8 @@ SAN ?=
 FAULTS ?=
 T ?=
 V ?=
+SEED ?=
+TIME ?=
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -42,7 +44,7 @@ locked = $(call step,$(1),flock -o build/lock $(2))
 .PHONY: help
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
-	@echo "Variables: PYTHON=python3 VENV=.venv CC=cc SAN=address,undefined|thread FAULTS=1 T='pytest or C test names' V=1"
+	@echo "Variables: PYTHON=python3 VENV=.venv CC=cc SAN=address,undefined|thread FAULTS=1 T='pytest or C test names' V=1 SEED=7 TIME=120"
 
 # ---- set-up ------------------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VEN
 
 # ---- what people ask for -----------------------------------------------------------------
 
-.PHONY: setup demo test faults mutants check bench example
+.PHONY: setup demo test storm soak faults mutants check bench example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
@@ -116,6 +118,14 @@ test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k aren
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
 	@$(PY) tests/mutants $(T)
+
+weather = cd tests && "$(abspath $(PY))" -m crash.$(1) --seconds $(or $(TIME),$(2)) $(if $(SEED),--seed $(SEED))
+
+storm: $(VENV)/.stamp-dev $(CORE) ## two minutes of random kills under load (SEED=7 TIME=120)
+	@$(call weather,storm,120)
+
+soak: $(VENV)/.stamp-dev $(CORE) ## half an hour: memory, descriptors, p99 must be flat (SEED=7 TIME=1800)
+	@$(call weather,soak,1800) --out "$(CURDIR)/build/soak"
 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)

@@ -75,6 +75,13 @@ struct shmi_dispatch {
 
 /* ---- replies ---- */
 
+/* Every call counted as submitted comes to be counted either as answered (its outcome is on its
+ * way to its child, who may read it or die first) or as dropped (its child died before). */
+static void count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls) {
+  d->board->broker->dropped += calls;
+  d->board->child_stats[slot].dropped += calls;
+}
+
 /* Request `number` is over with this outcome: enter its trace, make it its own reply, and queue
  * that for its child. The child may be gone, then it is dropped. */
 static void answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
@@ -102,8 +109,7 @@ static void answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t val
     shmi_board_trace(&life);
   }
   if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {
-    broker->dropped++;
-    stats->dropped++;
+    count_dropped(d, r->frame.slot, 1);
     shmi_schedule_free(d->schedule, number);
     return;
   }
@@ -144,9 +150,13 @@ static void answer_plain(shmi_dispatch_t *d, uint32_t number, int status) {
 static void forget_replies(shmi_dispatch_t *d, child_t *child) {
   while (child->replies_head != SHMI_NONE) {
     uint32_t number = child->replies_head;
-    child->replies_head = shmi_schedule_request(d->schedule, number)->next;
+    const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+    child->replies_head = r->next;
+    /* The others were counted as answered when their replies were made. */
+    if (r->frame.status == shmi_status_to_wire(SHM_ENEEDS_SPACE)) {
+      count_dropped(d, (int)(child - d->children), 1);
+    }
     shmi_schedule_free(d->schedule, number);
-    d->board->broker->dropped++;
   }
 }
 
@@ -224,6 +234,7 @@ static void put_out(shmi_dispatch_t *d, helper_t *helper, uint32_t number, int m
   d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
   if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[slot].in_flight++;
   uint64_t delivery = ++helper->deliveries;
+  d->board->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
   shmi_frame_t *frame = &helper->out[helper->out_count++];
@@ -507,6 +518,7 @@ static void forget_delivery(shmi_dispatch_t *d, helper_t *helper, uint64_t deliv
   const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
   if (frame->kind != SHMI_FRAME_CLEAR) released(d, frame->slot);
   *number = SHMI_NONE;
+  d->board->broker->in_flight--;
   helper->in_flight--;
   while (helper->in_flight > 0 &&
          helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
@@ -543,7 +555,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
                    uint32_t started, uint32_t finished) {
   helper_t *helper = &d->helpers[h];
   uint32_t number = in_flight_at(helper, delivery);
-  if (number == SHMI_NONE) {
+  if (number == SHMI_NONE) { /* stale: nobody's any more */
     d->board->broker->dropped++;
     return;
   }
@@ -705,7 +717,7 @@ static void drop_grows(shmi_dispatch_t *d, int slot) {
       uint32_t next = r->next;
       r->next = SHMI_NONE;
       if (r->frame.slot == slot) {
-        d->board->broker->dropped++;
+        count_dropped(d, slot, 1);
         shmi_schedule_free(d->schedule, number);
       } else {
         wait_to_grow(d, h, number);
@@ -727,10 +739,12 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   drop_grows(d, slot);
   uint32_t number;
   while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
-    d->board->broker->dropped++;
+    count_dropped(d, slot, 1);
     shmi_schedule_free(d->schedule, number);
   }
   forget_replies(d, child);
+  count_dropped(d, slot, child->parked); /* told to make room, which it will not do any more */
+  child->parked = 0;
   shmi_descriptor_close(&child->reply_fd);
   d->board->child_stats[slot].state = SHOWN_QUARANTINED;
   d->board->child_stats[slot].pid = 0;

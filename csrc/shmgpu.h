@@ -391,7 +391,7 @@ typedef struct shm_child_stats {
   uint64_t submitted;          /* calls seen by the dispatcher */
   uint64_t answered;
   uint64_t failed;             /* answered with a status other than SHM_OK */
-  uint64_t dropped;            /* replies that found no such generation */
+  uint64_t dropped;            /* whose child died before they were answered */
   uint64_t protocol_errors;
   uint64_t restarts;           /* how often its main was run anew */
   uint64_t arena_used_bytes;   /* last reported by the child */
@@ -423,7 +423,7 @@ typedef struct shm_broker_stats {
   uint64_t requeued;           /* calls taken back from a dead helper */
   uint64_t cancelled;
   uint64_t expired;            /* deadline passed while queued */
-  uint64_t dropped;            /* stale replies */
+  uint64_t dropped;            /* calls whose child died first; and stale replies */
   uint64_t protocol_errors;
   uint64_t helper_deaths;
   uint64_t helper_respawns;

@@ -1,0 +1,568 @@
+"""What the children of a storm ask, in every way there is to ask, and how they judge the answers.
+
+KINDS is the table of functions, MIXES that of the ways. Every array carries its request's token in
+its first word, so that a helper can note whose request it executes, and every result is compared
+bit for bit with what this child computes itself. Which error is fair depends on the kind; any other
+is a complaint in the ledger.
+
+Owns the load of one child, from its first look at a zero arena to its last calm round.
+Kills nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import faulthandler
+import functools
+import gc
+import os
+import pathlib
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import shmgpu
+from shmgpu import core, runtime
+
+from . import storm_ledger as ledgers
+from .storm_ledger import CANCELLED, DIED, RAISED, REFUSED, RESULT, TIMED_OUT, Book, Ledger
+
+PATIENCE_S = 20.0  # for anything that must come by itself
+WINDOW = 32
+ARENA_BYTES = 6 << 20
+BIG_WORDS = 32768  # 256 KiB
+POOLS = ("near", "far")
+
+ledger: Ledger = None  # type: ignore[assignment]  # set before the launch; every role inherits it
+touches_arenas = False  # whether a helper takes every page of every arena at its start
+hang_share = 0.08  # of the calls that may hang
+
+
+# ---- what helpers run --------------------------------------------------------------------------
+
+
+def answer(x: np.ndarray) -> np.ndarray:
+    """What every function makes of its words."""
+    return (x ^ (x >> np.uint64(7))) * np.uint64(0x9E3779B97F4A7C15)
+
+
+def begun(helper: Any, x: np.ndarray) -> None:
+    ledger.note_execution(helper.id, int(x.flat[0]))
+
+
+def session(helper: Any) -> None:
+    """Slow now and then, so that a helper is killed while it makes its session, too."""
+    ledger.helper_pid[helper.id] = os.getpid()
+    faulthandler.register(signal.SIGUSR1)
+    for child in range(ledger.children if touches_arenas else 0):
+        arena = np.frombuffer(core.window_on(core.arena_base(child), core.arena_bytes()), "u1")
+        arena[::4096].max()
+    time.sleep(random.choice((0, 0, 0.03)))
+
+
+@shmgpu.function(arrays="numpy", pool="near")
+def plain(helper, x):
+    begun(helper, x)
+    return answer(x)
+
+
+@shmgpu.function(arrays="numpy", pool="near", idempotent=True)
+def repeatable(helper, x):
+    begun(helper, x)
+    if x.size > 1 and x[1] % np.uint64(32) == 0:  # long enough to be killed over
+        time.sleep(0.03)
+    return answer(x)
+
+
+@shmgpu.function(arrays="numpy", pool="near", batch=shmgpu.Batch(max_size=16))
+def joined(helper, rows):
+    for row in rows:
+        if row[0]:  # the first row of each call carries its token
+            begun(helper, row)
+    return answer(rows)
+
+
+@shmgpu.function(
+    arrays="numpy",
+    pool="near",
+    idempotent=True,
+    batch=shmgpu.Batch(max_size=16, max_delay=0.002),
+)
+def gathered(helper, rows):
+    for row in rows:
+        if row[0]:
+            begun(helper, row)
+    return answer(rows)
+
+
+@shmgpu.function(arrays="numpy", pool="far")
+def grown(helper, x, words):
+    begun(helper, x)
+    return answer(np.resize(x, words))
+
+
+@shmgpu.function(arrays="numpy", pool="far", out=lambda x: shmgpu.Declared(x.shape, x.dtype))
+def declared(helper, x):
+    begun(helper, x)
+    helper.out[...] = answer(x)
+
+
+@shmgpu.function(arrays="numpy", pool="far")
+def raising(helper, x):
+    begun(helper, x)
+    raise ValueError(f"token {int(x[0])}")
+
+
+@shmgpu.function(arrays="numpy", pool="near")
+def slow(helper, x):
+    begun(helper, x)
+    time.sleep(float(x[1] % np.uint64(8)) / 1000)
+    return answer(x)
+
+
+@shmgpu.function(arrays="numpy", pool="near", hang_after=0.3)
+def hanging(helper, x):
+    begun(helper, x)
+    if x[1] == 1:
+        time.sleep(PATIENCE_S)
+    return answer(x)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A function, and the ways in which a call of it may fairly end."""
+
+    function: Any
+    fair: frozenset[int]
+    idempotent: bool = False
+
+
+def kind(function: Any, *more: int) -> Kind:
+    return Kind(function, frozenset((RESULT, DIED, *more)), function.idempotent)
+
+
+KINDS = (
+    kind(plain, CANCELLED, TIMED_OUT),
+    kind(repeatable),
+    kind(joined, CANCELLED),
+    kind(gathered, TIMED_OUT),
+    kind(grown, REFUSED),
+    kind(declared, REFUSED),
+    Kind(raising, frozenset((RAISED, DIED))),
+    kind(slow, CANCELLED, TIMED_OUT),
+    kind(hanging),
+)
+NUMBER = {one.function: number for number, one in enumerate(KINDS)}
+IDEMPOTENT = [one.idempotent for one in KINDS]
+
+ENDS: dict[type[BaseException], int] = {
+    shmgpu.HelperDied: DIED,
+    shmgpu.RemoteError: RAISED,
+    shmgpu.CallTimeout: TIMED_OUT,
+    TimeoutError: TIMED_OUT,
+    asyncio.TimeoutError: TIMED_OUT,
+    concurrent.futures.CancelledError: CANCELLED,
+    asyncio.CancelledError: CANCELLED,
+    shmgpu.ArenaFull: REFUSED,
+}
+
+
+# ---- one child ---------------------------------------------------------------------------------
+
+
+class Caller:
+    """One child's life: its book, its random choices, and how a request is made and judged."""
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self.rank = rank
+        self.book = Book(ledger, rank, IDEMPOTENT)
+        self.stats = core.child_stats(rank)
+        self.random = random.Random(f"{seed}/child/{rank}/{self.stats['generation']}")
+        self.sent = CountedWire(runtime.require_port().wire)
+        self.fill = np.arange(BIG_WORDS, dtype="uint64")
+
+    def complain(self, text: str) -> None:
+        ledger.complain(f"child {self.rank} (pid {os.getpid()}): {text}")
+
+    # -- one request --
+
+    def array(self, token: int, words: int = 8, in_arena: bool = True) -> np.ndarray:
+        x = shmgpu.arena.empty(words, "uint64") if in_arena else np.empty(words, "uint64")
+        np.add(self.fill[:words], np.uint64(token & 0xFFFF), out=x)
+        x[0] = token
+        return x
+
+    def ask(
+        self,
+        function: Any,
+        send: Callable[..., Any] | None = None,
+        words: int = 8,
+        rows: int = 0,
+        in_arena: bool = True,
+        second: int | None = None,
+        words_out: int = 0,
+    ) -> Any:
+        """Begin a request and send it with ``send`` (None: call and wait); what that returned."""
+        token = self.book.begin(NUMBER[function])
+        try:
+            x = self.array(token, words * max(rows, 1), in_arena)
+        except shmgpu.ArenaFull:
+            self.book.end(token, REFUSED)
+            return None
+        if second is not None:
+            x[1] = second
+        if rows:
+            x = x.reshape(rows, words)
+            x[1:, 0] = 0
+        expected = answer(np.resize(x, words_out) if words_out else x)
+        args = (x, words_out) if words_out else (x,)
+        judge = functools.partial(self.judge, function, token, expected)
+        if send is None:
+            self.attempt(judge, function, *args)
+            return None
+        try:
+            return send(judge, *args)
+        except Exception as error:
+            judge(None, error)
+            return None
+
+    def ask_bound(self, function: Any, helper: int, priority: int = 0) -> None:
+        """As ask, of one helper, in front of or behind other calls."""
+        bound = function.options(helpers=[helper], priority=priority)
+        self.ask(function, lambda judge, *args: self.attempt(judge, bound, *args))
+
+    def attempt(self, judge: Callable[..., None], function: Any, *args: Any) -> None:
+        try:
+            result = function(*args)
+        except Exception as error:
+            judge(None, error)
+        else:
+            judge(result, None)
+
+    def submit(self, function: Any, settings: Any = None, **how: Any) -> Any:
+        """As ask, with a future that is judged when it is done, by whoever reads its reply."""
+        target = settings or function
+
+        def send(judge: Callable[..., None], *args: Any) -> Any:
+            future = target.submit(*args)
+            future.add_done_callback(functools.partial(self.judge_future, judge))
+            return future
+
+        return self.ask(function, send, **how)
+
+    def judge_future(self, judge: Callable[..., None], future: Any) -> None:
+        try:
+            if future.cancelled():
+                judge(None, concurrent.futures.CancelledError())
+            elif future.exception() is not None:
+                judge(None, future.exception())
+            else:
+                judge(future.result(), None)
+        except Exception as error:  # a future swallows what its callbacks raise
+            self.complain(f"judging a future: {type(error).__name__}: {error}")
+
+    def judge(
+        self, function: Any, token: int, expected: Any, result: Any, error: BaseException | None
+    ) -> None:
+        """The request ended with that: is it fair, and right?"""
+        fair = KINDS[NUMBER[function]].fair
+        outcome = RESULT if error is None else ENDS.get(type(error), ledgers.OPEN)
+        number = token & 0xFFFFFFFF
+        if outcome not in fair:
+            text = f"{type(error).__name__}: {error}" if error else "a result"
+            self.complain(f"request {number} of {function.name} ended with {text}")
+        elif outcome == RESULT and not (
+            result.dtype == expected.dtype and np.array_equal(result, expected)
+        ):
+            self.complain(f"request {number} of {function.name} has a wrong result")
+        elif outcome == RAISED and f"token {token}" not in str(error):
+            self.complain(f"request {number} of {function.name} got another's error: {error}")
+        self.book.end(token, outcome)
+
+    def gather(self, futures: list[Any]) -> None:
+        waiting = [future for future in futures if future is not None]
+        _, late = concurrent.futures.wait(waiting, PATIENCE_S)
+        if late:
+            self.complain(f"{len(late)} futures did not end within {PATIENCE_S:g} s")
+
+    # -- its life --
+
+    def storm(self, until_ns: int, pause_s: float) -> None:
+        """Ask, in ways chosen at random, until it is time."""
+        names = [name for name, weight in MIXES.items() for _ in range(weight[0])]
+        while time.monotonic_ns() < until_ns and not ledger.get("complaints"):
+            MIXES[self.random.choice(names)][1](self)
+            if pause_s:
+                time.sleep(pause_s * self.random.uniform(0.5, 1.5))
+
+    def calm_round(self) -> None:
+        """Nobody is killed any more: now every call must succeed."""
+        before = self.book.outcomes.copy()
+        for one in KINDS:
+            if one.function is grown:
+                self.ask(grown, words_out=100 + self.rank)
+            elif one.function in (joined, gathered):
+                self.ask(one.function, rows=2)
+            else:
+                self.ask(one.function, second=0)
+        for helper in range(ledger.helpers):  # each of them serves, too
+            self.ask_bound(declared if helper == ledger.helpers - 1 else plain, helper)
+        for outcome, count in (self.book.outcomes - before).items():
+            if outcome not in (RESULT, RAISED):
+                self.complain(
+                    f"{count} calls after the storm ended with: {ledgers.OUTCOMES[outcome]}"
+                )
+
+    def settle_accounts(self) -> None:
+        """Everything has ended: the dispatcher's counts and this child's must agree."""
+        port = runtime.require_port()
+        until(lambda: port.poll() == 0 and core.port_outstanding() == 0, self, "late replies")
+        now = core.child_stats(self.rank)
+        grown_by = {name: now[name] - self.stats[name] for name in now if type(now[name]) is int}
+        sent = grown_by["submitted"]
+        certain = sum(self.book.outcomes[one] for one in (RESULT, RAISED, DIED))
+        possible = certain + sum(self.book.outcomes[one] for one in (TIMED_OUT, CANCELLED, REFUSED))
+        claims = {
+            "every call that the dispatcher saw is answered": grown_by["answered"] == sent,
+            "nothing of this child was dropped": grown_by["dropped"] == 0,
+            "the dispatcher saw as many calls as the ledger": certain <= sent <= possible,
+            "a frame was sent for each call, grow and cancel": 0
+            <= grown_by["frames_sent"] - sent - self.sent.grows
+            <= self.sent.cancels + self.sent.abandons,
+            "a frame was received for each answer and each grow": 0
+            <= grown_by["frames_received"] - grown_by["answered"] - self.sent.grows
+            <= self.sent.abandons,
+            "no request is open": not self.book.unfinished(),
+        }
+        for claim, holds in claims.items():
+            if not holds:
+                self.complain(
+                    f"not so: {claim}; {grown_by}, {dict(self.book.outcomes)}, {vars(self.sent)}"
+                )
+        self.book.check_all()
+        port.forget()
+        gc.collect()
+        left = shmgpu.arena.stats()
+        if left["live_blocks"]:
+            self.complain(f"{left['live_blocks']} blocks of the arena were never given back")
+
+
+class CountedWire:
+    """How many frames other than calls this child sent."""
+
+    def __init__(self, wire: Any) -> None:
+        self.grows = self.cancels = self.abandons = 0
+        for name in ("grow", "cancel", "abandon"):
+            setattr(wire, name, self._counted(f"{name}s", getattr(wire, name)))
+
+    def _counted(self, name: str, send: Callable[..., int]) -> Callable[..., int]:
+        def counted(*args: int) -> int:
+            setattr(self, name, getattr(self, name) + 1)
+            return send(*args)
+
+        return counted
+
+
+def until(condition: Callable[[], Any], caller: Caller, what: str) -> None:
+    """Wait for it; a complaint when it does not come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            caller.complain(f"waited {PATIENCE_S:g} s for {what}")
+            return
+        time.sleep(0.005)
+
+
+def is_serving(helper: int) -> bool:
+    """Whether the broker calls it ready, and it is not dead already."""
+    stats = core.helper_stats(helper)
+    try:
+        text = pathlib.Path(f"/proc/{stats['pid']}/stat").read_text()
+    except OSError:
+        return False
+    return stats["state"] == 2 and text[text.rindex(")") + 2] not in "ZXT"
+
+
+def main(rank: int, seed: int, until_ns: int, pause_s: float = 0.0) -> dict[str, int]:
+    """A child of the storm: its requests by outcome."""
+    ledger.child_pid[rank] = os.getpid()
+    ledger.quiet[rank] = 0
+    faulthandler.register(signal.SIGUSR1)
+    caller = Caller(rank, seed)
+    caller.book.inherit(2 * WINDOW + 8)
+    room = shmgpu.arena.empty(shmgpu.arena.stats()["largest_free_bytes"], "uint8")
+    if room.any():
+        caller.complain("the arena was not zero at the start")
+    del room
+    ledger.set("go", 1)
+    caller.storm(until_ns, pause_s)
+    until(lambda: ledger.get("calm"), caller, "the killer to end")
+    ledger.quiet[rank] = 1
+    until(ledger.quiet.all, caller, "the other children's last requests")
+    helpers = range(ledger.helpers)
+    until(lambda: all(map(is_serving, helpers)), caller, "every helper to be replaced")
+    caller.calm_round()
+    caller.settle_accounts()
+    return {ledgers.OUTCOMES[outcome]: count for outcome, count in caller.book.outcomes.items()}
+
+
+# ---- the ways to ask ---------------------------------------------------------------------------
+
+
+def one_by_one(caller: Caller) -> None:
+    function = caller.random.choice((plain, repeatable))
+    for _ in range(20):
+        caller.ask(function)
+
+
+def from_elsewhere(caller: Caller) -> None:
+    """Arrays that do not lie in the arena."""
+    for _ in range(5):
+        caller.ask(plain, in_arena=False, words=caller.random.choice((1, 8, 500)))
+
+
+def big(caller: Caller) -> None:
+    caller.ask(caller.random.choice((plain, repeatable, declared)), words=BIG_WORDS)
+
+
+def grows(caller: Caller) -> None:
+    """Results that are larger, mostly, than those before them."""
+    for _ in range(3):
+        caller.ask(grown, words_out=caller.random.choice((1, 100, 5_000, BIG_WORDS)))
+    sizes = [caller.random.choice((10, 1_000, 20_000)) for _ in range(6)]
+    caller.gather([caller.submit(grown, words_out=size) for size in sizes])
+
+
+def full_window(caller: Caller) -> None:
+    """Twice what the window holds, of everything that is short."""
+    functions = caller.random.choices((plain, repeatable, joined, declared), k=2 * WINDOW)
+    caller.gather(
+        [caller.submit(one, rows=caller.random.randint(1, 3) if one is joined else 0)
+         for one in functions]
+    )  # fmt: skip
+
+
+def in_batches(caller: Caller) -> None:
+    function = caller.random.choice((joined, gathered))
+    caller.gather([caller.submit(function, rows=caller.random.randint(1, 5)) for _ in range(16)])
+
+
+def errors(caller: Caller) -> None:
+    caller.ask(raising)
+    caller.gather([caller.submit(raising) for _ in range(5)])
+
+
+def deadlines(caller: Caller) -> None:
+    """Some pass while the call is queued, some while it runs, some not at all."""
+    hasty = slow.options(timeout=caller.random.choice((0.0005, 0.003, 0.02)))
+    caller.ask(slow, lambda judge, *args: caller.attempt(judge, hasty, *args))
+    futures = [caller.submit(slow, hasty) for _ in range(4)]
+    futures += [caller.submit(plain, plain.options(timeout=0.001, priority=2)) for _ in range(4)]
+    futures += [caller.submit(gathered, gathered.options(timeout=0.002), rows=2)]
+    caller.gather(futures)
+
+
+def second_thoughts(caller: Caller) -> None:
+    """Cancelled at once, or when a helper may have begun."""
+    futures = [caller.submit(caller.random.choice((slow, plain))) for _ in range(8)]
+    futures += [caller.submit(joined, rows=2) for _ in range(4)]
+    caller.random.shuffle(futures)
+    for future in futures[:4]:
+        future.cancel()
+    time.sleep(caller.random.uniform(0, 0.005))
+    for future in futures[4:8]:
+        future.cancel()
+    caller.gather(futures)
+
+
+def by_threads(caller: Caller) -> None:
+    def work(function: Any) -> None:
+        for _ in range(5):
+            caller.ask(function)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in (plain, declared, slow)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def in_a_loop(caller: Caller) -> None:
+    """Tasks of asyncio, some of them cancelled."""
+
+    async def one(function: Any, seconds: float | None = None) -> None:
+        requests: list[Any] = []
+        judges: list[Any] = []
+
+        def send(judge: Callable[..., None], *args: Any) -> None:
+            judges.append(judge)
+            requests.append(function.aio(*args))
+
+        caller.ask(function, send)
+        if not requests:
+            return
+        try:
+            result = await asyncio.wait_for(requests[0], seconds)
+        except (Exception, asyncio.CancelledError) as error:
+            judges[0](None, error)
+        else:
+            judges[0](result, None)
+
+    async def several() -> None:
+        tasks = [asyncio.ensure_future(one(plain)) for _ in range(8)]
+        tasks += [asyncio.ensure_future(one(slow, 0.004)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in tasks[:2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(several())
+
+
+def placed(caller: Caller) -> None:
+    """Bound to one helper, which may be dead; before or behind others."""
+    for _ in range(4):
+        near = caller.random.randrange(max(1, ledger.helpers - 1))
+        caller.ask_bound(plain, near, caller.random.randrange(4))
+
+
+def memory(caller: Caller) -> None:
+    """Arrays of one's own beside all this: nobody else writes to them."""
+    kept = []
+    for _ in range(10):
+        x = shmgpu.arena.empty(caller.random.choice((1, 64, 5_000)), "uint64")
+        x[...] = caller.random.getrandbits(63)
+        kept.append((x, int(x[0])))
+        caller.ask(plain)
+    for x, value in kept:
+        if (x != value).any():
+            caller.complain("an array of this child's own was written to")
+
+
+def hang(caller: Caller) -> None:
+    caller.ask(hanging, second=int(caller.random.random() < hang_share))
+
+
+MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often, what
+    "one by one": (4, one_by_one),
+    "from elsewhere": (2, from_elsewhere),
+    "big": (2, big),
+    "grows": (2, grows),
+    "full window": (3, full_window),
+    "in batches": (3, in_batches),
+    "errors": (1, errors),
+    "deadlines": (2, deadlines),
+    "second thoughts": (2, second_thoughts),
+    "by threads": (1, by_threads),
+    "in a loop": (2, in_a_loop),
+    "placed": (2, placed),
+    "memory": (1, memory),
+    "hang": (1, hang),
+}
