@@ -13,7 +13,7 @@ def rows() -> set[str]:
     return set(re.findall(r"^\| (F\d\d) \|", page, re.MULTILINE))
 
 
-def tested() -> set[str]:
+def covered() -> set[str]:
     found = set()
     for room in ("crash", "hostile"):
         for path in (TESTS / room).rglob("test_*.py"):
@@ -27,4 +27,4 @@ def test_rows_are_numbered_without_a_gap():
 
 
 def test_every_row_has_a_test_and_every_test_a_row():
-    assert tested() == rows()
+    assert covered() == rows()
