@@ -28,9 +28,11 @@ PROCESSES = "tests/crash/test_processes.py::"
 START = "tests/crash/test_start.py::"
 WAITING = "tests/crash/test_waiting.py::"
 DEVICE_FAILURES = "tests/crash/test_device_failures.py::"
-
 CHILDREN = "tests/crash/test_children.py::"
 ENDINGS = "tests/crash/test_endings.py::"
+STORM = "tests/crash/test_storm.py::"
+HOSTILE = "tests/hostile/test_children.py::"
+IN_C = "tests/hostile/test_in_c.py::"
 
 MUTANTS = [
     Mutant(
@@ -328,6 +330,144 @@ MUTANTS = [
         "if (0) {",
         HELPER_DEATHS + "test_f36_a_reply_that_died_with_its_helper_is_answered_exactly_once",
     ),
+    Mutant(
+        "F07",
+        "csrc/dispatch.c",
+        "    d->children[slot].state = SHMI_PEER_OFFENDED;\n    d->flags |= SHMI_TURN_OFFENDED;",
+        "    (void)0;",
+        HOSTILE
+        + "test_f07_random_frames_end_the_child_that_sent_them_and_leave_the_others_results",
+    ),
+    Mutant(
+        "F07",
+        "csrc/dispatch.c",
+        "  if (child->outstanding >= d->config.window) {",
+        "  if (0) {",
+        IN_C + "test_f07_a_flood_beyond_the_window_ends_the_child_that_floods_and_nobody_else",
+    ),
+    Mutant(
+        "F07",
+        "csrc/schedule.c",
+        "if (++ring->turns < s->weights[child]) return;",
+        "if (++ring->turns < 1000000) return;",
+        IN_C + "test_f07_full_windows_of_others_let_a_lone_call_pass_in_its_turn",
+    ),
+    Mutant(
+        "F08",
+        "csrc/dispatch.c",
+        "else child->outstanding--;",
+        "else if (0) child->outstanding--;",
+        HOSTILE + "test_f08_a_child_that_never_reads_its_replies_holds_nobody_up_and_is_not_ended",
+    ),
+    Mutant(
+        "F09",
+        "shmgpu/memory.py",
+        "if not 0 < size < 1 << 63:",
+        "if False:",
+        HOSTILE
+        + "test_f09_an_array_that_cannot_be_had_says_what_was_asked_what_is_free_and_what_would_fit",
+    ),
+    Mutant(
+        "F10",
+        "csrc/tlsf.c",
+        "  if (offset & (SHMI_TLSF_GRANULE - 1)) return false;\n",
+        "",
+        HOSTILE + "test_f10_a_block_is_freed_once_by_its_own_address_and_by_nothing_else",
+    ),
+    Mutant(
+        "F11",
+        "shmgpu/batches.py",
+        "rows[index] + more <= limit and _goes_with(group[0][1], entry)",
+        "_goes_with(group[0][1], entry) or True",
+        HOSTILE + "test_f11_a_call_with_anothers_batch_key_does_not_spoil_the_others_batch",
+    ),
+    Mutant(
+        "F11",
+        "shmgpu/desk.py",
+        "        self._drop(key)  # a child may give two calls one number\n",
+        "",
+        HOSTILE + "test_f11_two_calls_under_one_number_do_not_use_up_the_place_of_parked_results",
+    ),
+    Mutant(
+        "F12",
+        "csrc/registry.c",
+        "return table->by_address[slot] != 0 ? &table->rows[table->by_address[slot] - 1] : NULL;",
+        "return &table->rows[table->by_address[slot] != 0 ? table->by_address[slot] - 1 : 0];",
+        HOSTILE + "test_f12_an_address_that_is_no_functions_row_is_never_called",
+    ),
+    Mutant(
+        "F13",
+        "csrc/dispatch.c",
+        "else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);",
+        "else status = SHM_OK;",
+        HOSTILE + "test_f13_parameters_that_are_not_a_block_of_ones_own_arena_are_refused",
+    ),
+    Mutant(
+        "F14",
+        "shmgpu/desk.py",
+        "if not first <= address <= end - spec.nbytes:",
+        "if not self.origin <= address:",
+        HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
+    ),
+    Mutant(
+        "F14",
+        "shmgpu/desk.py",
+        "if not (first <= address <= end and size <= end - address):",
+        "if address < self.origin:",
+        HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
+    ),
+    Mutant(
+        "F15",
+        "csrc/desk.c",
+        "!shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address, "
+        "*bytes)) {",
+        "0) {",
+        IN_C + "test_f15_a_block_length_that_changes_during_the_call_is_read_once",
+    ),
+    Mutant(
+        "F16",
+        "shmgpu/dtypes.py",
+        "(?:[1-9]\\d{0,8})?(?:Y",
+        "[1-9]?\\d{0,8}(?:Y",
+        HOSTILE + "test_f16_a_time_unit_of_zero_which_numpy_divides_by_is_no_element_type",
+    ),
+    Mutant(
+        "F16",
+        "shmgpu/desk.py",
+        "except Exception as error:  # a shape",
+        "except ZeroDivisionError as error:  # a shape",
+        HOSTILE + "test_f16_a_shape_that_numpy_refuses_costs_its_own_call_only",
+    ),
+    Mutant(
+        "F25",
+        "csrc/dispatch.c",
+        "if (written < count) return 0;",
+        "if (written < count) forget_replies(d, child);",
+        HOSTILE + "test_f25_replies_that_do_not_fit_a_full_pipe_arrive_when_there_is_room_again",
+    ),
+    Mutant(
+        "F32",
+        "csrc/dispatch.c",
+        "    count_dropped(d, slot, 1);\n    shmi_schedule_free(d->schedule, number);\n  }\n"
+        "  forget_replies(d, child);",
+        "    shmi_schedule_free(d->schedule, number);\n  }\n  forget_replies(d, child);",
+        STORM + "test_f32_every_promise_holds_in_a_storm",
+    ),
+    Mutant(
+        "F37",
+        "shmgpu/port.py",
+        "if sequence and self.wire.abandon(sequence) == core.OK:",
+        "if False:",
+        HOSTILE
+        + "test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_then",
+    ),
+    Mutant(
+        "F37",
+        "csrc/api.c",
+        "return held != NULL ? status : shmi_heap_free(ptr);",
+        "return shmi_heap_free(ptr);",
+        IN_C + "test_f37_a_result_after_the_timeout_lands_in_memory_that_is_still_the_calls",
+    ),
 ]
 
 # Rows that nothing in the source switches on: each with the reason.
@@ -336,4 +476,4 @@ NO_SWITCH: dict[str, str] = {
 }
 
 # Rows whose test and switch are still to be entered above.
-PENDING = ("F07 F08 F09 F10 F11 F12 F13 F14 F15 F16 F25 F32 F37").split()
+PENDING: list[str] = []
