@@ -663,7 +663,7 @@ def test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_
 # ---- the allocator -------------------------------------------------------------------------
 
 
-def test_f09_an_array_that_cannot_be_had_says_what_was_asked_what_is_free_and_what_would_fit():
+def test_f09_an_array_that_cannot_be_had_says_what_was_asked_and_what_is_free():
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         before = used()
         for size in (2**20 + 1, 2**40, 2**46):
