@@ -34,6 +34,7 @@ void shmi_channel_sigpipe(int is_ignored);
 
 /* Wait until fd is readable: 1, 0 at the time-out (< 0: none), SHM_EINTR or SHM_ESYSTEM. */
 int shmi_channel_wait(int fd, int64_t timeout_ns);
+/* The same for two; 2 when it is only the other one. */
 int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns);
 
 /* Bytes that were written and not read yet; asked at either end. */

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -64,6 +65,7 @@ static struct port {
   int broken; /* the broker is gone */
   int open;
   int heeds; /* the host has signal handlers that want to be run */
+  int tick_fd, tick_is_set; /* the timer that says when to look for them */
   reply_queue_t queued, talk;
   shmi_child_page_t *page;
   entry_t *entries;
@@ -72,21 +74,43 @@ static struct port {
   int spins; /* one call is out, and it is waited for: watching for its answer may pay */
   int spin_trust, spin_skipped;
   uint64_t seen_answered;
-} port = {.lock = PTHREAD_MUTEX_INITIALIZER, .request_fd = -1, .reply_fd = -1, .event_fd = -1};
+} port = {.lock = PTHREAD_MUTEX_INITIALIZER, .request_fd = -1, .reply_fd = -1, .event_fd = -1,
+          .tick_fd = -1};
 
 /* ---- small tools ---- */
 
 /* A handler that ran a moment before a wait began interrupts no wait, and where handlers only make
  * a note (Python's do) the note would be read when the call has ended. So a host with handlers of
- * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. */
+ * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. Only in the main
+ * thread, where handlers run. The clock is a timer that is set once in HEED_NS, not once a wait:
+ * programming one costs as much as a tenth of a call. */
 enum { HEED_NS = 100000000 };
 
-static int64_t heed(int64_t timeout_ns) {
-  return port.heeds && (timeout_ns < 0 || timeout_ns > HEED_NS) ? HEED_NS : timeout_ns;
+static int is_main_thread(void) {
+  static _Thread_local int known; /* 1: no, 2: yes */
+  if (known == 0) known = syscall(SYS_gettid) == getpid() ? 2 : 1;
+  return known == 2;
+}
+
+static int heeds(void) { return port.heeds && is_main_thread(); }
+
+/* Wait for a reply: 1, 0 at the time-out (< 0: none), SHM_EINTR when it is time to look. */
+static int wait_for_reply(int64_t timeout_ns) {
+  if (port.tick_fd < 0 || !heeds()) return shmi_channel_wait(port.reply_fd, timeout_ns);
+  if (!port.tick_is_set) {
+    struct itimerspec once = {.it_value = {.tv_nsec = HEED_NS}};
+    timerfd_settime(port.tick_fd, 0, &once, NULL);
+    port.tick_is_set = 1;
+  }
+  int ready = shmi_channel_wait_either(port.reply_fd, port.tick_fd, timeout_ns);
+  if (ready != 2) return ready;
+  uint64_t ticks;
+  port.tick_is_set = read(port.tick_fd, &ticks, sizeof ticks) < 0; /* set anew by the next wait */
+  return SHM_EINTR;
 }
 
 static int futex_wait(uint32_t *word, uint32_t seen, uint64_t deadline_ns) {
-  uint64_t look_ns = port.heeds ? shmi_clock_ns() + HEED_NS : 0;
+  uint64_t look_ns = heeds() ? shmi_clock_ns() + HEED_NS : 0;
   int looks = look_ns != 0 && (deadline_ns == 0 || look_ns < deadline_ns);
   if (looks) deadline_ns = look_ns;
   struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
@@ -323,12 +347,11 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   port.leading = 1;
   pthread_mutex_unlock(&port.lock);
   int got = 1;
-  int64_t slice_ns = as_drainer ? timeout_ns : heed(timeout_ns);
   int is_near = spins && spin();
-  if (slice_ns >= 0 && !is_near) got = shmi_channel_wait(port.reply_fd, slice_ns);
+  if (!is_near && (timeout_ns >= 0 || (!as_drainer && heeds()))) got = wait_for_reply(timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
-  else if (got == 0) got = slice_ns == timeout_ns ? SHM_EAGAIN : SHM_EINTR;
+  else if (got == 0) got = SHM_EAGAIN;
   if (got > 0) SHMI_FAULT(AFTER_READ);
   pthread_mutex_lock(&port.lock);
   if (got > 0) {
@@ -772,24 +795,28 @@ void shmi_port_close(void) {
   shmi_descriptor_close(&port.request_fd);
   shmi_descriptor_close(&port.reply_fd);
   shmi_descriptor_close(&port.event_fd);
+  shmi_descriptor_close(&port.tick_fd);
   free(port.entries);
   port.entries = NULL;
   queue_free(&port.queued);
   queue_free(&port.talk);
   port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
-  port.leading = port.broken = 0;
+  port.leading = port.broken = port.heeds = 0;
   pthread_mutex_unlock(&port.lock);
 }
 
-void shmi_port_heed_signals(void) { port.heeds = 1; }
+void shmi_port_heed_signals(void) {
+  port.heeds = 1;
+  port.tick_is_set = 0;
+  port.tick_fd = shmi_descriptor_own(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+}
 
 int shmi_port_is_open(void) { return port.open; }
 
 int shmi_port_wait_ready(void) {
   shmi_frame_t frame;
   for (;;) {
-    int ready = port.heeds ? shmi_channel_wait(port.reply_fd, HEED_NS) : 1;
-    if (ready == 0 || ready == SHM_EINTR) return SHM_EINTR;
+    if (port.heeds && wait_for_reply(-1) == SHM_EINTR) return SHM_EINTR;
     int got = shmi_channel_read(port.reply_fd, &frame, 1);
     if (got == SHM_EINTR) return SHM_EINTR;
     if (got < 0) return got;

@@ -12,6 +12,7 @@ import ctypes.util
 import gc
 import os
 import pathlib
+import signal
 import threading
 import time
 from multiprocessing import resource_tracker
@@ -117,6 +118,12 @@ def everything() -> Left:
         **shared_memory_names(),
         **memfd_mappings(),
     }
+
+
+def pytest_configure(config):
+    """Ctrl-C means what tests say it means, though a shell put them in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

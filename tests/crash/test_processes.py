@@ -82,9 +82,10 @@ def kinds(descriptors):
 
 
 def own_kinds(role):
-    """Two ends of pipes, the file of its last report, the file of its last stack."""
+    """Two ends of pipes, the file of its last report, the file of its last stack; a child's clock."""
     files = [f"/memfd:shmgpu{role}{what} (deleted)" for what in ("", "stack")]
-    return [*files, "pipe:", "pipe:"]
+    clock = ["anon_inode:timerfd"] if role == "child" else []
+    return [*files, *clock, "pipe:", "pipe:"]
 
 
 def beyond(descriptors, users):

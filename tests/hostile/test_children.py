@@ -345,6 +345,8 @@ def test_f07_random_frames_end_the_child_that_sent_them_and_leave_the_others_res
             return verify(shared)
         own = Attacker()
         rng = np.random.default_rng(7)
+        while shared[CHECKED] < 20:  # the other one is at work before the storm begins
+            time.sleep(0.001)
         while True:
             os.write(own.request, rng.bytes(FRAME.size * int(rng.integers(1, 8))))
 
