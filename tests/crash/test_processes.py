@@ -82,7 +82,7 @@ def kinds(descriptors):
 
 
 def own_kinds(role):
-    """Two ends of pipes, the file of its last report, the file of its last stack; a child's clock."""
+    """Two ends of pipes, the files of its last report and its last stack; a child's clock."""
     files = [f"/memfd:shmgpu{role}{what} (deleted)" for what in ("", "stack")]
     clock = ["anon_inode:timerfd"] if role == "child" else []
     return [*files, *clock, "pipe:", "pipe:"]
