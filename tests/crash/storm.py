@@ -162,6 +162,8 @@ def check_counts(ledger: Ledger, log: Counting, stats: dict[str, Any], window: i
         "every dead child's arena was cleared": broker["arenas_cleared"] == deaths,
         "nobody died who was not killed": broker["helper_deaths"] + deaths
         <= ledger.get("kills") + broker["helper_hangs"],
+        "no helper was taken for hung that was not": broker["helper_hangs"]
+        <= int(ledger.hangs.sum()) + ledger.get("stops"),
         "no payload went through a pipe": stats["bytes"]["marshalled"] == 0,
     }
     for name in ("submitted", "answered", "failed", "dropped"):

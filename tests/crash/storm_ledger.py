@@ -34,6 +34,7 @@ class Ledger:
         child_pid, helper_pid: who holds each place now; 0: nobody has yet.
         quiet: 1 for each child that sends no more load.
         lost: requests that killed children left open, by child.
+        hangs: requests that were meant to hang, by child.
         words: what the killer, the children and the program tell each other; see WORDS.
     """
 
@@ -49,6 +50,7 @@ class Ledger:
             "helper_pid": ((helpers,), "i8"),
             "quiet": ((children,), "u1"),
             "lost": ((children,), "u8"),
+            "hangs": ((children,), "u8"),
             "number": ((children, RING), "u8"),
             "kind": ((children, RING), "u1"),
             "outcome": ((children, RING), "u1"),

@@ -547,7 +547,9 @@ def memory(caller: Caller) -> None:
 
 
 def hang(caller: Caller) -> None:
-    caller.ask(hanging, second=int(caller.random.random() < hang_share))
+    hangs = caller.random.random() < hang_share
+    ledger.hangs[caller.rank] += hangs
+    caller.ask(hanging, second=int(hangs))
 
 
 MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often, what

@@ -38,11 +38,11 @@ def test_f32_every_promise_holds_in_a_storm(seed):
 
 def test_a_seed_makes_one_plan():
     def blows(seed):
-        return list(itertools.islice(plan(seed, 8, 3, 5.0), 200))
+        return list(itertools.islice(plan(seed, 8, 3, 5.0), 4_000))
 
     assert blows(7) == blows(7) != blows(8)
     assert {blow.role for blow in blows(7)} == {"helper", "child"}
-    assert sum(blow.delay for blow in blows(7)) == pytest.approx(40, rel=0.3)
+    assert sum(blow.delay for blow in blows(7)) == pytest.approx(800, rel=0.15)
 
 
 # ---- the ledger --------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def many(helper, count):
     return np.ones(count)
 
 
-def test_a_call_that_waited_for_room_is_dropped_with_its_child_and_counted(tmp_path):
+def test_f32_a_call_that_waits_for_room_when_its_child_dies_is_counted_as_dropped(tmp_path):
     """Each call that was submitted is counted as answered or as dropped."""
     mark = tmp_path / "mark"
 
