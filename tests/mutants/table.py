@@ -447,9 +447,15 @@ MUTANTS = [
     Mutant(
         "F32",
         "csrc/dispatch.c",
-        "    count_dropped(d, slot, 1);\n    shmi_schedule_free(d->schedule, number);\n  }\n"
-        "  forget_replies(d, child);",
-        "    shmi_schedule_free(d->schedule, number);\n  }\n  forget_replies(d, child);",
+        "  count_dropped(d, slot, child->parked); /* told to make room",
+        "  count_dropped(d, slot, 0); /* told to make room",
+        STORM + "test_f32_a_call_that_waits_for_room_when_its_child_dies_is_counted_as_dropped",
+    ),
+    Mutant(
+        "F32",
+        "csrc/desk.c",
+        "if (is_good) memset(",
+        "if (0 && is_good) memset(",
         STORM + "test_f32_every_promise_holds_in_a_storm",
     ),
     Mutant(
