@@ -154,12 +154,11 @@ def settings(machine: Machine, plan: Plan) -> Verdict:
 
 
 def first_process(machine: Machine, plan: Plan) -> Verdict:
-    """Process 1 inherits every orphan, and a plain program does not wait for them."""
+    """Process 1 inherits every orphan: a broker leaves it behind for that, if it can."""
     if machine.interpreter.pid != 1:
         return fine("this is not process 1")
-    return warn(
-        "this is process 1: processes that your children leave behind become zombies under it",
-        "docker run --init (or tini, dumb-init)",
+    return fine(
+        "this is process 1: a broker leaves it behind as an init, which hands on signals and reaps"
     )
 
 
