@@ -8,6 +8,7 @@ extern "Python" {
   int shmpy_run_child(int child, uint32_t generation);
   void shmpy_on_event(const shm_event_t *event);
   int shmpy_on_signal(void);
+  int shmpy_is_done(int child);
   void shmpy_exit(int status);
 }
 /* CDEF-END */

@@ -23,14 +23,16 @@ typedef struct shmi_crew_helper {
   int reason;          /* shm_reason: why we end it */
   int failed;          /* it said that its session could not be made */
   int told_ready;
+  int delays; /* forks in vain, in a row */
 } shmi_crew_helper_t;
 
 typedef struct shmi_crew_child {
   shmi_process_t process;
   int is_ours;
   int has_ended; /* for good */
-  int restarts;
+  int restarts;    /* since its last long life */
   int short_lives; /* in a row, each within the death window of its start */
+  int delays;      /* forks in vain, in a row */
   int reason;      /* shm_reason: why we end it */
   uint64_t started_ns;
   uint64_t respawn_ns; /* 0: not waiting to be restarted */

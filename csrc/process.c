@@ -37,7 +37,13 @@ int shmi_process_open(pid_t pid, shmi_process_t *process) {
 int shmi_process_fork(int (*hook)(void), shmi_process_t *process) {
   pid_t pid = hook != NULL ? (pid_t)hook() : fork();
   if (pid < 0) {
-    shmi_detail_errno("forking");
+    if (errno == EAGAIN) {
+      shmi_detail_set("forking: %s: raise ulimit -u, or the container's limit on pids (shmgpu "
+                      "doctor says which)", strerror(EAGAIN));
+      errno = EAGAIN;
+    } else {
+      shmi_detail_errno("forking");
+    }
     return SHM_ESYSTEM;
   }
   if (pid == 0) return 0;

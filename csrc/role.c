@@ -23,7 +23,7 @@ void shmi_role_set(int new_role, int index) {
 
 int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[2]) {
   shmi_role_set(new_role, index);
-  shmi_signals_of_role();
+  shmi_signals_of_role(new_role, parent);
   if (shmi_process_die_with(parent, SIGKILL) != 1) return SHM_EBROKER_DIED;
   shmi_process_offer_to_oom();
   int status = new_role == SHM_ROLE_HELPER ? shmi_arena_map_helper() : shmi_arena_map_child(index);

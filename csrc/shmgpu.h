@@ -228,7 +228,9 @@ enum shm_event_kind {
   SHM_EVENT_HELPER_HUNG = 9,
   SHM_EVENT_CHILD_PROTOCOL = 10,  /* a child broke the protocol */
   SHM_EVENT_OVER = 11,            /* every process has ended; statistics and trace are still here */
-  SHM_EVENT_CHILD_CLEARED = 12    /* a dead child's arena is zero again, and its slot free */
+  SHM_EVENT_CHILD_CLEARED = 12,   /* a dead child's arena is zero again, and its slot free */
+  SHM_EVENT_HELPER_DELAYED = 13,  /* could not be forked: tried again in delay_ns */
+  SHM_EVENT_CHILD_DELAYED = 14
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -245,8 +247,10 @@ typedef struct shm_event {
   uint32_t generation;
   int deaths;                  /* of this helper so far */
   int is_final;                /* a death: the helper (the child) is not replaced */
+  int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a child's: how often it was restarted so far */
+  int attempts;                /* a child's: how often it was restarted so far, since its last
+                                  long life; of a delay: how often it was tried in vain */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
@@ -259,6 +263,8 @@ typedef struct shm_host {
   int (*run_child)(int child, uint32_t generation);      /* in the child; returns its exit status */
   void (*on_event)(const shm_event_t *event);            /* in the parent */
   int (*on_signal)(void);  /* in the parent: run the host's signal handlers; non-zero stops */
+  int (*is_done)(int child); /* in the parent: 0 when a child that exited with 0 left without what
+                                it owes, which is a failure, too */
   void (*exit)(int status);                              /* in a role: end the process */
 } shm_host_t;
 

@@ -2,7 +2,9 @@
  *
  *            parent of a launch()   parent of an init()   a forked role
  *   SIGINT   asks for the end       ignored               ignored: the parent decides
- *   SIGTERM  asks for the end       asks for the end      the standard: it ends
+ *   SIGTERM  asks for the end       asks for the end      a child: it ends; a helper: it ends when
+ *                                                         the parent says so, and lives on when a
+ *                                                         whole process group was told
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *
@@ -22,7 +24,7 @@
 void shmi_signals_take(int ignore_interrupt);
 void shmi_signals_give_back(void);
 /* In a forked role. */
-void shmi_signals_of_role(void);
+void shmi_signals_of_role(int role, pid_t parent);
 
 /* How many times the parent was asked to end. */
 int shmi_signals_requests(void);

@@ -16,6 +16,7 @@ enum {
   SIGNALS_EVERY_MS = 50,
   HANG_GRACE_MS = 1000, /* between SIGABRT, which leaves a stack, and SIGKILL */
   DRAIN_LOOK_MS = 5,    /* whether children have read their replies is told by nobody */
+  EXIT_TOLD = 128 + SIGTERM, /* what a child that unwound on SIGTERM leaves */
   LINGER_MS = 20,       /* from a child's last reply until it is told to end */
   UNWIND_MS = 100       /* from then until queued calls are handed out again */
 };
@@ -173,12 +174,23 @@ static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
   return ended_ns - started_ns < crew.config.death_window_ns ? so_far + 1 : 1;
 }
 
+static void handle_signals(void);
+
 static void child_ended(int index, int pid, int exit_status) {
   shmi_crew_child_t *child = &crew.children[index];
   if (child->has_ended) return;
+  /* Who told the whole process group to end told us first: then this is no failure. */
+  shmi_signals_let_in();
+  handle_signals();
+  int was_told = exit_status == -SIGTERM || exit_status == EXIT_TOLD;
+  if (now.phase >= DRAINING && was_told) child->reason = SHM_REASON_ENDING;
   uint64_t at_ns = shmi_clock_ns();
   int failed = exit_status != 0 && child->is_ours;
+  if (exit_status == 0 && child->is_ours && crew.host.is_done != NULL && now.phase == RUNNING) {
+    failed = !crew.host.is_done(index);
+  }
   child->short_lives = in_a_row(child->short_lives, child->started_ns, at_ns);
+  if (child->short_lives == 1) child->restarts = 0; /* the bound is for those that keep failing */
   int again = failed && now.phase == RUNNING &&
               crew.config.restart == SHM_RESTART_ON_FAILURE &&
               child->restarts < crew.config.max_restarts;
@@ -193,6 +205,7 @@ static void child_ended(int index, int pid, int exit_status) {
                     .exit_status = exit_status,
                     .generation = shmi_dispatch_child_generation(crew.dispatch, index),
                     .is_final = !again,
+                    .is_failure = failed && child->reason != SHM_REASON_ENDING,
                     .reason = child->reason,
                     .attempts = child->restarts,
                     .delay_ns = again ? backoff_ns(child->short_lives) : 0});
@@ -306,13 +319,25 @@ static void helpers_ready(void) {
 
 /* ---- timers ---- */
 
+/* Told at the 1st, 2nd, 4th, 8th, ... time, so that the log stays readable. */
+static void tell_delay(int kind, int index, int *delays) {
+  ++*delays;
+  if ((*delays & (*delays - 1)) != 0) return;
+  shmi_crew_tell((shm_event_t){
+      .kind = kind, .index = index, .attempts = *delays, .delay_ns = SECOND});
+}
+
 static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
   for (int i = 0; i < crew.config.helper_count; i++) {
     shmi_crew_helper_t *helper = &crew.helpers[i];
     if (helper->process.pid != 0 || helper->respawn_ns == 0) continue;
-    /* No process or descriptor to be had now: try again later, others serve on. */
-    if (helper->respawn_ns <= at_ns && shmi_crew_start_helper(i) != SHM_OK) {
-      helper->respawn_ns = at_ns + SECOND;
+    if (helper->respawn_ns <= at_ns) {
+      if (shmi_crew_start_helper(i) == SHM_OK) {
+        helper->delays = 0;
+      } else { /* no process or descriptor to be had now: try again later, others serve on */
+        helper->respawn_ns = at_ns + SECOND;
+        tell_delay(SHM_EVENT_HELPER_DELAYED, i, &helper->delays);
+      }
     }
     if (helper->process.pid == 0) sooner(next_ns, helper->respawn_ns);
   }
@@ -328,12 +353,14 @@ static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
       child->restarts++;
       if (shmi_crew_start_child(i) == SHM_OK) {
         now.restarts_waiting--;
+        child->delays = 0;
         shmi_board()->broker->child_restarts++;
         shmi_board()->child_stats[i].restarts++;
       } else {
         child->restarts--;
         child->respawn_ns = at_ns + SECOND;
         sooner(next_ns, child->respawn_ns);
+        tell_delay(SHM_EVENT_CHILD_DELAYED, i, &child->delays);
       }
     } /* else its arena is not clear yet: the dispatcher will say */
   }

@@ -540,6 +540,10 @@ class Host:
         """In the parent: Python's handlers have run; non-zero stops the broker."""
         return 0
 
+    def is_done(self, child: int) -> bool:
+        """In the parent: whether a child that exited with 0 has left what it owes."""
+        return True
+
     def exit(self, status: int) -> None:
         """In a role: end the process."""
         raise NotImplementedError
@@ -590,6 +594,11 @@ def shmpy_on_signal() -> int:
     return _current().on_signal()
 
 
+@_ffi.def_extern(error=0, onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
+def shmpy_is_done(child: int) -> int:
+    return int(_current().is_done(child))
+
+
 @_ffi.def_extern(onerror=_on_error)  # type: ignore[untyped-decorator,unused-ignore]
 def shmpy_exit(status: int) -> None:
     _current().exit(status)
@@ -610,6 +619,8 @@ EVENT_NAMES = {
         "CHILD_PROTOCOL",
         "OVER",
         "CHILD_CLEARED",
+        "HELPER_DELAYED",
+        "CHILD_DELAYED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -640,6 +651,7 @@ def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings
     table.run_child = _lib.shmpy_run_child
     table.on_event = _lib.shmpy_on_event
     table.on_signal = _lib.shmpy_on_signal
+    table.is_done = _lib.shmpy_is_done
     table.exit = _lib.shmpy_exit
     _host = host
     keep_for_the_broker = (config, table)

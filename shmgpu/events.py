@@ -90,6 +90,8 @@ class Causes:
         }
         if event["reason"] in ended_by_us:
             return ended_by_us[event["reason"]]
+        if event["exit_status"] == 0 and event["is_failure"]:
+            return f"{how} before its main had ended"
         if event["exit_status"] == -signal.SIGKILL and self._memory.rose():
             return f"{how}, likely out of memory"
         return how
@@ -152,16 +154,16 @@ def child_started(event: dict[str, int], **_: Any) -> None:
 
 
 def child_ended(
-    event: dict[str, int], *, cause: str, stack: str, restarts_left: int, **_: Any
+    event: dict[str, int], *, cause: str, stack: str, restarts_left: int, is_told: bool, **_: Any
 ) -> None:
     """A child ended; one that failed is an error."""
-    if event["exit_status"] == 0 or event["reason"] == core.REASON_ENDING:
+    if not event["is_failure"]:
         emit(logging.DEBUG, "child_ended", **_who("child", event), cause=cause)
         return
     place = "next record" if stack else "none was left"
     if event["is_final"]:
         action = "the launch ends"
-        if not stack and event["exit_status"] > 0:
+        if not stack and is_told:
             place = "with the ChildError"
     else:
         action = (
@@ -176,6 +178,27 @@ def child_ended(
         stack=place,
     )
     _emit_stack("child", event, stack)
+
+
+def helper_delayed(event: dict[str, int], **_: Any) -> None:
+    """A dead helper's replacement could not be forked."""
+    _delayed("helper", event)
+
+
+def child_delayed(event: dict[str, int], **_: Any) -> None:
+    """A child could not be forked anew."""
+    _delayed("child", event)
+
+
+def _delayed(role: str, event: dict[str, int]) -> None:
+    emit(
+        logging.WARNING,
+        f"{role}_delayed",
+        **_who(role, event),
+        cause=f"it could not be started: {core.error_detail()}",
+        attempts=event["attempts"],
+        action=f"tried again {_in(event)}",
+    )
 
 
 def child_cleared(event: dict[str, int], **_: Any) -> None:
@@ -219,6 +242,8 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_started,
         child_ended,
         child_cleared,
+        helper_delayed,
+        child_delayed,
         child_protocol,
         draining,
     )

@@ -204,8 +204,11 @@ def _child_error(host: RoleHost, child: int, exit_status: int) -> ChildError:
         return ChildError(
             f"child {child} failed: {report.message}", child, exit_status, report.traceback_text
         )
+    how = describe_exit(exit_status)
+    if exit_status == 0:
+        how = "it left before its main had ended (os._exit?)"
     return ChildError(
-        f"child {child} failed: {describe_exit(exit_status)}",
+        f"child {child} failed: {how}",
         child,
         exit_status,
         host.last_words.get(child, ""),

@@ -110,6 +110,10 @@ class Stacks(MemoryFiles):
 class Reports(MemoryFiles):
     """What each role has to say at its end."""
 
+    def has_one(self, index: int) -> bool:
+        """Whether anything was said."""
+        return os.fstat(self._descriptors[index]).st_size > 0
+
     def write(self, index: int, report: Report) -> bool:
         """Say how this role ended; False when a result could not be pickled."""
         ok = True

@@ -99,6 +99,10 @@ class RoleHost(core.Host):
             self._frozen = False
             self._blas.restore()
 
+    def is_done(self, child: int) -> bool:
+        """A child owes its result, or why there is none; os._exit(0) leaves neither."""
+        return self.child_reports.has_one(child)
+
     def exit(self, status: int) -> None:
         """End a role: what it printed is written, nothing of the parent's runs."""
         flush()
@@ -128,7 +132,6 @@ class RoleHost(core.Host):
         faulthandler.enable(self.helper_stacks.descriptor(helper_number))
         runtime.stop(NotRunning(runtime.IN_HELPER))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         seed_all(plan.seed, f"helper {helper_number}")
         if setup.threads:
             self._blas.set(setup.threads)
@@ -179,7 +182,11 @@ class RoleHost(core.Host):
         if frames is not None and frames.tb_next is not None:
             frames = frames.tb_next  # without this file's own
         text = "".join(traceback.format_exception(type(error), error, frames))
-        message = f"{type(error).__name__}: {error}"
+        try:
+            said = str(error)
+        except Exception:
+            said = "(its text could not be made)"
+        message = f"{type(error).__name__}: {said}"
         self.child_reports.write(child, Report("error", None, message, text))
 
     # -- events --
@@ -222,7 +229,7 @@ class RoleHost(core.Host):
 
     def _on_child_ended(self, event: dict[str, int]) -> dict[str, Any]:
         index = event["index"]
-        if event["exit_status"] != 0 and event["is_final"]:
+        if event["is_final"] and event["is_failure"]:
             self.failures.append((index, event["exit_status"]))
         cause = self._causes.of(event)
         stack = self.child_stacks.take(index)
@@ -237,6 +244,7 @@ class RoleHost(core.Host):
         return {
             "cause": cause,
             "stack": stack,
+            "is_told": report is not None,
             "restarts_left": self.plan.max_restarts - event["attempts"] - 1,
         }
 

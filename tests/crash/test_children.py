@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -227,6 +228,61 @@ def test_a_restarted_childs_result_is_its_last_life_s(tmp_path):
         lambda rank: (rank, np.random.random()), children=4, devices="cpu", seed=7
     )
     assert results == again
+
+
+def test_a_child_that_leaves_without_its_result_has_failed(tmp_path):
+    def main(rank):
+        if rank == 0:
+            os._exit(0)
+        while True:
+            add_one(np.zeros(1))
+
+    with pytest.raises(shmgpu.ChildError, match="before its main had ended"):
+        shmgpu.launch(main, children=2, devices="cpu", arena=ARENA)
+
+    def twice(rank):
+        if not (tmp_path / "lived").exists():
+            (tmp_path / "lived").touch()
+            os._exit(0)
+        return "second life"
+
+    assert shmgpu.launch(twice, children=1, devices="cpu", arena=ARENA, restart="on-failure") == [
+        "second life"
+    ]
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told_by_its_type():
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def main(rank):
+        raise Mute
+
+    with pytest.raises(shmgpu.ChildError, match=r"Mute: \(its text could not be made"):
+        shmgpu.launch(main, children=1, devices="cpu", arena=ARENA)
+
+
+def test_a_replacement_that_cannot_be_forked_is_told_as_delayed(monkeypatch, caplog):
+    real, calls = os.fork, []
+
+    def fork():
+        calls.append(1)
+        if len(calls) in (3, 4):  # after the helper and the child
+            raise OSError(errno.EAGAIN, "no more")
+        return real()
+
+    def main(rank):
+        with pytest.raises(shmgpu.HelperDied):
+            crash(int(signal.SIGKILL))
+        return add_one(np.zeros(1)).tolist()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with caplog.at_level(logging.WARNING, logger="shmgpu"):
+        assert shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena=ARENA) == [[1.0]]
+    first, second = events_of(caplog, "helper_delayed")
+    assert "ulimit -u" in first["cause"] and first["action"] == "tried again in 1 s"
+    assert (first["attempts"], second["attempts"]) == (1, 2)
 
 
 @pytest.mark.parametrize("settings", [{"restart": "always"}, {"max_restarts": 0}])

@@ -24,6 +24,7 @@ class Ending:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def wait_for(self, name, seconds=30.0):
@@ -53,6 +54,7 @@ def start(tmp_path):
         made.append(Ending(tmp_path, *args))
         return made[-1]
 
+    start.folder = tmp_path
     yield start
     for ending in made:
         ending.process.kill()
@@ -90,6 +92,23 @@ def test_f30_a_second_signal_ends_everything_at_once(start, number, code):
     assert returned == code, err
     assert not ending.has("answered") and not ending.has("finally")
     assert time.monotonic() - start_of_end < 15  # of a grace of 20 s
+
+
+def test_f30_a_whole_process_group_that_is_told_ends_in_order(start):
+    """As `timeout` and service managers do it: every role gets the signal, too."""
+    for case, note in (("idle", "began"), ("busy", "began")):
+        for old in ("began", "finally", "draining", "go"):
+            (start.folder / old).unlink(missing_ok=True)
+        ending = start(case)
+        ending.wait_for(note)
+        os.killpg(ending.process.pid, signal.SIGTERM)
+        ending.wait_for("draining")
+        ending.note("go")
+        returned, _, err = ending.end()
+        assert returned == 143, err
+        assert ending.has("finally")
+        # Nobody is said to have failed, and no helper died.
+        assert "child_failed" not in err and "helper_died" not in err
 
 
 def test_f30_a_hung_helper_holds_the_end_up_for_the_grace_and_no_longer(start):
