@@ -224,6 +224,7 @@ int shm_in_arena(const void *ptr, size_t bytes) {
 int shm_check_memory(uint64_t bytes) { return shmi_arena_check_memory(bytes); }
 uint64_t shm_arena_base(int child) { return shmi_arena_address(child); }
 uint64_t shm_arena_bytes(void) { return shmi_arena_bytes(); }
+int64_t shm_arena_shift(void) { return shmi_arena_shift(); }
 uint64_t shm_scratch_base(int helper) { return shmi_arena_scratch_address(helper); }
 
 uint64_t shm_reservation_base(void) {

@@ -68,6 +68,7 @@ static struct port {
   shmi_child_page_t *page;
   entry_t *entries;
   uint64_t arena_base, arena_bytes;
+  uint64_t shift; /* what an address here lacks to be the broker's: 0 unless joined elsewhere */
   int child, cores;
   int spins; /* one call is out, and it is waited for: watching for its answer may pay */
   int spin_trust, spin_skipped;
@@ -413,10 +414,15 @@ static int send_one(const shmi_frame_t *frame) {
   return status;
 }
 
+/* An address of this process as the broker and its helpers have it; no address stays none. */
+static inline uint64_t abroad(uint64_t address) {
+  return address != 0 ? address + port.shift : 0;
+}
+
 static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint64_t params,
                       uint64_t sequence, uint64_t deadline_ns) {
   *frame = (shmi_frame_t){.msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
-                                  .params = (void *)(uintptr_t)params},
+                                  .params = (void *)(uintptr_t)abroad(params)},
                           .sequence = sequence,
                           .pool = config->pool,
                           .kind = SHMI_FRAME_CALL,
@@ -429,7 +435,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
 }
 
 static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
-  shmi_frame_t frame = {.result = {.token = token, .value = params},
+  shmi_frame_t frame = {.result = {.token = token, .value = abroad(params)},
                         .sequence = entry->sequence,
                         .kind = SHMI_FRAME_GROW};
   frame.slot = (uint16_t)entry->reply.helper;
@@ -495,9 +501,9 @@ int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room
     return SHM_EBAD_PARAMS;
   }
   uint64_t *block = (uint64_t *)(uintptr_t)repeat->params;
-  block[ROOM] = (uint64_t)(uintptr_t)room;
+  block[ROOM] = abroad((uint64_t)(uintptr_t)room);
   block[ROOM_BYTES] = repeat->room_bytes;
-  block[ARGUMENT] = address;
+  block[ARGUMENT] = abroad(address);
   int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
   return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
 }
@@ -759,6 +765,7 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.seen_answered = shmi_board()->child_stats[child].answered; /* by who had the slot before */
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
+  port.shift = (uint64_t)shmi_arena_shift();
   port.cores = cores_allowed();
   port.spin_trust = SPIN_SECOND_CHANCE;
   port.open = 1;

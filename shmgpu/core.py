@@ -610,6 +610,9 @@ EVENT_NAMES = {
         "CHILD_PROTOCOL",
         "OVER",
         "CHILD_CLEARED",
+        "CHILD_JOINED",
+        "CHILD_LEFT",
+        "CHILD_REFUSED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -650,6 +653,23 @@ def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings
         if not settings.get("caller_is_child"):
             _host = None
             _kept.remove(keep_for_the_broker)
+
+
+def join(door: int, program: str, wait_ns: int) -> int:
+    """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
+    manifest = _ffi.new("int *")
+    while True:  # Python's signal handlers run between
+        status = int(_lib.shm_join(door, program.encode(), wait_ns, 1, manifest))
+        if status != EINTR:
+            break
+    if status < 0:
+        raise error_of(status, "the broker was not joined", error_detail())
+    return int(manifest[0])
+
+
+def arena_shift() -> int:
+    """What an address here lacks to be the broker's; 0 but in a process that joined elsewhere."""
+    return int(_lib.shm_arena_shift())
 
 
 def leave() -> int:

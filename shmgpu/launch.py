@@ -134,7 +134,7 @@ def launch(
         )
         if stats_into is not None and host.final_stats is not None:
             stats_into.update(host.final_stats)
-        _raise_outcome(host, status)
+        raise_outcome(host, status)
         return [_result(host, child) for child in range(plan.children)]
     finally:
         log.set_role(before)
@@ -177,7 +177,7 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
     return mains
 
 
-def _raise_outcome(host: RoleHost, status: int) -> None:
+def raise_outcome(host: RoleHost, status: int) -> None:
     """Raise what the broker's end calls for; return when it was a good one."""
     if host.error is not None:
         raise host.error
@@ -350,7 +350,7 @@ def init(
                 **plan.for_core(),
             )
             host.thaw()
-            _raise_outcome(host, status)
+            raise_outcome(host, status)
         except BaseException:
             core.forget_host()
             host.close()

@@ -25,6 +25,7 @@ import numpy as np
 
 from shmgpu import core, device, events, helper, log, runtime, trace
 from shmgpu.blas import BlasThreads
+from shmgpu.door import Door
 from shmgpu.errors import NotRunning
 from shmgpu.log import logger
 from shmgpu.memory import SharedArena
@@ -63,6 +64,8 @@ class RoleHost(core.Host):
         self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
         self.helper_failed = -1
         self.error: BaseException | None = None
+        self.door: Door | None = None  # where others may join
+        self.on_ready: Callable[[], None] | None = None
         self.final_stats: dict[str, Any] | None = None
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
@@ -123,6 +126,7 @@ class RoleHost(core.Host):
         log.set_role(f"helper {helper_number}")
         self.child_reports.close()
         self.child_stacks.close()
+        self._leave_door()
         self.helper_reports.keep_only(helper_number)
         self.helper_stacks.keep_only(helper_number)
         faulthandler.enable(self.helper_stacks.descriptor(helper_number))
@@ -146,6 +150,7 @@ class RoleHost(core.Host):
         log.set_role(f"child {child}")
         self.helper_reports.close()
         self.helper_stacks.close()
+        self._leave_door()
         self.child_reports.keep_only(child)
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
@@ -182,6 +187,10 @@ class RoleHost(core.Host):
         message = f"{type(error).__name__}: {error}"
         self.child_reports.write(child, Report("error", None, message, text))
 
+    def _leave_door(self) -> None:
+        if self.door is not None:
+            self.door.release()
+
     # -- events --
 
     def on_event(self, event: dict[str, int]) -> None:
@@ -205,6 +214,8 @@ class RoleHost(core.Host):
 
     def _on_ready(self, event: dict[str, int]) -> None:
         self._end_bar()
+        if self.on_ready is not None:
+            self.on_ready()
 
     def _on_draining(self, event: dict[str, int]) -> None:
         self._end_bar()

@@ -44,10 +44,12 @@ class Settings:
         seed: Any,
         restart: Any = None,
         max_restarts: Any = None,
+        slots: int = 0,
     ) -> None:
         config.warn_unknown()
         log.configure()
         self.children = children
+        self.slots = max(children, slots)
         counts = _pools(helpers)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
@@ -104,7 +106,7 @@ class Settings:
                     share if place == "cpu" else 0,
                     gpu_memory,
                     self.parked,
-                    children,
+                    self.slots,
                 )
             )
         # A GPU helper holds two messages, so that copy and compute can overlap.
@@ -117,6 +119,7 @@ class Settings:
         """For :func:`core.run`."""
         return {
             "child_count": self.children,
+            "slot_count": self.slots,
             "helper_count": self.helpers,
             "pool_count": len(self.pools),
             "arena_bytes": self.arena,
