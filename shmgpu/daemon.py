@@ -23,6 +23,11 @@ from shmgpu.log import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, refuse_unsafe
 
+PLANNED = (
+    *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
+    *("trace_records", "prefault", "huge_pages", "grace", "scratch", "seed"),
+)
+
 
 def load_module(name: str) -> ModuleType:
     """Import a module by its dotted name, or a file by its path; raises ConfigError.
@@ -78,9 +83,7 @@ def up(
         settings["session"] = next(
             (m.load for m in loaded if callable(getattr(m, "load", None))), None
         )
-    names = ("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory")
-    names += ("trace_records", "prefault", "huge_pages", "grace", "scratch", "seed")
-    plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in names})
+    plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
     place = door.path_of(path)
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))

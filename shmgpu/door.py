@@ -107,8 +107,8 @@ class Door:
                 if other is not None:
                     other.close()
                     raise LaunchError(
-                        f"a broker listens at {path} already: use it (shmgpu.connect()), end it, or "
-                        "pass another path="
+                        f"a broker listens at {path} already: use it (shmgpu.connect()), end it, "
+                        "or pass another path="
                     )
                 path.unlink(missing_ok=True)
                 before = os.umask(0o177)
