@@ -169,6 +169,16 @@ int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
   return SHM_OK;
 }
 
+void shmi_arena_narrow(int child) {
+  if (joined >= 0) return;
+  char *own = (char *)(uintptr_t)shmi_arena_address(child), *behind = own + plan.arena_bytes;
+  munmap(reservation, (size_t)(own - reservation));
+  munmap(behind, (size_t)(reservation + reservation_bytes - behind));
+  reservation = own;
+  reservation_bytes = plan.arena_bytes;
+  joined = child;
+}
+
 int64_t shmi_arena_shift(void) { return shift; }
 int shmi_arena_descriptor(int child) { return arena_fds[child]; }
 

@@ -34,6 +34,8 @@ int shmi_arena_create(const shmi_arena_plan_t *plan);
 int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes);
 /* What turns an address of this process into the broker's. */
 int64_t shmi_arena_shift(void);
+/* Of the reservation keep this child's arena only, as one that joined has it. */
+void shmi_arena_narrow(int child);
 /* In the parent: the memory file of a child's arena, to be handed over. */
 int shmi_arena_descriptor(int child);
 /* Unmap everything and close the memfds, in whatever role. */

@@ -348,6 +348,14 @@ void shm_monitor_close(void) {
   if (view == MONITOR) shmi_board_destroy();
 }
 
+const char *shmi_board_function_name(uint64_t function) {
+  uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);
+  for (uint32_t i = 0; i < count && i < SHM_MAX_FUNCTIONS; i++) {
+    if (function_rows[i].function == function) return function_rows[i].name;
+  }
+  return NULL;
+}
+
 int shm_get_functions(shm_function_row_t *out, int max) {
   if (mapping == NULL) return SHM_ENOT_RUNNING;
   uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);

@@ -80,6 +80,8 @@ int shmi_board_become(int role, int index);
 /* A new helper takes the place of a dead one: its control page starts empty. */
 void shmi_board_reset_helper(int helper);
 /* The parent, before the first fork: a function's name, for those who read the trace. */
+/* The name of a row of the broker that this process joined; NULL: it has none. */
+const char *shmi_board_function_name(uint64_t function);
 void shmi_board_name(uint32_t index, uint64_t function, const char *name);
 
 shmi_child_page_t *shmi_board_child(int child);

@@ -81,6 +81,7 @@ static struct port {
  * a note (Python's do) the note would be read when the call has ended. So a host with handlers of
  * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. */
 enum { HEED_NS = 100000000 };
+enum { CLOSE_NS = 1000000000, CLOSE_LOOK_NS = 1000000 };
 
 static int64_t heed(int64_t timeout_ns) {
   return port.heeds && (timeout_ns < 0 || timeout_ns > HEED_NS) ? HEED_NS : timeout_ns;
@@ -224,14 +225,14 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
   }
 }
 
-/* The broker is gone: every call that is out has that outcome. */
-static void settle_all(int led_by_drainer) {
+/* No reply will come any more: every call that is out has that outcome. */
+static void settle_all(int status, int led_by_drainer) {
   port.broken = 1;
   for (uint32_t i = 0; i < port.window; i++) {
     entry_t *entry = &port.entries[i];
     if (entry->state == ENTRY_FREE || entry->state == ENTRY_DONE) continue;
     entry->reply = (shm_reply_t){
-        .sequence = entry->sequence, .status = SHM_EBROKER_DIED, .helper = -1};
+        .sequence = entry->sequence, .status = status, .helper = -1};
     entry_settle(entry, led_by_drainer);
   }
   event_signal();
@@ -337,7 +338,7 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
     return SHM_OK;
   }
   if (got == SHM_EINTR || got == SHM_EAGAIN) return got;
-  settle_all(as_drainer); /* end of file, or a pipe that cannot be read */
+  settle_all(SHM_EBROKER_DIED, as_drainer); /* end of file, or a pipe that cannot be read */
   return SHM_OK;
 }
 
@@ -410,7 +411,7 @@ static int send_frames(const shmi_frame_t *frames, int count) {
 
 static int send_one(const shmi_frame_t *frame) {
   int status = send_frames(frame, 1);
-  if (status == SHM_EBROKER_DIED) settle_all(0);
+  if (status == SHM_EBROKER_DIED) settle_all(SHM_EBROKER_DIED, 0);
   return status;
 }
 
@@ -711,7 +712,7 @@ int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit) {
     }
     if (piece == 0) break;
     status = send_frames(frames, piece);
-    if (status == SHM_EBROKER_DIED) settle_all(0);
+    if (status == SHM_EBROKER_DIED) settle_all(SHM_EBROKER_DIED, 0);
     sent += piece;
   }
   pthread_mutex_unlock(&port.lock);
@@ -768,14 +769,13 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.shift = (uint64_t)shmi_arena_shift();
   port.cores = cores_allowed();
   port.spin_trust = SPIN_SECOND_CHANCE;
+  port.broken = 0;
   port.open = 1;
   return SHM_OK;
 }
 
-void shmi_port_close(void) {
-  if (!port.open) return;
-  pthread_mutex_lock(&port.lock);
-  port.open = 0;
+/* No thread is inside any more, or none ever comes out. */
+static void empty(void) {
   shmi_descriptor_close(&port.request_fd);
   shmi_descriptor_close(&port.reply_fd);
   shmi_descriptor_close(&port.event_fd);
@@ -783,9 +783,44 @@ void shmi_port_close(void) {
   port.entries = NULL;
   queue_free(&port.queued);
   queue_free(&port.talk);
+  port.window = 0;
   port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
-  port.leading = port.broken = 0;
+  port.room_waiters = port.drainers = 0;
+  port.leading = 0;
+}
+
+/* A thread that waits for its call hears that there is none, and comes out. One whose host does not
+ * look up from its read is left behind with what it reads from: its call was never answered. */
+static void turn_out(void) {
+  uint64_t until_ns = shmi_clock_ns() + CLOSE_NS;
+  settle_all(SHM_ENOT_RUNNING, 0);
+  while (port.leading || port.followers != 0 || port.room_waiters > 0 || port.drainers > 0) {
+    if (shmi_clock_ns() > until_ns) {
+      port.entries = NULL;
+      break;
+    }
+    pthread_mutex_unlock(&port.lock);
+    struct timespec moment = {.tv_nsec = CLOSE_LOOK_NS};
+    nanosleep(&moment, NULL);
+    pthread_mutex_lock(&port.lock);
+  }
+}
+
+void shmi_port_close(void) {
+  if (!port.open) return;
+  pthread_mutex_lock(&port.lock);
+  port.open = 0;
+  turn_out();
+  empty();
   pthread_mutex_unlock(&port.lock);
+}
+
+void shmi_port_disown(void) {
+  port.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* held by whoever was not forked */
+  if (!port.open) return;
+  port.open = 0;
+  port.broken = 1;
+  empty();
 }
 
 void shmi_port_heed_signals(void) { port.heeds = 1; }

@@ -285,6 +285,9 @@ int shm_leave(void);
  * socket. Leave with shm_leave. *manifest_fd: the broker's manifest, for the caller to close. */
 int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd);
+/* In a process that the user's own code forked from a child: let go of what it inherited of that
+ * child's place, which notices nothing; it may then join for itself. Arrays stay readable. */
+int shm_disown(void);
 /* What this process must add to an address in its arena to get the broker's: 0 unless it joined
  * and the broker's range was taken here. */
 int64_t shm_arena_shift(void);

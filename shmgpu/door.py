@@ -11,8 +11,10 @@ import errno
 import fcntl
 import os
 import pathlib
+import secrets
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Iterator
 
@@ -70,9 +72,12 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 
 def knock(path: pathlib.Path) -> socket.socket | None:
     """A connection to the broker that listens there; None when none does."""
+    name = str(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect(str(path))
+        connection.connect("\0" + name[1:] if name.startswith("@") else name)
+        if name.startswith("@"):
+            _refuse_strangers(connection)
     except OSError as error:
         connection.close()
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
@@ -84,6 +89,48 @@ def knock(path: pathlib.Path) -> socket.socket | None:
             ) from error
         raise ConfigError(f"{path} is no broker's socket ({error}): pass the right path=") from None
     return connection
+
+
+def _refuse_strangers(connection: socket.socket) -> None:
+    """An abstract name has no owner: anybody may take one whose broker is gone."""
+    credentials = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    _, user, _ = struct.unpack("3i", credentials)
+    if user not in (os.geteuid(), 0):
+        connection.close()
+        raise LaunchError(
+            "the socket of the broker that this process was started under is another user's by "
+            "now: start the program anew"
+        )
+
+
+class PrivateDoor:
+    """A listening socket for the processes that a broker's own children fork.
+
+    It has an abstract name, drawn at random and handed on by inheritance: nothing lies in a file
+    system, so nothing is left there by a broker that is killed. Who may enter is decided by the
+    peer's credentials, as at every door.
+
+    Attributes:
+        address: what :func:`knock` takes.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"@shmgpu-{os.getpid()}-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._socket.bind("\0" + self.address[1:])
+        self._socket.listen(BACKLOG)
+
+    def fileno(self) -> int:
+        """The listening descriptor."""
+        return self._socket.fileno()
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._socket.close()
+
+    close = release
 
 
 class Door:

@@ -57,14 +57,13 @@ def register_late() -> None:
 
 
 def resolve_by(resolver: Callable[[Function[Any, Any]], int] | None, names: list[str]) -> None:
-    """From now on functions have the rows that ``resolver`` says, those known already included."""
+    """From now on functions have the rows that ``resolver`` says; None: this process's own."""
     global _resolver
     _resolver = resolver
     _names[:] = names
-    if resolver is not None:
-        for target in by_row.values():
-            target.row = resolver(target)
-            target.plans_port = None
+    for own_row, target in by_row.items():
+        target.row = resolver(target) if resolver is not None else own_row
+        target.plans_port = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from shmgpu import functions
 from shmgpu.errors import ConfigError
 
 _LIMIT = 16 << 20  # bytes of one that are read
+_MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,18 @@ class Manifest:
 
     rows: Mapping[str, int]
     pools: Mapping[str, int]
+
+    def row_of(self, target: functions.Function[Any, Any]) -> int:
+        """The row of a function; 0: none of that name, or of a script's function, more than one.
+
+        What is run as a script may have been imported from its package by the broker.
+        """
+        name = name_of(target)
+        row = self.rows.get(name, 0)
+        if row or getattr(target.body, "__module__", "") not in _MAIN:
+            return row
+        found = [row for known, row in self.rows.items() if known.endswith(f".{name}")]
+        return found[0] if len(found) == 1 else 0
 
     def write(self) -> int:
         """Into a memory file; its descriptor."""
@@ -52,8 +65,8 @@ class Manifest:
 def name_of(target: functions.Function[Any, Any]) -> str:
     """``module:qualname``; a script that is run is called what it would be imported as."""
     module = getattr(target.body, "__module__", "") or ""
-    if module == "__main__":
-        main = sys.modules["__main__"]
+    if module in _MAIN:
+        main = sys.modules.get(module) or sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         path = getattr(main, "__file__", None)
         if spec is not None:
