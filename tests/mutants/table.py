@@ -166,8 +166,8 @@ MUTANTS = [
     Mutant(
         "F18",
         "csrc/crew.c",
-        "epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, process->pidfd, &event) == 0",
-        "process->pidfd + (int)event.events > 0",
+        "epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0",
+        "fd + (int)event.events > 0",
         PROCESSES + "test_f18_a_helper_that_dies_is_noticed_at_once_whoever_was_forked_later",
     ),
     Mutant(
