@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks import allocator, calls, launch, load, messages, payload
+from benchmarks import allocator, attach, calls, launch, load, messages, payload
 from benchmarks.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
     messages.WORKLOAD,
     calls.WORKLOAD,
+    attach.WORKLOAD,
     payload.WORKLOAD,
     load.WORKLOAD,
     allocator.WORKLOAD,

@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "board.h"
 #include "clock.h"
 #include "desk.h"
 #include "detail.h"
 #include "heap.h"
+#include "join.h"
 #include "port.h"
 #include "role.h"
 #include "registry.h"
@@ -37,6 +39,7 @@ int shm_register(shm_func_t func, const char *name, size_t params_size) {
 }
 
 const char *shm_function_name(uint64_t row) {
+  if (shmi_join_is_member()) return shmi_board_function_name(row);
   const shmi_function_t *function = shmi_registry_find(row);
   return function != NULL ? function->name : NULL;
 }
@@ -224,6 +227,7 @@ int shm_in_arena(const void *ptr, size_t bytes) {
 int shm_check_memory(uint64_t bytes) { return shmi_arena_check_memory(bytes); }
 uint64_t shm_arena_base(int child) { return shmi_arena_address(child); }
 uint64_t shm_arena_bytes(void) { return shmi_arena_bytes(); }
+int64_t shm_arena_shift(void) { return shmi_arena_shift(); }
 uint64_t shm_scratch_base(int helper) { return shmi_arena_scratch_address(helper); }
 
 uint64_t shm_reservation_base(void) {

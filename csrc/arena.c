@@ -20,6 +20,9 @@ static uint64_t reservation_bytes;
 static size_t stride, scratch_stride; /* one region and the guard behind it */
 static int *arena_fds, *scratch_fds;
 
+static int joined = -1;   /* the child whose arena this process joined with; -1: none */
+static int64_t shift;     /* broker's address - address here */
+
 #define MIB ((double)(1 << 20))
 
 int shmi_arena_check_memory(uint64_t bytes) {
@@ -141,10 +144,43 @@ void shmi_arena_destroy(void) {
   if (reservation != NULL) munmap(reservation, reservation_bytes);
   reservation = NULL;
   reservation_bytes = 0;
+  joined = -1;
+  shift = 0;
   memset(&plan, 0, sizeof plan);
 }
 
 void shmi_arena_detach(void) { reservation = NULL; }
+
+int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
+  void *wanted = (void *)(uintptr_t)broker_address;
+  void *made = mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+  if (made == MAP_FAILED && errno == EEXIST) {
+    made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (made == MAP_FAILED) {
+    shmi_detail_errno("mapping an arena");
+    return SHM_ESYSTEM;
+  }
+  plan = (shmi_arena_plan_t){.children = 1, .arena_bytes = bytes};
+  reservation = made;
+  reservation_bytes = bytes;
+  joined = child;
+  shift = (int64_t)(broker_address - (uint64_t)(uintptr_t)made);
+  return SHM_OK;
+}
+
+void shmi_arena_narrow(int child) {
+  if (joined >= 0) return;
+  char *own = (char *)(uintptr_t)shmi_arena_address(child), *behind = own + plan.arena_bytes;
+  munmap(reservation, (size_t)(own - reservation));
+  munmap(behind, (size_t)(reservation + reservation_bytes - behind));
+  reservation = own;
+  reservation_bytes = plan.arena_bytes;
+  joined = child;
+}
+
+int64_t shmi_arena_shift(void) { return shift; }
+int shmi_arena_descriptor(int child) { return arena_fds[child]; }
 
 static int map_region(int fd, uint64_t address, size_t bytes) {
   void *at = (void *)(uintptr_t)address;
@@ -202,6 +238,7 @@ int shmi_arena_next_data(int child, uint64_t from, uint64_t most, uint64_t *offs
 }
 
 uint64_t shmi_arena_address(int child) {
+  if (joined >= 0) return child == joined ? (uint64_t)(uintptr_t)reservation : 0;
   uint64_t first = (uint64_t)(uintptr_t)reservation + GUARD;
   if (plan.huge_pages) {
     uint64_t unit = UINT64_C(2) << 20;

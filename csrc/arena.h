@@ -30,6 +30,14 @@ typedef struct shmi_arena_plan {
 int shmi_arena_check_memory(uint64_t bytes);
 /* Reserve addresses and make every memfd. All or nothing. */
 int shmi_arena_create(const shmi_arena_plan_t *plan);
+/* In a process that joins: map its arena, at the broker's address where that range is free. */
+int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes);
+/* What turns an address of this process into the broker's. */
+int64_t shmi_arena_shift(void);
+/* Of the reservation keep this child's arena only, as one that joined has it. */
+void shmi_arena_narrow(int child);
+/* In the parent: the memory file of a child's arena, to be handed over. */
+int shmi_arena_descriptor(int child);
 /* Unmap everything and close the memfds, in whatever role. */
 void shmi_arena_destroy(void);
 /* Forget the reservation without unmapping it: somebody else does, later. */

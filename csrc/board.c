@@ -307,7 +307,8 @@ static int check_header(const header_t *found, uint64_t bytes) {
   return SHM_OK;
 }
 
-int shm_monitor_open(int fd) {
+/* Map the board behind fd, believing nothing. */
+static int map_foreign(int fd, int protection, enum view as) {
   if (mapping != NULL) return SHM_ENESTED;
   int seals = fcntl(fd, F_GET_SEALS);
   struct stat file;
@@ -316,7 +317,7 @@ int shm_monitor_open(int fd) {
   if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) return refuse("it is not sealed");
   if (file.st_size < (off_t)sizeof(header_t)) return refuse("it is too short");
   size_t bytes = (size_t)file.st_size;
-  void *made = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  void *made = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
   if (made == MAP_FAILED) {
     shmi_detail_errno("mapping a board");
     return SHM_ESYSTEM;
@@ -330,12 +331,29 @@ int shm_monitor_open(int fd) {
   }
   parts_t parts = lay_out(found.children, found.helpers, found.trace_records);
   adopt(made, &parts, found.children, found.helpers, found.trace_records);
-  view = MONITOR;
+  view = as;
   return SHM_OK;
 }
 
+int shm_monitor_open(int fd) { return map_foreign(fd, PROT_READ, MONITOR); }
+
+int shmi_board_join(int fd) {
+  shm_monitor_close();
+  return map_foreign(fd, PROT_READ | PROT_WRITE, ROLE);
+}
+
+int shmi_board_descriptor(void) { return board_fd; }
+
 void shm_monitor_close(void) {
   if (view == MONITOR) shmi_board_destroy();
+}
+
+const char *shmi_board_function_name(uint64_t function) {
+  uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);
+  for (uint32_t i = 0; i < count && i < SHM_MAX_FUNCTIONS; i++) {
+    if (function_rows[i].function == function) return function_rows[i].name;
+  }
+  return NULL;
 }
 
 int shm_get_functions(shm_function_row_t *out, int max) {

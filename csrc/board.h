@@ -71,11 +71,17 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records);
 void shmi_board_destroy(void);
 /* The board of this process, or NULL when no broker was made above it (in a monitor too). */
 const shmi_board_t *shmi_board(void);
+/* In a process that joins: map the board behind fd; then shmi_board_become. */
+int shmi_board_join(int fd);
+/* In the parent: the descriptor of the board, to be handed over. */
+int shmi_board_descriptor(void);
 /* In a fresh role: keep write access to one's own page only. */
 int shmi_board_become(int role, int index);
 /* A new helper takes the place of a dead one: its control page starts empty. */
 void shmi_board_reset_helper(int helper);
 /* The parent, before the first fork: a function's name, for those who read the trace. */
+/* The name of a row of the broker that this process joined; NULL: it has none. */
+const char *shmi_board_function_name(uint64_t function);
 void shmi_board_name(uint32_t index, uint64_t function, const char *name);
 
 shmi_child_page_t *shmi_board_child(int child);

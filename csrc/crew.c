@@ -61,12 +61,15 @@ static _Noreturn void run_child(int index, pid_t parent, int request_fd, int rep
 
 /* ---- forking roles, in the parent ---- */
 
-static int watch(const shmi_process_t *process, int role, int index) {
+int shmi_crew_watch(int fd, int what, int index) {
   struct epoll_event event = {
       .events = EPOLLIN,
-      .data = {.u64 = (uint64_t)(uint32_t)role << 32 | (uint32_t)index}};
-  return epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, process->pidfd, &event) == 0 ? SHM_OK
-                                                                              : SHM_ESYSTEM;
+      .data = {.u64 = (uint64_t)(uint32_t)what << 32 | (uint32_t)index}};
+  return epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
+}
+
+static int watch(const shmi_process_t *process, int role, int index) {
+  return shmi_crew_watch(process->pidfd, role, index);
 }
 
 int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity) {
@@ -197,10 +200,30 @@ int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd) {
   return shmi_dispatch_add_child(crew.dispatch, 0, request_fd, reply_fd, caller);
 }
 
+int shmi_crew_admit_guest(int index, shmi_process_t *guest, int request_fd, int reply_fd) {
+  shmi_crew_child_t *child = &crew.children[index];
+  *child = (shmi_crew_child_t){.process = *guest, .is_guest = 1};
+  int status = shmi_dispatch_add_child(crew.dispatch, index, request_fd, reply_fd, guest->pid);
+  if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
+  if (status != SHM_OK) {
+    shmi_dispatch_remove_child(crew.dispatch, index);
+    shmi_process_forget(&child->process);
+    child->has_ended = 1;
+    return status;
+  }
+  crew.guests_alive++;
+  shmi_crew_tell((shm_event_t){
+      .kind = SHM_EVENT_CHILD_JOINED,
+      .index = index,
+      .pid = guest->pid,
+      .generation = shmi_dispatch_child_generation(crew.dispatch, index)});
+  return SHM_OK;
+}
+
 /* ---- signalling and reaping ---- */
 
 void shmi_crew_signal_children(int signal, int reason) {
-  for (int i = 0; i < crew.config.child_count; i++) {
+  for (int i = 0; i < crew.config.child_count; i++) { /* guests lie behind them */
     shmi_crew_child_t *child = &crew.children[i];
     if (!child->is_ours || child->process.pid == 0) continue;
     if (child->reason == SHM_REASON_NONE) child->reason = reason;
@@ -214,26 +237,32 @@ void shmi_crew_signal_helpers(int signal) {
   }
 }
 
-void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
-                    void (*child_ended)(int index, int pid, int exit_status)) {
+void shmi_crew_look(const shmi_crew_news_t *news) {
   struct epoll_event events[REAP_AT_ONCE];
   int count = epoll_wait(crew.epoll_fd, events, REAP_AT_ONCE, 0);
   for (int i = 0; i < count; i++) {
-    int role = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
+    int what = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
     int exit_status = 0;
-    int pid = role == SHM_ROLE_HELPER ? crew.helpers[index].process.pid
-                                      : crew.children[index].process.pid;
-    if (role == SHM_ROLE_HELPER) {
+    if (what == SHMI_WATCH_DOOR) {
+      news->door(-1);
+    } else if (what == SHMI_WATCH_GUEST) {
+      news->door(index);
+    } else if (what == SHM_ROLE_HELPER) {
+      int pid = crew.helpers[index].process.pid;
       if (shmi_process_reap(&crew.helpers[index].process, 0, &exit_status)) {
-        helper_ended(index, pid, exit_status);
-      }
-    } else if (crew.children[index].is_ours) {
-      if (shmi_process_reap(&crew.children[index].process, 0, &exit_status)) {
-        child_ended(index, pid, exit_status);
+        news->helper_ended(index, pid, exit_status);
       }
     } else {
-      shmi_process_forget(&crew.children[index].process);
-      child_ended(index, pid, 0);
+      shmi_crew_child_t *child = &crew.children[index];
+      int pid = child->process.pid;
+      if (child->is_ours) {
+        if (shmi_process_reap(&child->process, 0, &exit_status)) {
+          news->child_ended(index, pid, exit_status);
+        }
+      } else if (pid != 0) {
+        shmi_process_forget(&child->process);
+        news->child_ended(index, pid, 0);
+      }
     }
   }
 }
@@ -244,11 +273,11 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   crew = (shmi_crew_t){.config = *config, .host = *host};
   crew.epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
   crew.helpers = calloc((size_t)config->helper_count, sizeof *crew.helpers);
-  crew.children = calloc((size_t)config->child_count, sizeof *crew.children);
+  crew.children = calloc((size_t)config->slot_count, sizeof *crew.children);
   if (crew.epoll_fd < 0 || crew.helpers == NULL || crew.children == NULL) return SHM_ESYSTEM;
   for (int i = 0; i < config->helper_count; i++) crew.helpers[i].process.pidfd = -1;
-  for (int i = 0; i < config->child_count; i++) crew.children[i].process.pidfd = -1;
-  shmi_dispatch_config_t dispatch = {.children = config->child_count,
+  for (int i = 0; i < config->slot_count; i++) crew.children[i].process.pidfd = -1;
+  shmi_dispatch_config_t dispatch = {.children = config->slot_count,
                                      .helpers = config->helper_count,
                                      .pools = config->pool_count,
                                      .window = config->window,
@@ -258,7 +287,7 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   shm_broker_stats_t *stats = shmi_board()->broker;
   stats->started_ns = shmi_clock_ns();
   stats->parent_pid = getpid();
-  stats->children = config->child_count;
+  stats->children = config->slot_count;
   stats->helpers = config->helper_count;
   stats->window = (int32_t)config->window;
   stats->arena_bytes = shmi_arena_bytes();

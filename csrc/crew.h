@@ -28,7 +28,8 @@ typedef struct shmi_crew_helper {
 
 typedef struct shmi_crew_child {
   shmi_process_t process;
-  int is_ours;
+  int is_ours;   /* forked here; else never signalled */
+  int is_guest;  /* joined through the door: its end is nobody's failure */
   int has_ended; /* for good */
   int restarts;    /* since its last long life */
   int short_lives; /* in a row, each within the death window of its start */
@@ -44,8 +45,8 @@ typedef struct shmi_crew {
   shmi_dispatch_t *dispatch;
   shmi_crew_helper_t *helpers;
   shmi_crew_child_t *children;
-  int epoll_fd; /* all pidfds */
-  int children_alive, helpers_alive;
+  int epoll_fd; /* all pidfds, and the door */
+  int children_alive, guests_alive, helpers_alive;
 } shmi_crew_t;
 
 /* Of the parent, while it runs; a role that was just forked still reads it. */
@@ -59,6 +60,11 @@ int shmi_crew_start_helper(int index);
 int shmi_crew_start_child(int index);
 /* The process that called init() becomes child 0. */
 int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd);
+/* A guest takes a slot. Takes over its pidfd and both pipe ends, in any case. */
+int shmi_crew_admit_guest(int index, shmi_process_t *guest, int request_fd, int reply_fd);
+/* Have shmi_crew_look tell when fd is readable. */
+enum shmi_watch { SHMI_WATCH_DOOR = 16, SHMI_WATCH_GUEST = 17 }; /* beside the roles */
+int shmi_crew_watch(int fd, int what, int index);
 /* Two pipes between the parent and a role: towards[] carries frames to it. *capacity: frames that
  * either is sure to hold. */
 int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity);
@@ -66,9 +72,13 @@ int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity);
 void shmi_crew_signal_children(int signal, int reason);
 void shmi_crew_signal_helpers(int signal);
 
-/* Call helper_ended and child_ended for every process that has ended. */
-void shmi_crew_reap(void (*helper_ended)(int index, int pid, int exit_status),
-                    void (*child_ended)(int index, int pid, int exit_status));
+/* Call back for every process that has ended, and for the door (-1) and guests that speak. */
+typedef struct shmi_crew_news {
+  void (*helper_ended)(int index, int pid, int exit_status);
+  void (*child_ended)(int index, int pid, int exit_status);
+  void (*door)(int guest);
+} shmi_crew_news_t;
+void shmi_crew_look(const shmi_crew_news_t *news);
 
 /* Tell the host. */
 void shmi_crew_tell(shm_event_t event);

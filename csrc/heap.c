@@ -60,6 +60,16 @@ int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes) {
   return alive;
 }
 
+int shmi_heap_disown(uint64_t mapping, uint64_t mapping_bytes) {
+  int in_use = pthread_mutex_trylock(&lock) != 0; /* by a thread that was not forked */
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  if (!in_use) return shmi_heap_retire(mapping, mapping_bytes);
+  heap = NULL; /* caught half-way: left as it is, for good */
+  retired = NULL;
+  heap_base = heap_bytes = 0;
+  return 1;
+}
+
 static void *keep(void *made, int status) {
   last_status = made != NULL ? SHM_OK : status;
   return made;

@@ -14,6 +14,9 @@ int shmi_heap_open(uint64_t base, size_t bytes, int child);
 /* The broker is left. Returns 1 when blocks are alive: the caller must then leave
  * [mapping, mapping + mapping_bytes) mapped, the heap unmaps it with the last block. */
 int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes);
+/* The same in a process forked from the one whose heap it is: what was inherited stays readable,
+ * and a free of it changes nothing there. */
+int shmi_heap_disown(uint64_t mapping, uint64_t mapping_bytes);
 /* The free and the resize themselves, whoever still uses the block. */
 int shmi_heap_free(void *ptr);
 void *shmi_heap_realloc(void *ptr, size_t size);

@@ -22,6 +22,7 @@
 #include "fault.h"
 #include "heap.h"
 #include "init.h"
+#include "join.h"
 #include "port.h"
 #include "process.h"
 #include "registry.h"
@@ -46,7 +47,8 @@ static int check_config(const shm_config_t *config) {
     const char *what;
     long long value, least, most;
   } rules[] = {
-      {"children", config->child_count, 1, SHM_MAX_CHILDREN},
+      {"children", config->child_count, config->slot_count > 0 ? 0 : 1, SHM_MAX_CHILDREN},
+      {"slots", config->slot_count, 0, SHM_MAX_CHILDREN},
       {"helpers", config->helper_count, 1, SHM_MAX_HELPERS},
       {"pools", config->pool_count, 1, SHM_MAX_POOLS},
       {"window", config->window, 0, SHM_MAX_WINDOW},
@@ -84,14 +86,14 @@ static void destroy_broker(void) {
 
 static int create_broker(void) {
   /* Per child three descriptors (memfd, two pipe ends) and a pidfd; per helper likewise. */
-  int status = shmi_descriptor_room(4 * (settings.child_count + settings.helper_count) + 16);
+  int status = shmi_descriptor_room(4 * (settings.slot_count + settings.helper_count) + 16);
   if (status != SHM_OK) {
     shmi_detail_set("%d children and %d helpers need more open files than the limit allows: "
                     "raise it with ulimit -n",
-                    settings.child_count, settings.helper_count);
+                    settings.slot_count, settings.helper_count);
     return status;
   }
-  shmi_arena_plan_t plan = {.children = settings.child_count,
+  shmi_arena_plan_t plan = {.children = settings.slot_count,
                             .arena_bytes = settings.arena_bytes,
                             .helpers = settings.helper_count,
                             .scratch_bytes = settings.scratch_bytes,
@@ -99,7 +101,7 @@ static int create_broker(void) {
                             .huge_pages = settings.huge_pages};
   status = shmi_arena_create(&plan);
   if (status == SHM_OK) {
-    status = shmi_board_create(settings.child_count, settings.helper_count,
+    status = shmi_board_create(settings.slot_count, settings.helper_count,
                                settings.trace_records);
   }
   if (status == SHM_OK) status = shmi_registry_seal();
@@ -186,6 +188,7 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (settings.grace_ns == 0) settings.grace_ns = 5 * SECOND;
   if (settings.max_restarts == 0) settings.max_restarts = DEFAULT_MAX_RESTARTS;
   if (settings.caller_is_child) settings.child_count = 1;
+  if (settings.slot_count < settings.child_count) settings.slot_count = settings.child_count;
   status = create_broker();
   if (status != SHM_OK) return status;
   if (settings.caller_is_child) return become_first_child();
@@ -195,6 +198,10 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
 }
 
 int shm_leave(void) {
+  if (shmi_join_is_member()) {
+    shmi_join_leave();
+    return SHM_OK;
+  }
   if (shmi_role() != SHM_ROLE_CHILD || parent_process.pid == 0) return SHM_ENOT_RUNNING;
   shmi_port_close(); /* the parent sees its only child leave, drains and ends */
   uint64_t grace_ns = 4 * settings.grace_ns;

@@ -70,6 +70,7 @@ static struct port {
   shmi_child_page_t *page;
   entry_t *entries;
   uint64_t arena_base, arena_bytes;
+  uint64_t shift; /* what an address here lacks to be the broker's: 0 unless joined elsewhere */
   int child, cores;
   int spins; /* one call is out, and it is waited for: watching for its answer may pay */
   int spin_trust, spin_skipped;
@@ -81,10 +82,10 @@ static struct port {
 
 /* A handler that ran a moment before a wait began interrupts no wait, and where handlers only make
  * a note (Python's do) the note would be read when the call has ended. So a host with handlers of
- * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. Only in the main
- * thread, where handlers run. The clock is a timer that is set once in HEED_NS, not once a wait:
+ * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. The clock is a timer that is set once in HEED_NS, not once a wait:
  * programming one costs as much as a tenth of a call. */
 enum { HEED_NS = 100000000 };
+enum { CLOSE_NS = 1000000000, CLOSE_LOOK_NS = 1000000 };
 
 static int is_main_thread(void) {
   static _Thread_local int known; /* 1: no, 2: yes */
@@ -96,7 +97,7 @@ static int heeds(void) { return port.heeds && is_main_thread(); }
 
 /* Wait for a reply: 1, 0 at the time-out (< 0: none), SHM_EINTR when it is time to look. */
 static int wait_for_reply(int64_t timeout_ns) {
-  if (port.tick_fd < 0 || !heeds()) return shmi_channel_wait(port.reply_fd, timeout_ns);
+  if (port.tick_fd < 0) return shmi_channel_wait(port.reply_fd, timeout_ns);
   if (!port.tick_is_set) {
     struct itimerspec once = {.it_value = {.tv_nsec = HEED_NS}};
     timerfd_settime(port.tick_fd, 0, &once, NULL);
@@ -247,14 +248,14 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
   }
 }
 
-/* The broker is gone: every call that is out has that outcome. */
-static void settle_all(int led_by_drainer) {
+/* No reply will come any more: every call that is out has that outcome. */
+static void settle_all(int status, int led_by_drainer) {
   port.broken = 1;
   for (uint32_t i = 0; i < port.window; i++) {
     entry_t *entry = &port.entries[i];
     if (entry->state == ENTRY_FREE || entry->state == ENTRY_DONE) continue;
     entry->reply = (shm_reply_t){
-        .sequence = entry->sequence, .status = SHM_EBROKER_DIED, .helper = -1};
+        .sequence = entry->sequence, .status = status, .helper = -1};
     entry_settle(entry, led_by_drainer);
   }
   event_signal();
@@ -348,7 +349,7 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   pthread_mutex_unlock(&port.lock);
   int got = 1;
   int is_near = spins && spin();
-  if (!is_near && (timeout_ns >= 0 || (!as_drainer && heeds()))) got = wait_for_reply(timeout_ns);
+  if (!is_near && (timeout_ns >= 0 || (!as_drainer && port.heeds))) got = wait_for_reply(timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
   else if (got == 0) got = SHM_EAGAIN;
@@ -359,7 +360,7 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
     return SHM_OK;
   }
   if (got == SHM_EINTR || got == SHM_EAGAIN) return got;
-  settle_all(as_drainer); /* end of file, or a pipe that cannot be read */
+  settle_all(SHM_EBROKER_DIED, as_drainer); /* end of file, or a pipe that cannot be read */
   return SHM_OK;
 }
 
@@ -432,14 +433,19 @@ static int send_frames(const shmi_frame_t *frames, int count) {
 
 static int send_one(const shmi_frame_t *frame) {
   int status = send_frames(frame, 1);
-  if (status == SHM_EBROKER_DIED) settle_all(0);
+  if (status == SHM_EBROKER_DIED) settle_all(SHM_EBROKER_DIED, 0);
   return status;
+}
+
+/* An address of this process as the broker and its helpers have it; no address stays none. */
+static inline uint64_t abroad(uint64_t address) {
+  return address != 0 ? address + port.shift : 0;
 }
 
 static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint64_t params,
                       uint64_t sequence, uint64_t deadline_ns) {
   *frame = (shmi_frame_t){.msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
-                                  .params = (void *)(uintptr_t)params},
+                                  .params = (void *)(uintptr_t)abroad(params)},
                           .sequence = sequence,
                           .pool = config->pool,
                           .kind = SHMI_FRAME_CALL,
@@ -452,7 +458,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
 }
 
 static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
-  shmi_frame_t frame = {.result = {.token = token, .value = params},
+  shmi_frame_t frame = {.result = {.token = token, .value = abroad(params)},
                         .sequence = entry->sequence,
                         .kind = SHMI_FRAME_GROW};
   frame.slot = (uint16_t)entry->reply.helper;
@@ -518,9 +524,9 @@ int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room
     return SHM_EBAD_PARAMS;
   }
   uint64_t *block = (uint64_t *)(uintptr_t)repeat->params;
-  block[ROOM] = (uint64_t)(uintptr_t)room;
+  block[ROOM] = abroad((uint64_t)(uintptr_t)room);
   block[ROOM_BYTES] = repeat->room_bytes;
-  block[ARGUMENT] = address;
+  block[ARGUMENT] = abroad(address);
   int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
   return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
 }
@@ -728,7 +734,7 @@ int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit) {
     }
     if (piece == 0) break;
     status = send_frames(frames, piece);
-    if (status == SHM_EBROKER_DIED) settle_all(0);
+    if (status == SHM_EBROKER_DIED) settle_all(SHM_EBROKER_DIED, 0);
     sent += piece;
   }
   pthread_mutex_unlock(&port.lock);
@@ -782,16 +788,16 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.seen_answered = shmi_board()->child_stats[child].answered; /* by who had the slot before */
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
+  port.shift = (uint64_t)shmi_arena_shift();
   port.cores = cores_allowed();
   port.spin_trust = SPIN_SECOND_CHANCE;
+  port.broken = 0;
   port.open = 1;
   return SHM_OK;
 }
 
-void shmi_port_close(void) {
-  if (!port.open) return;
-  pthread_mutex_lock(&port.lock);
-  port.open = 0;
+/* No thread is inside any more, or none ever comes out. */
+static void empty(void) {
   shmi_descriptor_close(&port.request_fd);
   shmi_descriptor_close(&port.reply_fd);
   shmi_descriptor_close(&port.event_fd);
@@ -800,9 +806,44 @@ void shmi_port_close(void) {
   port.entries = NULL;
   queue_free(&port.queued);
   queue_free(&port.talk);
+  port.window = 0;
   port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
-  port.leading = port.broken = port.heeds = 0;
+  port.room_waiters = port.drainers = 0;
+  port.leading = port.heeds = 0;
+}
+
+/* A thread that waits for its call hears that there is none, and comes out. One whose host does not
+ * look up from its read is left behind with what it reads from: its call was never answered. */
+static void turn_out(void) {
+  uint64_t until_ns = shmi_clock_ns() + CLOSE_NS;
+  settle_all(SHM_ENOT_RUNNING, 0);
+  while (port.leading || port.followers != 0 || port.room_waiters > 0 || port.drainers > 0) {
+    if (shmi_clock_ns() > until_ns) {
+      port.entries = NULL;
+      break;
+    }
+    pthread_mutex_unlock(&port.lock);
+    struct timespec moment = {.tv_nsec = CLOSE_LOOK_NS};
+    nanosleep(&moment, NULL);
+    pthread_mutex_lock(&port.lock);
+  }
+}
+
+void shmi_port_close(void) {
+  if (!port.open) return;
+  pthread_mutex_lock(&port.lock);
+  port.open = 0;
+  turn_out();
+  empty();
   pthread_mutex_unlock(&port.lock);
+}
+
+void shmi_port_disown(void) {
+  port.lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; /* held by whoever was not forked */
+  if (!port.open) return;
+  port.open = 0;
+  port.broken = 1;
+  empty();
 }
 
 void shmi_port_heed_signals(void) {

@@ -20,6 +20,8 @@
 int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child);
 /* Close both ends: the dispatcher sees the child leave. */
 void shmi_port_close(void);
+/* In a process forked from the one whose port it is: let go of the copy. */
+void shmi_port_disown(void);
 /* The host has signal handlers that want to be run: no wait goes on for long without a look. */
 void shmi_port_heed_signals(void);
 int shmi_port_is_open(void);

@@ -11,6 +11,7 @@
 #include "signals.h"
 
 static int role = SHM_ROLE_NONE, role_index = -1;
+static pid_t role_pid; /* whose it is: a process forked from that one inherits the memory only */
 
 int shmi_role(void) { return role; }
 int shmi_role_index(void) { return role_index; }
@@ -19,7 +20,10 @@ int shm_get_role(void) { return role; }
 void shmi_role_set(int new_role, int index) {
   role = new_role;
   role_index = index;
+  role_pid = getpid();
 }
+
+int shmi_role_is_inherited(void) { return role != SHM_ROLE_NONE && role_pid != getpid(); }
 
 int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[2]) {
   shmi_role_set(new_role, index);

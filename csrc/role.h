@@ -13,6 +13,8 @@
 int shmi_role(void);
 int shmi_role_index(void);
 void shmi_role_set(int role, int index);
+/* Is it the role of the process from which the user's own code forked this one? */
+int shmi_role_is_inherited(void);
 
 /* What every forked role does first: its signals, its tie to the parent, its memory, its two pipe
  * ends and no other descriptor of the broker's. SHM_OK, or why it must end at once. */

@@ -76,7 +76,8 @@ enum shm_status {
   SHM_EUNSUPPORTED = -34,
   SHM_EPLACEMENT = -35,
   SHM_ENO_CHILD_SLOT = -36,
-  SHM_ENO_BOARD = -37
+  SHM_ENO_BOARD = -37,
+  SHM_EREFUSED = -38
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -209,6 +210,12 @@ typedef struct shm_config {
   uint64_t grace_ns;           /* how long a drain waits before TERM, and TERM before KILL; 0: 5 s */
   int restart;                 /* shm_restart: what becomes of a child that failed */
   int max_restarts;            /* of one child; 0: 5 */
+  int slot_count;              /* children at once, forked and joined; 0: child_count */
+  int persistent;              /* 1: goes on when no child is left, until it is told to end */
+  int door_fd;                 /* listening Unix socket (SOCK_SEQPACKET) where processes that were
+                                  not forked ask to join; 0: none */
+  int manifest_fd;             /* memory file handed to whoever joins; 0: none */
+  uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
 } shm_config_t;
 
 enum shm_restart {
@@ -230,7 +237,10 @@ enum shm_event_kind {
   SHM_EVENT_OVER = 11,            /* every process has ended; statistics and trace are still here */
   SHM_EVENT_CHILD_CLEARED = 12,   /* a dead child's arena is zero again, and its slot free */
   SHM_EVENT_HELPER_DELAYED = 13,  /* could not be forked: tried again in delay_ns */
-  SHM_EVENT_CHILD_DELAYED = 14
+  SHM_EVENT_CHILD_DELAYED = 14,
+  SHM_EVENT_CHILD_JOINED = 15,    /* a process that was not forked took a slot */
+  SHM_EVENT_CHILD_LEFT = 16,      /* and left it, or died */
+  SHM_EVENT_CHILD_REFUSED = 17    /* a process asked to join and was refused: reason in exit_status */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -274,6 +284,19 @@ typedef struct shm_host {
 int shm_run(const shm_config_t *config, const shm_host_t *host);
 /* caller_is_child: leave; the parent drains, ends its helpers and is reaped. */
 int shm_leave(void);
+
+/* Join the broker at the other end of `door_fd`, a connected socket of its door: this process
+ * becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
+ * heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with the same
+ * socket. Leave with shm_leave. *manifest_fd: the broker's manifest, for the caller to close. */
+int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+             int *manifest_fd);
+/* In a process that the user's own code forked from a child: let go of what it inherited of that
+ * child's place, which notices nothing; it may then join for itself. Arrays stay readable. */
+int shm_disown(void);
+/* What this process must add to an address in its arena to get the broker's: 0 unless it joined
+ * and the broker's range was taken here. */
+int64_t shm_arena_shift(void);
 const char *shm_error_detail(void); /* more about the last failure; "" when there is no more */
 int shm_stop_signal(void);          /* after SHM_ESIGNALLED: which signal */
 

@@ -66,9 +66,13 @@
   X(SHM_ETOO_LARGE, -33, "the result is larger than a helper keeps for its caller")                \
   X(SHM_EUNSUPPORTED, -34, "this kernel lacks what the broker needs: use Linux 5.10 or newer")     \
   X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")                       \
-  X(SHM_ENO_CHILD_SLOT, -36, "every slot for a child is taken: launch with more")                  \
+  X(SHM_ENO_CHILD_SLOT, -36,                                                                       \
+    "every place for a child is taken: wait for one, or start the broker with more")                  \
   X(SHM_ENO_BOARD, -37,                                                                            \
     "the file does not hold a broker's statistics that can be read here: watch a broker with the " \
-    "version of shmgpu that it runs")
+    "version of shmgpu that it runs")                                                              \
+  X(SHM_EREFUSED, -38,                                                                             \
+    "the broker does not let this process in: it must be started by the same user, with the same "  \
+    "version of shmgpu")
 
 #endif

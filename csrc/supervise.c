@@ -8,6 +8,7 @@
 #include "clock.h"
 #include "crew.h"
 #include "detail.h"
+#include "door.h"
 #include "signals.h"
 
 enum {
@@ -56,7 +57,7 @@ static void enter_phase(enum phase phase) {
 
 /* Children that we did not fork are only let go: their next call says that the broker is gone. */
 static void let_go(int outcome) {
-  for (int i = 0; i < crew.config.child_count; i++) {
+  for (int i = 0; i < crew.config.slot_count; i++) {
     shmi_crew_child_t *child = &crew.children[i];
     if (child->is_ours || child->has_ended || child->process.pid <= 0) continue;
     strncpy(shmi_board()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
@@ -64,7 +65,8 @@ static void let_go(int outcome) {
     shmi_dispatch_remove_child(crew.dispatch, i);
     shmi_process_forget(&child->process);
     child->has_ended = 1;
-    crew.children_alive--;
+    if (child->is_guest) crew.guests_alive--;
+    else crew.children_alive--;
   }
 }
 
@@ -85,6 +87,7 @@ static void fail(int outcome) {
   if (now.outcome == SHM_OK) now.outcome = outcome;
   if (now.phase >= DRAINING) return;
   shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
+  shmi_door_close(); /* nobody new */
   if (outcome == SHM_ESIGNALLED && now.phase == RUNNING) {
     enter_phase(DRAINING);
     shmi_dispatch_hold(crew.dispatch, 1);
@@ -93,11 +96,19 @@ static void fail(int outcome) {
   }
 }
 
-static int everybody_left(void) { return crew.children_alive == 0 && now.restarts_waiting == 0; }
+static int everybody_left(void) {
+  if (crew.config.persistent && now.phase == RUNNING) return 0;
+  return crew.children_alive == 0 && now.restarts_waiting == 0;
+}
 
 static void begin_running(void) {
   for (int i = 0; i < crew.config.helper_count; i++) {
     if (shmi_dispatch_helper_state(crew.dispatch, i) != SHMI_PEER_UP) return;
+  }
+  int status = shmi_door_open(crew.config.door_fd);
+  if (status != SHM_OK) {
+    fail(status);
+    return;
   }
   shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_READY});
   enter_phase(RUNNING);
@@ -106,7 +117,7 @@ static void begin_running(void) {
     return;
   }
   for (int i = 0; i < crew.config.child_count; i++) {
-    int status = shmi_crew_start_child(i);
+    status = shmi_crew_start_child(i);
     if (status != SHM_OK) {
       fail(status);
       return;
@@ -118,6 +129,8 @@ static void begin_running(void) {
 static void advance(void) {
   if (now.phase == STARTING) begin_running();
   if (now.phase >= RUNNING && now.phase <= ENDING && everybody_left()) {
+    let_go(SHM_ESTOPPED);
+    shmi_door_close();
     enter_phase(CLOSING);
     shmi_dispatch_close_helpers(crew.dispatch);
   }
@@ -174,11 +187,29 @@ static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
   return ended_ns - started_ns < crew.config.death_window_ns ? so_far + 1 : 1;
 }
 
+/* A guest has left or died. Whoever comes next finds its place clean. */
+static void guest_left(int index, int pid) {
+  crew.children[index].has_ended = 1;
+  crew.guests_alive--;
+  shmi_dispatch_remove_child(crew.dispatch, index);
+  shmi_crew_tell(
+      (shm_event_t){.kind = SHM_EVENT_CHILD_LEFT,
+                    .index = index,
+                    .pid = pid,
+                    .generation = shmi_dispatch_child_generation(crew.dispatch, index),
+                    .reason = crew.children[index].reason});
+  shmi_dispatch_clear_child(crew.dispatch, index);
+}
+
 static void handle_signals(void);
 
 static void child_ended(int index, int pid, int exit_status) {
   shmi_crew_child_t *child = &crew.children[index];
   if (child->has_ended) return;
+  if (child->is_guest) {
+    guest_left(index, pid);
+    return;
+  }
   /* Who told the whole process group to end told us first: then this is no failure. */
   shmi_signals_let_in();
   handle_signals();
@@ -273,7 +304,7 @@ static void let_caller_go(int index) {
 }
 
 static void callers_left(void) {
-  for (int i = 0; i < crew.config.child_count; i++) {
+  for (int i = 0; i < crew.config.slot_count; i++) {
     if (crew.children[i].is_ours || crew.children[i].has_ended) continue;
     if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_LEFT) {
       let_caller_go(i);
@@ -282,7 +313,7 @@ static void callers_left(void) {
 }
 
 static void end_offenders(void) {
-  for (int i = 0; i < crew.config.child_count; i++) {
+  for (int i = 0; i < crew.config.slot_count; i++) {
     shmi_crew_child_t *child = &crew.children[i];
     if (shmi_dispatch_child_state(crew.dispatch, i) != SHMI_PEER_OFFENDED) continue;
     if (child->reason == SHM_REASON_PROTOCOL) continue; /* its end will come */
@@ -406,6 +437,7 @@ static uint64_t timers(uint64_t at_ns) {
     if (now.restarts_waiting > 0) restart_children(at_ns, &next_ns);
   }
   if (now.phase >= RUNNING && now.phase <= ENDING) end_hung_helpers(at_ns, &next_ns);
+  shmi_door_timers(at_ns, &next_ns);
   return next_ns;
 }
 
@@ -437,6 +469,9 @@ static void let_signals_in(uint64_t at_ns) {
   handle_signals();
 }
 
+static const shmi_crew_news_t news = {
+    .helper_ended = helper_ended, .child_ended = child_ended, .door = shmi_door_look};
+
 int shmi_supervise(void) {
   memset(&now, 0, sizeof now);
   for (int i = 0; i < crew.config.helper_count && now.phase == STARTING; i++) {
@@ -464,8 +499,9 @@ int shmi_supervise(void) {
     if (turn & SHMI_TURN_SIGNAL) handle_signals();
     else let_signals_in(at_ns);
     if (turn & SHMI_TURN_READY) helpers_ready();
-    if (turn & SHMI_TURN_SUPERVISOR) shmi_crew_reap(helper_ended, child_ended);
+    if (turn & SHMI_TURN_SUPERVISOR) shmi_crew_look(&news);
     if (turn & SHMI_TURN_LEFT) callers_left();
     if (turn & SHMI_TURN_OFFENDED) end_offenders();
+    if (turn & SHMI_TURN_FREED) shmi_door_slot_freed();
   }
 }

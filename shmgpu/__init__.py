@@ -28,6 +28,7 @@ from __future__ import annotations
 from shmgpu import arena, errors
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
+from shmgpu.attach import Membership, claim, connect, disconnect
 from shmgpu.core import status_name, status_text
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -76,6 +77,7 @@ __all__ = [
     "Helper",
     "HelperDied",
     "LaunchError",
+    "Membership",
     "NoHelpers",
     "NotRunning",
     "RemoteError",
@@ -85,6 +87,9 @@ __all__ = [
     "ShmError",
     "__version__",
     "arena",
+    "claim",
+    "connect",
+    "disconnect",
     "errors",
     "frombuffer",
     "function",

@@ -42,6 +42,9 @@ class Target(Protocol):
     plans_port: Any
     repeats: Repeats
 
+    def why_unknown(self) -> str:
+        """Why helpers do not have it, in a sentence."""
+
 
 class Options:
     """What one call may have besides its arguments."""
@@ -270,10 +273,7 @@ class Arguments:
     def _adopt(self, target: Target) -> None:
         """First call of a function through this port."""
         if not target.row:
-            raise BadFunction(
-                f"{target.name} was decorated after the broker had started, so helpers do not "
-                "know it: move its definition above launch() or init()"
-            )
+            raise BadFunction(target.why_unknown())
         self._pool(target)
         target.plans = PlanTable()
         target.repeats = Repeats()

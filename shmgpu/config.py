@@ -86,6 +86,9 @@ def _whole(low: int, high: int) -> Callable[[Any, str], int]:
     return parse
 
 
+parse_slots = _whole(0, 4096)
+
+
 def parse_seconds(value: Any, name: str) -> float:
     """Seconds, 0 to 1e9; raises ConfigError."""
     try:
@@ -164,6 +167,7 @@ def resolve(name: str, argument: Any = None) -> Any:
 def warn_unknown() -> list[str]:
     """Warn of SHMGPU_* variables that mean nothing; returns their names."""
     known = {PREFIX + name.upper() for name in SETTINGS}
+    known.add(PREFIX + "SOCKET")  # a broker's: see door.py
     if core.HAS_FAULTS:
         known.add(PREFIX + "FAULTS")
     unknown = [

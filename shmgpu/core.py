@@ -46,6 +46,8 @@ ENOT_CHILD: int = _lib.SHM_ENOT_CHILD
 ENOT_HELPER: int = _lib.SHM_ENOT_HELPER
 ENESTED: int = _lib.SHM_ENESTED
 EBAD_CONFIG: int = _lib.SHM_EBAD_CONFIG
+ENO_CHILD_SLOT: int = _lib.SHM_ENO_CHILD_SLOT
+EREFUSED: int = _lib.SHM_EREFUSED
 ENO_MEMORY: int = _lib.SHM_ENO_MEMORY
 ESYSTEM: int = _lib.SHM_ESYSTEM
 ESEALED: int = _lib.SHM_ESEALED
@@ -103,6 +105,8 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     ENOT_RUNNING: errors.NotRunning,
     ENESTED: errors.LaunchError,
     EBAD_CONFIG: errors.ConfigError,
+    ENO_CHILD_SLOT: errors.LaunchError,
+    EREFUSED: errors.LaunchError,
     ENO_MEMORY: errors.LaunchError,
     ESEALED: errors.BadFunction,
     ETABLE_FULL: errors.BadFunction,
@@ -621,6 +625,9 @@ EVENT_NAMES = {
         "CHILD_CLEARED",
         "HELPER_DELAYED",
         "CHILD_DELAYED",
+        "CHILD_JOINED",
+        "CHILD_LEFT",
+        "CHILD_REFUSED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -662,6 +669,30 @@ def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings
         if not settings.get("caller_is_child"):
             _host = None
             _kept.remove(keep_for_the_broker)
+
+
+def join(door: int, program: str, wait_ns: int) -> int:
+    """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
+    manifest = _ffi.new("int *")
+    while True:  # Python's signal handlers run between
+        status = int(_lib.shm_join(door, program.encode(), wait_ns, 1, manifest))
+        if status != EINTR:
+            break
+    if status == ETIMEOUT:
+        raise errors.LaunchError("the broker was not joined: it does not answer (is it stopped?)")
+    if status < 0:
+        raise error_of(status, "the broker was not joined", error_detail())
+    return int(manifest[0])
+
+
+def disown() -> None:
+    """shm_disown: in a forked process, let go of the place that was the forking one's."""
+    check(int(_lib.shm_disown()), "what was inherited could not be let go")
+
+
+def arena_shift() -> int:
+    """What an address here lacks to be the broker's; 0 but in a process that joined elsewhere."""
+    return int(_lib.shm_arena_shift())
 
 
 def leave() -> int:

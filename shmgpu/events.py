@@ -206,6 +206,27 @@ def child_cleared(event: dict[str, int], **_: Any) -> None:
     emit(logging.DEBUG, "child_cleared", **_who("child", event))
 
 
+def child_joined(event: dict[str, int], **_: Any) -> None:
+    """A process that was not forked here took a place."""
+    emit(logging.INFO, "child_joined", **_who("child", event))
+
+
+def child_left(event: dict[str, int], **_: Any) -> None:
+    """It left, or died: it was not ours to ask."""
+    emit(logging.INFO, "child_left", **_who("child", event), action="its place is cleaned")
+
+
+def child_refused(event: dict[str, int], **_: Any) -> None:
+    """A process that asked to join was sent away."""
+    emit(
+        logging.WARNING,
+        "child_refused",
+        role="parent",
+        cause=core.status_text(event["exit_status"]),
+        action="sent away",
+    )
+
+
 def child_protocol(event: dict[str, int], **_: Any) -> None:
     """A child sent what no child may send, again and again."""
     emit(
@@ -244,6 +265,9 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_cleared,
         helper_delayed,
         child_delayed,
+        child_joined,
+        child_left,
+        child_refused,
         child_protocol,
         draining,
     )

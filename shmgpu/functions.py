@@ -44,6 +44,8 @@ _ndarray = np.ndarray
 
 by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
+_resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
+_names: list[str] = []  # of what that broker has
 
 
 def register_late() -> None:
@@ -52,6 +54,16 @@ def register_late() -> None:
     _late.clear()
     for target in waiting:
         target._register()
+
+
+def resolve_by(resolver: Callable[[Function[Any, Any]], int] | None, names: list[str]) -> None:
+    """From now on functions have the rows that ``resolver`` says; None: this process's own."""
+    global _resolver
+    _resolver = resolver
+    _names[:] = names
+    for own_row, target in by_row.items():
+        target.row = resolver(target) if resolver is not None else own_row
+        target.plans_port = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +303,20 @@ class Function(Generic[P, R]):
         else:
             self.row = row
             by_row[row] = self
+            if _resolver is not None:
+                self.row = _resolver(self)
+
+    def why_unknown(self) -> str:
+        """Why helpers do not have this function, in a sentence."""
+        if _resolver is None:
+            return (
+                f"{self.name} was decorated after the broker had started, so helpers do not "
+                "know it: move its definition above launch() or init()"
+            )
+        return (
+            f"the broker that was joined has no {self.body.__module__}:{self.name}: start it with "
+            f"the module that defines it; it has {', '.join(_names) or 'no functions'}"
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run in a helper and wait for the result.

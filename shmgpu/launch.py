@@ -59,6 +59,7 @@ def launch(
     progress: bool | None = None,
     restart: str | None = None,
     max_restarts: int | None = None,
+    slots: int = 0,
 ) -> list[Any]:
     """Fork helpers and children, run ``main`` in every child, return what they returned.
 
@@ -90,6 +91,8 @@ def launch(
             anew, with the same rank and seed and an arena of zeros, as soon as no helper can write
             to the old one any more.
         max_restarts: how often one child is restarted before its failure ends the launch; 5.
+        slots: how many processes that children start or fork may join at once, each with an
+            arena of its own; see :func:`shmgpu.claim`.
 
     Returns:
         What each child's main returned, in order of rank.
@@ -122,19 +125,24 @@ def launch(
         seed=seed,
         restart=restart,
         max_restarts=max_restarts,
+        slots=slots,
     )
     functions.register_late()
-    make_room_for_descriptors(plan.children + plan.helpers)
+    make_room_for_descriptors(plan.slots + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
     before = log.role()
     log.set_role("parent")
     try:
         status = core.run(
-            host, helper_pool=plan.helper_pool, min_credit=plan.min_credit, **plan.for_core()
+            host,
+            helper_pool=plan.helper_pool,
+            min_credit=plan.min_credit,
+            **host.open_private_door(),
+            **plan.for_core(),
         )
         if stats_into is not None and host.final_stats is not None:
             stats_into.update(host.final_stats)
-        _raise_outcome(host, status)
+        raise_outcome(host, status)
         return [_result(host, child) for child in range(plan.children)]
     finally:
         log.set_role(before)
@@ -177,7 +185,7 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
     return mains
 
 
-def _raise_outcome(host: RoleHost, status: int) -> None:
+def raise_outcome(host: RoleHost, status: int) -> None:
     """Raise what the broker's end calls for; return when it was a good one."""
     if host.error is not None:
         raise host.error
@@ -249,6 +257,7 @@ class Session:
         self._host = host
         self.backend = backend
         self.pid = os.getpid()
+        self.restore_environment: Callable[[], None] = lambda: None
 
     def shutdown(self) -> None:
         """As :func:`shutdown`."""
@@ -283,6 +292,7 @@ def init(
     trace_records: int | None = None,
     trace_path: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
+    slots: int = 0,
 ) -> Session:
     """Start helpers and make the calling process their child, until :func:`shutdown`.
 
@@ -304,6 +314,7 @@ def init(
         trace_records: see there.
         trace_path: see there.
         progress: see there.
+        slots: see there.
 
     Returns:
         A context manager that calls :func:`shutdown`.
@@ -336,13 +347,14 @@ def init(
         grace=grace,
         scratch=scratch,
         seed=seed,
+        slots=slots,
     )
     functions.register_late()
     if inline:
         _start_inline(plan)
         _session = Session(None, backend)
     else:
-        make_room_for_descriptors(1 + plan.helpers)
+        make_room_for_descriptors(plan.slots + plan.helpers)
         host = RoleHost(plan, [lambda rank: None], (), progress, trace_path)
         try:
             status = core.run(
@@ -350,21 +362,42 @@ def init(
                 helper_pool=plan.helper_pool,
                 min_credit=plan.min_credit,
                 caller_is_child=1,
+                **host.open_private_door(),
                 **plan.for_core(),
             )
             host.thaw()
-            _raise_outcome(host, status)
+            raise_outcome(host, status)
         except BaseException:
             core.forget_host()
             host.close()
             raise
         host.child_reports.close()
         host.child_stacks.close()
+        address = host.private_address
+        host.leave_door()
         port = Port(BrokerWire(), SharedArena(0), plan.pools)
-        runtime.start(Runtime(0, port, port.arena, plan.pools))
+        runtime.start(Runtime(0, port, port.arena, plan.pools, door=address))
         _session = Session(host, backend)
+        if address:
+            _session.restore_environment = _export(address)
     atexit.register(shutdown)
     return _session
+
+
+def _export(address: str) -> Callable[[], None]:
+    """Let the programs that this one starts find the door; undone by calling the result."""
+    before = os.environ.get("SHMGPU_SOCKET")
+    os.environ["SHMGPU_SOCKET"] = address
+
+    def restore() -> None:
+        if os.environ.get("SHMGPU_SOCKET") != address:
+            return
+        if before is None:
+            del os.environ["SHMGPU_SOCKET"]
+        else:
+            os.environ["SHMGPU_SOCKET"] = before
+
+    return restore
 
 
 def _start_inline(plan: Settings) -> None:
@@ -407,6 +440,7 @@ def shutdown() -> None:
     atexit.unregister(shutdown)
     if current.pid != os.getpid():
         return
+    current.restore_environment()
     if session is not None:
         session.port.close(NotRunning(runtime.SHUT_DOWN))
         session.port.join()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,19 @@ MAX_IDLE = 64  # calls kept ready for each plan
 MAX_PLANS = 256  # plans kept for each function
 MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call keeps
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
+
+
+def _packer(arity: int) -> Callable[..., None]:
+    """Writes (room's address, its bytes, addresses of arguments) into a block at an offset."""
+    pack = struct.Struct(f"<QQ{arity}Q").pack_into
+    shift = core.arena_shift()
+    if not shift:
+        return pack
+
+    def pack_abroad(block: Any, offset: int, room: int, size: int, *addresses: int) -> None:
+        pack(block, offset, room + shift if room else 0, size, *(a + shift for a in addresses))
+
+    return pack_abroad
 
 
 class Plan:
@@ -81,7 +95,7 @@ class Plan:
         self.arity = len(arguments.specs)
         self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
         self.value_count = arguments.tree.value_count
-        self.pack = struct.Struct(f"<QQ{self.arity}Q").pack_into
+        self.pack = _packer(self.arity)
         self.idle: list[Call] = []
         self.fixed = declared is not None
         self.surprises = 0

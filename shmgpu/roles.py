@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, device, events, helper, log, runtime, trace
+from shmgpu import core, device, events, helper, log, manifest, runtime, trace
 from shmgpu.blas import BlasThreads
+from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning
 from shmgpu.log import logger
 from shmgpu.memory import SharedArena
@@ -63,6 +64,9 @@ class RoleHost(core.Host):
         self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
         self.helper_failed = -1
         self.error: BaseException | None = None
+        self.door: Door | PrivateDoor | None = None  # where others may join
+        self.manifest_fd = -1  # what they are told of this broker
+        self.on_ready: Callable[[], None] | None = None
         self.final_stats: dict[str, Any] | None = None
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
@@ -127,6 +131,7 @@ class RoleHost(core.Host):
         log.set_role(f"helper {helper_number}")
         self.child_reports.close()
         self.child_stacks.close()
+        self.leave_door()
         self.helper_reports.keep_only(helper_number)
         self.helper_stacks.keep_only(helper_number)
         faulthandler.enable(self.helper_stacks.descriptor(helper_number))
@@ -149,6 +154,7 @@ class RoleHost(core.Host):
         log.set_role(f"child {child}")
         self.helper_reports.close()
         self.helper_stacks.close()
+        self.leave_door()
         self.child_reports.keep_only(child)
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
@@ -158,7 +164,10 @@ class RoleHost(core.Host):
         device.set_threads(1)
         seed_all(plan.seed, f"child {child}")
         port = Port(BrokerWire(), SharedArena(child), plan.pools)
-        runtime.start(Runtime(child, port, port.arena, plan.pools))
+        address = self.private_address
+        if address:
+            os.environ["SHMGPU_SOCKET"] = address
+        runtime.start(Runtime(child, port, port.arena, plan.pools, door=address))
         status = 0
         try:
             result = self.mains[child](child, *self.args)
@@ -189,6 +198,27 @@ class RoleHost(core.Host):
         message = f"{type(error).__name__}: {said}"
         self.child_reports.write(child, Report("error", None, message, text))
 
+    def open_private_door(self) -> dict[str, int]:
+        """For :func:`core.run`: what lets processes that children fork join; maybe nothing."""
+        if self.plan.slots == self.plan.children:
+            return {}
+        self.door = PrivateDoor()
+        self.manifest_fd = manifest.of_this_process(self.plan.pools).write()
+        return {"door_fd": self.door.fileno(), "manifest_fd": self.manifest_fd}
+
+    @property
+    def private_address(self) -> str:
+        """Where processes that children fork may join; empty: nowhere."""
+        return self.door.address if isinstance(self.door, PrivateDoor) else ""
+
+    def leave_door(self) -> None:
+        """Let go of the door, and of what is handed out there."""
+        if self.door is not None:
+            self.door.release()
+        if self.manifest_fd >= 0:
+            os.close(self.manifest_fd)
+            self.manifest_fd = -1
+
     # -- events --
 
     def on_event(self, event: dict[str, int]) -> None:
@@ -212,6 +242,8 @@ class RoleHost(core.Host):
 
     def _on_ready(self, event: dict[str, int]) -> None:
         self._end_bar()
+        if self.on_ready is not None:
+            self.on_ready()
 
     def _on_draining(self, event: dict[str, int]) -> None:
         self._end_bar()
@@ -271,6 +303,7 @@ class RoleHost(core.Host):
         """Give back what the host holds."""
         self._end_bar()
         self.thaw()
+        self.leave_door()
         self.helper_reports.close()
         self.child_reports.close()
         self.helper_stacks.close()

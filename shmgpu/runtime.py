@@ -2,7 +2,7 @@
 
 Owns ``current``, which a child's start sets and its end clears. A process that the user's code
 forked from a child inherits the memory but not the right to speak: its ``current`` is replaced
-by a reason, and every call raises it.
+by a reason, and every call raises it, until it claims a place of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shmgpu import core
 from shmgpu.errors import BrokerDied, NotRunning, ShmError
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ NOT_RUNNING = (
 )
 FORKED = (
     "this process was forked from a process that uses shmgpu, and only that one may use its "
-    "arena and its calls: pass data to it, or start this one with shmgpu.launch(children=...)"
+    "arena and its calls: pass data to it, call shmgpu.claim() in this one to give it an arena "
+    "and calls of its own, or start it with shmgpu.launch(children=...)"
 )
 IN_HELPER = (
     "a helper cannot call functions or own arrays of an arena: only children do; "
@@ -32,6 +34,7 @@ IN_HELPER = (
 SHUT_DOWN = (
     "shmgpu was shut down in this process: call shmgpu.init() or shmgpu.launch() again first"
 )
+DISCONNECTED = "this process has left its broker: call shmgpu.connect() again first"
 
 
 @dataclass
@@ -43,12 +46,14 @@ class Runtime:
     arena: Arena
     pools: dict[str, int]
     inline: bool = False
+    door: str = ""  # where processes that this one forks may join; empty: nowhere
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
+inherited_door: str | None = None  # of the child that this process was forked from; None: of none
 
 
 def start(runtime: Runtime) -> None:
@@ -88,8 +93,11 @@ def shut_down(broker_died: bool = False) -> None:
 
 
 def _after_fork_in_child() -> None:
+    global inherited_door
     if current is not None:
+        inherited_door = current.door
         stop(NotRunning(FORKED))
+        core.disown()  # an end of a pipe kept here would hide the other process's end
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

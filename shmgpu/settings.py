@@ -44,10 +44,12 @@ class Settings:
         seed: Any,
         restart: Any = None,
         max_restarts: Any = None,
+        slots: Any = 0,
     ) -> None:
         config.warn_unknown()
         log.configure()
         self.children = children
+        self.slots = children + config.parse_slots(slots, "slots")
         counts = _pools(helpers)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
@@ -104,7 +106,7 @@ class Settings:
                     share if place == "cpu" else 0,
                     gpu_memory,
                     self.parked,
-                    children,
+                    self.slots,
                 )
             )
         # A GPU helper holds two messages, so that copy and compute can overlap.
@@ -117,6 +119,7 @@ class Settings:
         """For :func:`core.run`."""
         return {
             "child_count": self.children,
+            "slot_count": self.slots,
             "helper_count": self.helpers,
             "pool_count": len(self.pools),
             "arena_bytes": self.arena,
@@ -172,10 +175,13 @@ def _import_torch() -> None:
 def refuse_unsafe(what: str) -> None:
     """Raise LaunchError where a broker cannot be started."""
     role = core.role()
-    if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current:
-        where = {core.ROLE_HELPER: "a helper", core.ROLE_CHILD: "a child"}.get(
-            role, "a process that has one"
-        )
+    forked = runtime.inherited_door is not None
+    if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current or forked:
+        where = {
+            core.ROLE_HELPER: "a helper",
+            core.ROLE_CHILD: "a child",
+            core.ROLE_NONE: "a process that was forked from a child" if forked else "",
+        }.get(role) or "a process that has one"
         raise LaunchError(
             f"{what} cannot start a broker inside {where}: start one broker, from the main "
             "program, and call shutdown() before starting another"

@@ -229,7 +229,7 @@ def test_numbers_are_printed_with_the_digits_that_matter(value, text):
 def test_list_names_every_workload_and_measures_nothing(capsys):
     assert cli.main(["--list"]) == 0
     printed = capsys.readouterr().out
-    for name in ("messages", "calls", "payload", "load", "allocator", "launch"):
+    for name in ("messages", "calls", "attach", "payload", "load", "allocator", "launch"):
         assert f"{name}: " in printed
     assert "rate_window1 [1/s], against relay, asked >= 0.85" in printed
 

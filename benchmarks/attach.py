@@ -1,0 +1,57 @@
+"""attach: calls of processes that joined a broker, beside those of children that it forked.
+
+Both do the work of ``calls`` (``x + 1`` of 64 bytes), in one run. The pipes, frames and arenas are
+the same, so the ratios should be 1 but for noise; what is asked leaves a tenth.
+"""
+
+from __future__ import annotations
+
+from benchmarks import isolate
+from benchmarks.calls import LIMIT_S, PAYLOAD_BYTES
+from benchmarks.figures import Figure, Group, Probe, Workload
+
+TARGETS = {
+    "forked": "benchmarks.calls:shmgpu_calls",
+    "attached": "benchmarks.guests:attached_calls",
+}
+
+
+def _probe(name: str, clients: int, workers: int) -> Probe:
+    timed = clients == 1
+
+    def run(seconds: float) -> dict[str, float]:
+        result = isolate.call(
+            TARGETS[name],
+            seconds + LIMIT_S,
+            seconds=seconds,
+            clients=clients,
+            workers=workers,
+            payload_bytes=PAYLOAD_BYTES,
+        )
+        if timed:
+            return {"median": result["median_us"], "p99": result["p99_us"]}
+        return {"rate": result["rate"]}
+
+    units = {"median": "us", "p99": "us"} if timed else {"rate": "1/s"}
+    return Probe(name, run, units, needs=("shmgpu",))
+
+
+WORKLOAD = Workload(
+    "attach",
+    "Python calls as in `calls`, of processes that joined a broker, beside forked children's",
+    (
+        Group(
+            "rate",
+            (_probe("attached", 32, 2), _probe("forked", 32, 2)),
+            (Figure("rate", ("attached", "rate"), ("forked", "rate"), ">= 0.91"),),
+        ),
+        Group(
+            "latency",
+            (_probe("attached", 1, 1), _probe("forked", 1, 1)),
+            (
+                Figure("latency", ("attached", "median"), ("forked", "median"), "<= 1.1"),
+                Figure("latency_p99", ("attached", "p99"), ("forked", "p99")),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,250 @@
+/* door -- see door.h. */
+#include "door.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "board.h"
+#include "clock.h"
+#include "crew.h"
+#include "descriptor.h"
+#include "detail.h"
+#include "guest.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+enum { GUESTS = 64, GROUPS = 256 };
+#define HELLO_NS UINT64_C(2000000000) /* how long a guest may stand there and say nothing */
+
+typedef struct guest {
+  int fd; /* -1: nobody */
+  int has_said_hello, may_wait;
+  uint64_t until_ns; /* sent away then; 0: never */
+} guest_t;
+
+static int door_fd = -1;
+static guest_t guests[GUESTS];
+
+int shmi_door_open(int lent_fd) {
+  for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
+  if (lent_fd <= 0) return SHM_OK;
+  door_fd = shmi_descriptor_own(fcntl(lent_fd, F_DUPFD_CLOEXEC, 0));
+  if (door_fd < 0) {
+    shmi_detail_errno("opening the door");
+    return SHM_ESYSTEM;
+  }
+  fcntl(door_fd, F_SETFL, O_NONBLOCK);
+  return shmi_crew_watch(door_fd, SHMI_WATCH_DOOR, 0);
+}
+
+static void send_away(guest_t *guest) {
+  shmi_descriptor_close(&guest->fd); /* closing takes it out of the set */
+}
+
+void shmi_door_close(void) {
+  for (int i = 0; i < GUESTS; i++) send_away(&guests[i]);
+  shmi_descriptor_close(&door_fd);
+}
+
+static void refuse(guest_t *guest, int status, const char *sentence) {
+  shmi_welcome_t answer = {.magic = SHMI_GUEST_MAGIC,
+                           .version = SHMI_GUEST_VERSION,
+                           .status = status};
+  snprintf(answer.sentence, sizeof answer.sentence, "%s", sentence);
+  send(guest->fd, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
+  send_away(guest);
+}
+
+/* The kernel's word for who stands there. */
+static int may_enter(int fd) {
+  struct ucred who;
+  socklen_t bytes = sizeof who;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return 0;
+  if (who.uid == geteuid() || who.uid == 0) return 1;
+  gid_t wanted = (gid_t)shmi_crew.config.door_gid, groups[GROUPS];
+  if (wanted == 0) return 0;
+  if (who.gid == wanted) return 1;
+  bytes = sizeof groups;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0) return 0;
+  for (size_t i = 0; i < bytes / sizeof *groups; i++) {
+    if (groups[i] == wanted) return 1;
+  }
+  return 0;
+}
+
+static void open_to_all_who_knock(void) {
+  for (;;) {
+    int fd = shmi_descriptor_own(accept4(door_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      return; /* nobody more; or no descriptor to be had, then they wait outside */
+    }
+    guest_t *guest = NULL;
+    for (int i = 0; i < GUESTS && guest == NULL; i++) {
+      if (guests[i].fd < 0) guest = &guests[i];
+    }
+    guest_t crowded = {.fd = fd};
+    if (guest == NULL) {
+      refuse(&crowded, SHM_ENO_CHILD_SLOT, "too many processes stand at the broker's door");
+      continue;
+    }
+    *guest = (guest_t){.fd = fd, .until_ns = shmi_clock_ns() + HELLO_NS};
+    if (!may_enter(fd)) {
+      refuse(guest, SHM_EREFUSED, "the broker belongs to another user");
+    } else if (shmi_crew_watch(fd, SHMI_WATCH_GUEST, (int)(guest - guests)) != SHM_OK) {
+      send_away(guest);
+    }
+  }
+}
+
+static int free_slot(void) {
+  for (int i = shmi_crew.config.child_count; i < shmi_crew.config.slot_count; i++) {
+    if (shmi_crew.children[i].process.pid == 0 &&
+        shmi_dispatch_child_state(shmi_crew.dispatch, i) == SHMI_PEER_NONE) {
+      return i;
+    }
+  }
+  return -1;
+}
+
+static int process_of(int fd, shmi_process_t *process) {
+  struct ucred who;
+  socklen_t bytes = sizeof who;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return SHM_ESYSTEM;
+  int pidfd = -1;
+  bytes = sizeof pidfd;
+  /* The very process that connected, whatever its number is by now (Linux 6.5). */
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0 && who.pid > 0) {
+    process->pid = who.pid;
+    process->pidfd = shmi_descriptor_own(pidfd);
+    return process->pidfd >= 0 ? SHM_OK : SHM_ESYSTEM;
+  }
+  return who.pid > 0 ? shmi_process_open(who.pid, process) : SHM_EUNSUPPORTED;
+}
+
+static int send_welcome(int fd, const shmi_welcome_t *welcome, const int descriptors[], int count) {
+  struct iovec piece = {.iov_base = (void *)(uintptr_t)welcome, .iov_len = sizeof *welcome};
+  union {
+    char bytes[CMSG_SPACE(SHMI_GUEST_DESCRIPTORS * sizeof(int))];
+    struct cmsghdr aligned;
+  } control;
+  memset(&control, 0, sizeof control);
+  struct msghdr message = {.msg_iov = &piece,
+                           .msg_iovlen = 1,
+                           .msg_control = control.bytes,
+                           .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
+  struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+  memcpy(CMSG_DATA(header), descriptors, (size_t)count * sizeof(int));
+  ssize_t sent;
+  do {
+    sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent == (ssize_t)sizeof *welcome ? SHM_OK : SHM_ESYSTEM;
+}
+
+/* Give the guest that slot. Its socket is closed either way. */
+static void let_in(guest_t *guest, int slot) {
+  shmi_process_t process = {.pid = 0, .pidfd = -1};
+  int towards[2], from[2], capacity;
+  int status = process_of(guest->fd, &process);
+  if (status != SHM_OK) {
+    refuse(guest, status, "the broker cannot watch a process of another process namespace");
+    return;
+  }
+  status = shmi_crew_two_pipes(towards, from, &capacity);
+  if (status != SHM_OK) {
+    shmi_process_forget(&process);
+    refuse(guest, status, "the broker has no descriptors left: raise its ulimit -n");
+    return;
+  }
+  uint32_t window = shmi_crew.config.window;
+  if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  shmi_welcome_t welcome = {
+      .magic = SHMI_GUEST_MAGIC,
+      .version = SHMI_GUEST_VERSION,
+      .slot = slot,
+      .generation = shmi_dispatch_child_generation(shmi_crew.dispatch, slot) + 1,
+      .window = window,
+      .arena_address = shmi_arena_address(slot),
+      .arena_bytes = shmi_arena_bytes()};
+  int descriptors[SHMI_GUEST_DESCRIPTORS] = {
+      [SHMI_GUEST_ARENA] = shmi_arena_descriptor(slot),
+      [SHMI_GUEST_BOARD] = shmi_board_descriptor(),
+      [SHMI_GUEST_REQUESTS] = from[1],
+      [SHMI_GUEST_REPLIES] = towards[0],
+      [SHMI_GUEST_MANIFEST] = shmi_crew.config.manifest_fd};
+  int count = shmi_crew.config.manifest_fd > 0 ? SHMI_GUEST_DESCRIPTORS : SHMI_GUEST_MANIFEST;
+  status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
+  /* Should it be gone already, its pipe has ended, and the slot is freed by that. */
+  if (status == SHM_OK) send_welcome(guest->fd, &welcome, descriptors, count);
+  shmi_descriptor_close(&from[1]);
+  shmi_descriptor_close(&towards[0]);
+  if (status != SHM_OK) refuse(guest, status, "the broker could not watch this process");
+  else send_away(guest);
+}
+
+static void serve(guest_t *guest) {
+  int slot = free_slot();
+  if (slot >= 0) let_in(guest, slot);
+  else if (!guest->may_wait) {
+    char sentence[SHMI_GUEST_SENTENCE_BYTES];
+    snprintf(sentence, sizeof sentence, "all %d places of the broker are taken",
+             shmi_crew.config.slot_count - shmi_crew.config.child_count);
+    refuse(guest, SHM_ENO_CHILD_SLOT, sentence);
+  }
+}
+
+static void hear(guest_t *guest) {
+  shmi_hello_t hello;
+  ssize_t got = recv(guest->fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0 || guest->has_said_hello) { /* it left, or talks where it should wait */
+    send_away(guest);
+    return;
+  }
+  if (got != sizeof hello || hello.magic != SHMI_GUEST_MAGIC ||
+      hello.version != SHMI_GUEST_VERSION) {
+    refuse(guest, SHM_EREFUSED, "the broker is of another version of shmgpu");
+    return;
+  }
+  guest->has_said_hello = 1;
+  guest->may_wait = hello.wait_ns != 0;
+  guest->until_ns = hello.wait_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)hello.wait_ns;
+  serve(guest);
+}
+
+void shmi_door_look(int guest) {
+  if (guest < 0) open_to_all_who_knock();
+  else if (guests[guest].fd >= 0) hear(&guests[guest]);
+}
+
+void shmi_door_slot_freed(void) {
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
+    if (guests[i].fd >= 0 && guests[i].has_said_hello) serve(&guests[i]);
+  }
+}
+
+void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns) {
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
+    guest_t *guest = &guests[i];
+    if (guest->fd < 0 || guest->until_ns == 0) continue;
+    if (guest->until_ns > at_ns) {
+      if (*next_ns == 0 || guest->until_ns < *next_ns) *next_ns = guest->until_ns;
+    } else if (guest->has_said_hello) {
+      refuse(guest, SHM_ENO_CHILD_SLOT, "no place of the broker became free in time");
+    } else {
+      send_away(guest);
+    }
+  }
+}

@@ -1,0 +1,29 @@
+/* door -- where processes that the broker did not fork ask to come in.
+ *
+ * A listening Unix socket that the host lends. Who may enter is the kernel's word (SO_PEERCRED):
+ * the broker's own user, root, and one group where the launch names it. A guest says hello, is given
+ * a free slot and the descriptors of what it may use, and from then on is a child like any other,
+ * but for this: it is never signalled, and its end is no failure.
+ *
+ * No guest can hold the broker up: its socket never blocks, there is room for a few dozen at the
+ * door, and one that says nothing is sent away.
+ *
+ * Owns: the socket and the guests that have no slot yet. Must never: block, or trust a number that a
+ * guest says of itself.
+ */
+#ifndef SHMI_DOOR_H
+#define SHMI_DOOR_H
+
+#include "status.h"
+
+/* From the start of the launch on; lent_fd stays the caller's. 0: there is no door. */
+int shmi_door_open(int lent_fd);
+void shmi_door_close(void);
+/* Something happened at the door (guest < 0) or with a guest. */
+void shmi_door_look(int guest);
+/* A slot has become free: whoever waits may have it. */
+void shmi_door_slot_freed(void);
+/* Send away who has waited too long; sooner(*next_ns): when to come again. */
+void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns);
+
+#endif

@@ -1,0 +1,197 @@
+/* join -- see join.h. */
+#include "join.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "arena.h"
+#include "board.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "detail.h"
+#include "guest.h"
+#include "heap.h"
+#include "port.h"
+#include "registry.h"
+#include "role.h"
+
+enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };
+
+static int is_member;
+static ino_t asked;           /* the socket where hello was said and no answer has come; 0: none */
+static uint64_t answer_by_ns; /* of that; 0: never too late */
+
+int shmi_join_is_member(void) { return is_member; }
+
+static int say_hello(int fd, const char *program, int64_t wait_ns) {
+  shmi_hello_t hello = {
+      .magic = SHMI_GUEST_MAGIC, .version = SHMI_GUEST_VERSION, .wait_ns = wait_ns};
+  snprintf(hello.program, sizeof hello.program, "%s", program != NULL ? program : "");
+  ssize_t sent;
+  do {
+    sent = send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  /* One that refuses at sight has closed its end already: what it said is there to be heard. */
+  if (sent == (ssize_t)sizeof hello || errno == EPIPE || errno == ECONNRESET) return SHM_OK;
+  shmi_detail_errno("saying hello to the broker");
+  return SHM_EBROKER_DIED;
+}
+
+/* The answer, with the descriptors it brings: how many, or a negative status. */
+static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
+  union {
+    char bytes[CMSG_SPACE(SHMI_GUEST_DESCRIPTORS * sizeof(int))];
+    struct cmsghdr aligned;
+  } control;
+  struct iovec piece = {.iov_base = welcome, .iov_len = sizeof *welcome};
+  struct msghdr message = {.msg_iov = &piece,
+                           .msg_iovlen = 1,
+                           .msg_control = control.bytes,
+                           .msg_controllen = sizeof control.bytes};
+  ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  /* It closed before it read our hello: told once, and then what it said. */
+  if (got < 0 && errno == ECONNRESET) got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  if (got < 0 && errno == EINTR) return SHM_EINTR;
+  int count = 0;
+  struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+  if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+    memcpy(descriptors, CMSG_DATA(header), (size_t)count * sizeof(int));
+    for (int i = 0; i < count; i++) descriptors[i] = shmi_descriptor_own(descriptors[i]);
+  }
+  if (got == (ssize_t)sizeof *welcome && welcome->magic == SHMI_GUEST_MAGIC &&
+      welcome->version == SHMI_GUEST_VERSION) {
+    return count;
+  }
+  for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
+  if (got > 0) return SHM_EREFUSED;
+  return SHM_EBROKER_DIED;
+}
+
+static int become_member(const shmi_welcome_t *welcome, int descriptors[], int heeds_signals) {
+  shmi_role_set(SHM_ROLE_CHILD, welcome->slot);
+  int status = shmi_arena_join(descriptors[SHMI_GUEST_ARENA], welcome->slot,
+                               welcome->arena_address, welcome->arena_bytes);
+  if (status == SHM_OK) status = shmi_board_join(descriptors[SHMI_GUEST_BOARD]);
+  if (status == SHM_OK) status = shmi_board_become(SHM_ROLE_CHILD, welcome->slot);
+  if (status == SHM_OK) {
+    status = shmi_port_open(descriptors[SHMI_GUEST_REQUESTS], descriptors[SHMI_GUEST_REPLIES],
+                            welcome->window, welcome->slot);
+  }
+  if (status == SHM_OK) {
+    status = shmi_heap_open(shmi_arena_address(welcome->slot), welcome->arena_bytes,
+                            welcome->slot);
+  }
+  if (heeds_signals) shmi_port_heed_signals();
+  return status;
+}
+
+static void forget_broker(void) {
+  shmi_arena_destroy();
+  shmi_board_destroy();
+  shmi_role_set(SHM_ROLE_NONE, -1);
+  is_member = 0;
+}
+
+int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+             int *manifest_fd) {
+  if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
+  shmi_detail_set("%s", "");
+  *manifest_fd = -1;
+  struct stat socket; /* numbers of descriptors come again: an asker may have given up */
+  if (fstat(door_fd, &socket) != 0) {
+    shmi_detail_errno("asking to be let in");
+    return SHM_ESYSTEM;
+  }
+  if (asked != socket.st_ino) {
+    int status = say_hello(door_fd, program, wait_ns);
+    if (status != SHM_OK) return status;
+    asked = socket.st_ino;
+    answer_by_ns = wait_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)wait_ns + ANSWER_NS;
+  }
+  int ready;
+  do {
+    if (answer_by_ns != 0 && shmi_clock_ns() > answer_by_ns) {
+      asked = 0;
+      return SHM_ETIMEOUT;
+    }
+    ready = shmi_channel_wait(door_fd, HEED_NS);
+    if (ready <= 0 && heeds_signals) return SHM_EINTR;
+  } while (ready == 0 || ready == SHM_EINTR);
+  shmi_welcome_t welcome;
+  int descriptors[SHMI_GUEST_DESCRIPTORS] = {-1, -1, -1, -1, -1};
+  int count = hear(door_fd, &welcome, descriptors);
+  if (count == SHM_EINTR) return count;
+  asked = 0;
+  if (count < 0) return count;
+  if (welcome.status != SHM_OK) {
+    welcome.sentence[sizeof welcome.sentence - 1] = '\0';
+    shmi_detail_set("%s", welcome.sentence);
+    return welcome.status;
+  }
+  int status = count >= SHMI_GUEST_MANIFEST ? become_member(&welcome, descriptors, heeds_signals)
+                                            : SHM_EREFUSED;
+  shmi_descriptor_close(&descriptors[SHMI_GUEST_ARENA]);
+  shmi_descriptor_close(&descriptors[SHMI_GUEST_BOARD]);
+  if (status != SHM_OK) {
+    shmi_port_close();
+    forget_broker();
+    for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
+    return status;
+  }
+  if (count > SHMI_GUEST_MANIFEST) { /* the caller's from here on */
+    *manifest_fd = dup(descriptors[SHMI_GUEST_MANIFEST]);
+    shmi_descriptor_close(&descriptors[SHMI_GUEST_MANIFEST]);
+  }
+  is_member = 1;
+  return SHM_OK;
+}
+
+static int copy_block(void *address, size_t bytes, int is_live, void *offset) {
+  if (is_live) memcpy((char *)address + *(ptrdiff_t *)offset, address, bytes);
+  return 0;
+}
+
+/* What lives on becomes this process's own: the arena is given to whoever comes next. */
+static void keep_privately(uint64_t mapping, size_t bytes) {
+  void *here = (void *)(uintptr_t)mapping;
+  char *own = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+  if (own == MAP_FAILED) { /* better an old value that changes than somebody else's that we change */
+    mprotect(here, bytes, PROT_READ);
+    return;
+  }
+  ptrdiff_t offset = own - (char *)here;
+  shm_walk(copy_block, &offset);
+  mremap(own, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here);
+}
+
+void shmi_join_leave(void) {
+  uint64_t bytes;
+  uint64_t mapping = shmi_arena_reservation(&bytes);
+  keep_privately(mapping, bytes);
+  shmi_port_close(); /* the broker sees its end and cleans the slot */
+  if (shmi_heap_retire(mapping, bytes)) shmi_arena_detach();
+  forget_broker();
+}
+
+int shm_disown(void) {
+  if (!shmi_role_is_inherited()) return SHM_OK;
+  if (shmi_role() != SHM_ROLE_CHILD) return SHM_ENESTED;
+  shmi_port_disown();
+  shmi_descriptor_keep_only(NULL, 0); /* copies, which would keep the broker from seeing its end */
+  shmi_arena_narrow(shmi_role_index());
+  uint64_t bytes;
+  uint64_t mapping = shmi_arena_reservation(&bytes);
+  if (shmi_heap_disown(mapping, bytes)) shmi_arena_detach();
+  forget_broker();
+  shmi_registry_unseal();
+  return SHM_OK;
+}

@@ -1,0 +1,57 @@
+"""A web server that forks its workers: gunicorn's master starts the broker, each worker claims.
+
+One file is both gunicorn's configuration and the application. Two workers share one model::
+
+    gunicorn --config examples/gunicorn_server.py --chdir examples gunicorn_server:app
+    curl --data '[1, 2, 3, 4]' http://127.0.0.1:8000/
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import shmgpu
+
+workers = 2
+bind = "127.0.0.1:8000"
+preload_app = True  # the application is imported, and its functions decorated, before any fork
+
+
+def load(helper):
+    return np.arange(8, dtype="float32").reshape(4, 2)
+
+
+@shmgpu.function(arrays="numpy", timeout=10)
+def predict(helper, row):
+    return row @ helper.session
+
+
+# ---- gunicorn's hooks ----------------------------------------------------------------------
+
+
+def when_ready(server):
+    """In the master, before it forks a worker."""
+    # One place more than workers: the next worker may start before the last one's is clean.
+    shmgpu.init(helpers=1, session=load, devices="cpu", arena="4MiB", slots=workers + 1)
+
+
+def post_fork(server, worker):
+    """In each worker, and in each that replaces one."""
+    shmgpu.claim(wait=10)
+
+
+def on_exit(server):
+    """In the master, when all workers have ended."""
+    shmgpu.shutdown()
+
+
+# ---- the application -----------------------------------------------------------------------
+
+
+def app(environ, start_response):
+    row = shmgpu.arena.array(json.loads(environ["wsgi.input"].read()), "float32")
+    answer = {"scores": predict(row).tolist(), "place": shmgpu.rank()}
+    start_response("200 OK", [("Content-Type", "application/json")])
+    return [json.dumps(answer).encode()]

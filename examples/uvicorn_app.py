@@ -1,0 +1,59 @@
+"""A web server that starts its workers by exec: each joins a broker that runs already.
+
+The broker serves this file's functions; four workers share its two helpers, and any number of
+requests is out at once in each::
+
+    shmgpu up --helpers 2 examples/uvicorn_app.py
+    uvicorn --workers 4 --app-dir examples uvicorn_app:app
+    curl --data '[1, 2, 3, 4]' http://127.0.0.1:8000/
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import shmgpu
+
+
+def load(helper):
+    return np.arange(8, dtype="float32").reshape(4, 2)
+
+
+@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=32), timeout=10)
+def predict(helper, rows):
+    return rows @ helper.session
+
+
+async def lifespan(receive, send):
+    while True:
+        event = (await receive())["type"]
+        if event == "lifespan.startup":
+            shmgpu.connect(wait=30)
+        else:
+            shmgpu.disconnect()
+        await send({"type": f"{event}.complete"})
+        if event == "lifespan.shutdown":
+            return
+
+
+async def body_of(receive):
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await lifespan(receive, send)
+        return
+    rows = shmgpu.arena.array([json.loads(await body_of(receive))], "float32")
+    scores = await predict.aio(rows)  # the loop goes on meanwhile
+    answer = json.dumps({"scores": scores[0].tolist(), "place": shmgpu.rank()}).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": answer})

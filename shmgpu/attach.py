@@ -1,0 +1,184 @@
+"""Joining a broker that runs already: ``connect``, ``claim``, ``disconnect``.
+
+Owns a process's membership: the handshake through the door, the functions' rows while it lasts, and
+its end. A member is a child like any other, but the broker did not fork it and never signals it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pathlib
+import sys
+from typing import Any
+
+from shmgpu import core, door, functions, log, manifest, runtime
+from shmgpu.config import parse_seconds
+from shmgpu.errors import ConfigError, LaunchError, NotRunning
+from shmgpu.memory import SharedArena
+from shmgpu.port import Port
+from shmgpu.runtime import Runtime
+from shmgpu.wire import BrokerWire
+
+HERE = {None, "", "localhost", "127.0.0.1", "::1"}
+ALREADY = {  # by role: why this process cannot join
+    core.ROLE_HELPER: "a helper serves one broker and cannot join another: call functions from "
+    "the programs that ask it",
+    core.ROLE_PARENT: "this process is a broker: join it from the programs that have work for it",
+}
+IN_ONE = (
+    "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
+    "launch(), use that one"
+)
+NO_PLACES = (
+    "the broker of the process that this one was forked from has no places for others: start it "
+    "with some, as in launch(..., slots=4) or init(slots=4), or use one of shmgpu up"
+)
+
+
+class Membership:
+    """This process's place in a broker; leave it with :func:`disconnect`, or as a context."""
+
+    def __init__(self, path: str, known: manifest.Manifest) -> None:
+        self.path = path
+        self.manifest = known
+        self.pid = os.getpid()
+
+    def resolve(self, target: functions.Function[Any, Any]) -> int:
+        """The row of a function in the broker's table; 0 when it has none of that name."""
+        return self.manifest.row_of(target)
+
+    def disconnect(self) -> None:
+        """As :func:`disconnect`."""
+        disconnect()
+
+    def __enter__(self) -> Membership:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        disconnect()
+
+
+_membership: Membership | None = None
+
+
+def connect(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    wait: float | None = 0.0,
+    host: str | None = None,
+    port: int | None = None,
+) -> Membership:
+    """Join the broker that listens at ``path``: this process becomes one of its children.
+
+    Args:
+        path: of the broker's socket; ``SHMGPU_SOCKET``, or the one in the user's runtime
+            directory, unless given. ``"localhost:29500"`` and the like mean that one, too.
+        wait: seconds to wait for a free place when all are taken; None waits for ever.
+        host: accepted for this box (``"localhost"``), refused for another.
+        port: accepted and not needed: there is no network between processes of one box.
+
+    Returns:
+        A context manager that calls :func:`disconnect`.
+
+    Raises:
+        NotRunning: no broker listens there.
+        LaunchError: this process is in a broker already, or the broker refused: all places are
+            taken, another user's, another version.
+        ConfigError: another host, or no socket.
+    """
+    if isinstance(path, str) and ":" in path and "/" not in path and not path.startswith("@"):
+        given, path = path, None
+        host, _, number = given.rpartition(":")
+        if not number.isdigit():
+            raise ConfigError(
+                f'path={given!r} is neither a socket\'s path nor "host:port": pass one of them'
+            )
+        host = host.strip("[]")
+    if host not in HERE:
+        raise ConfigError(
+            f"host={host!r} is another box, and shmgpu shares memory within one: start a broker "
+            "there (shmgpu up) and connect() from a program that runs there"
+        )
+    _refuse_where_taken()
+    return _join(door.path_of(path), wait)
+
+
+def claim(*, wait: float | None = 0.0) -> Membership:
+    """In a process that the user's own program forked: take a place of its own, with an arena.
+
+    It joins the broker of the process that forked it, which must have ``slots`` to give:
+    ``launch(..., slots=N)``, ``init(slots=N)``, or a broker of ``shmgpu up`` that the forking one
+    had joined. In a process that was forked from none of these it is :func:`connect`. What was
+    inherited stays the forking process's, and its arrays stay readable here.
+
+    Args:
+        wait: seconds to wait for a free place when all are taken; None waits for ever.
+
+    Returns:
+        A context manager that calls :func:`disconnect`; the process's end does the same.
+
+    Raises:
+        NotRunning: no broker runs any more.
+        LaunchError: there are no places, all are taken, or this process is in a broker already.
+    """
+    _refuse_where_taken()
+    if runtime.inherited_door == "":
+        raise LaunchError(NO_PLACES)
+    return _join(door.path_of(runtime.inherited_door), wait)
+
+
+def _refuse_where_taken() -> None:
+    role = core.role()
+    if role != core.ROLE_NONE or runtime.current is not None:
+        raise LaunchError(ALREADY.get(role, IN_ONE))
+
+
+def _join(place: pathlib.Path, wait: float | None) -> Membership:
+    global _membership
+    wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
+    connection = door.knock(place)
+    if connection is None:
+        raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+    log.configure()
+    with connection:
+        descriptor = core.join(connection.fileno(), os.path.basename(sys.argv[0]), wait_ns)
+    try:
+        try:
+            known = manifest.Manifest.read(descriptor)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        slot = core.child_id()
+        link = Port(BrokerWire(), SharedArena(slot), dict(known.pools))
+    except BaseException:
+        core.leave()
+        raise
+    _membership = Membership(str(place), known)
+    functions.resolve_by(_membership.resolve, sorted(known.rows))
+    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), door=str(place)))
+    atexit.register(disconnect)
+    return _membership
+
+
+def disconnect() -> None:
+    """Leave the broker that :func:`connect` or :func:`claim` joined.
+
+    Calls that are out are given up; arrays of the arena stay readable. Does nothing when no broker
+    was joined.
+    """
+    global _membership
+    left, current = _membership, runtime.current
+    if left is None:
+        return
+    _membership = None
+    atexit.unregister(disconnect)
+    if left.pid != os.getpid():
+        return
+    functions.resolve_by(None, [])
+    if current is not None:
+        current.port.close(NotRunning(runtime.DISCONNECTED))
+        current.port.join()
+        current.port.forget()
+    runtime.stop(NotRunning(runtime.DISCONNECTED))
+    core.leave()

@@ -1,0 +1,81 @@
+"""What whoever joins a broker must know of it: its functions by name, and its pools.
+
+Owns the form: JSON in a memory file that the door hands over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shmgpu import functions
+from shmgpu.errors import ConfigError
+
+_LIMIT = 16 << 20  # bytes of one that are read
+_MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A broker as its guests see it.
+
+    Attributes:
+        rows: row of each function, by ``module:qualname``.
+        pools: number of each pool, by name.
+    """
+
+    rows: Mapping[str, int]
+    pools: Mapping[str, int]
+
+    def row_of(self, target: functions.Function[Any, Any]) -> int:
+        """The row of a function; 0: none of that name, or of a script's function, more than one.
+
+        What is run as a script may have been imported from its package by the broker.
+        """
+        name = name_of(target)
+        row = self.rows.get(name, 0)
+        if row or getattr(target.body, "__module__", "") not in _MAIN:
+            return row
+        found = [row for known, row in self.rows.items() if known.endswith(f".{name}")]
+        return found[0] if len(found) == 1 else 0
+
+    def write(self) -> int:
+        """Into a memory file; its descriptor."""
+        descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(json.dumps({"rows": dict(self.rows), "pools": dict(self.pools)}).encode())
+        return descriptor
+
+    @classmethod
+    def read(cls, descriptor: int) -> Manifest:
+        """Back; raises ConfigError for what is none."""
+        try:
+            found = json.loads(os.pread(descriptor, _LIMIT, 0))
+            rows = {str(name): int(row) for name, row in found["rows"].items()}
+            pools = {str(name): int(number) for name, number in found["pools"].items()}
+        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+            raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
+        return cls(rows, pools)
+
+
+def name_of(target: functions.Function[Any, Any]) -> str:
+    """``module:qualname``; a script that is run is called what it would be imported as."""
+    module = getattr(target.body, "__module__", "") or ""
+    if module in _MAIN:
+        main = sys.modules.get(module) or sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        path = getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name.removesuffix(".__main__")
+        elif path:
+            module = os.path.splitext(os.path.basename(path))[0]
+    return f"{module}:{target.name}"
+
+
+def of_this_process(pools: Mapping[str, int]) -> Manifest:
+    """Of a broker that this process is about to start."""
+    return Manifest({name_of(f): row for row, f in functions.by_row.items()}, pools)

@@ -1,0 +1,236 @@
+"""A process that the user's own program forked takes a place of its own in the same broker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+
+import numpy as np
+import pytest
+from attach import brokers, served
+from attach.brokers import until
+
+import shmgpu
+from shmgpu import core
+
+
+def in_fork(body) -> str:
+    """What the function returns in a forked process, as text."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.write(write, str(body()).encode())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(write)
+    with open(read) as pipe:
+        text = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
+    return text
+
+
+def claims_and_calls():
+    with shmgpu.claim(wait=5):
+        x = shmgpu.arena.zeros(3)
+        y = served.add_one(x)
+        futures = [served.add_one.submit(y) for _ in range(5)]
+        assert all(future.result().tolist() == [2, 2, 2] for future in futures)
+        return shmgpu.rank(), core.arena_shift(), y.tolist()
+
+
+def test_a_process_forked_from_a_child_of_a_launch_claims_a_place():
+    def main(rank):
+        x = shmgpu.arena.zeros(3)
+        claimed = in_fork(claims_and_calls)
+        return claimed, served.add_one(x).tolist()
+
+    (found,) = shmgpu.launch(main, slots=2, devices="cpu", arena="1MiB")
+    assert found == ("(1, 0, [1.0, 1.0, 1.0])", [1, 1, 1])  # at the broker's addresses
+
+
+def test_a_process_forked_from_the_caller_of_an_init_claims_a_place():
+    with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
+        x = served.add_one(shmgpu.arena.zeros(3))
+        for _ in range(3):  # one after the other: the place is given again
+            assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+        assert served.add_one(x).tolist() == [2, 2, 2]
+    assert "SHMGPU_SOCKET" not in os.environ
+
+
+def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
+    with shmgpu.connect(place, wait=5):
+        assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+        assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_a_process_that_was_forked_from_none_claims_in_the_users_broker(place, monkeypatch):
+    monkeypatch.setenv("SHMGPU_SOCKET", str(place))
+    assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+    with shmgpu.claim(wait=5):
+        assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_many_claim_at_once_and_each_has_an_arena_of_its_own():
+    def worker(number, results):
+        with shmgpu.claim():
+            x = shmgpu.arena.empty(50_000)
+            for turn in range(20):
+                x[:] = number * 100 + turn
+                assert (served.add_one(x) == number * 100 + turn + 1).all()
+            results.put((number, shmgpu.rank()))
+
+    def main(rank):
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        workers = [context.Process(target=worker, args=(n, results)) for n in range(4)]
+        for one in workers:
+            one.start()
+        for one in workers:
+            one.join()
+        assert [one.exitcode for one in workers] == [0] * 4
+        return sorted(results.get() for _ in workers)
+
+    (found,) = shmgpu.launch(main, slots=4, helpers=2, devices="cpu", arena="1MiB")
+    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert all(1 <= rank <= 4 for _, rank in found)
+
+
+def test_until_it_claims_a_forked_process_is_told_what_to_do(place):
+    with shmgpu.connect(place, wait=5):
+        kept = served.add_one(shmgpu.arena.zeros(3))
+
+        def body():
+            with pytest.raises(shmgpu.NotRunning, match=r"was forked.*shmgpu.claim\(\)"):
+                served.add_one(kept)
+            with pytest.raises(shmgpu.NotRunning, match="was forked"):
+                shmgpu.arena.empty(3)
+            with pytest.raises(shmgpu.LaunchError, match="forked from a child"):
+                shmgpu.launch(print)
+            shmgpu.disconnect()  # not its own: nothing happens
+            return kept.tolist()
+
+        assert in_fork(body) == "[1.0, 1.0, 1.0]"
+        assert served.add_one(kept).tolist() == [2, 2, 2]
+
+
+def test_a_launch_without_places_says_so():
+    def body():
+        with pytest.raises(shmgpu.LaunchError, match=r"has no places for others.*slots=4"):
+            shmgpu.claim()
+        return True
+
+    def main(rank):
+        return in_fork(body)
+
+    assert shmgpu.launch(main, devices="cpu", arena="1MiB") == ["True"]
+
+
+def test_more_claims_than_places_are_refused_in_a_sentence():
+    def body():
+        with shmgpu.claim():
+
+            def another():
+                with pytest.raises(shmgpu.LaunchError, match="all 1 places"):
+                    shmgpu.claim()
+                return True
+
+            return in_fork(another)
+
+    with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
+        assert in_fork(body) == "True"
+    with pytest.raises(shmgpu.ConfigError, match="slots must be a whole number"):
+        shmgpu.init(slots="many")
+
+
+def test_programs_that_a_child_starts_find_its_broker(place):
+    code = """
+import numpy, shmgpu
+from attach import served
+with shmgpu.connect():
+    print(served.add_one(numpy.zeros(2)).tolist())
+"""
+
+    def main(rank):
+        return subprocess.run(
+            [sys.executable, "-c", code], env=brokers.environment(), capture_output=True, text=True
+        ).stdout
+
+    assert shmgpu.launch(main, slots=1, devices="cpu", arena="1MiB") == ["[1.0, 1.0]\n"]
+
+
+def test_the_forking_process_leaves_though_a_forked_one_lives_on(place):
+    """An inherited end of its pipe would hide its leaving from the broker."""
+    shmgpu.connect(place, wait=5)
+    hold, let_go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(let_go)
+        os.read(hold, 1)
+        os._exit(0)
+    try:
+        rank = shmgpu.rank()
+        shmgpu.disconnect()
+
+        def same_place():
+            with shmgpu.connect(place, wait=5):
+                return shmgpu.rank() == rank
+
+        until(same_place, "the place is free again")
+    finally:
+        os.close(hold)
+        os.close(let_go)
+        os.waitpid(pid, 0)
+
+
+def test_a_fork_while_other_threads_allocate_and_call_can_claim(place):
+    ends = threading.Event()
+
+    def works():
+        while not ends.is_set():
+            served.add_one(shmgpu.arena.zeros(100))
+
+    with shmgpu.connect(place, wait=5):
+        threads = [threading.Thread(target=works) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(10):
+                assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+        finally:
+            ends.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_f35_a_claimer_that_is_killed_is_cleaned_up_after_and_its_fork_goes_on():
+    def body():
+        shmgpu.claim(wait=5)
+        shmgpu.arena.empty(100_000)[:] = 42
+        served.slow.submit(np.zeros(1), 0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def main(rank):
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                body()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+        def clean():
+            with shmgpu.claim(wait=5):
+                return shmgpu.arena.empty(100_000).any()
+
+        return in_fork(clean), served.add_one(np.zeros(1)).tolist()
+
+    results = shmgpu.launch(main, slots=1, helpers=2, devices="cpu", arena="1MiB")
+    assert results == [("False", [1])]

@@ -1,0 +1,163 @@
+"""The examples whose processes join a broker by themselves do what their pages say."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from attach import brokers
+from attach.brokers import until
+
+import shmgpu
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def needs(module: str):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None, reason=f"needs {module}: make setup"
+    )
+
+
+def test_three_programs_share_two_helpers(tmp_path):
+    program = str(EXAMPLES / "multi_user.py")
+    environment = brokers.environment(SHMGPU_SOCKET=str(tmp_path / "b.sock"))
+    with brokers.up(tmp_path / "b.sock", program, helpers=2):
+        copies = [
+            subprocess.Popen(
+                [sys.executable, program, user], env=environment,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for user in ("ann", "bob", "cleo")
+        ]  # fmt: skip
+        outputs = [copy.communicate(timeout=60) for copy in copies]
+    assert [copy.returncode for copy in copies] == [0, 0, 0], outputs
+    for user, (out, _) in zip(("ann", "bob", "cleo"), outputs, strict=True):
+        assert out.startswith(f"{user}: 200 right answers from helpers ["), out
+    assert "0" in "".join(out.split("helpers")[1] for out, _ in outputs)
+    assert "1" in "".join(out.split("helpers")[1] for out, _ in outputs)
+
+
+def test_a_data_loaders_workers_claim_places():
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "data_loader.py"], env=brokers.environment(),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "256 samples of 32 features, in 16 calls of 2 workers\n", done.stderr
+
+
+class OverUnix(http.client.HTTPConnection):
+    """To a server that listens at a path."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self.path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
+def ask(path: pathlib.Path) -> int:
+    """One request, rightly answered: by the process in which place."""
+    connection = OverUnix(path)
+    with contextlib.closing(connection):
+        connection.request("POST", "/", body="[1, 2, 3, 4]", headers={"Connection": "close"})
+        answer = json.loads(connection.getresponse().read())
+    assert answer["scores"] == [40, 50]
+    return answer["place"]
+
+
+@contextlib.contextmanager
+def server(log: pathlib.Path, *command: object, **more: str):
+    """A web server, told to end by SIGTERM; nothing of it may outlive the block."""
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, command)], env=brokers.environment(**more),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) in (0, -signal.SIGTERM), log.read_text()
+    except BaseException:
+        print(log.read_text())
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(path: pathlib.Path) -> bool:
+    try:
+        ask(path)
+    except OSError:
+        return False
+    return True
+
+
+@needs("gunicorn")
+def test_gunicorns_workers_claim_places(tmp_path):
+    path = tmp_path / "web.sock"
+    command = ["gunicorn", "--config", EXAMPLES / "gunicorn_server.py", "--chdir", EXAMPLES]
+    command += ["--bind", f"unix:{path}", "--no-control-socket", "gunicorn_server:app"]
+    with server(tmp_path / "log", *command) as master:
+        until(lambda: path.exists() and answers(path), "the server answers")
+        places = set()
+
+        def both_have_answered():
+            places.add(ask(path))
+            return len(places) == 2
+
+        until(both_have_answered, "two workers answer")
+        workers = [pid for pid in children_of(master.pid) if children_of(pid) == []]
+        os.kill(max(workers), signal.SIGKILL)  # one is replaced, and claims anew
+        places.clear()
+        until(both_have_answered, "two workers answer again")
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text, text
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(word) for word in text.split()]
+
+
+@needs("uvicorn")
+def test_uvicorns_four_workers_join_a_broker(tmp_path):
+    path, program = tmp_path / "web.sock", EXAMPLES / "uvicorn_app.py"
+    with (
+        brokers.up(tmp_path / "b.sock", str(program), slots=5),
+        server(
+            tmp_path / "log", "uvicorn", "--workers", 4, "--app-dir", EXAMPLES, "--uds", path,
+            "uvicorn_app:app", SHMGPU_SOCKET=str(tmp_path / "b.sock"),
+        ),
+        shmgpu.connect(tmp_path / "b.sock"),
+    ):  # fmt: skip
+
+        def in_places():
+            return {row["pid"] for row in shmgpu.stats()["children"] if row["state"] == 1} - {
+                os.getpid()
+            }
+
+        until(lambda: len(in_places()) == 4, "four workers have joined")
+        until(lambda: answers(path), "the server answers")
+        assert all(ask(path) >= 0 for _ in range(40))
+        answered = [row for row in shmgpu.stats()["children"] if row["answered"]]
+        assert sum(row["answered"] for row in answered) >= 41
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text, text
