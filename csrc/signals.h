@@ -3,10 +3,11 @@
  *            parent of a launch()   parent of an init()   a forked role
  *   SIGINT   asks for the end       ignored               ignored: the parent decides
  *   SIGTERM  asks for the end       asks for the end      the standard: it ends
+ *   SIGHUP   the host's             the host's            as the caller had it
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *
- * Handlers only count. SIGINT and SIGTERM are blocked but while the loop waits, so one can never
+ * Handlers only count. SIGINT, SIGTERM and SIGHUP are blocked but while the loop waits, so one can never
  * slip in between looking and waiting.
  *
  * Owns: the dispositions while a broker runs. Must never: act on a signal.

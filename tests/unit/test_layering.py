@@ -40,6 +40,7 @@ C_ROOMS = [
     "role",
     "crew",
     "guest",
+    "quota",
     "door",
     "supervise",
     "join",
