@@ -266,7 +266,8 @@ typedef struct shm_event {
   int deaths;                  /* of this helper so far */
   int is_final;                /* a death: the helper (the child) is not replaced */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a child's: how often it was restarted so far */
+  int attempts;                /* a child's: how often it was restarted so far; a helper's final
+                                  death: 1 where the rest of its pool goes on without it */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */

@@ -295,6 +295,7 @@ static void helper_ended(int index, int pid, int exit_status) {
       .deaths = helper->deaths,
       .is_final = given_up || now.phase != RUNNING,
       .reason = helper->reason,
+      .attempts = has_others,
       .delay_ns = backoff_ns(helper->short_deaths),
       .sequence = victim.sequence,
       .function = victim.function});

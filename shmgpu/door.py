@@ -60,9 +60,9 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def locked(path: pathlib.Path) -> Iterator[None]:
+def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
     """One starter at a time: two that start at once end with one broker."""
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -145,7 +145,7 @@ class Door:
     """
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
-        self.path = path
+        self.path: pathlib.Path | None = path
         self._owner = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -174,6 +174,15 @@ class Door:
             self._socket.close()
             raise
 
+    @classmethod
+    def of(cls, descriptor: int) -> Door:
+        """A listening socket that was inherited, and has no name to be removed."""
+        door = cls.__new__(cls)
+        door.path = None
+        door._owner = os.getpid()
+        door._socket = socket.socket(fileno=descriptor)
+        return door
+
     def fileno(self) -> int:
         """The listening descriptor."""
         return self._socket.fileno()
@@ -184,6 +193,7 @@ class Door:
 
     def close(self) -> None:
         """Close and, in the process that made it, remove it."""
-        if self._owner == os.getpid() and self._socket.fileno() >= 0:
+        mine = self._owner == os.getpid() and self._socket.fileno() >= 0
+        if mine and self.path is not None:
             self.path.unlink(missing_ok=True)
         self._socket.close()

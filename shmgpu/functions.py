@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import importlib
 import inspect
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,10 +45,14 @@ R = TypeVar("R")
 
 _ndarray = np.ndarray
 
+MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
+
 by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
-_names: list[str] = []  # of what that broker has
+_names: list[str] | None = None  # of what that broker has; None: what this process had
+# Modules that no fresh interpreter finds: their functions are carried to a broker by value.
+unfindable: set[str] = set()
 
 
 def register_late() -> None:
@@ -56,11 +63,16 @@ def register_late() -> None:
         target._register()
 
 
-def resolve_by(resolver: Callable[[Function[Any, Any]], int] | None, names: list[str]) -> None:
-    """From now on functions have the rows that ``resolver`` says; None: this process's own."""
-    global _resolver
+def resolve_by(
+    resolver: Callable[[Function[Any, Any]], int] | None, names: list[str] | None
+) -> None:
+    """From now on functions have the rows that ``resolver`` says; None: this process's own.
+
+    ``names`` are what the broker has; None where it has all that this process had decorated.
+    """
+    global _resolver, _names
     _resolver = resolver
-    _names[:] = names
+    _names = names
     for own_row, target in by_row.items():
         target.row = resolver(target) if resolver is not None else own_row
         target.plans_port = None
@@ -237,6 +249,49 @@ class Started(Coroutine[Any, Any, R]):
         return getattr(self._future, name)
 
 
+def name_of(target: Function[Any, Any]) -> str:
+    """``module:qualname``; a script that is run is called what it would be imported as."""
+    if target.known_as:
+        return target.known_as
+    module = getattr(target.body, "__module__", "") or ""
+    if module in MAIN:
+        main = sys.modules.get(module) or sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        path = getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name.removesuffix(".__main__")
+        elif path:
+            module = os.path.splitext(os.path.basename(path))[0]
+    return f"{module}:{target.name}"
+
+
+def _found(module: str, name: str) -> Any:
+    """What a module that is imported has under a dotted name; None when nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _find(module: str, name: str) -> Any:
+    """A carried function that the module defines here, too."""
+    importlib.import_module(module)
+    found = _found(module, name)
+    if not isinstance(found, Function):
+        raise ConfigError(f"{module}:{name} is not the function here that it was there")
+    return found
+
+
+def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
+    """A carried function that comes with its body."""
+    for known in by_row.values():
+        if known.known_as == name:
+            return known
+    made: Function[Any, Any] = Function(body, **options)
+    made.known_as = name
+    return made
+
+
 class Function(Generic[P, R]):
     """A function that helpers run; what :func:`function` makes of the one it decorates.
 
@@ -284,7 +339,25 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
+        self.known_as = ""  # what brokers call it, where that is not its module and name
+        self._options: dict[str, Any] = {
+            "batch": batch,
+            "out": out,
+            "idempotent": idempotent,
+            "timeout": timeout,
+            "hang_after": hang_after,
+            "pool": pool,
+            "arrays": arrays,
+            "pickle": pickle,
+        }
         self._register()
+
+    def __reduce__(self) -> Any:
+        # To a broker that is started by exec: made there anew, or found, if it has been made.
+        module = getattr(self.body, "__module__", "") or ""
+        if module not in unfindable and _found(module, self.name) is self:
+            return _find, (module, self.name)
+        return _remake, (name_of(self), self.body, self._options)
 
     def _register(self) -> None:
         batch = self.batch
@@ -308,7 +381,7 @@ class Function(Generic[P, R]):
 
     def why_unknown(self) -> str:
         """Why helpers do not have this function, in a sentence."""
-        if _resolver is None:
+        if _resolver is None or _names is None:
             return (
                 f"{self.name} was decorated after the broker had started, so helpers do not "
                 "know it: move its definition above launch() or init()"
