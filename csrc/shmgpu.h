@@ -223,7 +223,7 @@ typedef struct shm_config {
 enum shm_persistence {
   SHM_UNTIL_CHILDREN_END = 0,  /* every child has ended: a launch */
   SHM_UNTIL_TOLD = 1,          /* a signal asks for the end */
-  SHM_UNTIL_GUESTS_LEFT = 2    /* nobody is joined, and nobody stands at the door */
+  SHM_UNTIL_FIRST_LEFT = 2     /* the first guest has left; or none came, and none stands at the door */
 };
 
 enum shm_restart {

@@ -97,8 +97,9 @@ static void fail(int outcome) {
 
 static int everybody_left(void) {
   if (now.phase == RUNNING && crew.config.persistent != SHM_UNTIL_CHILDREN_END) {
-    return crew.config.persistent == SHM_UNTIL_GUESTS_LEFT && crew.guests_alive == 0 &&
-           !shmi_door_has_somebody();
+    const shmi_crew_child_t *first = &crew.children[crew.config.child_count];
+    return crew.config.persistent == SHM_UNTIL_FIRST_LEFT &&
+           (first->has_ended || (first->process.pid == 0 && !shmi_door_has_somebody()));
   }
   return crew.children_alive == 0 && now.restarts_waiting == 0;
 }

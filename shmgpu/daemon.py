@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from shmgpu import core, door, functions, log, manifest, quotas
 from shmgpu.errors import ConfigError
@@ -25,6 +25,8 @@ from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
+
+Entrance = door.Door | door.PrivateDoor
 
 PLANNED = (
     *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
@@ -58,6 +60,18 @@ def load_module(name: str) -> ModuleType:
     return module
 
 
+def _named(name: str) -> Callable[..., Any]:
+    """The session function that ``module:name`` names; raises ConfigError."""
+    module, _, attribute = name.rpartition(":")
+    if not module:
+        raise ConfigError(f"session={name!r} must be MODULE:NAME")
+    loaded = sys.modules.get(pathlib.Path(module).stem) if module.endswith(".py") else None
+    found = getattr(loaded or load_module(module), attribute, None)
+    if not callable(found):
+        raise ConfigError(f"session={name!r}: {module} has no function {attribute}")
+    return cast("Callable[..., Any]", found)
+
+
 def up(
     modules: Sequence[str],
     *,
@@ -81,8 +95,9 @@ def up(
             directory of configuration, where there is one. Read again on SIGHUP.
         on_ready: called when programs can join.
         lent: descriptors that helpers close.
-        settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; and
-            max_helpers, how many each pool may ever have.
+        settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; session
+            as a function or as ``"module:name"``; and max_helpers, how many helpers each pool may
+            ever have.
 
     Raises:
         ConfigError, LaunchError, SessionError: it could not start.
@@ -97,6 +112,8 @@ def up(
         settings["session"] = next(
             (m.load for m in loaded if callable(getattr(m, "load", None))), None
         )
+    elif isinstance(settings["session"], str):
+        settings["session"] = _named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
     if not functions.by_row:
@@ -131,7 +148,7 @@ def up(
 
 
 def serve(
-    host: RoleHost, entrance: door.Door, known: manifest.Manifest, persistent: int, group: int = 0
+    host: RoleHost, entrance: Entrance, known: manifest.Manifest, persistent: int, group: int = 0
 ) -> None:
     """Run the broker behind that door to its end, and raise what :func:`up` does."""
     plan = host.plan

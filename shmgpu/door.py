@@ -70,7 +70,7 @@ def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
         os.close(descriptor)
 
 
-def knock(path: pathlib.Path) -> socket.socket | None:
+def knock(path: pathlib.Path | str) -> socket.socket | None:
     """A connection to the broker that listens there; None when none does."""
     name = str(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -122,6 +122,14 @@ class PrivateDoor:
         self._socket.bind("\0" + self.address[1:])
         self._socket.listen(BACKLOG)
 
+    @classmethod
+    def of(cls, descriptor: int) -> PrivateDoor:
+        """One that the process which started this one has made."""
+        door = cls.__new__(cls)
+        door._socket = socket.socket(fileno=descriptor)
+        door.address = "@" + door._socket.getsockname()[1:].decode()
+        return door
+
     def fileno(self) -> int:
         """The listening descriptor."""
         return self._socket.fileno()
@@ -145,7 +153,7 @@ class Door:
     """
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
-        self.path: pathlib.Path | None = path
+        self.path = path
         self._owner = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -174,15 +182,6 @@ class Door:
             self._socket.close()
             raise
 
-    @classmethod
-    def of(cls, descriptor: int) -> Door:
-        """A listening socket that was inherited, and has no name to be removed."""
-        door = cls.__new__(cls)
-        door.path = None
-        door._owner = os.getpid()
-        door._socket = socket.socket(fileno=descriptor)
-        return door
-
     def fileno(self) -> int:
         """The listening descriptor."""
         return self._socket.fileno()
@@ -193,7 +192,6 @@ class Door:
 
     def close(self) -> None:
         """Close and, in the process that made it, remove it."""
-        mine = self._owner == os.getpid() and self._socket.fileno() >= 0
-        if mine and self.path is not None:
+        if self._owner == os.getpid() and self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
         self._socket.close()

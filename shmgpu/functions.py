@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -265,23 +264,6 @@ def name_of(target: Function[Any, Any]) -> str:
     return f"{module}:{target.name}"
 
 
-def _found(module: str, name: str) -> Any:
-    """What a module that is imported has under a dotted name; None when nothing."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-def _find(module: str, name: str) -> Any:
-    """A carried function that the module defines here, too."""
-    importlib.import_module(module)
-    found = _found(module, name)
-    if not isinstance(found, Function):
-        raise ConfigError(f"{module}:{name} is not the function here that it was there")
-    return found
-
-
 def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
     """A carried function that comes with its body."""
     for known in by_row.values():
@@ -351,13 +333,6 @@ class Function(Generic[P, R]):
             "pickle": pickle,
         }
         self._register()
-
-    def __reduce__(self) -> Any:
-        # To a broker that is started by exec: made there anew, or found, if it has been made.
-        module = getattr(self.body, "__module__", "") or ""
-        if module not in unfindable and _found(module, self.name) is self:
-            return _find, (module, self.name)
-        return _remake, (name_of(self), self.body, self._options)
 
     def _register(self) -> None:
         batch = self.batch
@@ -472,9 +447,15 @@ class Function(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<shmgpu function {self.name}>"
 
-    def __reduce__(self) -> str:
-        """By name, as functions are: the process that reads it imports its module."""
-        return self.__qualname__
+    def __reduce__(self) -> Any:
+        """By name, as functions are: the process that reads it imports its module.
+
+        One of a module that cannot be imported, on its way to a broker started by exec, goes with
+        its body.
+        """
+        if getattr(self.body, "__module__", "") not in unfindable:
+            return self.__qualname__
+        return _remake, (name_of(self), self.body, self._options)
 
 
 class Bound(Generic[P, R]):

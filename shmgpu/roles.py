@@ -68,7 +68,7 @@ class RoleHost(core.Host):
         self.manifest_fd = -1  # what they are told of this broker
         self.on_ready: Callable[[], None] | None = None
         self.on_draining: Callable[[], None] | None = None
-        self.lent: list[int] = []  # descriptors that are the parent's alone
+        self.lent: list[int] = []  # descriptors of the parent's until it is ready
         self.final_stats: dict[str, Any] | None = None
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
@@ -128,6 +128,8 @@ class RoleHost(core.Host):
         plan = self.plan
         setup = plan.setups[helper_number]
         log.set_role(f"helper {helper_number}")
+        for descriptor in self.lent:
+            os.close(descriptor)
         self.child_reports.close()
         self.child_stacks.close()
         self.leave_door()
@@ -216,9 +218,6 @@ class RoleHost(core.Host):
         if self.manifest_fd >= 0:
             os.close(self.manifest_fd)
             self.manifest_fd = -1
-        for descriptor in self.lent:
-            os.close(descriptor)
-        self.lent.clear()
 
     # -- events --
 
@@ -243,6 +242,7 @@ class RoleHost(core.Host):
 
     def _on_ready(self, event: dict[str, int]) -> None:
         self._is_ready = True
+        self.lent.clear()
         self._end_bar()
         if self.on_ready is not None:
             self.on_ready()

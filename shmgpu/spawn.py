@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from shmgpu import errors, functions, manifest
+from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
@@ -73,6 +74,14 @@ class Spawned:
         told = json.loads(said)
         if "error" in told:
             raise _error(told)
+
+    def end(self, timeout: float) -> None:
+        """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def _last_words(self) -> str:
         if self._log is None:
@@ -195,8 +204,8 @@ def modules_here() -> list[str]:
 # ---- a broker for this process alone -----------------------------------------------------------
 
 
-def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket]:
-    """Start a broker whose only guest is this process, and a connection to its door.
+def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, str]:
+    """Start a broker for this process: it, a connection to its door, and the door's address.
 
     Functions in modules are imported there; those that cannot be (a notebook's, a script's) are
     carried over by value.
@@ -212,8 +221,15 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket]:
         for target in functions.by_row.values()
         if not is_importable(name := getattr(target.body, "__module__", "") or "")
     }
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    # Who is to come stands at the door from the start, so the broker ends with this process at
+    # whatever moment that ends.
+    entrance = PrivateDoor()
+    try:
+        connection = knock(entrance.address)
+    except BaseException:
+        entrance.close()
+        raise
+    assert connection is not None
     try:
         with by_value(here):
             try:
@@ -226,27 +242,21 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket]:
                     f"cannot be carried over to it ({type(error).__name__}: {error}): put them "
                     "into a module that can be imported"
                 ) from error
-        # A name that the kernel makes up, and nobody needs to know: who is to come stands at the
-        # door already, so that the broker ends with this process at whatever moment that ends.
-        listener.bind("")
-        listener.listen(1)
-        connection.connect(listener.getsockname())
         spawned = spawn(
-            {"carried": carried, "listener": listener.fileno()}, lent=[listener.fileno()]
+            {"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()]
         )
     except BaseException:
         connection.close()
         raise
     finally:
-        listener.close()
+        entrance.close()
     try:
         spawned.wait_ready(None)
     except BaseException:
         connection.close()
-        spawned.process.kill()
-        spawned.process.wait()
+        spawned.end(0.0)
         raise
-    return spawned, connection
+    return spawned, connection, entrance.address
 
 
 def _name_apart() -> None:

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, daemon, functions, manifest, settings
-from shmgpu.door import Door
+from shmgpu import config, core, daemon, functions, manifest, settings
+from shmgpu.door import PrivateDoor
 from shmgpu.errors import SessionError
 from shmgpu.roles import RoleHost
 
@@ -52,7 +52,6 @@ class Report:
 
 def main(request: Mapping[str, Any]) -> None:
     """Be a broker until it ends; the interpreter's exit status says how."""
-    os.close(int(sys.argv[1]))
     sys.argv[:] = ["shmgpu"]
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
@@ -78,15 +77,16 @@ def main(request: Mapping[str, Any]) -> None:
 
 def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     """A broker for the one process that stands at its door."""
-    os.set_inheritable(request["listener"], False)
-    entrance = Door.of(request["listener"])
+    os.set_inheritable(request["door"], False)
+    entrance = PrivateDoor.of(request["door"])
     carried = pickle.loads(request["carried"])
     wanted = dict(carried["settings"])
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
-    plan = settings.Settings(children=0, slots=1, **wanted)
+    slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
+    plan = settings.Settings(children=0, slots=slots, **wanted)
     functions.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]
     known = manifest.of_this_process(plan.pools)
-    daemon.serve(host, entrance, known, core.UNTIL_GUESTS_LEFT)
+    daemon.serve(host, entrance, known, core.UNTIL_FIRST_LEFT)
