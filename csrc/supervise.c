@@ -101,7 +101,9 @@ static int everybody_left(void) {
     return crew.config.persistent == SHM_UNTIL_FIRST_LEFT &&
            (first->has_ended || (first->process.pid == 0 && !shmi_door_has_somebody()));
   }
-  return crew.children_alive == 0 && now.restarts_waiting == 0;
+  /* Guests are let go when draining is over: until then they get their answers. */
+  int waiting = now.phase == DRAINING ? crew.guests_alive : 0;
+  return crew.children_alive == 0 && waiting == 0 && now.restarts_waiting == 0;
 }
 
 static void begin_running(void) {

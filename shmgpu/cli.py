@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, control, daemon, device, door, doctor, spawn, top, trace
+from shmgpu import config, control, daemon, device, doctor, door, spawn, top, trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.views import align
 
@@ -133,7 +133,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--devices", type=_devices, metavar="NAMES", help="taken in turn, such as cuda:0,cuda:1")
     add("--arena", type=_setting("arena"), metavar="SIZE", help="of each program, such as 64MiB")
-    add("--max-children", type=_whole(1, 4096), default=64, metavar="N", help="programs at once (64)")
+    add(
+        "--max-children",
+        type=_whole(1, 4096),
+        default=64,
+        metavar="N",
+        help="programs at once (64)",
+    )
     add("--window", type=_setting("window"), metavar="N", help="messages out for each program")
     add("--threads", type=_setting("threads"), metavar="N", help="of each CPU helper")
     add("--gpu-memory", type=_setting("gpu_memory"), metavar="SIZE", help="cap of each helper")

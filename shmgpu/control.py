@@ -1,7 +1,7 @@
 """Commands for a broker that runs: how many helpers each pool has, and its end.
 
-Owns what ``shmgpu scale`` and ``shmgpu down`` do. What a scaling means is C's (csrc/crew.h), and the
-end is a SIGTERM: the broker drains.
+Owns what ``shmgpu scale`` and ``shmgpu down`` do. What a scaling means is C's (csrc/crew.h), and
+the end is a SIGTERM: the broker drains.
 """
 
 from __future__ import annotations

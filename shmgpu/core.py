@@ -641,7 +641,7 @@ def run(
     *,
     helper_pool: list[int],
     min_credit: list[int],
-    helper_absent: Sequence[bool] = (),
+    helper_absent: Sequence[bool],
     **settings: int,
 ) -> int:
     """shm_run: become the parent, or (``caller_is_child=1``) fork one. Returns the status."""

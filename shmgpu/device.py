@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import core
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import ConfigError
 from shmgpu.log import logger
 
 

@@ -143,6 +143,7 @@ def launch(
         status = core.run(
             host,
             helper_pool=plan.helper_pool,
+            helper_absent=plan.helper_absent,
             min_credit=plan.min_credit,
             **host.open_private_door(),
             **plan.for_core(),
@@ -388,6 +389,7 @@ def init(
             status = core.run(
                 host,
                 helper_pool=plan.helper_pool,
+                helper_absent=plan.helper_absent,
                 min_credit=plan.min_credit,
                 caller_is_child=1,
                 **host.open_private_door(),

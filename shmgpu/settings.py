@@ -160,12 +160,12 @@ def _pools(helpers: Any) -> dict[str, int]:
 
 
 def _most_of_pools(most: Any, started: Mapping[str, int]) -> dict[str, int]:
-    """How many helpers each pool may ever have: as many as it starts with, unless more are named."""
+    """How many helpers each pool may ever have: as it starts with, unless more are named."""
     counts = dict(started)
     if most is None:
         return counts
     if not isinstance(most, Mapping):
-        most = {name: most for name in started}
+        most = dict.fromkeys(started, most)
     unknown = sorted(set(map(str, most)) - set(counts))
     if unknown:
         raise ConfigError(

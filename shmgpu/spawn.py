@@ -51,8 +51,8 @@ class Spawned:
         """Return when programs can join.
 
         Raises:
-            LaunchError, SessionError, ConfigError: as the broker did, or it ended without a word, or
-                is not ready in time.
+            LaunchError, SessionError, ConfigError: as the broker did; or it ended without a word,
+                or is not ready in time.
         """
         until = None if timeout is None else time.monotonic() + timeout
         said = b""
@@ -65,9 +65,7 @@ class Spawned:
                     )
                 piece = os.read(self._report, 65536)
                 if not piece:
-                    raise LaunchError(
-                        f"the broker ended before it was ready{self._last_words()}"
-                    )
+                    raise LaunchError(f"the broker ended before it was ready{self._last_words()}")
                 said += piece
         finally:
             os.close(self._report)
@@ -242,9 +240,7 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
                     f"cannot be carried over to it ({type(error).__name__}: {error}): put them "
                     "into a module that can be imported"
                 ) from error
-        spawned = spawn(
-            {"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()]
-        )
+        spawned = spawn({"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()])
     except BaseException:
         connection.close()
         raise

@@ -44,7 +44,7 @@ class Report:
 
     def failed(self, error: BaseException) -> None:
         """It did not come to that."""
-        told = {"error": type(error).__name__, "message": str(error) or repr(error)}
+        told: dict[str, Any] = {"error": type(error).__name__, "message": str(error) or repr(error)}
         if isinstance(error, SessionError):
             told |= {"helper": error.helper, "traceback": error.traceback_text}
         self.say(told)
