@@ -91,7 +91,7 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
     said = place.program(
         "import numpy as np, served_here, shmgpu, subprocess, sys\n"
         "shmgpu.connect()\n"
-        "one = served_here.slow.options(helper=1).submit(np.zeros(1), 0.5)\n"
+        "one = served_here.slow.options(helpers=[1]).submit(np.zeros(1), 0.5)\n"
         "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
         "command = [sys.executable, '-m', 'shmgpu.cli', 'scale', '1']\n"
         "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())\n"
@@ -104,29 +104,13 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
     states(place, [READY, ABSENT, ABSENT])
 
 
-def test_a_result_that_waits_for_room_keeps_its_helper(place):
-    scale(place, "2")
-    states(place, [READY, READY, ABSENT])
-    said = place.program(
-        "import numpy as np, served_here, shmgpu, subprocess, sys\n"
-        "shmgpu.connect()\n"
-        "call = served_here.large.options(helper=1)\n"
-        "command = [sys.executable, '-m', 'shmgpu.cli', 'scale']\n"
-        "for size in (10, 300_000):\n"  # the second is larger than the room that the first teaches
-        "    print(call(np.zeros(1), size).nbytes)\n"
-    )
-    assert said.split() == ["10", "300000"]
-    scale(place, "1")
-    states(place, [READY, ABSENT, ABSENT])
-
-
 def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
     states(place, [READY, ABSENT, ABSENT])
     said = place.program(
         "import numpy as np, served_here, shmgpu\n"
         "shmgpu.connect()\n"
         "try:\n"
-        "    served_here.double.options(helper=2)(np.zeros(1))\n"
+        "    served_here.double.options(helpers=[2])(np.zeros(1))\n"
         "except shmgpu.ShmError as error:\n"
         "    print(error)\n"
     )
