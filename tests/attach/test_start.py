@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import signal
-import sys
 import textwrap
 import threading
 
@@ -170,13 +171,14 @@ def test_init_in_a_thread_works_too(busybody):
 
 
 def test_a_session_that_fails_is_raised_as_by_init(busybody):
+    lock = threading.Lock()
     with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
         start(session=failing)
     assert caught.value.helper == 0 and "ValueError" in caught.value.traceback_text
     with pytest.raises(shmgpu.ConfigError, match="window"):
         start(window=100_000)
     with pytest.raises(shmgpu.ConfigError, match="cannot be carried over"):
-        start(session=lambda helper, lock=threading.Lock(): lock)
+        start(session=lambda helper: lock)
 
 
 def test_a_broker_that_is_killed_is_told(busybody):
@@ -265,35 +267,40 @@ CELLS = [
 ]
 
 
-def test_a_notebook_uses_init_with_functions_of_its_cells(place, monkeypatch):
-    jupyter = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-    for name, value in place.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("IPYTHONDIR", str(place.directory / "ipython"))
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(place.directory / "jupyter"))
-    manager = jupyter.KernelManager()
-    manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    manager.start_kernel(cwd=str(place.directory))
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=60)
-        said: list[str] = []
+DRIVER = """
+import json, sys
+from jupyter_client import KernelManager
 
-        def hear(message):
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream" and content["name"] == "stdout":
-                said.append(content["text"])
-            assert kind != "error", "\n".join(content["traceback"])
+manager = KernelManager()
+manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+manager.start_kernel()
+client = manager.blocking_client()
+client.start_channels()
+client.wait_for_ready(timeout=60)
 
-        for cell in CELLS:
-            client.execute_interactive(cell, output_hook=hear, timeout=60)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-        manager.context.destroy()
-    lines = "".join(said).splitlines()
+def hear(message):
+    kind, content = message["msg_type"], message["content"]
+    if kind == "stream" and content["name"] == "stdout":
+        print(content["text"], end="")
+    if kind == "error":
+        print(*content["traceback"], sep="\\n")
+
+for cell in json.loads(sys.argv[1]):
+    client.execute_interactive(cell, output_hook=hear, timeout=60)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("jupyter_client", "ipykernel"))),
+    reason="jupyter_client and ipykernel are not installed",
+)
+def test_a_notebook_uses_init_with_functions_of_its_cells(place):
+    own = {name: str(place.directory) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR")}
+    status, said, complained = place.run("-c", DRIVER, json.dumps(CELLS), **own)
+    assert status == 0, complained
+    lines = said.splitlines()
     assert lines[0] == "[8.0, 8.0]"
     assert lines[1].startswith("late was decorated after the broker had started")
-    assert lines[2] == "1"
+    assert lines[2:] == ["1"]
