@@ -106,6 +106,7 @@ int shmi_crew_start_helper(int index) {
   helper->generation++;
   helper->failed = helper->told_ready = 0;
   helper->kill_ns = 0;
+  helper->was_let_go = 0;
   helper->reason = SHM_REASON_NONE;
   pid_t parent = getpid();
   int forked = shmi_process_fork(crew.host.fork, &helper->process);
@@ -220,6 +221,55 @@ int shmi_crew_admit_guest(int index, shmi_process_t *guest, int request_fd, int 
   return SHM_OK;
 }
 
+/* ---- more helpers, and fewer ---- */
+
+int shmi_crew_wanted(int pool, int *most) {
+  int wanted = 0;
+  *most = 0;
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    if (crew.config.helper_pool[i] != pool) continue;
+    ++*most;
+    wanted += crew.helpers[i].is_wanted;
+  }
+  return *most > 0 ? wanted : -1;
+}
+
+static void let_helper_go(int index) {
+  crew.helpers[index].is_wanted = 0;
+  crew.helpers[index].respawn_ns = 0;
+  crew.helpers[index].was_let_go = crew.helpers[index].process.pid != 0;
+  shmi_dispatch_retire_helper(crew.dispatch, index);
+}
+
+static int want_helper(int index) {
+  shmi_crew_helper_t *helper = &crew.helpers[index];
+  helper->is_wanted = 1;
+  helper->short_deaths = 0;
+  /* One that was let go and has not ended yet: its end makes way for the next. */
+  return helper->process.pid != 0 ? SHM_OK : shmi_crew_start_helper(index);
+}
+
+int shmi_crew_scale(int pool, int helpers) {
+  int most, before = shmi_crew_wanted(pool, &most), status = SHM_OK;
+  int at = before;
+  for (int i = 0; i < crew.config.helper_count && at < helpers && status == SHM_OK; i++) {
+    if (crew.config.helper_pool[i] != pool || crew.helpers[i].is_wanted) continue;
+    status = want_helper(i);
+    if (status == SHM_OK) at++;
+    else crew.helpers[i].is_wanted = 0;
+  }
+  for (int i = crew.config.helper_count - 1; i >= 0 && at > helpers; i--) {
+    if (crew.config.helper_pool[i] != pool || !crew.helpers[i].is_wanted) continue;
+    let_helper_go(i);
+    at--;
+  }
+  if (at != before) {
+    shmi_crew_tell((shm_event_t){
+        .kind = SHM_EVENT_SCALED, .index = pool, .attempts = at, .deaths = before});
+  }
+  return status;
+}
+
 /* ---- signalling and reaping ---- */
 
 void shmi_crew_signal_children(int signal, int reason) {
@@ -275,7 +325,10 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   crew.helpers = calloc((size_t)config->helper_count, sizeof *crew.helpers);
   crew.children = calloc((size_t)config->slot_count, sizeof *crew.children);
   if (crew.epoll_fd < 0 || crew.helpers == NULL || crew.children == NULL) return SHM_ESYSTEM;
-  for (int i = 0; i < config->helper_count; i++) crew.helpers[i].process.pidfd = -1;
+  for (int i = 0; i < config->helper_count; i++) {
+    crew.helpers[i].process.pidfd = -1;
+    crew.helpers[i].is_wanted = !config->helper_absent[i];
+  }
   for (int i = 0; i < config->slot_count; i++) crew.children[i].process.pidfd = -1;
   shmi_dispatch_config_t dispatch = {.children = config->slot_count,
                                      .helpers = config->helper_count,
@@ -283,6 +336,7 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
                                      .window = config->window,
                                      .helper_pool = crew.config.helper_pool,
                                      .min_credit = crew.config.min_credit,
+                                     .helper_absent = crew.config.helper_absent,
                                      .supervisor_fd = crew.epoll_fd};
   shm_broker_stats_t *stats = shmi_board()->broker;
   stats->started_ns = shmi_clock_ns();

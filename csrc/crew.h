@@ -24,12 +24,16 @@ typedef struct shmi_crew_helper {
   int failed;          /* it said that its session could not be made */
   int told_ready;
   int delays; /* forks in vain, in a row */
+  int was_let_go;      /* told to finish and end */
+  int is_wanted;       /* its pool is to have it: it is replaced when it dies */
 } shmi_crew_helper_t;
 
 typedef struct shmi_crew_child {
   shmi_process_t process;
   int is_ours;   /* forked here; else never signalled */
   int is_guest;  /* joined through the door: its end is nobody's failure */
+  uint32_t uid;  /* of a guest: the kernel's word */
+  char program[64]; /* of a guest: its own word */
   int has_ended; /* for good */
   int restarts;    /* since its last long life */
   int short_lives; /* in a row, each within the death window of its start */
@@ -62,6 +66,10 @@ int shmi_crew_start_child(int index);
 int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd);
 /* A guest takes a slot. Takes over its pidfd and both pipe ends, in any case. */
 int shmi_crew_admit_guest(int index, shmi_process_t *guest, int request_fd, int reply_fd);
+/* How many helpers a pool is to have, and the most it can; -1: there is no such pool. */
+int shmi_crew_wanted(int pool, int *most);
+/* Have so many, from 1 to the most: start what is missing, or let the last ones go. */
+int shmi_crew_scale(int pool, int helpers);
 /* Have shmi_crew_look tell when fd is readable. */
 enum shmi_watch { SHMI_WATCH_DOOR = 16, SHMI_WATCH_GUEST = 17 }; /* beside the roles */
 int shmi_crew_watch(int fd, int what, int index);

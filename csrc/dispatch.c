@@ -27,6 +27,7 @@ enum {
 };
 
 /* What the board says of a slot. */
+enum helper_shown { HELPER_RETIRING = 5, HELPER_ABSENT = 6 };
 enum child_shown { SHOWN_RUNNING = 1, SHOWN_ENDED, SHOWN_QUARANTINED, SHOWN_CLEARING };
 
 typedef struct child {
@@ -35,6 +36,8 @@ typedef struct child {
   uint32_t generation;
   uint32_t outstanding;  /* calls the child may not have a reply for yet */
   uint32_t parked;       /* of these, told to make room for a result and not yet done so */
+  uint32_t window;       /* the most it may have outstanding */
+  uint64_t parked_at;    /* helpers that may keep such results, as a mask */
   uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
   uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */
   uint8_t wants_clearing, is_cleared_now; /* to be cleared; a helper is at it */
@@ -50,6 +53,7 @@ typedef struct helper {
   uint64_t deliveries;      /* the last number given */
   uint64_t lowest;          /* every delivery below it is finished */
   uint32_t in_flight;       /* calls and grows written or about to be */
+  int is_retiring;
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
   uint32_t out_count;
   uint32_t by_delivery[SHMI_BOARD_RING];
@@ -65,7 +69,8 @@ struct shmi_dispatch {
   int flags;        /* shmi_turn bits gathered outside a turn */
   int coarse_waits; /* the kernel has no epoll_pwait2: waits are rounded up to milliseconds */
   uint32_t dirty; /* child + 1: head of the list of children with replies */
-  uint64_t helper_mask;
+  uint64_t helper_mask; /* those that there are, or will be again */
+  uint64_t retiring;    /* those whose pipe is to be closed */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
   int holding;      /* no call is handed out */
@@ -180,8 +185,12 @@ static int write_replies(shmi_dispatch_t *d, child_t *child) {
       uint32_t number = child->replies_head;
       child->replies_head = shmi_schedule_request(d->schedule, number)->next;
       /* Only now: a child that reads no reply runs into its own window, not into the table. */
-      if (frames[i].status == shmi_status_to_wire(SHM_ENEEDS_SPACE)) child->parked++;
-      else child->outstanding--;
+      if (frames[i].status == shmi_status_to_wire(SHM_ENEEDS_SPACE)) {
+        child->parked++;
+        child->parked_at |= UINT64_C(1) << (frames[i].slot & 63);
+      } else {
+        child->outstanding--;
+      }
       shmi_schedule_free(d->schedule, number);
     }
     if (written < count) return 0;
@@ -282,7 +291,10 @@ static void hand_out_grows(shmi_dispatch_t *d, helper_t *helper) {
 static int least_busy_helper(const shmi_dispatch_t *d) {
   int found = -1;
   for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].state != SHMI_PEER_UP || d->helpers[h].in_flight >= IN_FLIGHT_MAX) continue;
+    if (d->helpers[h].state != SHMI_PEER_UP || d->helpers[h].is_retiring ||
+        d->helpers[h].in_flight >= IN_FLIGHT_MAX) {
+      continue;
+    }
     if (found < 0 || d->helpers[h].in_flight < d->helpers[found].in_flight) found = h;
   }
   return found;
@@ -383,7 +395,7 @@ static void protocol_error(shmi_dispatch_t *d, int slot) {
 
 static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   child_t *child = &d->children[slot];
-  if (child->outstanding >= d->config.window) {
+  if (child->outstanding >= child->window) {
     protocol_error(d, slot); /* not answered: its reply pipe may hold no more */
     return;
   }
@@ -409,6 +421,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   frame->generation = child->generation;
   frame->flags &= SHMI_FRAME_GANG;
   frame->status = 0;
+  frame->placement &= d->helper_mask;
   if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
     if (number != SHMI_NONE) answer_plain(d, number, status);
@@ -438,7 +451,7 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
     protocol_error(d, slot);
     return;
   }
-  child->parked--;
+  if (--child->parked == 0) child->parked_at = 0;
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   r->helper = (uint8_t)h;
   r->handed_ns = d->now_ns;
@@ -601,13 +614,35 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
       } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
         int made = frame->status == 0;
         helper->state = made ? SHMI_PEER_UP : SHMI_PEER_FAILED;
-        d->board->helper_stats[h].state = made ? 2 : 3;
-        if (made) shmi_schedule_helper_up(d->schedule, h);
+        if (!helper->is_retiring) {
+          d->board->helper_stats[h].state = made ? 2 : 3;
+          if (made) shmi_schedule_helper_up(d->schedule, h);
+        }
         d->flags |= SHMI_TURN_READY;
       }
     }
     d->board->helper_stats[h].in_flight = helper->in_flight;
     if (got < READ_FRAMES && !at_end) return 1;
+  }
+}
+
+/* ---- helpers that are not needed any more ---- */
+
+static int keeps_a_result(const shmi_dispatch_t *d, int h) {
+  for (int slot = 0; slot < d->config.children; slot++) {
+    if (d->children[slot].parked > 0 && (d->children[slot].parked_at >> h & 1) != 0) return 1;
+  }
+  return 0;
+}
+
+static void close_retired(shmi_dispatch_t *d) {
+  if (d->dirty != 0) return; /* a reply on its way may be of a result that it keeps */
+  for (uint64_t left = d->retiring; left != 0; left &= left - 1) {
+    int h = __builtin_ctzll(left);
+    helper_t *helper = &d->helpers[h];
+    if (helper->in_flight > 0 || helper->grow_head != SHMI_NONE || keeps_a_result(d, h)) continue;
+    shmi_descriptor_close(&helper->down_fd);
+    d->retiring &= ~(UINT64_C(1) << h);
   }
 }
 
@@ -672,6 +707,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   hand_out(d);
   if (d->dirty != 0) SHMI_FAULT(BEFORE_REPLY);
   flush_replies(d);
+  if (d->retiring != 0) close_retired(d);
   if (ready > 0) SHMI_FAULT(AFTER_REPLY);
   d->board->broker->queued = shmi_schedule_queued(d->schedule);
   flags |= d->flags;
@@ -688,6 +724,8 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->generation++;
   child->outstanding = 0;
   child->parked = 0;
+  child->parked_at = 0;
+  child->window = d->config.window;
   child->in_flight = 0;
   child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
@@ -696,7 +734,16 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   stats->state = SHOWN_RUNNING;
   stats->generation = child->generation;
   stats->protocol_errors = 0;
+  stats->parked_limit = 0;
+  shmi_schedule_set_weight(d->schedule, slot, 1);
   return watch(d, request_fd, PEER_CHILD, slot);
+}
+
+void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
+                               uint64_t parked_bytes) {
+  if (window > 0 && window < d->config.window) d->children[slot].window = window;
+  shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
+  d->board->child_stats[slot].parked_limit = parked_bytes;
 }
 
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
@@ -771,6 +818,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->lowest = 1;
   helper->in_flight = 0;
   helper->out_count = 0;
+  helper->is_retiring = 0;
+  d->helper_mask |= UINT64_C(1) << h;
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
   stats->pid = pid;
@@ -851,11 +900,12 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
     answer_plain(d, number, SHM_EHELPER_DIED);
   }
   int was_asked = helper->down_fd < 0; /* its pipe was closed: this is its orderly end */
+  d->retiring &= ~(UINT64_C(1) << h);
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
   shmi_descriptor_close(&helper->up_fd);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
-  stats->state = 3;
+  stats->state = helper->is_retiring ? HELPER_ABSENT : 3;
   stats->pid = 0;
   stats->in_flight = 0;
   if (!was_asked) {
@@ -869,10 +919,26 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
 void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
   uint32_t number;
   d->board->helper_stats[h].state = 4;
+  d->helper_mask &= ~(UINT64_C(1) << h);
   while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
     answer_plain(d, number, SHM_ENO_HELPERS);
   }
   flush_replies(d);
+}
+
+void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
+  shmi_dispatch_give_up_helper(d, h, 0);
+  d->board->helper_stats[h].state = HELPER_ABSENT;
+  if (d->helpers[h].state == SHMI_PEER_NONE) return; /* dead, and not replaced yet */
+  shmi_schedule_helper_down(d->schedule, h);
+  d->helpers[h].is_retiring = 1;
+  d->retiring |= UINT64_C(1) << h;
+  d->board->helper_stats[h].state = HELPER_RETIRING;
+  close_retired(d);
+}
+
+int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *d, int h) {
+  return d->helpers[h].state != SHMI_PEER_NONE && d->helpers[h].down_fd < 0;
 }
 
 void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
@@ -961,7 +1027,12 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   }
   for (int h = 0; d->helpers != NULL && h < config->helpers; h++) {
     d->helpers[h].down_fd = d->helpers[h].up_fd = -1;
-    d->helper_mask |= UINT64_C(1) << h;
+    if (config->helper_absent == NULL || !config->helper_absent[h]) {
+      d->helper_mask |= UINT64_C(1) << h;
+    } else {
+      d->board->helper_stats[h].state = HELPER_ABSENT;
+      d->board->helper_stats[h].pool = config->helper_pool[h];
+    }
   }
   if (status == SHM_OK) status = watch(d, config->supervisor_fd, PEER_SUPERVISOR, 0);
   if (status != SHM_OK) {

@@ -28,6 +28,7 @@ typedef struct shmi_dispatch_config {
   uint32_t window;
   const uint8_t *helper_pool;
   const uint8_t *min_credit;
+  const uint8_t *helper_absent; /* 1: nobody is there until a helper is added; NULL: none is */
   int supervisor_fd; /* readable when the supervisor has something to do */
 } shmi_dispatch_config_t;
 
@@ -79,6 +80,14 @@ typedef struct shmi_victim {
 void shmi_dispatch_remove_helper(shmi_dispatch_t *dispatch, int helper, shmi_victim_t *victim);
 /* It will not be replaced: what waits for it alone fails; pool_too: and what waits for its pool. */
 void shmi_dispatch_give_up_helper(shmi_dispatch_t *dispatch, int helper, int pool_too);
+/* It is not needed any more: it gets nothing new, what waits for it alone fails, and once it has
+ * finished what it holds and no result of its own waits for room, its pipe is closed, so it ends. */
+void shmi_dispatch_retire_helper(shmi_dispatch_t *dispatch, int helper);
+int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *dispatch, int helper);
+/* Of a child that was just added: what it may have outstanding, its weight in the fair queue, what
+ * helpers keep for it. 0: as anybody. */
+void shmi_dispatch_limit_child(shmi_dispatch_t *dispatch, int child, uint32_t window,
+                               uint32_t weight, uint64_t parked_bytes);
 /* Close the pipe to every helper: each ends when it has served what it holds. */
 void shmi_dispatch_close_helpers(shmi_dispatch_t *dispatch);
 /* Tell a caller that became a child that its broker is ready, or why it is not. */

@@ -15,6 +15,7 @@
 #include "descriptor.h"
 #include "detail.h"
 #include "guest.h"
+#include "quota.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77
@@ -26,22 +27,32 @@ enum { GUESTS = 64, GROUPS = 256 };
 typedef struct guest {
   int fd; /* -1: nobody */
   int has_said_hello, may_wait;
+  char program[SHMI_GUEST_NAME_BYTES];
   uint64_t until_ns; /* sent away then; 0: never */
 } guest_t;
 
 static int door_fd = -1;
-static guest_t guests[GUESTS];
+static guest_t guests[GUESTS]; /* mean something while the door is open */
 
 int shmi_door_open(int lent_fd) {
-  for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
   if (lent_fd <= 0) return SHM_OK;
+  for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
   door_fd = shmi_descriptor_own(fcntl(lent_fd, F_DUPFD_CLOEXEC, 0));
   if (door_fd < 0) {
     shmi_detail_errno("opening the door");
     return SHM_ESYSTEM;
   }
   fcntl(door_fd, F_SETFL, O_NONBLOCK);
-  return shmi_crew_watch(door_fd, SHMI_WATCH_DOOR, 0);
+  int status = shmi_crew_watch(door_fd, SHMI_WATCH_DOOR, 0);
+  if (status == SHM_OK) shmi_door_look(-1); /* who has waited for this stands there now */
+  return status;
+}
+
+int shmi_door_has_somebody(void) {
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
+    if (guests[i].fd >= 0) return 1;
+  }
+  return 0;
 }
 
 static void send_away(guest_t *guest) {
@@ -49,7 +60,7 @@ static void send_away(guest_t *guest) {
 }
 
 void shmi_door_close(void) {
-  for (int i = 0; i < GUESTS; i++) send_away(&guests[i]);
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) send_away(&guests[i]);
   shmi_descriptor_close(&door_fd);
 }
 
@@ -64,11 +75,21 @@ static void refuse(guest_t *guest, int status, const char *sentence) {
 }
 
 /* The kernel's word for who stands there. */
-static int may_enter(int fd) {
+static int peer_of(int fd, struct ucred *who) {
+  socklen_t bytes = sizeof *who;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, who, &bytes) == 0;
+}
+
+static int may_command(int fd) {
   struct ucred who;
-  socklen_t bytes = sizeof who;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return 0;
-  if (who.uid == geteuid() || who.uid == 0) return 1;
+  return peer_of(fd, &who) && (who.uid == geteuid() || who.uid == 0);
+}
+
+static int may_enter(int fd) {
+  if (may_command(fd)) return 1;
+  struct ucred who;
+  socklen_t bytes;
+  if (!peer_of(fd, &who)) return 0;
   gid_t wanted = (gid_t)shmi_crew.config.door_gid, groups[GROUPS];
   if (wanted == 0) return 0;
   if (who.gid == wanted) return 1;
@@ -117,10 +138,9 @@ static int free_slot(void) {
 
 static int process_of(int fd, shmi_process_t *process) {
   struct ucred who;
-  socklen_t bytes = sizeof who;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) != 0) return SHM_ESYSTEM;
+  if (!peer_of(fd, &who)) return SHM_ESYSTEM;
   int pidfd = -1;
-  bytes = sizeof pidfd;
+  socklen_t bytes = sizeof pidfd;
   /* The very process that connected, whatever its number is by now (Linux 6.5). */
   if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0 && who.pid > 0) {
     process->pid = who.pid;
@@ -138,14 +158,16 @@ static int send_welcome(int fd, const shmi_welcome_t *welcome, const int descrip
   } control;
   memset(&control, 0, sizeof control);
   struct msghdr message = {.msg_iov = &piece,
-                           .msg_iovlen = 1,
-                           .msg_control = control.bytes,
-                           .msg_controllen = CMSG_SPACE((size_t)count * sizeof(int))};
-  struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
-  memcpy(CMSG_DATA(header), descriptors, (size_t)count * sizeof(int));
+                           .msg_iovlen = 1};
+  if (count > 0) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+    memcpy(CMSG_DATA(header), descriptors, (size_t)count * sizeof(int));
+  }
   ssize_t sent;
   do {
     sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -168,8 +190,14 @@ static void let_in(guest_t *guest, int slot) {
     refuse(guest, status, "the broker has no descriptors left: raise its ulimit -n");
     return;
   }
+  struct ucred who = {.uid = (uid_t)-1};
+  peer_of(guest->fd, &who);
+  shm_quota_t quota = shmi_quota_of(who.uid, guest->program);
   uint32_t window = shmi_crew.config.window;
   if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  if (quota.window != 0 && quota.window < window) window = quota.window;
+  uint64_t arena_bytes = shmi_arena_bytes();
+  if (quota.arena_bytes != 0 && quota.arena_bytes < arena_bytes) arena_bytes = quota.arena_bytes;
   shmi_welcome_t welcome = {
       .magic = SHMI_GUEST_MAGIC,
       .version = SHMI_GUEST_VERSION,
@@ -177,7 +205,7 @@ static void let_in(guest_t *guest, int slot) {
       .generation = shmi_dispatch_child_generation(shmi_crew.dispatch, slot) + 1,
       .window = window,
       .arena_address = shmi_arena_address(slot),
-      .arena_bytes = shmi_arena_bytes()};
+      .arena_bytes = arena_bytes};
   int descriptors[SHMI_GUEST_DESCRIPTORS] = {
       [SHMI_GUEST_ARENA] = shmi_arena_descriptor(slot),
       [SHMI_GUEST_BOARD] = shmi_board_descriptor(),
@@ -187,7 +215,14 @@ static void let_in(guest_t *guest, int slot) {
   int count = shmi_crew.config.manifest_fd > 0 ? SHMI_GUEST_DESCRIPTORS : SHMI_GUEST_MANIFEST;
   status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
   /* Should it be gone already, its pipe has ended, and the slot is freed by that. */
-  if (status == SHM_OK) send_welcome(guest->fd, &welcome, descriptors, count);
+  if (status == SHM_OK) {
+    shmi_crew_child_t *child = &shmi_crew.children[slot];
+    child->uid = who.uid;
+    memcpy(child->program, guest->program, sizeof child->program);
+    shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
+                              quota.parked_bytes);
+    send_welcome(guest->fd, &welcome, descriptors, count);
+  }
   shmi_descriptor_close(&from[1]);
   shmi_descriptor_close(&towards[0]);
   if (status != SHM_OK) refuse(guest, status, "the broker could not watch this process");
@@ -205,6 +240,42 @@ static void serve(guest_t *guest) {
   }
 }
 
+/* Say how many helpers a pool has, and give it another number where that is asked for. */
+static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
+  char sentence[SHMI_GUEST_SENTENCE_BYTES];
+  int most, before = shmi_crew_wanted(hello->pool, &most), status = SHM_OK;
+  if (before < 0) {
+    refuse(guest, SHM_EBAD_POOL, "");
+    return;
+  }
+  if (hello->kind == SHMI_HELLO_SCALE) {
+    if (!may_command(guest->fd)) {
+      refuse(guest, SHM_EREFUSED, "the broker belongs to another user, who alone may scale it");
+      return;
+    }
+    if (hello->helpers < 1 || hello->helpers > most) {
+      snprintf(sentence, sizeof sentence,
+               "the pool can have from 1 to %d helpers: start the broker with a larger "
+               "--max-helpers to have more",
+               most);
+      refuse(guest, SHM_EBAD_CONFIG, sentence);
+      return;
+    }
+    status = shmi_crew_scale(hello->pool, hello->helpers);
+    if (status != SHM_OK) {
+      refuse(guest, status, shm_error_detail());
+      return;
+    }
+  }
+  shmi_welcome_t answer = {.magic = SHMI_GUEST_MAGIC,
+                           .version = SHMI_GUEST_VERSION,
+                           .helpers_before = before,
+                           .helpers_now = shmi_crew_wanted(hello->pool, &most)};
+  int manifest_fd = shmi_crew.config.manifest_fd;
+  send_welcome(guest->fd, &answer, &manifest_fd, manifest_fd > 0);
+  send_away(guest);
+}
+
 static void hear(guest_t *guest) {
   shmi_hello_t hello;
   ssize_t got = recv(guest->fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
@@ -218,7 +289,13 @@ static void hear(guest_t *guest) {
     refuse(guest, SHM_EREFUSED, "the broker is of another version of shmgpu");
     return;
   }
+  if (hello.kind != SHMI_HELLO_JOIN) {
+    serve_command(guest, &hello);
+    return;
+  }
   guest->has_said_hello = 1;
+  memcpy(guest->program, hello.program, sizeof guest->program);
+  guest->program[sizeof guest->program - 1] = '\0';
   guest->may_wait = hello.wait_ns != 0;
   guest->until_ns = hello.wait_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)hello.wait_ns;
   serve(guest);
@@ -247,4 +324,18 @@ void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns) {
       send_away(guest);
     }
   }
+}
+
+/* ---- quotas ---- */
+
+int shm_set_quotas(const shm_quota_t *rows, int count) {
+  int status = shmi_quota_set(rows, count);
+  if (status != SHM_OK) return status;
+  for (int i = 0; shmi_crew.dispatch != NULL && i < shmi_crew.config.slot_count; i++) {
+    const shmi_crew_child_t *child = &shmi_crew.children[i];
+    if (!child->is_guest || child->process.pid == 0) continue;
+    shm_quota_t quota = shmi_quota_of(child->uid, child->program);
+    shmi_dispatch_limit_child(shmi_crew.dispatch, i, 0, quota.weight, quota.parked_bytes);
+  }
+  return SHM_OK;
 }

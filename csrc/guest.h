@@ -1,9 +1,12 @@
-/* guest -- what a process that asks to join says, and what it is told. Two datagrams on a
+/* guest -- what a process at the door says, and what it is told. Two datagrams on a
  * SOCK_SEQPACKET socket; with the second one come the descriptors.
  *
- *   guest -> door   hello
- *   door  -> guest  welcome, with: its arena, the board, its two pipe ends[, the manifest];
- *                   or a refusal: a welcome whose status is negative, with a sentence
+ *   guest -> door   hello: it asks to join
+ *   door  -> guest  welcome, with: its arena, the board, its two pipe ends[, the manifest]
+ *   guest -> door   hello: it asks what the broker is, or that a pool gets more or fewer helpers
+ *   door  -> guest  welcome, with: the manifest, where there is one
+ *
+ * or a refusal: a welcome whose status is negative, with a sentence.
  *
  * Owns: the layout. Knows no socket.
  */
@@ -29,8 +32,16 @@ enum shmi_guest_descriptor {
   SHMI_GUEST_DESCRIPTORS
 };
 
+enum shmi_hello_kind {
+  SHMI_HELLO_JOIN = 0,
+  SHMI_HELLO_ASK = 1,  /* how many helpers a pool has, and the manifest */
+  SHMI_HELLO_SCALE = 2 /* give a pool so many; of the broker's own user only */
+};
+
 typedef struct shmi_hello {
   uint32_t magic, version;
+  int32_t kind, pool, helpers; /* of ASK and SCALE: of which pool, and how many */
+  int32_t reserved;
   int64_t wait_ns; /* for a free slot; 0: not at all, negative: for ever */
   char program[SHMI_GUEST_NAME_BYTES];
 } shmi_hello_t;
@@ -43,6 +54,7 @@ typedef struct shmi_welcome {
   uint32_t window;
   uint64_t arena_address; /* the broker's */
   uint64_t arena_bytes;
+  int32_t helpers_before, helpers_now; /* of the pool asked for */
   char sentence[SHMI_GUEST_SENTENCE_BYTES]; /* of a refusal */
 } shmi_welcome_t;
 

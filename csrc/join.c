@@ -2,6 +2,7 @@
 #include "join.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,18 +31,23 @@ static uint64_t answer_by_ns; /* of that; 0: never too late */
 
 int shmi_join_is_member(void) { return is_member; }
 
-static int say_hello(int fd, const char *program, int64_t wait_ns) {
-  shmi_hello_t hello = {
-      .magic = SHMI_GUEST_MAGIC, .version = SHMI_GUEST_VERSION, .wait_ns = wait_ns};
-  snprintf(hello.program, sizeof hello.program, "%s", program != NULL ? program : "");
+static int say(int fd, shmi_hello_t *hello) {
+  hello->magic = SHMI_GUEST_MAGIC;
+  hello->version = SHMI_GUEST_VERSION;
   ssize_t sent;
   do {
-    sent = send(fd, &hello, sizeof hello, MSG_NOSIGNAL);
+    sent = send(fd, hello, sizeof *hello, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   /* One that refuses at sight has closed its end already: what it said is there to be heard. */
-  if (sent == (ssize_t)sizeof hello || errno == EPIPE || errno == ECONNRESET) return SHM_OK;
+  if (sent == (ssize_t)sizeof *hello || errno == EPIPE || errno == ECONNRESET) return SHM_OK;
   shmi_detail_errno("saying hello to the broker");
   return SHM_EBROKER_DIED;
+}
+
+static int say_hello(int fd, const char *program, int64_t wait_ns) {
+  shmi_hello_t hello = {.kind = SHMI_HELLO_JOIN, .wait_ns = wait_ns};
+  snprintf(hello.program, sizeof hello.program, "%s", program != NULL ? program : "");
+  return say(fd, &hello);
 }
 
 /* The answer, with the descriptors it brings: how many, or a negative status. */
@@ -147,7 +153,7 @@ int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signal
     return status;
   }
   if (count > SHMI_GUEST_MANIFEST) { /* the caller's from here on */
-    *manifest_fd = dup(descriptors[SHMI_GUEST_MANIFEST]);
+    *manifest_fd = fcntl(descriptors[SHMI_GUEST_MANIFEST], F_DUPFD_CLOEXEC, 0);
     shmi_descriptor_close(&descriptors[SHMI_GUEST_MANIFEST]);
   }
   is_member = 1;
@@ -171,6 +177,53 @@ static void keep_privately(uint64_t mapping, size_t bytes) {
   ptrdiff_t offset = own - (char *)here;
   shm_walk(copy_block, &offset);
   mremap(own, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here);
+}
+
+/* ---- questions and commands ---- */
+
+static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifest_fd) {
+  shmi_detail_set("%s", "");
+  *manifest_fd = -1;
+  int status = say(fd, hello);
+  if (status != SHM_OK) return status;
+  uint64_t until_ns = shmi_clock_ns() + ANSWER_NS, at_ns;
+  int ready;
+  do {
+    at_ns = shmi_clock_ns();
+    if (at_ns >= until_ns) return SHM_ETIMEOUT;
+    ready = shmi_channel_wait(fd, (int64_t)(until_ns - at_ns));
+  } while (ready == 0 || ready == SHM_EINTR);
+  int descriptors[SHMI_GUEST_DESCRIPTORS] = {-1, -1, -1, -1, -1}, count;
+  do {
+    count = hear(fd, answer, descriptors);
+  } while (count == SHM_EINTR);
+  if (count < 0) return count;
+  /* The caller's from here on. */
+  if (count > 0) *manifest_fd = fcntl(descriptors[0], F_DUPFD_CLOEXEC, 0);
+  for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
+  if (answer->status != SHM_OK) {
+    answer->sentence[sizeof answer->sentence - 1] = '\0';
+    shmi_detail_set("%s", answer->sentence);
+  }
+  return answer->status;
+}
+
+int shm_ask(int door_fd, int pool, int *before, int *manifest_fd) {
+  shmi_hello_t hello = {.kind = SHMI_HELLO_ASK, .pool = pool};
+  shmi_welcome_t answer = {0};
+  int status = ask(door_fd, &hello, &answer, manifest_fd);
+  *before = answer.helpers_before;
+  return status;
+}
+
+int shm_ask_scale(int door_fd, int pool, int helpers, int *before) {
+  shmi_hello_t hello = {.kind = SHMI_HELLO_SCALE, .pool = pool, .helpers = helpers};
+  shmi_welcome_t answer = {0};
+  int manifest_fd;
+  int status = ask(door_fd, &hello, &answer, &manifest_fd);
+  if (manifest_fd >= 0) close(manifest_fd);
+  *before = answer.helpers_before;
+  return status;
 }
 
 void shmi_join_leave(void) {

@@ -82,8 +82,9 @@ static struct port {
 
 /* A handler that ran a moment before a wait began interrupts no wait, and where handlers only make
  * a note (Python's do) the note would be read when the call has ended. So a host with handlers of
- * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. The clock is a timer that is set once in HEED_NS, not once a wait:
- * programming one costs as much as a tenth of a call. */
+ * its own is let look every HEED_NS: the wait says SHM_EINTR, and is resumed. The clock is a timer
+ * that is set once in HEED_NS, not once a wait: programming one costs as much as a tenth of a call.
+ * Followers have nobody to wake for that but the main thread, where handlers run. */
 enum { HEED_NS = 100000000 };
 enum { CLOSE_NS = 1000000000, CLOSE_LOOK_NS = 1000000 };
 

@@ -211,12 +211,20 @@ typedef struct shm_config {
   int restart;                 /* shm_restart: what becomes of a child that failed */
   int max_restarts;            /* of one child; 0: 5 */
   int slot_count;              /* children at once, forked and joined; 0: child_count */
-  int persistent;              /* 1: goes on when no child is left, until it is told to end */
+  int persistent;              /* shm_persistence */
   int door_fd;                 /* listening Unix socket (SOCK_SEQPACKET) where processes that were
                                   not forked ask to join; 0: none */
   int manifest_fd;             /* memory file handed to whoever joins; 0: none */
   uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
+  uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
 } shm_config_t;
+
+/* What a broker lives on for when it has forked no child. */
+enum shm_persistence {
+  SHM_UNTIL_CHILDREN_END = 0,  /* every child has ended: a launch */
+  SHM_UNTIL_TOLD = 1,          /* a signal asks for the end */
+  SHM_UNTIL_FIRST_LEFT = 2     /* the first guest has left; or none came, and none stands at the door */
+};
 
 enum shm_restart {
   SHM_RESTART_NEVER = 0,       /* the launch ends with SHM_ECHILD_FAILED */
@@ -240,7 +248,9 @@ enum shm_event_kind {
   SHM_EVENT_CHILD_DELAYED = 14,
   SHM_EVENT_CHILD_JOINED = 15,    /* a process that was not forked took a slot */
   SHM_EVENT_CHILD_LEFT = 16,      /* and left it, or died */
-  SHM_EVENT_CHILD_REFUSED = 17    /* a process asked to join and was refused: reason in exit_status */
+  SHM_EVENT_CHILD_REFUSED = 17,   /* a process asked to join and was refused: reason in exit_status */
+  SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
+  SHM_EVENT_SCALED = 19           /* a pool (index) gets so many helpers (attempts; before: deaths) */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -260,7 +270,8 @@ typedef struct shm_event {
   int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
   int attempts;                /* a child's: how often it was restarted so far, since its last
-                                  long life; of a delay: how often it was tried in vain */
+                                  long life; of a delay: how often it was tried in vain; a helper's
+                                  final death: 1 where the rest of its pool goes on without it */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
@@ -294,6 +305,29 @@ int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signal
 /* In a process that the user's own code forked from a child: let go of what it inherited of that
  * child's place, which notices nothing; it may then join for itself. Arrays stay readable. */
 int shm_disown(void);
+/* Ask the broker at the other end of `door_fd`, a connected socket of its door, of its pool `pool`:
+ * *before is how many helpers it is to have. *manifest_fd as for shm_join. */
+int shm_ask(int door_fd, int pool, int *before, int *manifest_fd);
+/* Give that pool `helpers` of them: those that are missing are forked, one too many finishes what it
+ * holds and ends. Returns when that has begun. */
+int shm_ask_scale(int door_fd, int pool, int helpers, int *before);
+
+/* What whoever joins may use at most. Of every member 0 means: as much as anybody. */
+typedef struct shm_quota {
+  char program[64];            /* of processes that call themselves so; "": of all */
+  uint32_t uid;                /* of this user's processes, where has_uid */
+  uint32_t has_uid;
+  uint32_t window;             /* messages outstanding */
+  uint32_t weight;             /* messages a turn in the fair queue */
+  uint64_t arena_bytes;        /* that its allocator hands out */
+  uint64_t parked_bytes;       /* of results that a helper keeps until there is room for them */
+} shm_quota_t;
+enum shm_quota_limits { SHM_MAX_QUOTAS = 256, SHM_MAX_WEIGHT = 1000 };
+/* In the parent, before shm_run or in one of its callbacks: the whole table anew. A row with a user
+ * or a program goes before one with neither; where several such rows fit, the smallest value holds.
+ * Who is joined already keeps window and arena, and gets the new weight and parked_bytes. */
+int shm_set_quotas(const shm_quota_t *rows, int count);
+
 /* What this process must add to an address in its arena to get the broker's: 0 unless it joined
  * and the broker's range was taken here. */
 int64_t shm_arena_shift(void);
@@ -424,12 +458,14 @@ typedef struct shm_child_stats {
   uint64_t protocol_errors;
   uint64_t restarts;           /* how often its main was run anew */
   uint64_t arena_used_bytes;   /* last reported by the child */
+  uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: as of anybody */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
 
 typedef struct shm_helper_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 starting, 2 ready, 3 dead, 4 given up */
+  int32_t state;               /* 0 never used, 1 starting, 2 ready, 3 dead, 4 given up,
+                                  5 finishing before it ends, 6 not needed now */
   uint32_t generation;
   uint32_t pool;
   uint32_t in_flight;          /* now */

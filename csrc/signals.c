@@ -30,6 +30,7 @@ void shmi_signals_take(int ignore_interrupt) {
   sigemptyset(&blocked);
   sigaddset(&blocked, SIGINT);
   sigaddset(&blocked, SIGTERM);
+  sigaddset(&blocked, SIGHUP); /* the host's own handler, let in while the loop waits */
   pthread_sigmask(SIG_BLOCK, &blocked, &kept.caller_mask);
   kept.wait_mask = kept.caller_mask;
   sigdelset(&kept.wait_mask, SIGINT);

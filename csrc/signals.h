@@ -5,10 +5,11 @@
  *   SIGTERM  asks for the end       asks for the end      a child: it ends; a helper: it ends when
  *                                                         the parent says so, and lives on when a
  *                                                         whole process group was told
+ *   SIGHUP   the host's             the host's            as the caller had it
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *
- * Handlers only count. SIGINT and SIGTERM are blocked but while the loop waits, so one can never
+ * Handlers only count. SIGINT, SIGTERM and SIGHUP are blocked but while the loop waits, so one can never
  * slip in between looking and waiting.
  *
  * Owns: the dispositions while a broker runs. Must never: act on a signal.

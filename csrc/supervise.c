@@ -97,13 +97,22 @@ static void fail(int outcome) {
 }
 
 static int everybody_left(void) {
-  if (crew.config.persistent && now.phase == RUNNING) return 0;
-  return crew.children_alive == 0 && now.restarts_waiting == 0;
+  if (now.phase == RUNNING && crew.config.persistent != SHM_UNTIL_CHILDREN_END) {
+    const shmi_crew_child_t *first = &crew.children[crew.config.child_count];
+    return crew.config.persistent == SHM_UNTIL_FIRST_LEFT &&
+           (first->has_ended || (first->process.pid == 0 && !shmi_door_has_somebody()));
+  }
+  /* Guests are let go when draining is over: until then they get their answers. */
+  int waiting = now.phase == DRAINING ? crew.guests_alive : 0;
+  return crew.children_alive == 0 && waiting == 0 && now.restarts_waiting == 0;
 }
 
 static void begin_running(void) {
   for (int i = 0; i < crew.config.helper_count; i++) {
-    if (shmi_dispatch_helper_state(crew.dispatch, i) != SHMI_PEER_UP) return;
+    if (crew.helpers[i].is_wanted &&
+        shmi_dispatch_helper_state(crew.dispatch, i) != SHMI_PEER_UP) {
+      return;
+    }
   }
   int status = shmi_door_open(crew.config.door_fd);
   if (status != SHM_OK) {
@@ -256,6 +265,28 @@ static void child_ended(int index, int pid, int exit_status) {
   fail(SHM_ECHILD_FAILED);
 }
 
+static int others_are_up(int index) {
+  for (int i = 0; i < crew.config.helper_count; i++) {
+    if (i != index && crew.helpers[i].is_wanted &&
+        crew.config.helper_pool[i] == crew.config.helper_pool[index] &&
+        shmi_dispatch_helper_state(crew.dispatch, i) == SHMI_PEER_UP) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* One that its pool no longer needs has ended; maybe the pool needs one again by now. */
+static void retired(int index, int pid, uint64_t at_ns) {
+  shmi_crew_helper_t *helper = &crew.helpers[index];
+  helper->was_let_go = 0;
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_RETIRED,
+                               .index = index,
+                               .pid = pid,
+                               .generation = helper->generation});
+  if (helper->is_wanted) helper->respawn_ns = at_ns;
+}
+
 static void helper_ended(int index, int pid, int exit_status) {
   shmi_crew_helper_t *helper = &crew.helpers[index];
   uint64_t at_ns = shmi_clock_ns();
@@ -263,9 +294,14 @@ static void helper_ended(int index, int pid, int exit_status) {
   shmi_dispatch_remove_helper(crew.dispatch, index, &victim);
   crew.helpers_alive--;
   if (now.phase >= ENDING) return;
+  if (now.phase != STARTING && helper->was_let_go) {
+    retired(index, pid, at_ns);
+    return;
+  }
   helper->deaths++;
   helper->short_deaths = in_a_row(helper->short_deaths, helper->started_ns, at_ns);
   int given_up = helper->short_deaths >= crew.config.max_deaths;
+  int has_others = given_up && crew.config.persistent == SHM_UNTIL_TOLD && others_are_up(index);
   shmi_crew_tell((shm_event_t){
       .kind = helper->failed ? SHM_EVENT_HELPER_FAILED : SHM_EVENT_HELPER_DIED,
       .index = index,
@@ -275,6 +311,7 @@ static void helper_ended(int index, int pid, int exit_status) {
       .deaths = helper->deaths,
       .is_final = given_up || now.phase != RUNNING,
       .reason = helper->reason,
+      .attempts = has_others,
       .delay_ns = backoff_ns(helper->short_deaths),
       .sequence = victim.sequence,
       .function = victim.function});
@@ -283,6 +320,11 @@ static void helper_ended(int index, int pid, int exit_status) {
                     exit_status < 0 ? "killed by signal" : "exit status",
                     exit_status < 0 ? -exit_status : exit_status);
     fail(SHM_ESESSION);
+    return;
+  }
+  if (has_others) { /* a broker that others rely on goes on with what it has */
+    helper->is_wanted = 0;
+    shmi_dispatch_give_up_helper(crew.dispatch, index, 0);
     return;
   }
   if (given_up) {
@@ -361,7 +403,7 @@ static void tell_delay(int kind, int index, int *delays) {
 static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
   for (int i = 0; i < crew.config.helper_count; i++) {
     shmi_crew_helper_t *helper = &crew.helpers[i];
-    if (helper->process.pid != 0 || helper->respawn_ns == 0) continue;
+    if (helper->process.pid != 0 || helper->respawn_ns == 0 || !helper->is_wanted) continue;
     if (helper->respawn_ns <= at_ns) {
       if (shmi_crew_start_helper(i) == SHM_OK) {
         helper->delays = 0;
@@ -416,6 +458,10 @@ static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
   }
   for (int i = 0; i < crew.config.helper_count; i++) {
     shmi_crew_helper_t *helper = &crew.helpers[i];
+    if (helper->kill_ns == 0 && helper->was_let_go &&
+        shmi_dispatch_helper_is_closed(crew.dispatch, i)) {
+      helper->kill_ns = at_ns + crew.config.grace_ns; /* it has nothing left to do but to end */
+    }
     if (helper->kill_ns == 0 || helper->process.pid == 0) continue;
     if (helper->kill_ns <= at_ns) {
       shmi_process_signal(&helper->process, SIGKILL);
@@ -475,6 +521,7 @@ static const shmi_crew_news_t news = {
 int shmi_supervise(void) {
   memset(&now, 0, sizeof now);
   for (int i = 0; i < crew.config.helper_count && now.phase == STARTING; i++) {
+    if (!crew.helpers[i].is_wanted) continue;
     int status = shmi_crew_start_helper(i);
     if (status != SHM_OK) fail(status);
   }

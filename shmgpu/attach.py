@@ -9,10 +9,12 @@ from __future__ import annotations
 import atexit
 import os
 import pathlib
+import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import core, door, functions, log, manifest, runtime
+from shmgpu import core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
 from shmgpu.memory import SharedArena
@@ -136,10 +138,23 @@ def _refuse_where_taken() -> None:
 
 def _join(place: pathlib.Path, wait: float | None) -> Membership:
     global _membership
-    wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
     connection = door.knock(place)
     if connection is None:
         raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+    slot, link, known = enter(connection, wait)
+    _membership = Membership(str(place), known)
+    functions.resolve_by(_membership.resolve, sorted(known.rows))
+    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), door=str(place)))
+    atexit.register(disconnect)
+    return _membership
+
+
+def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, manifest.Manifest]:
+    """Take a place in the broker at the other end: its number, and the means to use it.
+
+    The connection is closed, whatever comes of it; raises what :func:`connect` does.
+    """
+    wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
     log.configure()
     with connection:
         descriptor = core.join(connection.fileno(), os.path.basename(sys.argv[0]), wait_ns)
@@ -154,11 +169,46 @@ def _join(place: pathlib.Path, wait: float | None) -> Membership:
     except BaseException:
         core.leave()
         raise
-    _membership = Membership(str(place), known)
-    functions.resolve_by(_membership.resolve, sorted(known.rows))
-    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), door=str(place)))
-    atexit.register(disconnect)
-    return _membership
+    return slot, link, known
+
+
+def ensure(
+    modules: Sequence[str] | None = None,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    wait: float | None = 0.0,
+    timeout: float | None = None,
+    **settings: Any,
+) -> Membership:
+    """Join the user's broker, and start one first where none runs.
+
+    Two programs that start one at once end with one broker. It outlives this program, until
+    ``shmgpu down``; what it prints goes to a file beside its socket that ends in ``.log``.
+
+    Args:
+        modules: whose functions it serves, names or files; those in which this program's are
+            decorated, unless given.
+        path: see :func:`connect`.
+        wait: see :func:`connect`.
+        timeout: seconds that its start may take; None waits until it is ready or has failed.
+        settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
+            session (its name), slots, ... One that runs already is taken as it is.
+
+    Raises:
+        SessionError, LaunchError, ConfigError: it could not be started, or did not let this in.
+    """
+    _refuse_where_taken()
+    place = door.path_of(path)
+    connection = door.knock(place)
+    if connection is None:
+        with door.locked(place, ".starting"):
+            connection = door.knock(place)  # somebody else was faster
+            if connection is None:
+                named = spawn.modules_here() if modules is None else modules
+                spawn.start(named, place, timeout=timeout, **settings)
+    if connection is not None:
+        connection.close()
+    return _join(place, wait)
 
 
 def disconnect() -> None:

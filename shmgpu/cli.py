@@ -1,4 +1,4 @@
-"""The command line: ``shmgpu demo``, ``doctor``, ``top``, ``trace`` and ``--version``.
+"""The command line: ``shmgpu demo``, ``doctor``, ``up``, ``scale``, ``down``, ``top``, ``trace``.
 
 Owns arguments, exit statuses, and what a saved trace's summary and the doctor's findings look
 like. A misuse or a failure that shmgpu knows ends in one sentence on standard error: status 2
@@ -8,10 +8,12 @@ for arguments, else 1.
 from __future__ import annotations
 
 import argparse
+import grp
 import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, device, doctor, top, trace
+from shmgpu import config, control, daemon, device, doctor, door, spawn, top, trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.views import align
 
@@ -112,6 +114,63 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the findings as JSON")
     examined.set_defaults(run=_doctor)
 
+    standing = commands.add_parser(
+        "up",
+        help="run a broker that programs join",
+        description="Run a broker with the decorated functions of some modules, for programs that "
+        "are started later and call shmgpu.connect(). A function named load in the first module "
+        "that has one makes the sessions. SIGTERM and Ctrl-C end it in order, SIGHUP has it read "
+        "the quotas anew. What is left away is as SHMGPU_ variables have it.",
+    )
+    add = standing.add_argument
+    add("modules", nargs="+", metavar="MODULE", help="a module's name, or a file ending in .py")
+    add("--helpers", type=_pools, metavar="N", help="helper processes; POOL=N,POOL=N for pools (1)")
+    add(
+        "--max-helpers",
+        type=_pools,
+        metavar="N",
+        help="how many shmgpu scale may ask for, likewise (as many as --helpers)",
+    )
+    add("--devices", type=_devices, metavar="NAMES", help="taken in turn, such as cuda:0,cuda:1")
+    add("--arena", type=_setting("arena"), metavar="SIZE", help="of each program, such as 64MiB")
+    add(
+        "--max-children",
+        type=_whole(1, 4096),
+        default=64,
+        metavar="N",
+        help="programs at once (64)",
+    )
+    add("--window", type=_setting("window"), metavar="N", help="messages out for each program")
+    add("--threads", type=_setting("threads"), metavar="N", help="of each CPU helper")
+    add("--gpu-memory", type=_setting("gpu_memory"), metavar="SIZE", help="cap of each helper")
+    add("--session", metavar="MODULE:NAME", help="the session function (load of a MODULE)")
+    add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
+    add("--group", metavar="NAME", help="a group whose members may join, too")
+    add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
+    add("--detach", action="store_true", help="return when it is ready, and let it run on")
+    standing.set_defaults(run=_up)
+
+    changed = commands.add_parser(
+        "scale",
+        help="give a running broker more helpers, or fewer",
+        description="Have a pool of a running broker of yours have N helpers. Those that are "
+        "missing are started; one that is not needed any more finishes what it holds, and ends.",
+    )
+    add = changed.add_argument
+    add("helpers", type=_pools, metavar="N", help="or POOL=N,POOL=N where there are pools")
+    add("--path", metavar="PATH", help="of the broker's socket")
+    changed.set_defaults(run=_scale)
+
+    ended = commands.add_parser(
+        "down",
+        help="end a running broker in order",
+        description="Have a running broker of yours finish what its helpers hold, and end.",
+    )
+    add = ended.add_argument
+    add("--path", metavar="PATH", help="of the broker's socket")
+    add("--timeout", type=_seconds, default=60.0, metavar="S", help="to wait for its end (60)")
+    ended.set_defaults(run=_down)
+
     live = commands.add_parser(
         "top",
         help="watch a running broker",
@@ -165,6 +224,15 @@ def _setting(name: str) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
+
+
+def _pools(text: str) -> int | dict[str, int]:
+    """``2``, or ``small=1,large=2``."""
+    number = _whole(1, 64)
+    if "=" not in text:
+        return number(text)
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    return {name.strip(): number(count.strip()) for name, _, count in pairs}
 
 
 def _devices(text: str) -> list[str]:
@@ -263,6 +331,58 @@ def show(
         f"{failures} failure{'s' * (failures != 1)}.",
     ]
     return "\n".join(lines)
+
+
+# ---- shmgpu up, scale, down ----------------------------------------------------------------
+
+
+def _up(options: argparse.Namespace) -> int:
+    settings = {
+        "slots": options.max_children,
+        "group": _group(options.group),
+        "quotas_file": options.quotas and os.path.abspath(options.quotas),
+        **{
+            name: getattr(options, name)
+            for name in (
+                *("helpers", "max_helpers", "devices", "arena", "window", "threads"),
+                *("gpu_memory", "session"),
+            )
+        },
+    }
+    if options.detach:
+        place = door.path_of(options.path).absolute()
+        spawn.start(options.modules, place, **settings)
+        print(f"a broker serves at {place}; its log is {place.with_suffix('.log')}")
+        return 0
+    try:
+        daemon.up(options.modules, path=options.path, **settings)
+    except SystemExit as ended:  # it was asked to, and has drained
+        return 0 if ended.code == 128 + signal.SIGTERM else 1
+    return 0
+
+
+def _group(name: str | None) -> int | None:
+    if name is None:
+        return None
+    try:
+        number = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"--group {name}: there is no such group here") from None
+    if number == 0:
+        raise ConfigError("--group root lets nobody in who may not come anyway: leave it away")
+    return number
+
+
+def _scale(options: argparse.Namespace) -> int:
+    for scaled in control.scale(options.helpers, path=options.path):
+        print(scaled)
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    pid = control.down(path=options.path, timeout=options.timeout)
+    print(f"the broker, process {pid}, has ended")
+    return 0
 
 
 # ---- shmgpu top ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ because one more Python frame a call would cost more than the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from shmgpu import errors
@@ -628,6 +628,8 @@ EVENT_NAMES = {
         "CHILD_JOINED",
         "CHILD_LEFT",
         "CHILD_REFUSED",
+        "HELPER_RETIRED",
+        "SCALED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -639,7 +641,20 @@ RESTARTS = {
 }
 
 
-def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings: int) -> int:
+UNTIL_TOLD = int(_lib.SHM_UNTIL_TOLD)
+UNTIL_FIRST_LEFT = int(_lib.SHM_UNTIL_FIRST_LEFT)
+MAX_QUOTAS = int(_lib.SHM_MAX_QUOTAS)
+MAX_WEIGHT = int(_lib.SHM_MAX_WEIGHT)
+
+
+def run(
+    host: Host,
+    *,
+    helper_pool: list[int],
+    min_credit: list[int],
+    helper_absent: Sequence[bool],
+    **settings: int,
+) -> int:
     """shm_run: become the parent, or (``caller_is_child=1``) fork one. Returns the status."""
     global _host
     config = _ffi.new("shm_config_t *")
@@ -652,6 +667,8 @@ def run(host: Host, *, helper_pool: list[int], min_credit: list[int], **settings
         config.helper_pool[index] = pool
     for index, credit in enumerate(min_credit):
         config.min_credit[index] = credit
+    for index, absent in enumerate(helper_absent):
+        config.helper_absent[index] = absent
     table = _ffi.new("shm_host_t *")
     table.fork = _lib.shmpy_fork
     table.run_helper = _lib.shmpy_run_helper
@@ -688,6 +705,39 @@ def join(door: int, program: str, wait_ns: int) -> int:
 def disown() -> None:
     """shm_disown: in a forked process, let go of the place that was the forking one's."""
     check(int(_lib.shm_disown()), "what was inherited could not be let go")
+
+
+def ask(door: int, pool: int = 0) -> tuple[int, int]:
+    """shm_ask: how many helpers the pool is to have, and the manifest's descriptor."""
+    before, manifest = _ffi.new("int *"), _ffi.new("int *")
+    status = int(_lib.shm_ask(door, pool, before, manifest))
+    if status < 0:
+        raise error_of(status, "the broker did not answer", error_detail())
+    return int(before[0]), int(manifest[0])
+
+
+def ask_scale(door: int, pool: int, helpers: int) -> int:
+    """shm_ask_scale: how many helpers the pool was to have before."""
+    before = _ffi.new("int *")
+    status = int(_lib.shm_ask_scale(door, pool, helpers, before))
+    if status < 0:
+        raise error_of(status, "the broker was not scaled", error_detail())
+    return int(before[0])
+
+
+def set_quotas(rows: Sequence[Mapping[str, Any]]) -> None:
+    """shm_set_quotas: the whole table anew, of members of shm_quota_t."""
+    table = _ffi.new("shm_quota_t[]", max(1, len(rows)))
+    for index, row in enumerate(rows):
+        for name, value in row.items():
+            setattr(table[index], name, value.encode() if isinstance(value, str) else value)
+    check(_lib.shm_set_quotas(table, len(rows)), "the quotas were not taken")
+
+
+def parked_limit(child: int) -> int:
+    """Bytes of that child's results that a helper keeps; 0: as of anybody."""
+    stats = _ffi.new("shm_child_stats_t *")
+    return int(stats.parked_limit) if _lib.shm_get_child_stats(child, stats) == 0 else 0
 
 
 def arena_shift() -> int:

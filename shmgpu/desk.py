@@ -362,7 +362,7 @@ class Desk:
                 self._write(self.memory, place, found, description, leaves)
             _count(_COPIED_OUT, needed)
             return status, needed
-        if needed > self._parked_limit:
+        if needed > self._parked_limit or not self._fits_quota(key, needed):
             return core.ETOO_LARGE, needed
         self._drop(key)  # a child may give two calls one number
         self._make_parking(needed)
@@ -434,6 +434,22 @@ class Desk:
             if until > now and self._parked_bytes + needed <= self._parked_limit:
                 break
             self._drop(key)
+
+    def _fits_quota(self, key: tuple[int, int, int], needed: int) -> bool:
+        """Whether the child may have that kept; its own oldest results make way."""
+        limit = core.parked_limit(key[1])
+        if limit == 0:
+            return True
+        if needed > limit:
+            return False
+        mine = [one for one in self._parked if one[1] == key[1]]
+        kept = sum(len(self._parked[one][0]) for one in mine)
+        for one in mine:
+            if kept + needed <= limit:
+                break
+            kept -= len(self._parked[one][0])
+            self._drop(one)
+        return True
 
     def _drop(self, key: tuple[int, int, int]) -> tuple[Any, int, float] | None:
         parked = self._parked.pop(key, None)

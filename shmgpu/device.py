@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import core
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import ConfigError
 from shmgpu.log import logger
 
 
@@ -24,14 +24,10 @@ def prepare_environment() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
-def refuse_initialised_cuda() -> None:
-    """Raise LaunchError when this process has initialised CUDA: its forks could not use it."""
+def cuda_is_initialised() -> bool:
+    """Whether this process has initialised CUDA: its forks could not use it."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise LaunchError(
-            "CUDA is already initialised in this process, and a forked process cannot use it: "
-            "launch before the first CUDA operation, and leave CUDA to the helpers"
-        )
+    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def hide_from_children() -> None:

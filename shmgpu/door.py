@@ -60,9 +60,9 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def locked(path: pathlib.Path) -> Iterator[None]:
+def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
     """One starter at a time: two that start at once end with one broker."""
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -70,7 +70,7 @@ def locked(path: pathlib.Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def knock(path: pathlib.Path) -> socket.socket | None:
+def knock(path: pathlib.Path | str) -> socket.socket | None:
     """A connection to the broker that listens there; None when none does."""
     name = str(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,6 +121,14 @@ class PrivateDoor:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket.bind("\0" + self.address[1:])
         self._socket.listen(BACKLOG)
+
+    @classmethod
+    def of(cls, descriptor: int) -> PrivateDoor:
+        """One that the process which started this one has made."""
+        door = cls.__new__(cls)
+        door._socket = socket.socket(fileno=descriptor)
+        door.address = "@" + door._socket.getsockname()[1:].decode()
+        return door
 
     def fileno(self) -> int:
         """The listening descriptor."""

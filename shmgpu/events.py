@@ -252,6 +252,29 @@ def draining(event: dict[str, int], **_: Any) -> None:
     )
 
 
+def helper_retired(event: dict[str, int], **_: Any) -> None:
+    """One that its pool no longer needs has ended."""
+    emit(
+        logging.INFO,
+        "helper_retired",
+        **_who("helper", event),
+        cause="its pool needs fewer",
+        action="it finished what it held, and ended",
+    )
+
+
+def scaled(event: dict[str, int], **_: Any) -> None:
+    """A pool is to have more helpers, or fewer."""
+    emit(
+        logging.INFO,
+        "scaled",
+        role="parent",
+        pool=event["index"],
+        helpers=event["attempts"],
+        before=event["deaths"],
+    )
+
+
 WRITERS: dict[str, Callable[..., None]] = {
     writer.__name__: writer
     for writer in (
@@ -270,6 +293,8 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_refused,
         child_protocol,
         draining,
+        helper_retired,
+        scaled,
     )
 }
 
@@ -287,7 +312,11 @@ def _in(event: dict[str, int]) -> str:
 
 
 def _replacement(event: dict[str, int]) -> str:
-    return "not replaced: the launch ends" if event["is_final"] else f"replaced {_in(event)}"
+    if not event["is_final"]:
+        return f"replaced {_in(event)}"
+    if event["attempts"]:
+        return "not replaced: the rest of its pool goes on"
+    return "not replaced: the launch ends"
 
 
 def _emit_stack(role: str, event: dict[str, int], stack: str) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import concurrent.futures
 import functools
 import inspect
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,10 +44,14 @@ R = TypeVar("R")
 
 _ndarray = np.ndarray
 
+MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
+
 by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
-_names: list[str] = []  # of what that broker has
+_names: list[str] | None = None  # of what that broker has; None: what this process had
+# Modules that no fresh interpreter finds: their functions are carried to a broker by value.
+unfindable: set[str] = set()
 
 
 def register_late() -> None:
@@ -56,11 +62,16 @@ def register_late() -> None:
         target._register()
 
 
-def resolve_by(resolver: Callable[[Function[Any, Any]], int] | None, names: list[str]) -> None:
-    """From now on functions have the rows that ``resolver`` says; None: this process's own."""
-    global _resolver
+def resolve_by(
+    resolver: Callable[[Function[Any, Any]], int] | None, names: list[str] | None
+) -> None:
+    """From now on functions have the rows that ``resolver`` says; None: this process's own.
+
+    ``names`` are what the broker has; None where it has all that this process had decorated.
+    """
+    global _resolver, _names
     _resolver = resolver
-    _names[:] = names
+    _names = names
     for own_row, target in by_row.items():
         target.row = resolver(target) if resolver is not None else own_row
         target.plans_port = None
@@ -237,6 +248,32 @@ class Started(Coroutine[Any, Any, R]):
         return getattr(self._future, name)
 
 
+def name_of(target: Function[Any, Any]) -> str:
+    """``module:qualname``; a script that is run is called what it would be imported as."""
+    if target.known_as:
+        return target.known_as
+    module = getattr(target.body, "__module__", "") or ""
+    if module in MAIN:
+        main = sys.modules.get(module) or sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        path = getattr(main, "__file__", None)
+        if spec is not None:
+            module = spec.name.removesuffix(".__main__")
+        elif path:
+            module = os.path.splitext(os.path.basename(path))[0]
+    return f"{module}:{target.name}"
+
+
+def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
+    """A carried function that comes with its body."""
+    for known in by_row.values():
+        if known.known_as == name:
+            return known
+    made: Function[Any, Any] = Function(body, **options)
+    made.known_as = name
+    return made
+
+
 class Function(Generic[P, R]):
     """A function that helpers run; what :func:`function` makes of the one it decorates.
 
@@ -284,6 +321,17 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
+        self.known_as = ""  # what brokers call it, where that is not its module and name
+        self._options: dict[str, Any] = {
+            "batch": batch,
+            "out": out,
+            "idempotent": idempotent,
+            "timeout": timeout,
+            "hang_after": hang_after,
+            "pool": pool,
+            "arrays": arrays,
+            "pickle": pickle,
+        }
         self._register()
 
     def _register(self) -> None:
@@ -308,7 +356,7 @@ class Function(Generic[P, R]):
 
     def why_unknown(self) -> str:
         """Why helpers do not have this function, in a sentence."""
-        if _resolver is None:
+        if _resolver is None or _names is None:
             return (
                 f"{self.name} was decorated after the broker had started, so helpers do not "
                 "know it: move its definition above launch() or init()"
@@ -399,9 +447,15 @@ class Function(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<shmgpu function {self.name}>"
 
-    def __reduce__(self) -> str:
-        """By name, as functions are: the process that reads it imports its module."""
-        return self.__qualname__
+    def __reduce__(self) -> Any:
+        """By name, as functions are: the process that reads it imports its module.
+
+        One of a module that cannot be imported, on its way to a broker started by exec, goes with
+        its body.
+        """
+        if getattr(self.body, "__module__", "") not in unfindable:
+            return self.__qualname__
+        return _remake, (name_of(self), self.body, self._options)
 
 
 class Bound(Generic[P, R]):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import config, core, device, functions, log, runtime
+from shmgpu import attach, config, core, device, functions, log, runtime, spawn
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -30,7 +31,13 @@ from shmgpu.memory import LocalArena, SharedArena
 from shmgpu.port import Port
 from shmgpu.roles import SIGNAL_BASE, RoleHost
 from shmgpu.runtime import Runtime
-from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
+from shmgpu.settings import (
+    Settings,
+    make_room_for_descriptors,
+    refuse_nested,
+    refuse_unsafe,
+    why_not_fork,
+)
 from shmgpu.wire import BrokerWire
 
 # ---- launch --------------------------------------------------------------------------------
@@ -136,6 +143,7 @@ def launch(
         status = core.run(
             host,
             helper_pool=plan.helper_pool,
+            helper_absent=plan.helper_absent,
             min_credit=plan.min_credit,
             **host.open_private_door(),
             **plan.for_core(),
@@ -258,6 +266,8 @@ class Session:
         self.backend = backend
         self.pid = os.getpid()
         self.restore_environment: Callable[[], None] = lambda: None
+        self.spawned: spawn.Spawned | None = None  # a broker that was not forked from this process
+        self.grace = 0.0
 
     def shutdown(self) -> None:
         """As :func:`shutdown`."""
@@ -330,8 +340,30 @@ def init(
         if runtime.current is not None or core.role() != core.ROLE_NONE:
             raise LaunchError("a broker is running in this process already: call shutdown() first")
     else:
-        refuse_unsafe("init()")
+        refuse_nested("init()")
         _check_outputs(trace_path)
+        if why_not_fork("init()") or _openmp_pool_would_be_lost():
+            _session = _start_by_exec(
+                backend,
+                helpers=helpers,
+                session=session,
+                devices=devices,
+                arena=arena,
+                window=window,
+                threads=threads,
+                gpu_memory=gpu_memory,
+                trace_records=trace_records,
+                prefault=prefault,
+                huge_pages=huge_pages,
+                grace=grace,
+                scratch=scratch,
+                seed=seed,
+                slots=slots,
+                trace_path=None if trace_path is None else os.path.abspath(trace_path),
+                progress=progress,
+            )
+            atexit.register(shutdown)
+            return _session
     plan = Settings(
         children=1,
         helpers=helpers,
@@ -360,6 +392,7 @@ def init(
             status = core.run(
                 host,
                 helper_pool=plan.helper_pool,
+                helper_absent=plan.helper_absent,
                 min_credit=plan.min_credit,
                 caller_is_child=1,
                 **host.open_private_door(),
@@ -382,6 +415,34 @@ def init(
             _session.restore_environment = _export(address)
     atexit.register(shutdown)
     return _session
+
+
+def _openmp_pool_would_be_lost() -> bool:
+    """Whether helpers forked here would have to compute with one thread for that reason."""
+    return "torch" in sys.modules and device.cores() > 1 and device.openmp_pool_is_used()
+
+
+def _start_by_exec(backend: str, **settings: Any) -> Session:
+    """An init() where forking is not safe: the parent is a fresh interpreter."""
+    functions.register_late()
+    config.warn_unknown()
+    spawned, connection, address = spawn.start_private(settings)
+    try:
+        slot, link, known = attach.enter(connection, 0.0)
+    except BaseException:
+        spawned.end(0.0)
+        raise
+    functions.resolve_by(known.row_of, None)
+    has_room = config.parse_slots(settings["slots"], "slots") > 0
+    runtime.start(
+        Runtime(slot, link, link.arena, dict(known.pools), door=address if has_room else "")
+    )
+    session = Session(None, backend)
+    session.spawned = spawned
+    session.grace = config.resolve("grace", settings["grace"])
+    if has_room:
+        session.restore_environment = _export(address)
+    return session
 
 
 def _export(address: str) -> Callable[[], None]:
@@ -451,6 +512,10 @@ def shutdown() -> None:
         current._host.close()
         if status < 0 and status != core.ENOT_RUNNING:
             raise core.error_of(status, "the broker did not end in order")
+    if current.spawned is not None:
+        functions.resolve_by(None, [])
+        core.leave()
+        current.spawned.end(4 * current.grace)
 
 
 def is_running() -> bool:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shmgpu import functions
 from shmgpu.errors import ConfigError
+from shmgpu.functions import name_of as name_of
 
 _LIMIT = 16 << 20  # bytes of one that are read
-_MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Manifest:
         """
         name = name_of(target)
         row = self.rows.get(name, 0)
-        if row or getattr(target.body, "__module__", "") not in _MAIN:
+        if row or getattr(target.body, "__module__", "") not in functions.MAIN:
             return row
         found = [row for known, row in self.rows.items() if known.endswith(f".{name}")]
         return found[0] if len(found) == 1 else 0
@@ -60,20 +59,6 @@ class Manifest:
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
         return cls(rows, pools)
-
-
-def name_of(target: functions.Function[Any, Any]) -> str:
-    """``module:qualname``; a script that is run is called what it would be imported as."""
-    module = getattr(target.body, "__module__", "") or ""
-    if module in _MAIN:
-        main = sys.modules.get(module) or sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        if spec is not None:
-            module = spec.name.removesuffix(".__main__")
-        elif path:
-            module = os.path.splitext(os.path.basename(path))[0]
-    return f"{module}:{target.name}"
 
 
 def of_this_process(pools: Mapping[str, int]) -> Manifest:

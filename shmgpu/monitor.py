@@ -31,7 +31,7 @@ NO_HELPER = 255  # in a trace record: it was never handed over
 MOST_RECORDS = 65536  # calls of one interval from which latencies are taken, the latest
 
 CHILD_STATES = ("unused", "running", "ended", "quarantined", "clearing")
-HELPER_STATES = ("unused", "starting", "ready", "dead", "given up")
+HELPER_STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "absent")
 
 # What says how things stand; every other number only grows, and has a rate.
 STANDING = {

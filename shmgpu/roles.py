@@ -67,10 +67,13 @@ class RoleHost(core.Host):
         self.door: Door | PrivateDoor | None = None  # where others may join
         self.manifest_fd = -1  # what they are told of this broker
         self.on_ready: Callable[[], None] | None = None
+        self.on_draining: Callable[[], None] | None = None
+        self.lent: list[int] = []  # descriptors of the parent's until it is ready
         self.final_stats: dict[str, Any] | None = None
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
         self._frozen = False
+        self._is_ready = False
         self._blas: BlasThreads
         self._progress = progress
         self._bar: Bar | None = None
@@ -129,6 +132,8 @@ class RoleHost(core.Host):
         plan = self.plan
         setup = plan.setups[helper_number]
         log.set_role(f"helper {helper_number}")
+        for descriptor in self.lent:
+            os.close(descriptor)
         self.child_reports.close()
         self.child_stacks.close()
         self.leave_door()
@@ -137,6 +142,8 @@ class RoleHost(core.Host):
         faulthandler.enable(self.helper_stacks.descriptor(helper_number))
         runtime.stop(NotRunning(runtime.IN_HELPER))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.door is not None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the broker's: it reads its files anew
         seed_all(plan.seed, f"helper {helper_number}")
         if setup.threads:
             self._blas.set(setup.threads)
@@ -231,9 +238,9 @@ class RoleHost(core.Host):
             writer(event, **details)
 
     def _on_helper_started(self, event: dict[str, int]) -> None:
-        if event["generation"] == 1 and self._bar is None:
+        if event["generation"] == 1 and self._bar is None and not self._is_ready:
             self._bar = Bar(
-                self.plan.helpers, "helpers loading", "helpers", self._progress, delay=1.0
+                self.plan.helpers_started, "helpers loading", "helpers", self._progress, delay=1.0
             )
 
     def _on_helper_ready(self, event: dict[str, int]) -> None:
@@ -241,12 +248,16 @@ class RoleHost(core.Host):
             self._bar.update()
 
     def _on_ready(self, event: dict[str, int]) -> None:
+        self._is_ready = True
+        self.lent.clear()
         self._end_bar()
         if self.on_ready is not None:
             self.on_ready()
 
     def _on_draining(self, event: dict[str, int]) -> None:
         self._end_bar()
+        if self.on_draining is not None:
+            self.on_draining()
 
     def _on_helper_failed(self, event: dict[str, int]) -> dict[str, str]:
         self.helper_failed = event["index"]

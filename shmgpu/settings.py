@@ -45,15 +45,22 @@ class Settings:
         restart: Any = None,
         max_restarts: Any = None,
         slots: Any = 0,
+        max_helpers: Any = None,
     ) -> None:
         config.warn_unknown()
         log.configure()
         self.children = children
         self.slots = children + config.parse_slots(slots, "slots")
-        counts = _pools(helpers)
+        started = _pools(helpers)
+        counts = _most_of_pools(max_helpers, started)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
+        # A place that no helper has at the start: the pool may be given more while it runs.
+        self.helper_absent = [
+            number >= started[name] for name in counts for number in range(counts[name])
+        ]
         self.helpers = len(self.helper_pool)
+        self.helpers_started = sum(started.values())
         if self.helpers > core.MAX_HELPERS:
             raise ConfigError(
                 f"helpers asks for {self.helpers} processes: use {core.MAX_HELPERS} or fewer"
@@ -81,7 +88,10 @@ class Settings:
         names: list[str] = []
         for name, count in counts.items():
             names += device.choose(_of_pool(devices, name, counts, "devices"), count)
-        on_cpu = sum(name == "cpu" for name in names)
+        on_cpu = sum(
+            name == "cpu" and not absent
+            for name, absent in zip(names, self.helper_absent, strict=True)
+        )
         share = threads or max(1, device.cores() // max(on_cpu, 1))
         if share > 1 and on_cpu and device.openmp_pool_is_used():
             logger.warning(
@@ -149,6 +159,24 @@ def _pools(helpers: Any) -> dict[str, int]:
     return {"default": config.resolve("helpers", helpers)}
 
 
+def _most_of_pools(most: Any, started: Mapping[str, int]) -> dict[str, int]:
+    """How many helpers each pool may ever have: as it starts with, unless more are named."""
+    counts = dict(started)
+    if most is None:
+        return counts
+    if not isinstance(most, Mapping):
+        most = dict.fromkeys(started, most)
+    unknown = sorted(set(map(str, most)) - set(counts))
+    if unknown:
+        raise ConfigError(
+            f"max_helpers names the pool {unknown[0]!r}, and the helpers form {sorted(counts)}"
+        )
+    for name, value in most.items():
+        number = config.SETTINGS["helpers"].parse(value, f"max_helpers[{name!r}]")
+        counts[str(name)] = max(counts[str(name)], number)
+    return counts
+
+
 def _of_pool(value: Any, pool: str, counts: Mapping[str, int], name: str) -> Any:
     """What a setting says for one pool: the value itself, or its row of a dictionary."""
     if not isinstance(value, Mapping):
@@ -174,6 +202,14 @@ def _import_torch() -> None:
 
 def refuse_unsafe(what: str) -> None:
     """Raise LaunchError where a broker cannot be started."""
+    refuse_nested(what)
+    reason = why_not_fork(what)
+    if reason:
+        raise LaunchError(reason)
+
+
+def refuse_nested(what: str) -> None:
+    """Raise LaunchError where this process is in a broker."""
     role = core.role()
     forked = runtime.inherited_door is not None
     if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current or forked:
@@ -186,17 +222,24 @@ def refuse_unsafe(what: str) -> None:
             f"{what} cannot start a broker inside {where}: start one broker, from the main "
             "program, and call shutdown() before starting another"
         )
+
+
+def why_not_fork(what: str) -> str:
+    """What makes a fork of this process unsafe, as a sentence; "" when nothing does."""
     if threading.current_thread() is not threading.main_thread():
-        raise LaunchError(
-            f"{what} must be called from the main thread, because it forks: call it there"
-        )
+        return f"{what} must be called from the main thread, because it forks: call it there"
     others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
     if others:
-        raise LaunchError(
+        return (
             f"{what} forks, and forking while Python threads run can hang what is forked: end "
             f"these threads first, or start them afterwards: {', '.join(sorted(others))}"
         )
-    device.refuse_initialised_cuda()
+    if device.cuda_is_initialised():
+        return (
+            "CUDA is already initialised in this process, and a forked process cannot use it: "
+            "launch before the first CUDA operation, and leave CUDA to the helpers"
+        )
+    return ""
 
 
 def descriptors_needed(roles: int, open_now: int) -> int:

@@ -269,8 +269,8 @@ MUTANTS = [
     Mutant(
         "F29",
         "shmgpu/device.py",
-        "if torch is not None and torch.cuda.is_initialized():",
-        "if False:",
+        "return torch is not None and bool(torch.cuda.is_initialized())",
+        "return False",
         START + "test_f29_a_start_after_cuda_was_initialised_is_refused_in_a_sentence",
     ),
     Mutant(

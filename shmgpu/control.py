@@ -1,0 +1,136 @@
+"""Commands for a broker that runs: how many helpers each pool has, and its end.
+
+Owns what ``shmgpu scale`` and ``shmgpu down`` do. What a scaling means is C's (csrc/crew.h), and
+the end is a SIGTERM: the broker drains.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shmgpu import core, door, manifest
+from shmgpu.errors import ConfigError, LaunchError, NotRunning
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What became of one pool."""
+
+    pool: str
+    before: int
+    helpers: int
+
+    def __str__(self) -> str:
+        change = self.helpers - self.before
+        what = "as before"
+        if change > 0:
+            what = f"{change} more: making {'its session' if change == 1 else 'their sessions'}"
+        elif change < 0:
+            ending = "ends when it has finished what it holds"
+            if change < -1:
+                ending = "end when they have finished what they hold"
+            what = f"{-change} fewer: {'it' if change == -1 else 'they'} {ending}"
+        plural = "s" * (self.helpers != 1)
+        return f"pool {self.pool}: {self.helpers} helper{plural}, {what}"
+
+
+def _knock(path: str | os.PathLike[str] | None) -> socket.socket:
+    place = door.path_of(path)
+    connection = door.knock(place)
+    if connection is None:
+        raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+    return connection
+
+
+def scale(
+    wanted: int | Mapping[str, int], *, path: str | os.PathLike[str] | None = None
+) -> list[Scaled]:
+    """Have pools of a running broker have so many helpers.
+
+    Those that are missing are forked. One that is not needed any more gets nothing new, finishes
+    what it holds, and ends.
+
+    Args:
+        wanted: how many; by the pool's name where there are several.
+        path: of the broker's socket; see :func:`shmgpu.connect`.
+
+    Returns:
+        What became of each pool, as soon as it has begun.
+
+    Raises:
+        NotRunning: no broker listens there.
+        ConfigError: there is no such pool, or it cannot have so many.
+        LaunchError: the broker is another user's.
+    """
+    with _knock(path) as connection:
+        _, descriptor = core.ask(connection.fileno())
+    try:
+        pools = manifest.Manifest.read(descriptor).pools
+    finally:
+        os.close(descriptor)
+    if not isinstance(wanted, Mapping):
+        if len(pools) > 1:
+            raise ConfigError(
+                f"the broker has the pools {', '.join(sorted(pools))}: say which, as in "
+                f"{min(pools)}={wanted}"
+            )
+        wanted = {next(iter(pools)): wanted}
+    unknown = sorted(set(wanted) - set(pools))
+    if unknown:
+        raise ConfigError(
+            f"the broker has no pool {unknown[0]!r}: its pools are {', '.join(sorted(pools))}"
+        )
+    done = []
+    for name, helpers in wanted.items():
+        with _knock(path) as connection:
+            before = core.ask_scale(connection.fileno(), pools[name], helpers)
+        done.append(Scaled(name, before, helpers))
+    return done
+
+
+def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -> int:
+    """Have a running broker finish what its helpers hold, and end; return when it has.
+
+    Args:
+        path: of the broker's socket; see :func:`shmgpu.connect`.
+        timeout: seconds to wait for that.
+
+    Returns:
+        The process number that it had.
+
+    Raises:
+        NotRunning: no broker listens there.
+        LaunchError: it is another user's, or has not ended in time.
+    """
+    with _knock(path) as connection:
+        size = struct.calcsize("3i")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid: int = struct.unpack("3i", credentials)[0]
+        try:
+            process = os.pidfd_open(pid)
+        except OSError as error:
+            raise LaunchError(f"the broker cannot be told to end ({error})") from error
+    try:
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        until = time.monotonic() + timeout
+        if not select.select([process], [], [], max(0.0, until - time.monotonic()))[0]:
+            raise LaunchError(
+                f"the broker, process {pid}, has not ended within {timeout:g} s: its log says what "
+                "it waits for"
+            )
+    except PermissionError as error:
+        raise LaunchError(
+            f"the broker, process {pid}, is another user's: only they and root can end it"
+        ) from error
+    except ProcessLookupError:
+        pass  # it has just ended
+    finally:
+        os.close(process)
+    return pid

@@ -1,0 +1,302 @@
+"""Starting a broker by exec: a fresh interpreter, where forking this one is not safe.
+
+Owns the request that the new process is handed (a memory file), and the wait until it says that it
+serves, or why it does not. What the new process does with it: :mod:`shmgpu.spawned`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import json
+import os
+import pathlib
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from shmgpu import errors, functions, manifest
+from shmgpu.door import PrivateDoor, knock
+from shmgpu.errors import ConfigError, LaunchError, SessionError
+
+LOG_LINES = 20  # of a broker's log that are told when it did not start
+
+# In the new interpreter, before anything is imported that has threads. A broker that outlives who
+# started it is forked off here, so that it is nobody's child.
+BOOTSTRAP = """\
+import os, pickle, sys
+request = pickle.load(open(int(sys.argv[1]), "rb"))
+if request["outlives"] and os.fork():
+    os._exit(0)
+sys.path[:] = request["sys_path"]
+from shmgpu.spawned import main
+main(request)
+"""
+
+
+class Spawned:
+    """A process that was started and says on a pipe how it fares."""
+
+    def __init__(self, process: subprocess.Popen[bytes], report: int, log: pathlib.Path | None):
+        self.process = process
+        self._report = report
+        self._log = log
+
+    def wait_ready(self, timeout: float | None) -> None:
+        """Return when programs can join.
+
+        Raises:
+            LaunchError, SessionError, ConfigError: as the broker did; or it ended without a word,
+                or is not ready in time.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        said = b""
+        try:
+            while not said.endswith(b"\n"):
+                left = None if until is None else max(0.0, until - time.monotonic())
+                if not select.select([self._report], [], [], left)[0]:
+                    raise LaunchError(
+                        f"the broker was not ready within {timeout:g} s{self._last_words()}"
+                    )
+                piece = os.read(self._report, 65536)
+                if not piece:
+                    raise LaunchError(f"the broker ended before it was ready{self._last_words()}")
+                said += piece
+        finally:
+            os.close(self._report)
+        told = json.loads(said)
+        if "error" in told:
+            raise _error(told)
+
+    def end(self, timeout: float) -> None:
+        """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return ": what it printed says why"
+        try:
+            lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        except OSError:
+            lines = []
+        return f"; its log, {self._log}, ends:\n" + "\n".join(lines) if lines else ""
+
+
+def _error(told: Mapping[str, Any]) -> Exception:
+    kind = getattr(errors, str(told["error"]), LaunchError)
+    message = str(told["message"])
+    if kind is SessionError:
+        return SessionError(message, int(told["helper"]), str(told["traceback"]))
+    known = isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError))
+    return kind(message) if known else LaunchError(message)
+
+
+def spawn(
+    request: Mapping[str, Any], *, log: pathlib.Path | None = None, lent: Sequence[int] = ()
+) -> Spawned:
+    """Start an interpreter with that request; ``lent`` descriptors keep their numbers there.
+
+    With a log the process has that for its output and outlives this one; without, it shares this
+    one's, and is this one's child.
+    """
+    file = os.memfd_create("shmgpu-request", os.MFD_CLOEXEC)
+    report, reporting = os.pipe2(os.O_CLOEXEC)
+    output: IO[bytes] | None = None
+    environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
+    try:
+        with open(file, "wb", closefd=False) as out:
+            pickle.dump(
+                {
+                    **request,
+                    "outlives": log is not None,
+                    "report": reporting,
+                    "sys_path": [os.path.abspath(entry) for entry in sys.path],
+                },
+                out,
+            )
+        os.lseek(file, 0, os.SEEK_SET)
+        if log is not None:
+            output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
+        process = subprocess.Popen(
+            [sys.executable, "-c", BOOTSTRAP, str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            pass_fds=[file, reporting, *lent],
+            start_new_session=True,  # what is typed at a terminal is this program's
+        )
+        if log is not None:
+            process.wait()  # it has forked the broker, or failed to
+    except OSError as error:
+        os.close(report)
+        raise LaunchError(f"no interpreter could be started for the broker ({error})") from error
+    except BaseException:
+        os.close(report)
+        raise
+    finally:
+        os.close(file)
+        os.close(reporting)
+        if output is not None:
+            output.close()
+    return Spawned(process, report, log)
+
+
+# ---- a broker for all programs of the user ---------------------------------------------------
+
+
+def start(
+    modules: Sequence[str],
+    path: pathlib.Path,
+    *,
+    timeout: float | None = None,
+    **settings: Any,
+) -> None:
+    """Start a broker at ``path`` that outlives this process; return when programs can join.
+
+    Its output goes to a file beside the socket, ending in ``.log``.
+    """
+    request = {
+        "modules": [_absolute(name) for name in modules],
+        "settings": {**settings, "path": str(path)},
+    }
+    spawn(request, log=path.with_suffix(".log")).wait_ready(timeout)
+
+
+def _absolute(module: str) -> str:
+    return os.path.abspath(module) if module.endswith(".py") else module
+
+
+def modules_here() -> list[str]:
+    """The modules, or the script, in which this process's functions are decorated."""
+    found: dict[str, None] = {}
+    for target in functions.by_row.values():
+        name = getattr(target.body, "__module__", "")
+        if name != "__main__":
+            found[name] = None
+            continue
+        path = getattr(sys.modules["__main__"], "__file__", None)
+        if path is None:
+            raise ConfigError(
+                f"{target.name} is defined in a session at a prompt, where a broker for several "
+                "programs cannot find it: put it into a module, or use shmgpu.init()"
+            )
+        found[os.path.abspath(path)] = None
+    if not found:
+        raise ConfigError(
+            "no function is decorated in this process: import the modules that decorate them, or "
+            "name them, before a broker is started"
+        )
+    return list(found)
+
+
+# ---- a broker for this process alone -----------------------------------------------------------
+
+
+def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, str]:
+    """Start a broker for this process: it, a connection to its door, and the door's address.
+
+    Functions in modules are imported there; those that cannot be (a notebook's, a script's) are
+    carried over by value.
+
+    Raises:
+        ConfigError: a function or the session cannot be carried.
+    """
+    import cloudpickle
+
+    _name_apart()
+    here = {
+        name
+        for target in functions.by_row.values()
+        if not is_importable(name := getattr(target.body, "__module__", "") or "")
+    }
+    # Who is to come stands at the door from the start, so the broker ends with this process at
+    # whatever moment that ends.
+    entrance = PrivateDoor()
+    try:
+        connection = knock(entrance.address)
+    except BaseException:
+        entrance.close()
+        raise
+    assert connection is not None
+    try:
+        with by_value(here):
+            try:
+                carried = cloudpickle.dumps(
+                    {"functions": list(functions.by_row.values()), "settings": dict(settings)}
+                )
+            except Exception as error:
+                raise ConfigError(
+                    "a broker has to be started anew here, and the functions or the session "
+                    f"cannot be carried over to it ({type(error).__name__}: {error}): put them "
+                    "into a module that can be imported"
+                ) from error
+        spawned = spawn({"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()])
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        entrance.close()
+    try:
+        spawned.wait_ready(None)
+    except BaseException:
+        connection.close()
+        spawned.end(0.0)
+        raise
+    return spawned, connection, entrance.address
+
+
+def _name_apart() -> None:
+    """Two functions of one name (a cell that was run again) get names of their own."""
+    taken: set[str] = set()
+    for row, target in functions.by_row.items():
+        name = manifest.name_of(target)
+        if name in taken:
+            name = target.known_as = f"{name}#{row}"
+        taken.add(name)
+
+
+def is_importable(name: str) -> bool:
+    """Whether a fresh interpreter with this one's ``sys.path`` finds that module."""
+    if name in ("", "__main__"):
+        return False
+    path: Any = None
+    for depth in range(1, name.count(".") + 2):
+        parent = ".".join(name.split(".")[:depth])
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(parent, path)
+        except (ImportError, ValueError):
+            return False
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+@contextlib.contextmanager
+def by_value(names: set[str]) -> Any:
+    """Meanwhile what those modules define is pickled by value."""
+    import cloudpickle
+
+    registered = []
+    functions.unfindable |= names
+    try:
+        for name in names:
+            module = sys.modules.get(name)
+            if module is not None and name != "__main__":
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+        yield
+    finally:
+        functions.unfindable -= names
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,92 @@
+"""The other end of :mod:`shmgpu.spawn`: what a process started by exec does.
+
+Owns its way from the request to a broker, and the one line on a pipe that says how it went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from shmgpu import config, core, daemon, functions, manifest, settings
+from shmgpu.door import PrivateDoor
+from shmgpu.errors import SessionError
+from shmgpu.roles import RoleHost
+
+
+class Report:
+    """The pipe to whoever started this process: one line, once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def say(self, told: Mapping[str, Any]) -> None:
+        """Say it, and that there is no more to come."""
+        if self.descriptor < 0:
+            return
+        line = json.dumps(told).encode() + b"\n"
+        try:
+            while line:
+                line = line[os.write(self.descriptor, line) :]
+        except BrokenPipeError:
+            pass  # nobody waits any more
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def ready(self) -> None:
+        """Programs can join."""
+        self.say({"pid": os.getpid()})
+
+    def failed(self, error: BaseException) -> None:
+        """It did not come to that."""
+        told: dict[str, Any] = {"error": type(error).__name__, "message": str(error) or repr(error)}
+        if isinstance(error, SessionError):
+            told |= {"helper": error.helper, "traceback": error.traceback_text}
+        self.say(told)
+
+
+def main(request: Mapping[str, Any]) -> None:
+    """Be a broker until it ends; the interpreter's exit status says how."""
+    sys.argv[:] = ["shmgpu"]
+    os.set_inheritable(request["report"], False)
+    report = Report(request["report"])
+    try:
+        if "carried" in request:
+            _serve_one(request, report)
+        else:
+            daemon.up(
+                request["modules"],
+                on_ready=report.ready,
+                lent=[report.descriptor],
+                **request["settings"],
+            )
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        waits = report.descriptor >= 0
+        report.failed(error)
+        if not waits:
+            traceback.print_exc()
+        sys.exit(1)
+
+
+def _serve_one(request: Mapping[str, Any], report: Report) -> None:
+    """A broker for the one process that stands at its door."""
+    os.set_inheritable(request["door"], False)
+    entrance = PrivateDoor.of(request["door"])
+    carried = pickle.loads(request["carried"])
+    wanted = dict(carried["settings"])
+    outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
+    slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
+    plan = settings.Settings(children=0, slots=slots, **wanted)
+    functions.register_late()
+    host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
+    host.on_ready = report.ready
+    host.lent = [report.descriptor]
+    known = manifest.of_this_process(plan.pools)
+    daemon.serve(host, entrance, known, core.UNTIL_FIRST_LEFT)

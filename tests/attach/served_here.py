@@ -1,0 +1,37 @@
+"""What the brokers that these tests start serve."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+import shmgpu
+
+
+def load(helper):
+    if os.environ.get("SERVED_HERE_FAILS"):
+        raise ValueError("the weights are gone")
+    return os.getpid()
+
+
+@shmgpu.function(arrays="numpy")
+def double(helper, x):
+    return 2 * x
+
+
+@shmgpu.function(arrays="numpy")
+def who(helper, x):
+    return helper.session
+
+
+@shmgpu.function(arrays="numpy")
+def slow(helper, x, seconds):
+    time.sleep(seconds)
+    return np.array([helper.id, *x])
+
+
+@shmgpu.function(arrays="numpy")
+def large(helper, x, size):
+    return np.zeros(size, np.uint8)

@@ -1,0 +1,134 @@
+"""``shmgpu scale``: helpers come and go while programs call."""
+
+from __future__ import annotations
+
+import pytest
+from attach.commands import Place
+
+READY, LEAVING, ABSENT = 2, 5, 6
+
+# Calls without a pause until told to end; every answer is looked at.
+CALLER = """
+import select, sys
+import numpy as np, served_here, shmgpu
+shmgpu.connect()
+x = shmgpu.arena.array(np.arange(8.0))
+print("calling", flush=True)
+calls = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    futures = [served_here.double.submit(x) for _ in range(16)]
+    assert all(one.result()[7] == 14 for one in futures)
+    calls += 16
+print("calls", calls > 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("scale"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broker(place):
+    with place.up("--helpers", "1", "--max-helpers", "3", "--max-children", "4") as broker:
+        yield broker
+
+
+def states(place, wanted):
+    """The helpers' states, once they are as wanted; none has died."""
+    code = (
+        "import time, shmgpu\n"
+        "shmgpu.connect()\n"
+        "until = time.monotonic() + 20\n"
+        "while time.monotonic() < until:\n"
+        "    rows = shmgpu.stats()['helpers']\n"
+        f"    if [row['state'] for row in rows] == {wanted}: break\n"
+        "    time.sleep(0.01)\n"
+        "print([row['state'] for row in rows], sum(row['deaths'] for row in rows))\n"
+    )
+    assert place.program(code) == f"{wanted} 0"
+
+
+def scale(place, words):
+    status, said, complained = place.run("shmgpu", "scale", words)
+    assert status == 0, complained
+    return said.strip()
+
+
+def test_helpers_come_and_go_under_load_and_no_call_fails(place):
+    import subprocess
+    import sys
+
+    states(place, [READY, ABSENT, ABSENT])
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER],
+        env=place.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert caller.stdout.readline() == "calling\n"
+        assert scale(place, "3") == "pool default: 3 helpers, 2 more: making their sessions"
+        states(place, [READY, READY, READY])
+        assert scale(place, "default=1").startswith("pool default: 1 helper, 2 fewer: they end")
+        states(place, [READY, ABSENT, ABSENT])
+        assert scale(place, "2") == "pool default: 2 helpers, 1 more: making its session"
+        assert scale(place, "2") == "pool default: 2 helpers, as before"
+        states(place, [READY, READY, ABSENT])
+        said, complained = caller.communicate("end\n", timeout=20)
+    finally:
+        caller.kill()
+        caller.communicate()
+    assert said == "calls True\n", complained
+    scale(place, "1")
+
+
+def test_one_that_is_let_go_finishes_what_it_holds(place):
+    scale(place, "2")
+    states(place, [READY, READY, ABSENT])
+    said = place.program(
+        "import numpy as np, served_here, shmgpu, subprocess, sys\n"
+        "shmgpu.connect()\n"
+        "one = served_here.slow.options(helpers=[1]).submit(np.zeros(1), 0.5)\n"
+        "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
+        "command = [sys.executable, '-m', 'shmgpu.cli', 'scale', '1']\n"
+        "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())\n"
+        "print(shmgpu.stats()['helpers'][1]['state'], one.result().tolist())\n"
+    ).splitlines()
+    assert said[0] == (
+        "pool default: 1 helper, 1 fewer: it ends when it has finished what it holds"
+    )
+    assert said[1] == f"{LEAVING} [1.0, 0.0]"
+    states(place, [READY, ABSENT, ABSENT])
+
+
+def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
+    states(place, [READY, ABSENT, ABSENT])
+    said = place.program(
+        "import numpy as np, served_here, shmgpu\n"
+        "shmgpu.connect()\n"
+        "try:\n"
+        "    served_here.double.options(helpers=[2])(np.zeros(1))\n"
+        "except shmgpu.ShmError as error:\n"
+        "    print(error)\n"
+    )
+    assert "none of the helpers asked for exists" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("4", "the pool can have from 1 to 3 helpers"),
+        ("other=1", "the broker has no pool 'other': its pools are default"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_a_sentence(place, words, sentence):
+    status, _, complained = place.run("shmgpu", "scale", words)
+    assert status == 1 and sentence in complained
+
+
+def test_without_a_broker_that_is_said(tmp_path):
+    status, _, complained = Place(tmp_path).run("shmgpu", "scale", "2")
+    assert status == 1 and "no broker listens at" in complained

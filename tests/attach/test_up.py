@@ -1,0 +1,139 @@
+"""``shmgpu up`` and ``down``: a broker that stands by itself, from its start to its end."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import pathlib
+import re
+import signal
+import stat
+
+import pytest
+from attach.commands import Place, until
+
+from shmgpu import cli
+
+SERVED = "attach.served_here"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CALL = (
+    "import numpy as np, served_here, shmgpu\n"
+    "with shmgpu.connect():\n"
+    "    print(served_here.double(np.arange(3.0)).tolist())\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+def test_a_broker_tells_when_it_is_ready_serves_and_drains_on_sigterm(place):
+    with place.up("--helpers", "2") as broker:
+        assert "STATUS=2 helpers, 64 places" in broker.heard[-1]
+        assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
+        assert place.program(CALL) == "[0.0, 2.0, 4.0]"
+        member = place.start(
+            "-c",
+            "import numpy as np, served_here, shmgpu\n"
+            "shmgpu.connect()\n"
+            "one = served_here.slow.submit(np.zeros(1), 0.5)\n"
+            "while shmgpu.stats()['broker']['in_flight'] == 0: pass\n"
+            "print('asked', flush=True)\n"
+            "print(one.result().tolist())\n",
+        )
+        assert member.stdout.readline() == "asked\n"
+        broker.process.send_signal(signal.SIGTERM)
+        broker.hear("STOPPING=1")
+        said, complained = member.communicate(timeout=20)
+        assert member.returncode == 0, complained
+        assert re.fullmatch(r"\[[01]\.0, 0\.0\]\n", said)
+        broker.end()
+    assert not place.path.exists()
+
+
+def test_down_ends_it_and_says_who_it_was(place):
+    with place.up() as broker:
+        status, said, _ = place.run("shmgpu", "down")
+        assert (status, said) == (0, f"the broker, process {broker.process.pid}, has ended\n")
+        broker.end()
+    status, _, complained = place.run("shmgpu", "down")
+    assert status == 1 and "no broker listens at" in complained
+
+
+def test_a_second_broker_at_the_same_place_is_refused(place):
+    with place.up():
+        status, _, complained = place.run("shmgpu", "up", "served_here")
+        assert status == 1 and "a broker listens at" in complained and "already" in complained
+        assert place.program(CALL) == "[0.0, 2.0, 4.0]"
+
+
+def test_what_a_killed_broker_left_is_replaced(place):
+    with place.up() as broker:
+        broker.process.kill()
+        broker.process.wait()
+        assert place.path.exists()
+        with place.up():
+            assert place.program(CALL) == "[0.0, 2.0, 4.0]"
+        broker.process.returncode = 0  # that end was asked for
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["no_such_module"], "no_such_module cannot be imported"),
+        (["no_such_file.py"], "no_such_file.py is no file"),
+        (["--group", "nobody-is-called-so", SERVED], "there is no such group"),
+        (["--session", "attach.served_here:double_not", SERVED], "has no function double_not"),
+        (["--quotas", "missing.toml", SERVED], "missing.toml cannot be read"),
+        (["--max-helpers", "other=2", SERVED], "names the pool 'other'"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_a_sentence(place, words, sentence, monkeypatch, capsys):
+    # In this process: nothing of it is started.
+    monkeypatch.setenv("SHMGPU_SOCKET", str(place.path))
+    assert cli.main(["up", "--arena", "1MiB", *words]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not place.path.exists()
+
+
+def test_modules_without_a_function_are_refused(place):
+    status, _, complained = place.run("shmgpu", "up", "json")
+    assert status == 1 and "json decorates no function" in complained
+
+
+def test_a_session_that_cannot_be_made_is_told_with_its_traceback(place):
+    status, _, complained = place.run("shmgpu", "up", "served_here", SERVED_HERE_FAILS="1")
+    assert status == 1 and "the weights are gone" in complained
+
+
+def test_detach_returns_when_it_serves_and_tells_why_when_it_does_not(place):
+    words = ("shmgpu", "up", "--detach", "--arena", "1MiB", "served_here")
+    status, _, complained = place.run(*words, SERVED_HERE_FAILS="1")
+    assert status == 1 and "the weights are gone" in complained
+    status, said, complained = place.run(*words)
+    assert status == 0 and str(place.path) in said, complained
+    assert place.program(CALL) == "[0.0, 2.0, 4.0]"
+    assert place.run("shmgpu", "down")[0] == 0
+
+
+def test_the_service_file_is_well_formed():
+    text = (ROOT / "examples" / "shmgpu.service").read_text()
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(text)
+    service = unit["Service"]
+    assert service["Type"] == "notify-reload"
+    program, command = service["ExecStart"].split()[:2]
+    assert os.path.basename(program) == "shmgpu" and command == "up"
+    assert service["KillMode"] == "mixed"
+    assert unit["Install"]["WantedBy"] == "default.target"
+
+
+def test_no_descriptor_is_left_by_programs_that_come_and_go(place):
+    with place.up() as broker:
+        fds = pathlib.Path("/proc", str(broker.process.pid), "fd")
+        place.program(CALL)
+        before = len(list(fds.iterdir()))
+        place.program("for _ in range(20):\n" + CALL.replace("\n", "\n    ").join(["    ", ""]))
+        until(lambda: len(list(fds.iterdir())) == before, "descriptors are closed")
