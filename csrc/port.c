@@ -390,8 +390,10 @@ static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) 
       status = futex_wait(&entry->futex, seen, deadline_ns);
       pthread_mutex_lock(&port.lock);
       follow(entry, 0);
-      /* Woken to lead, but leaving instead: the lead must not get lost. */
-      if (status != SHM_OK && !port.leading) lead_pass();
+      /* Woken to lead, but leaving instead: the lead must not get lost. Who finds its answer here
+       * may be the very one that was woken for it. */
+      int leaves = status != SHM_OK || entry->state == ENTRY_DONE;
+      if (leaves && !port.leading) lead_pass();
     }
   }
   reply->sequence = entry->sequence;
