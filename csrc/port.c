@@ -104,8 +104,8 @@ static int wait_for_reply(int64_t timeout_ns) {
   }
   int ready = shmi_channel_wait_either(port.reply_fd, port.tick_fd, timeout_ns);
   if (ready != 2) return ready;
-  uint64_t ticks;
-  port.tick_is_set = read(port.tick_fd, &ticks, sizeof ticks) < 0; /* set anew by the next wait */
+  port.tick_is_set = 0; /* the next wait sets it anew, which takes the tick back: no read, because
+                           bytes read are counted, and shall be those of frames */
   return SHM_EINTR;
 }
 
