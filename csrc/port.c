@@ -106,8 +106,8 @@ static int wait_for_reply(int64_t timeout_ns) {
   }
   int ready = shmi_channel_wait_either(port.reply_fd, port.tick_fd, timeout_ns);
   if (ready != 2) return ready;
-  uint64_t ticks;
-  port.tick_is_set = read(port.tick_fd, &ticks, sizeof ticks) < 0; /* set anew by the next wait */
+  port.tick_is_set = 0; /* the next wait sets it anew, which takes the tick back: no read, because
+                           bytes read are counted, and shall be those of frames */
   return SHM_EINTR;
 }
 
@@ -392,8 +392,10 @@ static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) 
       status = futex_wait(&entry->futex, seen, deadline_ns);
       pthread_mutex_lock(&port.lock);
       follow(entry, 0);
-      /* Woken to lead, but leaving instead: the lead must not get lost. */
-      if (status != SHM_OK && !port.leading) lead_pass();
+      /* Woken to lead, but leaving instead: the lead must not get lost. Who finds its answer here
+       * may be the very one that was woken for it. */
+      int leaves = status != SHM_OK || entry->state == ENTRY_DONE;
+      if (leaves && !port.leading) lead_pass();
     }
   }
   reply->sequence = entry->sequence;

@@ -228,6 +228,20 @@ static void threads_join(pthread_t threads[]) {
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
 }
 
+/* Threads that end, again and again: the one that reads for all must not be missed by any. */
+static int threads_that_end(int child) {
+  (void)child;
+  pthread_t threads[THREADS];
+  uint64_t numbers[THREADS];
+  int rounds = HARNESS_SANITIZED ? 100 : 1500;
+  for (int i = 0; i < rounds; i++) {
+    threads_run(calls_in_a_thread, threads, numbers);
+    threads_join(threads);
+  }
+  expect_no_more_replies();
+  return 0;
+}
+
 static int many_threads(int child) {
   (void)child;
   pthread_t threads[THREADS];
@@ -293,6 +307,13 @@ static int mixed_threads(int child) {
   CHECK_EQ(drained, THREADS / 2 * thread_calls);
   expect_no_more_replies();
   return 0;
+}
+
+TEST_WITHIN(threads_that_end_leave_nobody_waiting, 60) {
+  open_here(3, 2);
+  config.arena_bytes = 8 * MIB;
+  thread_calls = 3;
+  launch_well(threads_that_end);
 }
 
 TEST_WITHIN(callers_submitters_and_a_drainer_get_along, 30) {

@@ -250,7 +250,7 @@ static int play(int child) {
 
 static void watch_children(const shm_event_t *event) {
   if (event->kind == SHM_EVENT_CHILD_ENDED) {
-    if (event->index < HONEST && event->exit_status != 0) notes[NOTE_WRONG_END]++;
+    if (event->index < HONEST && event->is_failure) notes[NOTE_WRONG_END]++;
     if (event->index >= HONEST && event->exit_status != 0) notes[NOTE_ENDED]++;
   }
   if (event->kind == SHM_EVENT_HELPER_DIED) notes[NOTE_HELPER_DEATHS]++;
