@@ -74,6 +74,17 @@ def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
 
+def test_a_forked_process_that_works_elsewhere_finds_the_broker(place, monkeypatch):
+    monkeypatch.chdir(place.parent)
+
+    def body():
+        os.chdir("/")
+        return claims_and_calls()
+
+    with shmgpu.connect(place.name, wait=5):
+        assert in_fork(body).endswith("[1.0, 1.0, 1.0])")
+
+
 def test_a_process_that_was_forked_from_none_claims_in_the_users_broker(place, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(place))
     assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")

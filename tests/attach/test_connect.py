@@ -427,3 +427,34 @@ except shmgpu.BrokerDied:
         assert guest.stdout.readline() == "0\n"
     out, _ = guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
     assert (out, guest.returncode) == ("told\n", 0)
+
+
+ERRS = """
+for name in os.listdir("/proc/self/fd"):
+    try:
+        if os.readlink("/proc/self/fd/" + name).startswith("pipe:") and int(name) > 2:
+            for _ in range(4):
+                os.write(int(name), b"\\xff" * 4096)
+    except OSError:
+        pass  # the end to read from, and what the broker has closed
+try:
+    while True:
+        served.add_one(x[:4])
+except shmgpu.BrokerDied:
+    os.write(1, b"let go\\n")
+sys.stdin.readline()
+x[:] = 13
+"""
+
+
+def test_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
+    path = tmp_path / "b.sock"
+    with brokers.up(path, slots=1, helpers=1):
+        guest = guest_that(path, 0, ERRS)
+        assert [guest.stdout.readline() for _ in range(2)] == ["0\n", "let go\n"]
+        with pytest.raises(shmgpu.LaunchError, match="place"):
+            shmgpu.connect(path, wait=0.2)
+        guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
+        with shmgpu.connect(path, wait=LATELY):
+            assert not shmgpu.arena.empty(200_000).any()
+            assert served.add_one(np.zeros(1)).tolist() == [1]
