@@ -296,7 +296,7 @@ def test_another_user_is_refused(tmp_path_factory):
 # ---- leaving -------------------------------------------------------------------------------
 
 
-def test_what_a_guest_keeps_is_its_own_when_it_has_left(place):
+def test_f35_what_a_guest_keeps_is_its_own_when_it_has_left(place):
     with shmgpu.connect(place, wait=LATELY):
         kept = served.add_one(shmgpu.arena.zeros(1000))
         rank = shmgpu.rank()
@@ -447,7 +447,7 @@ x[:] = 13
 """
 
 
-def test_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
+def test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
     path = tmp_path / "b.sock"
     with brokers.up(path, slots=1, helpers=1):
         guest = guest_that(path, 0, ERRS)
