@@ -68,6 +68,20 @@ def test_a_process_forked_from_the_caller_of_an_init_claims_a_place():
     assert "SHMGPU_SOCKET" not in os.environ
 
 
+def test_beside_threads_where_the_broker_is_started_by_exec_a_forked_process_claims_too():
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    try:
+        with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
+            assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+            assert served.add_one(np.zeros(1)).tolist() == [1]
+    finally:
+        ends.set()
+        thread.join()
+    assert "SHMGPU_SOCKET" not in os.environ
+
+
 def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
     with shmgpu.connect(place, wait=5):
         assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
