@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import numpy as np
@@ -272,13 +273,17 @@ except shmgpu.ShmError as error:
 """
 
 
+@pytest.fixture
+def open_folder():
+    """Where everybody may look: pytest keeps its own folders from other users."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
 @needs_root
-def test_another_user_is_refused(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("open")
-    for parent in (folder, *folder.parents[:2]):
-        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/tmp"):
-            parent.chmod(0o755)
-    path = folder / "b.sock"
+def test_another_user_is_refused(open_folder):
+    path = open_folder / "b.sock"
     with brokers.up(path, helpers=1):
         assert path.stat().st_mode & 0o777 == 0o600
         out = said(CALL.format(str(path)), before=as_nobody())
