@@ -363,6 +363,8 @@ static void end_offenders(void) {
     shmi_crew_tell((shm_event_t){
         .kind = SHM_EVENT_CHILD_PROTOCOL, .index = i, .pid = child->process.pid});
     if (child->is_ours) shmi_process_signal(&child->process, SIGKILL);
+    /* Who errs may go on writing to its arena: a guest's is given to nobody before its end. */
+    else if (child->is_guest) shmi_dispatch_remove_child(crew.dispatch, i);
     else let_caller_go(i);
   }
 }

@@ -28,7 +28,7 @@ from __future__ import annotations
 from shmgpu import arena, errors
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
-from shmgpu.attach import Membership, claim, connect, disconnect
+from shmgpu.attach import Membership, claim, connect, disconnect, ensure
 from shmgpu.core import status_name, status_text
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -90,6 +90,7 @@ __all__ = [
     "claim",
     "connect",
     "disconnect",
+    "ensure",
     "errors",
     "frombuffer",
     "function",

@@ -354,8 +354,13 @@ def _up(options: argparse.Namespace) -> int:
         spawn.start(options.modules, place, **settings)
         print(f"a broker serves at {place}; its log is {place.with_suffix('.log')}")
         return 0
+
+    def ready() -> None:
+        place = door.path_of(options.path)
+        print(f"a broker serves at {place}: end it with Ctrl-C, or with shmgpu down", flush=True)
+
     try:
-        daemon.up(options.modules, path=options.path, **settings)
+        daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
     except SystemExit as ended:  # it was asked to, and has drained
         return 0 if ended.code == 128 + signal.SIGTERM else 1
     return 0

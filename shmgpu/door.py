@@ -56,7 +56,10 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
         raise ConfigError(
             f"path={str(found)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer"
         )
-    return found
+    if str(found).startswith("@"):  # no file
+        return found
+    absolute = found.absolute()  # a process that is forked may work in another directory
+    return absolute if len(os.fsencode(absolute)) <= LONGEST else found
 
 
 @contextlib.contextmanager

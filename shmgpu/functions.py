@@ -50,8 +50,9 @@ by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
 _names: list[str] | None = None  # of what that broker has; None: what this process had
-# Modules that no fresh interpreter finds: their functions are carried to a broker by value.
-unfindable: set[str] = set()
+# While functions are carried to a broker that is started by exec: the modules that no fresh
+# interpreter finds, so that theirs go by value; else None.
+unfindable: set[str] | None = None
 
 
 def register_late() -> None:
@@ -264,6 +265,14 @@ def name_of(target: Function[Any, Any]) -> str:
     return f"{module}:{target.name}"
 
 
+def _found(module: str, name: str) -> Any:
+    """What a module that is imported has under a dotted name; None when nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
     """A carried function that comes with its body."""
     for known in by_row.values():
@@ -450,10 +459,10 @@ class Function(Generic[P, R]):
     def __reduce__(self) -> Any:
         """By name, as functions are: the process that reads it imports its module.
 
-        One of a module that cannot be imported, on its way to a broker started by exec, goes with
-        its body.
+        On its way to a broker started by exec, one that cannot be found by name goes with its body.
         """
-        if getattr(self.body, "__module__", "") not in unfindable:
+        module = getattr(self.body, "__module__", "")
+        if unfindable is None or (module not in unfindable and _found(module, self.name) is self):
             return self.__qualname__
         return _remake, (name_of(self), self.body, self._options)
 

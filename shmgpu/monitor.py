@@ -36,7 +36,7 @@ HELPER_STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "
 # What says how things stand; every other number only grows, and has a rate.
 STANDING = {
     "pid", "state", "generation", "pool", "queued", "in_flight", "arena_used_bytes", "arena_bytes",
-    "started_ns", "parent_pid", "children", "helpers", "window",
+    "started_ns", "parent_pid", "children", "helpers", "window", "parked_limit",
 }  # fmt: skip
 
 Row = dict[str, Any]

@@ -23,6 +23,7 @@ from typing import IO, Any
 from shmgpu import errors, functions, manifest
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
+from shmgpu.log import logger
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
@@ -206,13 +207,11 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     """Start a broker for this process: it, a connection to its door, and the door's address.
 
     Functions in modules are imported there; those that cannot be (a notebook's, a script's) are
-    carried over by value.
+    carried over by value, and one that cannot be carried either is left out, with a warning.
 
     Raises:
-        ConfigError: a function or the session cannot be carried.
+        ConfigError: the session cannot be carried.
     """
-    import cloudpickle
-
     _name_apart()
     here = {
         name
@@ -230,16 +229,7 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     assert connection is not None
     try:
         with by_value(here):
-            try:
-                carried = cloudpickle.dumps(
-                    {"functions": list(functions.by_row.values()), "settings": dict(settings)}
-                )
-            except Exception as error:
-                raise ConfigError(
-                    "a broker has to be started anew here, and the functions or the session "
-                    f"cannot be carried over to it ({type(error).__name__}: {error}): put them "
-                    "into a module that can be imported"
-                ) from error
+            carried = _carry(settings)
         spawned = spawn({"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()])
     except BaseException:
         connection.close()
@@ -253,6 +243,38 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
         spawned.end(0.0)
         raise
     return spawned, connection, entrance.address
+
+
+def _carry(settings: Mapping[str, Any]) -> bytes:
+    """This process's functions, and what init() was asked for, as bytes."""
+    import cloudpickle
+
+    targets = list(functions.by_row.values())
+    try:
+        return bytes(cloudpickle.dumps({"functions": targets, "settings": dict(settings)}))
+    except Exception:
+        pass  # which of them it is comes out one by one
+    carried = []
+    for target in targets:
+        try:
+            cloudpickle.dumps(target)
+        except Exception as error:
+            logger.warning(
+                "%s cannot be carried over to the broker, which has to be started anew here (%s: "
+                "%s), so it cannot be called: put it into a module that can be imported",
+                functions.name_of(target),
+                type(error).__name__,
+                error,
+            )
+        else:
+            carried.append(target)
+    try:
+        return bytes(cloudpickle.dumps({"functions": carried, "settings": dict(settings)}))
+    except Exception as error:
+        raise ConfigError(
+            "a broker has to be started anew here, and the session cannot be carried over to it "
+            f"({type(error).__name__}: {error}): put it into a module that can be imported"
+        ) from error
 
 
 def _name_apart() -> None:
@@ -288,7 +310,7 @@ def by_value(names: set[str]) -> Any:
     import cloudpickle
 
     registered = []
-    functions.unfindable |= names
+    functions.unfindable = names
     try:
         for name in names:
             module = sys.modules.get(name)
@@ -297,6 +319,6 @@ def by_value(names: set[str]) -> Any:
                 registered.append(module)
         yield
     finally:
-        functions.unfindable -= names
+        functions.unfindable = None
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)

@@ -25,6 +25,7 @@ def in_fork(body) -> str:
     pid = os.fork()
     if pid == 0:
         code = 1
+        signal.alarm(int(brokers.DEADLINE_S))  # one that hangs outlives no test
         try:
             os.write(write, str(body()).encode())
             code = 0
@@ -67,10 +68,35 @@ def test_a_process_forked_from_the_caller_of_an_init_claims_a_place():
     assert "SHMGPU_SOCKET" not in os.environ
 
 
+def test_beside_threads_where_the_broker_is_started_by_exec_a_forked_process_claims_too():
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    try:
+        with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
+            assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
+            assert served.add_one(np.zeros(1)).tolist() == [1]
+    finally:
+        ends.set()
+        thread.join()
+    assert "SHMGPU_SOCKET" not in os.environ
+
+
 def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
     with shmgpu.connect(place, wait=5):
         assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
         assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+def test_a_forked_process_that_works_elsewhere_finds_the_broker(place, monkeypatch):
+    monkeypatch.chdir(place.parent)
+
+    def body():
+        os.chdir("/")
+        return claims_and_calls()
+
+    with shmgpu.connect(place.name, wait=5):
+        assert in_fork(body).endswith("[1.0, 1.0, 1.0])")
 
 
 def test_a_process_that_was_forked_from_none_claims_in_the_users_broker(place, monkeypatch):

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import numpy as np
@@ -272,13 +273,17 @@ except shmgpu.ShmError as error:
 """
 
 
+@pytest.fixture
+def open_folder():
+    """Where everybody may look: pytest keeps its own folders from other users."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
 @needs_root
-def test_another_user_is_refused(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("open")
-    for parent in (folder, *folder.parents[:2]):
-        if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/tmp"):
-            parent.chmod(0o755)
-    path = folder / "b.sock"
+def test_another_user_is_refused(open_folder):
+    path = open_folder / "b.sock"
     with brokers.up(path, helpers=1):
         assert path.stat().st_mode & 0o777 == 0o600
         out = said(CALL.format(str(path)), before=as_nobody())
@@ -296,7 +301,7 @@ def test_another_user_is_refused(tmp_path_factory):
 # ---- leaving -------------------------------------------------------------------------------
 
 
-def test_what_a_guest_keeps_is_its_own_when_it_has_left(place):
+def test_f35_what_a_guest_keeps_is_its_own_when_it_has_left(place):
     with shmgpu.connect(place, wait=LATELY):
         kept = served.add_one(shmgpu.arena.zeros(1000))
         rank = shmgpu.rank()
@@ -427,3 +432,34 @@ except shmgpu.BrokerDied:
         assert guest.stdout.readline() == "0\n"
     out, _ = guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
     assert (out, guest.returncode) == ("told\n", 0)
+
+
+ERRS = """
+for name in os.listdir("/proc/self/fd"):
+    try:
+        if os.readlink("/proc/self/fd/" + name).startswith("pipe:") and int(name) > 2:
+            for _ in range(4):
+                os.write(int(name), b"\\xff" * 4096)
+    except OSError:
+        pass  # the end to read from, and what the broker has closed
+try:
+    while True:
+        served.add_one(x[:4])
+except shmgpu.BrokerDied:
+    os.write(1, b"let go\\n")
+sys.stdin.readline()
+x[:] = 13
+"""
+
+
+def test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
+    path = tmp_path / "b.sock"
+    with brokers.up(path, slots=1, helpers=1):
+        guest = guest_that(path, 0, ERRS)
+        assert [guest.stdout.readline() for _ in range(2)] == ["0\n", "let go\n"]
+        with pytest.raises(shmgpu.LaunchError, match="place"):
+            shmgpu.connect(path, wait=0.2)
+        guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
+        with shmgpu.connect(path, wait=LATELY):
+            assert not shmgpu.arena.empty(200_000).any()
+            assert served.add_one(np.zeros(1)).tolist() == [1]

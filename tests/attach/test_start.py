@@ -94,12 +94,12 @@ def test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines(place)
     )
     code = (
         "from shmgpu.attach import ensure\n"
-        "ensure(['stuck.py'], devices='cpu', arena='1MiB', threads=1, timeout=4)\n"
+        "ensure(['stuck.py'], devices='cpu', arena='1MiB', threads=1, timeout=3)\n"
     )
     process = place.start("-c", code)
     try:
         _, complained = process.communicate(timeout=30)
-        assert "was not ready within 4 s" in complained
+        assert "was not ready within 3 s" in complained
         assert "still loading" in complained
     finally:
         place.run("shmgpu", "down")
@@ -170,6 +170,24 @@ def test_init_in_a_thread_works_too(busybody):
     assert results == [[3]]
 
 
+def test_a_function_that_cannot_be_carried_is_left_out_with_a_warning(busybody, caplog):
+    lock = threading.Lock()
+
+    @shmgpu.function(arrays="numpy")
+    def locked(helper):
+        return lock
+
+    @shmgpu.function(arrays="numpy")
+    def local(helper, x):
+        return x + 1
+
+    with start():
+        assert local(np.ones(1)).tolist() == [2]
+        with pytest.raises(shmgpu.BadFunction):
+            locked()
+    assert "locked cannot be carried over" in caplog.text
+
+
 def test_a_session_that_fails_is_raised_as_by_init(busybody):
     lock = threading.Lock()
     with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
@@ -237,8 +255,8 @@ def test_ctrl_c_reaches_the_program_alone(place):
 
             with shmgpu.init(devices="cpu", arena="1MiB", threads=1):
                 nap(0)
-                print("calling", flush=True)
                 try:
+                    print("calling", flush=True)
                     nap(20)
                 except KeyboardInterrupt:
                     print("interrupted", shmgpu.is_running(), flush=True)

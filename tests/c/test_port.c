@@ -1014,3 +1014,33 @@ TEST(a_host_with_signal_handlers_is_let_look_while_it_waits) {
   host.on_signal = on_signal_does_nothing;
   launch_well(waits_with_handlers);
 }
+
+/* ---- leaving while threads wait ---- */
+
+static void *waits_for_ever(void *number) {
+  (void)number;
+  shm_reply_t reply;
+  block_t *block = block_new(WAIT, 1);
+  block->note = 200;
+  int status = call_row(block, 0, &reply);
+  while (status == SHM_EINTR) status = shm_port_wait(reply.sequence, 0, &reply);
+  return (void *)(intptr_t)(status == SHM_ENOT_RUNNING || status == SHM_ENOT_CHILD ? 0 : 1);
+}
+
+TEST(threads_that_wait_are_turned_out_when_their_process_leaves) {
+  open_here(1, 2);
+  config.caller_is_child = 1;
+  config.grace_ns = 50000000;
+  host.on_signal = on_signal_does_nothing;
+  CHECK_EQ(shm_run(&config, &host), SHM_OK);
+  pthread_t threads[THREADS];
+  uint64_t numbers[THREADS];
+  threads_run(waits_for_ever, threads, numbers);
+  AWAIT(notes[200] == 2 && shm_port_outstanding() == THREADS); /* a helper each, the rest queued */
+  CHECK_EQ(shm_leave(), SHM_OK);
+  for (int i = 0; i < THREADS; i++) {
+    void *failed;
+    pthread_join(threads[i], &failed);
+    CHECK(failed == NULL);
+  }
+}

@@ -33,6 +33,7 @@ ENDINGS = "tests/crash/test_endings.py::"
 STORM = "tests/crash/test_storm.py::"
 HOSTILE = "tests/hostile/test_children.py::"
 IN_C = "tests/hostile/test_in_c.py::"
+GUESTS = "tests/attach/test_connect.py::"
 
 MUTANTS = [
     Mutant(
@@ -293,6 +294,27 @@ MUTANTS = [
         "        flush()\n        with warnings",
         "        with warnings",
         START + "test_f34_nothing_buffered_is_printed_twice_and_no_exit_hook_runs_twice",
+    ),
+    Mutant(
+        "F02",
+        "csrc/supervise.c",
+        "crew.children[index].reason});\n  shmi_dispatch_clear_child(crew.dispatch, index);",
+        "crew.children[index].reason});",
+        GUESTS + "test_f02_the_arena_of_a_guest_that_dies_in_a_call_is_clean_for_the_next",
+    ),
+    Mutant(
+        "F35",
+        "csrc/join.c",
+        "  keep_privately(mapping, bytes);\n",
+        "  (void)keep_privately;\n",
+        GUESTS + "test_f35_what_a_guest_keeps_is_its_own_when_it_has_left",
+    ),
+    Mutant(
+        "F35",
+        "csrc/supervise.c",
+        "else if (child->is_guest) shmi_dispatch_remove_child",
+        "else if (0) shmi_dispatch_remove_child",
+        GUESTS + "test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives",
     ),
     Mutant(
         "F35",

@@ -1,0 +1,292 @@
+/* The door: who is let in, who is sent away, and that nobody there holds the broker up. Each test
+ * runs a broker in this process and plays its guests from others. */
+#include "broker.h"
+
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "guest.h"
+
+static struct sockaddr_un address;
+static socklen_t address_bytes;
+
+static int knock(void) {
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  CHECK(fd >= 0);
+  CHECK_SYS(connect(fd, (struct sockaddr *)&address, address_bytes));
+  return fd;
+}
+
+static int join_within(int64_t wait_ns) {
+  int fd = knock(), manifest_fd;
+  int status = shm_join(fd, "guest", wait_ns, 0, &manifest_fd);
+  CHECK_EQ(manifest_fd, -1);
+  close(fd);
+  return status;
+}
+
+/* What the door answers: its status; SHM_EBROKER_DIED when it hangs up without a word. */
+static int answer(int fd, shmi_welcome_t *welcome) {
+  ssize_t got = recv(fd, welcome, sizeof *welcome, 0);
+  if (got <= 0) return SHM_EBROKER_DIED;
+  CHECK_EQ(got, sizeof *welcome);
+  CHECK_EQ(welcome->magic, SHMI_GUEST_MAGIC);
+  return welcome->status;
+}
+
+static shmi_hello_t hello_of(int kind) {
+  return (shmi_hello_t){
+      .magic = SHMI_GUEST_MAGIC, .version = SHMI_GUEST_VERSION, .kind = kind, .program = "guest"};
+}
+
+static int parent_fds(void) {
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/fd", (int)notes[0]);
+  DIR *dir = opendir(path);
+  CHECK(dir != NULL);
+  int count = 0;
+  while (readdir(dir) != NULL) count++;
+  closedir(dir);
+  return count;
+}
+
+static pid_t play(void (*part)(void)) {
+  pid_t pid = fork();
+  if (pid != 0) return pid;
+  part();
+  fflush(NULL);
+  _exit(0);
+}
+
+static void expect_well(pid_t pid) {
+  int status;
+  CHECK_EQ(waitpid(pid, &status, 0), pid);
+  CHECK_EQ(status, 0);
+}
+
+/* A broker of so many slots, with that part played beside it, which ends it. */
+static void with_guests(int slots, void (*part)(void)) {
+  broker_open(0, 1);
+  int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  struct sockaddr_un any = {.sun_family = AF_UNIX};
+  CHECK_SYS(bind(door, (struct sockaddr *)&any, sizeof any.sun_family)); /* the kernel names it */
+  address_bytes = sizeof address;
+  CHECK_SYS(getsockname(door, (struct sockaddr *)&address, &address_bytes));
+  CHECK_SYS(listen(door, 128));
+  config.slot_count = slots;
+  config.helper_count = 3;
+  config.helper_absent[1] = config.helper_absent[2] = 1;
+  config.persistent = SHM_UNTIL_TOLD;
+  config.door_fd = door;
+  notes[0] = (uint64_t)getpid();
+  pid_t guests = fork();
+  if (guests == 0) {
+    close(door);
+    part();
+    fflush(NULL);
+    CHECK_SYS(kill((pid_t)notes[0], SIGTERM));
+    _exit(0);
+  }
+  CHECK_EQ(launch(NULL), SHM_ESIGNALLED);
+  expect_well(guests);
+  close(door);
+  expect_nothing_left();
+}
+
+/* ---- joining ---- */
+
+static void come_and_go(void) {
+  int before = 0;
+  for (int i = 0; i < 20; i++) {
+    CHECK_EQ(join_within(8 * SECOND_NS), SHM_OK); /* the last place may still be being cleared */
+    CHECK_EQ(shm_get_child_id(), 0);
+    uint64_t *word = shm_malloc(4096);
+    for (int k = 0; k < 512; k++) CHECK_EQ(word[k], 0); /* nothing of whoever was here before */
+    memset(word, 0xff, 4096);
+    expect_service();
+    if (i == 1) before = parent_fds(); /* answered, so it has closed the connection by now */
+    if (i > 1) CHECK_EQ(parent_fds(), before);
+    CHECK_EQ(shm_leave(), SHM_OK);
+  }
+}
+TEST(guests_come_and_go_and_find_their_place_clean) { with_guests(1, come_and_go); }
+
+static void stay_until_told(void) {
+  CHECK_EQ(join_within(0), SHM_OK);
+  notes[10] = 1;
+  AWAIT(notes[11] != 0);
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+static void one_place_for_two(void) {
+  pid_t first = play(stay_until_told);
+  AWAIT(notes[10] != 0);
+  CHECK_EQ(join_within(0), SHM_ENO_CHILD_SLOT);
+  CHECK_STR_EQ(shm_error_detail(), "all 1 places of the broker are taken");
+  CHECK_EQ(join_within(SECOND_NS / 20), SHM_ENO_CHILD_SLOT);
+  CHECK_STR_EQ(shm_error_detail(), "no place of the broker became free in time");
+  int fd = knock();
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  hello.wait_ns = -1;
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello); /* and goes again: nobody is owed it */
+  close(fd);
+  notes[11] = 1;
+  CHECK_EQ(join_within(8 * SECOND_NS), SHM_OK);
+  expect_service();
+  CHECK_EQ(shm_leave(), SHM_OK);
+  expect_well(first);
+}
+TEST(a_full_broker_says_so_and_who_waits_gets_the_place) { with_guests(1, one_place_for_two); }
+
+static void die_at_the_door(void) {
+  int fd = knock();
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello);
+  kill(getpid(), SIGKILL); /* the answer is never read */
+}
+static void dead_guests(void) {
+  for (int i = 0; i < 10; i++) {
+    int status;
+    pid_t pid = play(die_at_the_door);
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK(WIFSIGNALED(status));
+    CHECK_EQ(join_within(8 * SECOND_NS), SHM_OK);
+    expect_service();
+    CHECK_EQ(shm_leave(), SHM_OK);
+  }
+}
+TEST(one_that_dies_in_the_middle_of_the_handshake_takes_no_place) { with_guests(1, dead_guests); }
+
+/* ---- what is no hello ---- */
+
+static void talk_nonsense(void) {
+  shmi_welcome_t welcome;
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  struct {
+    const char *what;
+    const void *bytes;
+    size_t size;
+    int status;
+  } cases[] = {
+      {"short", "hello", 5, SHM_EREFUSED},
+      {"nothing", "", 0, SHM_EBROKER_DIED},
+      {"long", (char[2 * sizeof hello]){0}, 2 * sizeof hello, SHM_EREFUSED},
+      {"no magic", &(shmi_hello_t){.version = SHMI_GUEST_VERSION}, sizeof hello, SHM_EREFUSED},
+      {"another version", &(shmi_hello_t){.magic = SHMI_GUEST_MAGIC, .version = 99}, sizeof hello,
+       SHM_EREFUSED},
+      {"no such pool", &(shmi_hello_t){SHMI_GUEST_MAGIC, SHMI_GUEST_VERSION, .kind = 1, .pool = 9},
+       sizeof hello, SHM_EBAD_POOL},
+      {"a pool below", &(shmi_hello_t){SHMI_GUEST_MAGIC, SHMI_GUEST_VERSION, .kind = 2, .pool = -1},
+       sizeof hello, SHM_EBAD_POOL},
+      {"no helpers", &(shmi_hello_t){SHMI_GUEST_MAGIC, SHMI_GUEST_VERSION, .kind = 2},
+       sizeof hello, SHM_EBAD_CONFIG},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    int fd = knock();
+    CHECK_EQ(send(fd, cases[i].bytes, cases[i].size, 0), cases[i].size);
+    int status = answer(fd, &welcome);
+    if (status != cases[i].status)
+      harness_fail(__FILE__, __LINE__, "%s: %d, not %d", cases[i].what, status, cases[i].status);
+    CHECK_EQ(recv(fd, &welcome, sizeof welcome, 0), 0); /* and is sent away */
+    close(fd);
+  }
+  memset(hello.program, 'x', sizeof hello.program); /* without an end */
+  int fd = knock();
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(answer(fd, &welcome), SHM_OK);
+  close(fd);
+  CHECK_EQ(join_within(8 * SECOND_NS), SHM_OK);
+  expect_service();
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(nonsense_is_refused_and_harms_nobody) { with_guests(1, talk_nonsense); }
+
+enum { AT_THE_DOOR = 64 };
+static void stand_there(void) {
+  int silent[AT_THE_DOOR];
+  shmi_welcome_t welcome;
+  for (int i = 0; i < AT_THE_DOOR; i++) silent[i] = knock();
+  int fd = knock();
+  CHECK_EQ(answer(fd, &welcome), SHM_ENO_CHILD_SLOT);
+  CHECK_STR_EQ(welcome.sentence, "too many processes stand at the broker's door");
+  close(fd);
+  close(silent[0]); /* one leaves: somebody else may come */
+  AWAIT(join_within(0) == SHM_OK);
+  expect_service();
+  for (int i = 1; i < AT_THE_DOOR; i++) { /* who says nothing is sent away after two seconds */
+    CHECK_EQ(answer(silent[i], &welcome), SHM_EBROKER_DIED);
+    close(silent[i]);
+  }
+  expect_service();
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(silent_guests_fill_the_door_for_a_while_and_hold_up_nobody_inside) {
+  with_guests(2, stand_there);
+}
+
+/* ---- commands ---- */
+
+static int scale(int helpers, int *before) {
+  int fd = knock();
+  int status = shm_ask_scale(fd, 0, helpers, before);
+  close(fd);
+  return status;
+}
+
+static int helper_state(int helper) {
+  shm_helper_stats_t stats;
+  CHECK_EQ(shm_get_helper_stats(helper, &stats), SHM_OK);
+  return stats.state;
+}
+
+static void more_and_fewer(void) {
+  int before, manifest_fd, fd = knock();
+  CHECK_EQ(shm_ask(fd, 0, &before, &manifest_fd), SHM_OK);
+  CHECK_EQ(before, 1);
+  CHECK_EQ(manifest_fd, -1);
+  close(fd);
+  CHECK_EQ(join_within(0), SHM_OK);
+  CHECK_EQ(scale(4, &before), SHM_EBAD_CONFIG);
+  for (int round = 0; round < 3; round++) {
+    CHECK_EQ(scale(3, &before), SHM_OK);
+    CHECK_EQ(before, 1);
+    AWAIT(helper_state(1) == 2 && helper_state(2) == 2);
+    CHECK_EQ(scale(1, &before), SHM_OK);
+    CHECK_EQ(before, 3);
+    if (round == 1) CHECK_EQ(scale(2, &before), SHM_OK); /* at once: one is needed again */
+    if (round == 1) AWAIT(helper_state(1) == 2);
+    if (round == 1) CHECK_EQ(scale(1, &before), SHM_OK);
+    for (int i = 0; i < 50; i++) expect_service();
+    AWAIT(helper_state(1) == 6 && helper_state(2) == 6);
+  }
+  shm_broker_stats_t stats;
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  CHECK_EQ(stats.helper_deaths, 0);
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(a_pool_gets_more_helpers_and_fewer) { with_guests(1, more_and_fewer); }
+
+/* ---- quotas ---- */
+
+static void bounded(void) {
+  CHECK_EQ(join_within(0), SHM_OK);
+  shm_arena_stats_t arena;
+  CHECK_EQ(shm_get_arena_stats(&arena), SHM_OK);
+  CHECK_EQ(arena.capacity_bytes, 65536);
+  CHECK_EQ(shm_port_window(), 8);
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(quotas_bound_what_a_guest_gets_and_the_smallest_of_those_that_name_it_holds) {
+  shm_quota_t rows[] = {
+      {.arena_bytes = 4096, .window = 3}, /* for all: not for who is named */
+      {.program = "guest", .arena_bytes = 65536, .window = 20},
+      {.has_uid = 1, .uid = getuid(), .window = 8, .arena_bytes = MIB},
+      {.has_uid = 1, .uid = getuid() + 1, .window = 1},
+      {.program = "another", .window = 1},
+  };
+  CHECK_EQ(shm_set_quotas(rows, sizeof rows / sizeof *rows), SHM_OK);
+  rows[0].window = 100000;
+  CHECK_EQ(shm_set_quotas(rows, 1), SHM_EBAD_CONFIG);
+  with_guests(1, bounded);
+  CHECK_EQ(shm_set_quotas(NULL, 0), SHM_OK);
+}
