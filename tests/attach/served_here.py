@@ -35,3 +35,9 @@ def slow(helper, x, seconds):
 @shmgpu.function(arrays="numpy")
 def large(helper, x, size):
     return np.zeros(size, np.uint8)
+
+
+@shmgpu.function(arrays="numpy")
+def late_and_large(helper, x, seconds, size):
+    time.sleep(seconds)
+    return np.zeros(size, np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from attach.commands import Place
 
@@ -101,6 +103,37 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
         "pool default: 1 helper, 1 fewer: it ends when it has finished what it holds"
     )
     assert said[1] == f"{LEAVING} [1.0, 0.0]"
+    states(place, [READY, ABSENT, ABSENT])
+
+
+def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place):
+    scale(place, "2")
+    states(place, [READY, READY, ABSENT])
+    guest = place.start(
+        "-c",
+        "import numpy as np, served_here, shmgpu\n"
+        "shmgpu.connect()\n"
+        "call = served_here.late_and_large.options(helpers=[1]).submit(np.zeros(1), 0.5, 300_000)\n"
+        "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
+        "print('asked', flush=True)\n"
+        "print(call.result().nbytes)\n",
+    )
+    try:
+        assert guest.stdout.readline() == "asked\n"
+        guest.send_signal(signal.SIGSTOP)  # it cannot make room for now
+        place.program(
+            "import shmgpu\n"
+            "shmgpu.connect()\n"
+            "while shmgpu.stats()['helpers'][1]['in_flight'] > 0: pass\n"
+        )
+        scale(place, "1")
+        states(place, [READY, LEAVING, ABSENT])
+        guest.send_signal(signal.SIGCONT)
+        said, complained = guest.communicate(timeout=20)
+    finally:
+        guest.kill()
+        guest.communicate()
+    assert said == "300000\n", complained
     states(place, [READY, ABSENT, ABSENT])
 
 
