@@ -363,7 +363,7 @@ MUTANTS = [
     Mutant(
         "F07",
         "csrc/dispatch.c",
-        "  if (child->outstanding >= d->config.window) {",
+        "  if (child->outstanding >= child->window) {",
         "  if (0) {",
         IN_C + "test_f07_a_flood_beyond_the_window_ends_the_child_that_floods_and_nobody_else",
     ),
@@ -377,8 +377,8 @@ MUTANTS = [
     Mutant(
         "F08",
         "csrc/dispatch.c",
-        "else child->outstanding--;",
-        "else if (0) child->outstanding--;",
+        "        child->outstanding--;\n",
+        "        child->outstanding -= 0;\n",
         HOSTILE + "test_f08_a_child_that_never_reads_its_replies_holds_nobody_up_and_is_not_ended",
     ),
     Mutant(
