@@ -63,9 +63,9 @@ def test_faults_are_read_or_refused(with_faults):
 def test_a_fault_happens_in_its_role_at_its_passing(with_faults):
     done = with_faults("-c", PASSES, faults="child1@in_function=exit0#3; child1/2@in_function=SEGV")
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("0 ")] == [
-        "0 begins", "0 0", "0 1", "0 2", "0 3", "0 4",
-    ]  # fmt: skip
+    # The other one is told to end when its sibling has: it came as far as it came.
+    others = [line for line in lines if line.startswith("0 ")]
+    assert others == ["0 begins", "0 0", "0 1", "0 2", "0 3", "0 4"][: len(others)]
     assert [line for line in lines if line.startswith("1 ")] == ["1 begins", "1 0", "1 1"]
     assert lines[-1].startswith("child 1 failed: it left before its main had ended")
     assert "means nothing to shmgpu" not in done.stderr
