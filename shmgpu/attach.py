@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import core, door, functions, log, manifest, runtime, spawn
+from shmgpu import config, core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
 from shmgpu.memory import SharedArena
@@ -209,6 +209,24 @@ def ensure(
     if connection is not None:
         connection.close()
     return _join(place, wait)
+
+
+def _first_call() -> None:
+    """What the first call of a program in no broker does, as ``SHMGPU_AUTO`` says."""
+    wanted = config.resolve("auto")
+    if wanted == "never" or core.role() != core.ROLE_NONE:
+        return
+    if wanted == "start":
+        ensure()
+        return
+    place = door.path_of(None)
+    connection = door.knock(place)
+    if connection is not None:
+        connection.close()
+        _join(place, 0.0)
+
+
+runtime.first_call = _first_call
 
 
 def disconnect() -> None:

@@ -136,6 +136,9 @@ SETTINGS: dict[str, Setting] = {
     "restart": Setting(
         _one_of("never", "on-failure"), "never", "what becomes of a child that failed"
     ),
+    "auto": Setting(
+        _one_of("join", "start", "never"), "join", "what a first call outside a broker does"
+    ),
     "max_restarts": Setting(_whole(1, 1000000), 5, "how often one child is restarted at most"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),
     "progress": Setting(parse_bool, True, "show progress bars on a terminal"),

@@ -8,6 +8,7 @@ by a reason, and every call raises it, until it claims a place of its own.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ class Runtime:
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
+first_call: Callable[[], None] | None = None  # joins a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
 
 
@@ -79,7 +81,12 @@ def require() -> Runtime:
 
 
 def require_port() -> Port:
-    """The child's port; raises NotRunning, in the words that fit."""
+    """The child's port; raises NotRunning, in the words that fit.
+
+    The first call of a program that is in no broker may join one: see :mod:`shmgpu.attach`.
+    """
+    if current is None and first_call is not None and str(why_not) == NOT_RUNNING:
+        first_call()
     return require().port
 
 

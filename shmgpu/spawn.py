@@ -113,6 +113,7 @@ def spawn(
     report, reporting = os.pipe2(os.O_CLOEXEC)
     output: IO[bytes] | None = None
     environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
+    environment["SHMGPU_AUTO"] = "never"  # a script that calls as it is loaded: not in the broker
     try:
         with open(file, "wb", closefd=False) as out:
             pickle.dump(

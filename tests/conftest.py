@@ -121,7 +121,9 @@ def everything() -> Left:
 
 
 def pytest_configure(config):
-    """Ctrl-C means what tests say it means, though a shell put them in the background."""
+    """No test joins a broker that its user happens to run; and Ctrl-C means what tests say it
+    means, though a shell put them in the background."""
+    os.environ.setdefault("SHMGPU_AUTO", "never")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -463,3 +463,28 @@ def test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tm
         with shmgpu.connect(path, wait=LATELY):
             assert not shmgpu.arena.empty(200_000).any()
             assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+# ---- a first call that joins by itself ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("auto", ["join", "never"])
+def test_the_first_call_of_a_program_joins_the_users_broker_where_one_runs(
+    tmp_path, monkeypatch, auto
+):
+    path = tmp_path / "sock"
+    monkeypatch.setenv("SHMGPU_SOCKET", str(path))
+    monkeypatch.setenv("SHMGPU_AUTO", auto)
+    monkeypatch.setattr(runtime, "why_not", shmgpu.NotRunning(runtime.NOT_RUNNING))  # as at first
+    with pytest.raises(shmgpu.NotRunning, match="no broker is running"):
+        served.add_one(np.zeros(1))
+    with brokers.up(path):
+        if auto == "never":
+            with pytest.raises(shmgpu.NotRunning, match="no broker is running"):
+                served.add_one(np.zeros(1))
+            return
+        assert served.add_one(np.arange(3)).tolist() == [1, 2, 3]
+        assert shmgpu.is_running()
+        shmgpu.disconnect()
+        with pytest.raises(shmgpu.NotRunning, match="has left"):
+            served.add_one(np.zeros(1))  # who has left on purpose is not taken back
