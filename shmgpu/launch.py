@@ -336,6 +336,22 @@ def init(
     global _session
     if backend not in ("torch", "numpy"):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
+    wanted: dict[str, Any] = {
+        "helpers": helpers,
+        "session": session,
+        "devices": devices,
+        "arena": arena,
+        "window": window,
+        "threads": threads,
+        "gpu_memory": gpu_memory,
+        "trace_records": trace_records,
+        "prefault": prefault,
+        "huge_pages": huge_pages,
+        "grace": grace,
+        "scratch": scratch,
+        "seed": seed,
+        "slots": slots,
+    }
     if inline:
         if runtime.current is not None or core.role() != core.ROLE_NONE:
             raise LaunchError("a broker is running in this process already: call shutdown() first")
@@ -345,42 +361,13 @@ def init(
         if why_not_fork("init()") or _openmp_pool_would_be_lost():
             _session = _start_by_exec(
                 backend,
-                helpers=helpers,
-                session=session,
-                devices=devices,
-                arena=arena,
-                window=window,
-                threads=threads,
-                gpu_memory=gpu_memory,
-                trace_records=trace_records,
-                prefault=prefault,
-                huge_pages=huge_pages,
-                grace=grace,
-                scratch=scratch,
-                seed=seed,
-                slots=slots,
+                **wanted,
                 trace_path=None if trace_path is None else os.path.abspath(trace_path),
                 progress=progress,
             )
             atexit.register(shutdown)
             return _session
-    plan = Settings(
-        children=1,
-        helpers=helpers,
-        session=session,
-        devices=devices,
-        arena=arena,
-        window=window,
-        threads=threads,
-        gpu_memory=gpu_memory,
-        trace_records=trace_records,
-        prefault=prefault,
-        huge_pages=huge_pages,
-        grace=grace,
-        scratch=scratch,
-        seed=seed,
-        slots=slots,
-    )
+    plan = Settings(children=1, **wanted)
     functions.register_late()
     if inline:
         _start_inline(plan)
