@@ -152,9 +152,7 @@ int shmi_crew_start_child(int index) {
     shmi_detail_errno("making a child's pipes");
     return status;
   }
-  /* The window is what the pipe holds at most, so that a reply never waits for its reader. */
-  uint32_t window = crew.config.window;
-  if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  uint32_t window = shmi_crew_window(crew.config.window, capacity);
   uint32_t generation = shmi_dispatch_child_generation(crew.dispatch, index) + 1;
   pid_t parent = getpid();
   int forked = shmi_process_fork(crew.host.fork, &child->process);

@@ -76,6 +76,10 @@ int shmi_crew_watch(int fd, int what, int index);
 /* Two pipes between the parent and a role: towards[] carries frames to it. *capacity: frames that
  * either is sure to hold. */
 int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity);
+/* The window is what the pipe holds at most, so that a reply never waits for its reader. */
+static inline uint32_t shmi_crew_window(uint32_t wanted, int capacity) {
+  return wanted < (uint32_t)capacity ? wanted : (uint32_t)capacity;
+}
 
 void shmi_crew_signal_children(int signal, int reason);
 void shmi_crew_signal_helpers(int signal);

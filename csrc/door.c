@@ -193,8 +193,7 @@ static void let_in(guest_t *guest, int slot) {
   struct ucred who = {.uid = (uid_t)-1};
   peer_of(guest->fd, &who);
   shm_quota_t quota = shmi_quota_of(who.uid, guest->program);
-  uint32_t window = shmi_crew.config.window;
-  if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  uint32_t window = shmi_crew_window(shmi_crew.config.window, capacity);
   if (quota.window != 0 && quota.window < window) window = quota.window;
   uint64_t arena_bytes = shmi_arena_bytes();
   if (quota.arena_bytes != 0 && quota.arena_bytes < arena_bytes) arena_bytes = quota.arena_bytes;

@@ -154,8 +154,7 @@ static int become_first_child(void) {
   shmi_descriptor_keep_only(ends, 3);
   shmi_role_set(SHM_ROLE_CHILD, 0);
   SHMI_FAULT_ROLE(SHM_ROLE_CHILD, 0, 1);
-  uint32_t window = settings.window;
-  if (window > (uint32_t)capacity) window = (uint32_t)capacity;
+  uint32_t window = shmi_crew_window(settings.window, capacity);
   status = shmi_board_become(SHM_ROLE_CHILD, 0);
   if (status == SHM_OK) status = shmi_arena_populate(0);
   if (status == SHM_OK) status = shmi_port_open(request[1], reply[0], window, 0);
