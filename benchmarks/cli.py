@@ -55,6 +55,12 @@ def select(names: Sequence[str], workloads: Sequence[Workload]) -> list[Workload
     ]
 
 
+def quick_part(workloads: Sequence[Workload]) -> list[Workload]:
+    """Return the workloads without what takes too long for a first look."""
+    parts = [replace(w, groups=tuple(g for g in w.groups if g.quick)) for w in workloads]
+    return [workload for workload in parts if workload.groups]
+
+
 def listing(workloads: Sequence[Workload]) -> str:
     """Return what there is: workloads, their groups and figures, and what is asked of each."""
     lines = []
@@ -111,6 +117,8 @@ def main(arguments: Sequence[str] | None = None, workloads: Sequence[Workload] =
     except ValueError as error:
         print(f"{p.prog}: {error}", file=sys.stderr)
         return 2
+    if options.quick and not options.names:
+        chosen = quick_part(chosen)
     if options.list:
         print(listing(chosen))
         return 0
