@@ -25,7 +25,7 @@ where both sides see them::
 
 from __future__ import annotations
 
-from shmgpu import arena, errors
+from shmgpu import arena, errors, residents
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
 from shmgpu.attach import Membership, claim, connect, disconnect, ensure

@@ -101,6 +101,7 @@ class Desk:
                 return core.EBAD_FUNCTION, 0
         target = self.functions[function]
         key = (sequence, slot, generation)
+        self.helper.caller = (slot, generation)
         try:
             if not entry.simple:
                 return self._put(target, entry, self._run(target, entry), key)

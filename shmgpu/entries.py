@@ -63,9 +63,11 @@ class Helper:
         out: the declared output arrays to write into, or None.
         pool: name of the helper's pool.
         generation: how many processes have held this place, this one included.
+        caller: (number, generation) of the child whose call runs, for those who keep something
+            for each.
     """
 
-    __slots__ = ("__dict__", "device", "generation", "id", "out", "pool", "session")
+    __slots__ = ("__dict__", "caller", "device", "generation", "id", "out", "pool", "session")
 
     def __init__(self, number: int, device: str, pool: str, generation: int) -> None:
         self.id = number
@@ -74,6 +76,7 @@ class Helper:
         self.generation = generation
         self.session: Any = None
         self.out: Any = None
+        self.caller = (0, 0)
 
     def __repr__(self) -> str:
         return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"

@@ -1,0 +1,102 @@
+"""Gradients: a walk back over recorded nodes, which records more of them.
+
+Owns the walk. What an operation's gradient is, its row of the table says. A helper knows nothing of
+any of this: to it the operations of a gradient are operations like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from shmgpu import graph
+from shmgpu.graph import Node
+from shmgpu.ops.creation import ones_like
+from shmgpu.ops.elementwise import add
+from shmgpu.ops.stretching import sum_to
+
+RELEASED = (
+    "the graph behind this tensor was released by an earlier backward(): pass retain_graph=True to "
+    "that one, or compute the tensor again"
+)
+
+
+@contextlib.contextmanager
+def enabled(wanted: bool) -> Iterator[None]:
+    """Whether operations are recorded for gradients, meanwhile."""
+    before, graph.grad_enabled = graph.grad_enabled, wanted
+    try:
+        yield
+    finally:
+        graph.grad_enabled = before
+
+
+def _order(roots: Sequence[Node]) -> list[Node]:
+    """What the roots' gradients flow through, the newest first."""
+    seen: set[Node] = set()
+    stack = [root for root in roots if root.needs_grad]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.leaf is not None:
+            continue
+        if node.is_released:
+            raise RuntimeError(RELEASED)
+        stack.extend([one for one in node.inputs if one.needs_grad])
+    return sorted(seen, key=lambda node: -node.number)
+
+
+def gradients(
+    outputs: Sequence[Node],
+    seeds: Sequence[Node | None],
+    *,
+    create_graph: bool,
+    retain_graph: bool,
+    only: Sequence[Node] | None = None,
+) -> dict[Node, Node]:
+    """The gradient of every leaf (or of those asked for) that the outputs depend on.
+
+    Raises:
+        RuntimeError: the graph was released before.
+    """
+    order = _order(outputs)
+    wanted = None if only is None else set(only)
+    found: dict[Node, Node] = {}
+    results: dict[Node, Node] = {}
+    with enabled(create_graph):
+        for output, seed in zip(outputs, seeds, strict=True):
+            _gather(found, output, ones_like(output) if seed is None else seed)
+        for node in order:
+            g = found.pop(node, None)
+            if g is None:
+                continue
+            if wanted is None:
+                if node.leaf is not None:
+                    results[node] = g
+            elif node in wanted:
+                results[node] = g
+            if node.leaf is not None or node.op is None:
+                continue
+            op = node.op
+            rules = op.gradients
+            for index, one in enumerate(node.inputs):
+                rule = rules[index] if one.needs_grad else None
+                if rule is not None:
+                    share = rule(g, node)
+                    if op.broadcasts and share.spec.shape != one.spec.shape:
+                        share = sum_to(share, one.spec.shape)
+                    _gather(found, one, share)
+    if not retain_graph:
+        for node in order:
+            if node.leaf is None:
+                node.is_released = True
+                if node.value is not None:
+                    node.inputs = ()
+    return results
+
+
+def _gather(found: dict[Node, Node], node: Node, share: Node) -> None:
+    before = found.get(node)
+    found[node] = share if before is None else add(before, share)

@@ -1,0 +1,96 @@
+"""The two libraries that compute: NumPy and torch.
+
+Owns what differs between them beyond the kernels that the table names: how memory is had, how an
+array of the arena becomes one of theirs, how a plain number is given to a kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Protocol
+
+import numpy as np
+
+from shmgpu.graph import Spec
+
+
+class Backend(Protocol):
+    """What the engine asks of a library."""
+
+    name: str
+    module: Any
+
+    def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
+        """The operation as a callable."""
+
+    def raw(self, nbytes: int) -> Any:
+        """Memory for a buffer."""
+
+    def shaped(self, raw: Any, spec: Spec) -> Any:
+        """An array over the beginning of such memory."""
+
+    def number(self, dtype: Any) -> Any:
+        """What makes of a plain number what kernels of that type take."""
+
+    def copy(self, array: Any) -> Any:
+        """The same elements in memory of their own."""
+
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        """While programs run."""
+
+
+class NumpyBackend:
+    """On the CPU, with NumPy."""
+
+    name = "numpy"
+    module = np
+
+    def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
+        return op.numpy(np, specs, params, out)
+
+    def raw(self, nbytes: int) -> Any:
+        return np.empty(nbytes, np.uint8)
+
+    def shaped(self, raw: Any, spec: Spec) -> Any:
+        return np.ndarray(spec.shape, spec.dtype.numpy, raw)
+
+    def number(self, dtype: Any) -> Any:
+        return dtype.numpy.type
+
+    def copy(self, array: Any) -> Any:
+        return np.array(array, order="C", copy=True)
+
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        return np.errstate(all="ignore")  # infinities and NaN are values, as in torch
+
+
+class TorchBackend:
+    """On the helper's device, with torch."""
+
+    name = "torch"
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.module = torch
+        self.device = torch.device(device)
+
+    def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
+        return op.torch(self.module, specs, params, out)
+
+    def raw(self, nbytes: int) -> Any:
+        return self.module.empty(nbytes, dtype=self.module.uint8, device=self.device)
+
+    def shaped(self, raw: Any, spec: Spec) -> Any:
+        return raw[: spec.nbytes].view(spec.dtype.torch).view(spec.shape)
+
+    def number(self, dtype: Any) -> Any:
+        return None  # kernels take Python's own
+
+    def copy(self, array: Any) -> Any:
+        return array.clone(memory_format=self.module.contiguous_format)
+
+    @contextlib.contextmanager
+    def running(self) -> Any:
+        with self.module.inference_mode(), self.device:
+            yield

@@ -1,0 +1,217 @@
+"""What a child records: nodes, each an operation on earlier nodes, or a value.
+
+Owns the node and :func:`apply`, which makes one. A node is never changed: an operation in place
+makes a new node and has the tensor point there. Nothing is computed here, and nothing here knows
+what any operation means: its row of the table (:mod:`shmgpu.ops`) says what comes of which shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu import arrays
+from shmgpu.dtypes import DType
+
+MAX_KNOWN = 1 << 16  # outcomes of rules that are remembered
+
+
+class Spec(arrays.Spec):
+    """Element type and shape; there is one object of each (:func:`spec_of`), a quick key."""
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+Params = tuple[Any, ...]
+Rule = Callable[[tuple[Spec, ...], Params], Spec]
+Gradient = Callable[["Node", "Node"], "Node"]
+
+
+class Op:
+    """A row of the table of operations.
+
+    Attributes:
+        name: PyTorch's, where it has one.
+        rule: (inputs' specs, params) -> the output's spec; raises ValueError or TypeError, in a
+            sentence with the shapes, where there is none.
+        numpy, torch: (module, inputs' specs, params, output's spec) -> the kernel, a callable that
+            gets the inputs' arrays and returns the output's.
+        gradients: for each input (the output's gradient, the node) -> the input's gradient, or
+            None where there is none. () where the operation has no gradient at all.
+        saves: what the gradients look at: "i" inputs, "o" the output.
+        broadcasts: gradients have the output's shape and are summed to the input's.
+        is_view: the output's elements lie where the first input's do.
+        in_place: the kernels take ``out=``, and it may be one of the inputs of the same spec.
+        takes_out: the kernels take ``out=``, and it must not be an input.
+        numbers: places where torch's kernel takes a plain number for a tensor without axes.
+    """
+
+    __slots__ = (
+        "broadcasts",
+        "gradients",
+        "in_place",
+        "is_view",
+        "name",
+        "number",
+        "numbers",
+        "numpy",
+        "rule",
+        "saves",
+        "takes_out",
+        "torch",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        rule: Rule,
+        *,
+        numpy: Callable[..., Any],
+        torch: Callable[..., Any],
+        gradients: tuple[Gradient | None, ...] = (),
+        saves: str = "",
+        broadcasts: bool = False,
+        is_view: bool = False,
+        in_place: bool = False,
+        takes_out: bool = False,
+        numbers: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.rule = rule
+        self.numpy = numpy
+        self.torch = torch
+        self.gradients = gradients
+        self.saves = saves
+        self.broadcasts = broadcasts
+        self.is_view = is_view
+        self.in_place = in_place
+        self.takes_out = takes_out or in_place
+        self.numbers = numbers
+        self.number = 0
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}>"
+
+
+class Node:
+    """A value: known (a leaf), or what ``op`` makes of ``inputs``.
+
+    Attributes:
+        op, inputs, params: where it comes from; op is None for a leaf.
+        spec: element type and shape.
+        value: where its elements are; None until they are computed.
+        number: rises with each node, so that inputs have smaller ones than what is made of them.
+        needs_grad: some leaf under it wants a gradient.
+        is_owned: a tensor shows it, so its value must be kept.
+        is_released: its gradient was taken, and will not be taken again.
+        leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
+            way back ends here, even where the node was computed (a weight that was updated).
+    """
+
+    __slots__ = (
+        "inputs",
+        "is_owned",
+        "is_released",
+        "leaf",
+        "needs_grad",
+        "number",
+        "op",
+        "params",
+        "spec",
+        "value",
+    )
+
+    def __init__(
+        self,
+        op: Op | None,
+        inputs: tuple[Node, ...],
+        params: Params,
+        spec: Spec,
+        value: Any = None,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.params = params
+        self.spec = spec
+        self.value = value
+        self.number = next(_numbers)
+        self.needs_grad = False
+        self.is_owned = False
+        self.is_released = False
+        self.leaf: Any = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.spec.dtype
+
+    def __repr__(self) -> str:
+        source = "leaf" if self.op is None else self.op.name
+        return f"<node {self.number}: {source} {self.spec.dtype.name} {self.spec.shape}>"
+
+
+class Scalar:
+    """The value of a leaf that is a plain number: it travels beside the program, not in it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: complex) -> None:
+        self.number = number
+
+
+_numbers = itertools.count(1)
+_known: dict[tuple[Any, ...], Spec] = {}
+_specs: dict[tuple[DType, tuple[int, ...]], Spec] = {}
+
+grad_enabled = True
+
+
+def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
+    """The spec of that type and shape: the same object each time, so that it is a quick key."""
+    key = (dtype, shape)
+    spec = _specs.get(key)
+    if spec is None:
+        if len(_specs) >= MAX_KNOWN:
+            _specs.clear()
+        spec = _specs[key] = Spec(dtype, shape)
+    return spec
+
+
+def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
+    """Record an operation.
+
+    Raises:
+        ValueError, TypeError: the operation has no outcome for such inputs.
+    """
+    key = (op, params, *[node.spec for node in inputs])
+    spec = _known.get(key)
+    if spec is None:
+        spec = op.rule(tuple([node.spec for node in inputs]), params)
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        _known[key] = spec
+    node = Node(op, inputs, params, spec)
+    if grad_enabled and op.gradients:
+        for one in inputs:
+            if one.needs_grad:
+                node.needs_grad = True
+                break
+    return node
+
+
+def leaf(spec: Spec, value: Any) -> Node:
+    """A node whose value is known."""
+    return Node(None, (), (), spec, value)
+
+
+def scalar(number: complex, dtype: DType) -> Node:
+    """A node that is a plain number."""
+    return Node(None, (), (), spec_of(dtype, ()), Scalar(number))

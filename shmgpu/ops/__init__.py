@@ -1,0 +1,44 @@
+"""The table of operations: name, rule of shapes, kernels of NumPy and torch, gradients.
+
+A row (:class:`shmgpu.graph.Op`) stands in the file of its family, beside the function that records
+it. This file gathers the rows, and numbers them for the wire.
+"""
+
+from __future__ import annotations
+
+import types
+
+from shmgpu.graph import Op
+from shmgpu.ops import (
+    casting,
+    creation,
+    elementwise,
+    linear,
+    losses,
+    reductions,
+    shaping,
+    stretching,
+)
+
+FAMILIES: tuple[types.ModuleType, ...] = (
+    casting,
+    elementwise,
+    shaping,
+    stretching,
+    reductions,
+    linear,
+    creation,
+    losses,
+)
+
+TABLE: dict[str, Op] = {}
+BY_NUMBER: list[Op] = []
+
+for _family in FAMILIES:
+    for _row in vars(_family).values():
+        if isinstance(_row, Op) and TABLE.get(_row.name) is not _row:
+            if _row.name in TABLE:
+                raise ValueError(f"two operations are called {_row.name}")
+            _row.number = len(BY_NUMBER)
+            TABLE[_row.name] = _row
+            BY_NUMBER.append(_row)

@@ -1,0 +1,50 @@
+"""The operations that change nothing but what is said of a value: its type, or its history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.dtypes import DType
+from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+
+
+def _rule(specs: tuple[Spec, ...], params: Params) -> Spec:
+    return spec_of(params[0], specs[0].shape)
+
+
+def _numpy(np: Any, specs: Any, params: Params, out: Spec) -> Any:
+    dtype = out.dtype.numpy
+    return lambda x: x.astype(dtype)
+
+
+def _torch(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
+    dtype = out.dtype.torch
+    return lambda x: x.to(dtype)
+
+
+def _gradient(g: Node, node: Node) -> Node:
+    return cast(g, node.inputs[0].spec.dtype)
+
+
+CAST = Op("to", _rule, numpy=_numpy, torch=_torch, gradients=(_gradient,))
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    """The same elements in another type, as PyTorch's ``Tensor.to``."""
+    return x if x.spec.dtype is dtype else apply(CAST, (x,), (dtype,))
+
+
+ALIAS = Op(
+    "alias",
+    lambda specs, params: specs[0],
+    numpy=lambda *_: lambda x: x,
+    torch=lambda *_: lambda x: x,
+    is_view=True,
+)
+
+
+def alias(x: Node) -> Node:
+    """The same value without its history: no gradient flows back through it."""
+    if x.op is None:
+        return Node(None, (), (), x.spec, x.value)
+    return apply(ALIAS, (x,))

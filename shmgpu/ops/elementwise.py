@@ -1,0 +1,388 @@
+"""Operations on one element, or on those at the same place.
+
+Owns their rows and the functions that record them, which take nodes and plain numbers, in
+PyTorch's spelling. Gradients are recorded by the same functions; autograd sums what was stretched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.graph import Gradient, Node, Op, apply
+from shmgpu.ops import rules
+from shmgpu.ops.casting import cast
+from shmgpu.ops.kernels import Binder, named
+from shmgpu.ops.promotion import as_node, bool_, floats, is_float, result_type, together
+
+Operand = Node | complex
+
+
+def _row(
+    name: str,
+    *gradients: Gradient | None,
+    numpy: str | Binder | None = None,
+    torch: str | Binder | None = None,
+    saves: str = "",
+    dtype: Any = None,
+    in_place: bool = True,
+    numbers: tuple[int, ...] = (1,),
+) -> Op:
+    def binder(given: str | Binder | None) -> Binder:
+        return named(given or name) if not callable(given) else given
+
+    return Op(
+        name,
+        rules.elementwise(name, dtype),
+        numpy=binder(numpy),
+        torch=binder(torch),
+        gradients=gradients,
+        saves=saves,
+        broadcasts=True,
+        in_place=in_place and dtype is None,
+        takes_out=in_place,
+        numbers=numbers,
+    )
+
+
+# ---- two numbers, one number -----------------------------------------------------------------
+
+ADD = _row("add", lambda g, n: g, lambda g, n: g)
+SUB = _row("sub", lambda g, n: g, lambda g, n: neg(g), numpy="subtract")
+MUL = _row(
+    "mul",
+    lambda g, n: mul(g, n.inputs[1]),
+    lambda g, n: mul(g, n.inputs[0]),
+    numpy="multiply",
+    saves="i",
+)
+DIV = _row(
+    "div",
+    lambda g, n: div(g, n.inputs[1]),
+    lambda g, n: neg(mul(g, div(n, n.inputs[1]))),
+    numpy="divide",
+    saves="io",
+)
+POW = _row(
+    "pow",
+    lambda g, n: mul(g, mul(n.inputs[1], pow(n.inputs[0], sub(n.inputs[1], 1)))),
+    lambda g, n: mul(g, where(eq(n.inputs[0], 0), 0.0, mul(n, log(n.inputs[0])))),
+    numpy="power",
+    saves="io",
+)
+MAXIMUM = _row(
+    "maximum",
+    lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
+    lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
+    saves="i",
+    numbers=(),
+)
+MINIMUM = _row(
+    "minimum",
+    lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
+    lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
+    saves="i",
+    numbers=(),
+)
+REMAINDER = _row(
+    "remainder",
+    lambda g, n: g,
+    lambda g, n: neg(mul(g, floor(div(n.inputs[0], n.inputs[1])))),
+    saves="i",
+)
+FLOOR_DIVIDE = _row("floor_divide")
+
+
+def _share(a: Node, b: Node) -> Node:
+    """1 where a is greater than b, half where they are equal, as in PyTorch."""
+    dtype = a.spec.dtype
+    return mul(add(cast(gt(a, b), dtype), cast(ge(a, b), dtype)), 0.5)
+
+
+def add(a: Operand, b: Operand) -> Node:
+    return apply(ADD, together(a, b))
+
+
+def sub(a: Operand, b: Operand) -> Node:
+    return apply(SUB, together(a, b))
+
+
+def mul(a: Operand, b: Operand) -> Node:
+    return apply(MUL, together(a, b))
+
+
+def div(a: Operand, b: Operand) -> Node:
+    return apply(DIV, floats(a, b))
+
+
+def pow(a: Operand, b: Operand) -> Node:
+    if isinstance(a, Node) and not isinstance(b, Node):
+        if b == 2:
+            return mul(a, a)
+        if b == 1:
+            return a
+        if b == 0.5:
+            return sqrt(a)
+    return apply(POW, together(a, b))
+
+
+def maximum(a: Operand, b: Operand) -> Node:
+    return apply(MAXIMUM, together(a, b))
+
+
+def minimum(a: Operand, b: Operand) -> Node:
+    return apply(MINIMUM, together(a, b))
+
+
+def remainder(a: Operand, b: Operand) -> Node:
+    return apply(REMAINDER, together(a, b))
+
+
+def floor_divide(a: Operand, b: Operand) -> Node:
+    return apply(FLOOR_DIVIDE, together(a, b))
+
+
+# ---- comparisons -------------------------------------------------------------------------------
+
+EQ = _row("eq", numpy="equal", dtype=bool_)
+NE = _row("ne", numpy="not_equal", dtype=bool_)
+LT = _row("lt", numpy="less", dtype=bool_)
+LE = _row("le", numpy="less_equal", dtype=bool_)
+GT = _row("gt", numpy="greater", dtype=bool_)
+GE = _row("ge", numpy="greater_equal", dtype=bool_)
+
+
+def eq(a: Operand, b: Operand) -> Node:
+    return apply(EQ, together(a, b))
+
+
+def ne(a: Operand, b: Operand) -> Node:
+    return apply(NE, together(a, b))
+
+
+def lt(a: Operand, b: Operand) -> Node:
+    return apply(LT, together(a, b))
+
+
+def le(a: Operand, b: Operand) -> Node:
+    return apply(LE, together(a, b))
+
+
+def gt(a: Operand, b: Operand) -> Node:
+    return apply(GT, together(a, b))
+
+
+def ge(a: Operand, b: Operand) -> Node:
+    return apply(GE, together(a, b))
+
+
+# ---- logic -------------------------------------------------------------------------------------
+
+LOGICAL_NOT = _row("logical_not", dtype=bool_)
+LOGICAL_AND = _row("logical_and", dtype=bool_, numbers=())
+LOGICAL_OR = _row("logical_or", dtype=bool_, numbers=())
+BITWISE_NOT = _row("bitwise_not", numpy="invert")
+BITWISE_AND = _row("bitwise_and")
+BITWISE_OR = _row("bitwise_or")
+BITWISE_XOR = _row("bitwise_xor")
+
+
+def logical_not(x: Node) -> Node:
+    return apply(LOGICAL_NOT, (x,))
+
+
+def logical_and(a: Operand, b: Operand) -> Node:
+    return apply(LOGICAL_AND, together(a, b))
+
+
+def logical_or(a: Operand, b: Operand) -> Node:
+    return apply(LOGICAL_OR, together(a, b))
+
+
+def _bits(op: Op, a: Operand, b: Operand) -> Node:
+    nodes = together(a, b)
+    if is_float(nodes[0].spec.dtype):
+        raise TypeError(
+            f"{op.name} is of bools and whole numbers, not of {nodes[0].spec.dtype.name}: compare "
+            "first, as in (x > 0) & (x < 1)"
+        )
+    return apply(op, nodes)
+
+
+def bitwise_and(a: Operand, b: Operand) -> Node:
+    return _bits(BITWISE_AND, a, b)
+
+
+def bitwise_or(a: Operand, b: Operand) -> Node:
+    return _bits(BITWISE_OR, a, b)
+
+
+def bitwise_xor(a: Operand, b: Operand) -> Node:
+    return _bits(BITWISE_XOR, a, b)
+
+
+def bitwise_not(x: Node) -> Node:
+    return logical_not(x) if x.spec.dtype is bool_ else apply(BITWISE_NOT, (x,))
+
+
+# ---- one number ----------------------------------------------------------------------------------
+
+
+def _numpy_relu(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    zero = np.zeros((), out.dtype.numpy)
+    return lambda x, out=None: np.maximum(x, zero, out=out)
+
+
+def _torch_relu(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda x, out=None: torch.clamp(x, min=0, out=out)
+
+
+def _numpy_sigmoid(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    def sigmoid(x: Any, out: Any = None) -> Any:
+        with np.errstate(over="ignore"):
+            return np.reciprocal(1 + np.exp(-x), out=out, dtype=x.dtype)
+
+    return sigmoid
+
+
+def _numpy_erf(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    from math import erf
+
+    each = np.vectorize(erf, otypes=["float64"])
+    return lambda x: each(x).astype(x.dtype)
+
+
+def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda x, out=None: np.reciprocal(np.sqrt(x), out=out)
+
+
+NEG = _row("neg", lambda g, n: neg(g), numpy="negative")
+ABS = _row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i")
+SIGN = _row("sign", lambda g, n: mul(g, 0))
+FLOOR = _row("floor", lambda g, n: mul(g, 0))
+CEIL = _row("ceil", lambda g, n: mul(g, 0))
+ROUND = _row("round", lambda g, n: mul(g, 0))
+EXP = _row("exp", lambda g, n: mul(g, n), saves="o")
+LOG = _row("log", lambda g, n: div(g, n.inputs[0]), saves="i")
+SQRT = _row("sqrt", lambda g, n: div(mul(g, 0.5), n), saves="o")
+RSQRT = _row(
+    "rsqrt", lambda g, n: mul(mul(g, -0.5), mul(n, mul(n, n))), numpy=_numpy_rsqrt, saves="o"
+)
+SIN = _row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
+COS = _row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
+TANH = _row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
+SIGMOID = _row(
+    "sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o"
+)
+RELU = _row(
+    "relu",
+    lambda g, n: mul(g, cast(gt(n, 0), n.spec.dtype)),
+    numpy=_numpy_relu,
+    torch=_torch_relu,
+    saves="o",
+)
+ERF = _row(
+    "erf",
+    lambda g, n: mul(g, mul(exp(neg(mul(n.inputs[0], n.inputs[0]))), 1.1283791670955126)),
+    numpy=_numpy_erf,
+    saves="i",
+    in_place=False,
+)
+
+
+def neg(x: Node) -> Node:
+    if x.spec.dtype is bool_:
+        raise TypeError("neg: a bool tensor has no negative: use ~x, or x.to('int64')")
+    return apply(NEG, (x,))
+
+
+def abs(x: Node) -> Node:
+    return apply(ABS, (x,))
+
+
+def sign(x: Node) -> Node:
+    return apply(SIGN, (x,))
+
+
+def floor(x: Node) -> Node:
+    return apply(FLOOR, (x,)) if is_float(x.spec.dtype) else x
+
+
+def ceil(x: Node) -> Node:
+    return apply(CEIL, (x,)) if is_float(x.spec.dtype) else x
+
+
+def round(x: Node) -> Node:
+    return apply(ROUND, (x,)) if is_float(x.spec.dtype) else x
+
+
+def exp(x: Node) -> Node:
+    return apply(EXP, floats(x))
+
+
+def log(x: Node) -> Node:
+    return apply(LOG, floats(x))
+
+
+def sqrt(x: Node) -> Node:
+    return apply(SQRT, floats(x))
+
+
+def rsqrt(x: Node) -> Node:
+    return apply(RSQRT, floats(x))
+
+
+def sin(x: Node) -> Node:
+    return apply(SIN, floats(x))
+
+
+def cos(x: Node) -> Node:
+    return apply(COS, floats(x))
+
+
+def tanh(x: Node) -> Node:
+    return apply(TANH, floats(x))
+
+
+def sigmoid(x: Node) -> Node:
+    return apply(SIGMOID, floats(x))
+
+
+def erf(x: Node) -> Node:
+    return apply(ERF, floats(x))
+
+
+def relu(x: Node) -> Node:
+    return apply(RELU, (x,))
+
+
+# ---- a choice ------------------------------------------------------------------------------------
+
+WHERE = _row(
+    "where",
+    None,
+    lambda g, n: where(n.inputs[0], g, 0),
+    lambda g, n: where(n.inputs[0], 0, g),
+    saves="i",
+    in_place=False,
+    numbers=(1, 2),
+)
+
+
+def where(condition: Node, a: Operand, b: Operand) -> Node:
+    if condition.spec.dtype is not bool_:
+        raise TypeError(
+            f"where: the condition is {condition.spec.dtype.name}, and must be bool: compare, as "
+            "in where(x > 0, x, y)"
+        )
+    return apply(WHERE, (condition, *together(a, b)))
+
+
+def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
+    if min is None and max is None:
+        raise ValueError("clamp: give min, max or both")
+    # The operands decide on the type together, so the order of the two steps does not matter.
+    dtype = result_type([one for one in (x, min, max) if one is not None])
+    out = as_node(x, dtype)
+    if min is not None:
+        out = maximum(out, min)
+    return out if max is None else minimum(out, max)

@@ -1,0 +1,46 @@
+"""How a row says which function of NumPy or torch computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Binder = Callable[..., Any]
+
+
+def named(name: str) -> Binder:
+    """The module's function of that name (dotted for one of a module within), as it is."""
+    path = name.split(".")
+
+    def bind(module: Any, *_: Any) -> Any:
+        found = module
+        for part in path:
+            found = getattr(found, part)
+        return found
+
+    return bind
+
+
+def over_axes(name: str, axes: str, keep: str) -> Binder:
+    """A reduction with params (axes, keepdim), under the keywords the module has for them."""
+
+    def bind(module: Any, specs: Any, params: Any, out: Any) -> Any:
+        return partial(getattr(module, name), **{axes: params[0], keep: params[1]})
+
+    return bind
+
+
+def numpy_reduction(name: str) -> Binder:
+    """NumPy's reduction of that name."""
+    return over_axes(name, "axis", "keepdims")
+
+
+def torch_reduction(name: str) -> Binder:
+    """torch's reduction of that name."""
+    return over_axes(name, "dim", "keepdim")
+
+
+def given(make: Callable[..., Any]) -> Binder:
+    """``make(params)`` is the kernel: for those that need neither the module nor specs."""
+    return lambda module, specs, params, out: make(params)

@@ -1,0 +1,128 @@
+"""Which element type comes of which: PyTorch's rules.
+
+Owns the table of promotion and the ranks of operands: an array with axes decides before one
+without, and that before a plain number, unless the lower rank is of a higher category (bool, whole
+number, float). Source: PyTorch's documentation, *Tensor Attributes*, "type promotion".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from shmgpu import dtypes
+from shmgpu.dtypes import DType
+from shmgpu.graph import Node, Scalar, apply, scalar
+from shmgpu.ops.casting import CAST
+
+bool_ = dtypes.by_name("bool")
+uint8 = dtypes.by_name("uint8")
+int8 = dtypes.by_name("int8")
+int16 = dtypes.by_name("int16")
+int32 = dtypes.by_name("int32")
+int64 = dtypes.by_name("int64")
+float16 = dtypes.by_name("float16")
+bfloat16 = dtypes.by_name("bfloat16")
+float32 = dtypes.by_name("float32")
+float64 = dtypes.by_name("float64")
+
+TYPES = (bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64)
+
+BOOL, WHOLE, FLOAT = range(3)
+CATEGORY = {dtype: FLOAT for dtype in TYPES} | {bool_: BOOL}
+CATEGORY |= dict.fromkeys((uint8, int8, int16, int32, int64), WHOLE)
+
+# Of a plain number, by its category.
+OF_NUMBER = {BOOL: bool_, WHOLE: int64, FLOAT: float32}
+
+_ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
+# Where two types of one category do not give the greater of them.
+_ODD = {
+    frozenset((uint8, int8)): int16,
+    frozenset((float16, bfloat16)): float32,
+}
+
+
+def is_float(dtype: DType) -> bool:
+    """Whether gradients can be of that type."""
+    return CATEGORY[dtype] == FLOAT
+
+
+@lru_cache(maxsize=None)
+def promote(a: DType, b: DType) -> DType:
+    """The type of an operation on both."""
+    odd = _ODD.get(frozenset((a, b)))
+    if odd is not None:
+        return odd
+    return max(a, b, key=lambda dtype: (CATEGORY[dtype], _ORDER[dtype]))
+
+
+def category_of_number(number: complex) -> int:
+    """The category of a plain number; TypeError for a complex one."""
+    if isinstance(number, bool):
+        return BOOL
+    if isinstance(number, int):
+        return WHOLE
+    if isinstance(number, float):
+        return FLOAT
+    raise TypeError(f"{number!r} is no number that tensors know: use bool, int or float")
+
+
+def result_type(operands: list[Node | complex]) -> DType:
+    """The type that an element-wise operation on these is done in."""
+    ranks: list[DType | None] = [None, None, None]
+    for operand in operands:
+        if not isinstance(operand, Node):
+            rank, dtype = 0, OF_NUMBER[category_of_number(operand)]
+        else:
+            rank, dtype = (2 if operand.spec.shape else 1), operand.spec.dtype
+        held = ranks[rank]
+        ranks[rank] = dtype if held is None else promote(held, dtype)
+    decided: DType | None = None
+    for dtype in reversed(ranks):
+        if decided is None:
+            decided = dtype
+        elif dtype is not None and CATEGORY[dtype] > CATEGORY[decided]:
+            decided = dtype
+    assert decided is not None
+    return decided
+
+
+_PYTHON = {BOOL: bool, WHOLE: int, FLOAT: float}
+
+
+def number(value: complex, dtype: DType) -> Node:
+    """A plain number as a node of that type."""
+    return scalar(_PYTHON[CATEGORY[dtype]](value), dtype)  # type: ignore[arg-type]
+
+
+def as_node(operand: Node | complex, dtype: DType) -> Node:
+    """The operand as a node of that type."""
+    if not isinstance(operand, Node):
+        return number(operand, dtype)
+    if operand.spec.dtype is dtype:
+        return operand
+    if type(operand.value) is Scalar:
+        return number(operand.value.number, dtype)
+    return apply(CAST, (operand,), (dtype,))
+
+
+def together(*operands: Node | complex) -> tuple[Node, ...]:
+    """The operands as nodes of the type that an operation on them is done in."""
+    first = operands[0]
+    if isinstance(first, Node):
+        dtype = first.spec.dtype
+        for other in operands[1:]:
+            if not isinstance(other, Node) or other.spec.dtype is not dtype:
+                break
+        else:
+            return operands  # type: ignore[return-value]
+    dtype = result_type(list(operands))
+    return tuple([as_node(operand, dtype) for operand in operands])
+
+
+def floats(*operands: Node | complex) -> tuple[Node, ...]:
+    """The same, in a float type: the default one, float32, where none of them is of one."""
+    dtype = result_type(list(operands))
+    if CATEGORY[dtype] != FLOAT:
+        dtype = float32
+    return tuple([as_node(operand, dtype) for operand in operands])

@@ -1,0 +1,293 @@
+"""A program: the operations that a helper is asked for at once, without the graph they came from.
+
+Owns what travels. :func:`gather` turns nodes into a program and a list of what it is given; a
+program is written (:meth:`Program.encode`) and read (:func:`decode`) once for each structure, and
+known by a number from then on. The reader believes nothing: it asks each operation's rule again.
+
+A *slot* is where a value of the program is. What is given has the first ones: arrays (in the arena,
+or resident in the helper), then plain numbers; each operation has one of its own after these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from shmgpu import dtypes, ops
+from shmgpu.errors import BadParams
+from shmgpu.graph import Node, Op, Params, Scalar, Spec, spec_of
+from shmgpu.values import decode_values, encode_values
+
+MAX_STEPS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation: its row, the slots it reads, its params, and what comes out."""
+
+    op: Op
+    inputs: tuple[int, ...]
+    params: Params
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Program:
+    """Straight-line code.
+
+    Attributes:
+        arrays: specs of the arrays given; ``resident`` says which of them the helper holds.
+        donated: slots of resident arrays that nobody needs afterwards.
+        numbers: types of the plain numbers given.
+        steps: operations, in an order in which inputs come first.
+        kept: slots that stay resident.
+        read: slots that the child wants to see.
+    """
+
+    arrays: tuple[Spec, ...]
+    resident: tuple[bool, ...]
+    donated: tuple[int, ...]
+    numbers: tuple[Spec, ...]
+    steps: tuple[Step, ...]
+    kept: tuple[int, ...]
+    read: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """Its bytes, as :func:`decode` reads them."""
+        flat: list[Any] = []
+
+        def put(items: Iterable[Any]) -> None:
+            listed = list(items)
+            flat.append(len(listed))
+            flat.extend(listed)
+
+        def put_spec(spec: Spec) -> None:
+            flat.append(spec.dtype.name)
+            put(spec.shape)
+
+        flat.append(len(self.arrays))
+        for spec in self.arrays:
+            put_spec(spec)
+        put(self.resident)
+        put(self.donated)
+        put(spec.dtype.name for spec in self.numbers)
+        flat.append(len(self.steps))
+        for step in self.steps:
+            flat.append(step.op.name)
+            put(step.inputs)
+            _put_params(flat, step.params)
+        put(self.kept)
+        put(self.read)
+        return encode_values([len(flat), *flat])
+
+
+def _put_params(flat: list[Any], params: Params) -> None:
+    flat.append(len(params))
+    for one in params:
+        if isinstance(one, tuple):
+            flat.append("(")
+            _put_params(flat, one)
+        elif isinstance(one, dtypes.DType):
+            flat.append("d")
+            flat.append(one.name)
+        else:
+            flat.append("v")
+            flat.append(one)
+
+
+class _Reader:
+    """Takes values one after the other; BadParams for one of another type."""
+
+    def __init__(self, flat: list[Any]) -> None:
+        self._flat = flat
+        self._at = 0
+
+    def take(self, kind: type) -> Any:
+        if self._at >= len(self._flat) or type(self._flat[self._at]) is not kind:
+            raise BadParams("the program is damaged")
+        self._at += 1
+        return self._flat[self._at - 1]
+
+    def any(self) -> Any:
+        if self._at >= len(self._flat):
+            raise BadParams("the program is damaged")
+        self._at += 1
+        return self._flat[self._at - 1]
+
+    def count(self) -> int:
+        n: int = self.take(int)
+        if not 0 <= n <= len(self._flat) - self._at:
+            raise BadParams("the program is damaged")
+        return n
+
+    def listed(self, kind: type) -> tuple[Any, ...]:
+        return tuple([self.take(kind) for _ in range(self.count())])
+
+    def params(self, depth: int = 0) -> Params:
+        if depth > 4:
+            raise BadParams("the program is damaged")
+        found: list[Any] = []
+        for _ in range(self.count()):
+            tag = self.take(str)
+            if tag == "(":
+                found.append(self.params(depth + 1))
+            elif tag == "d":
+                found.append(dtypes.by_name(self.take(str)))
+            else:
+                found.append(self.any())
+        return tuple(found)
+
+    def end(self) -> None:
+        if self._at != len(self._flat):
+            raise BadParams("the program is damaged")
+
+
+def decode(data: bytes) -> Program:
+    """The program of these bytes.
+
+    Raises:
+        BadParams: it is none, or does what no child records.
+    """
+    try:
+        (count,) = decode_values(data[:9], 1)
+        flat = decode_values(data, int(count) + 1)[1:]
+    except (TypeError, ValueError) as error:
+        raise BadParams("the program is damaged") from error
+    reader = _Reader(flat)
+    arrays = []
+    for _ in range(reader.count()):
+        dtype = dtypes.by_name(reader.take(str))
+        arrays.append(_spec(dtype, reader.listed(int)))
+    resident = reader.listed(bool)
+    donated = reader.listed(int)
+    numbers = [_spec(dtypes.by_name(name), ()) for name in reader.listed(str)]
+    specs = [*arrays, *numbers]
+    steps = []
+    for _ in range(reader.count()):
+        op = ops.TABLE.get(reader.take(str))
+        inputs = reader.listed(int)
+        params = reader.params()
+        if op is None or any(not 0 <= slot < len(specs) for slot in inputs):
+            raise BadParams("the program has an operation that is not known here")
+        try:
+            spec = op.rule(tuple([specs[slot] for slot in inputs]), params)
+        except BadParams:
+            raise
+        except Exception as error:
+            raise BadParams(f"the program is damaged: {error}") from error
+        steps.append(Step(op, inputs, params, spec))
+        specs.append(spec)
+    kept, read = reader.listed(int), reader.listed(int)
+    reader.end()
+    sound = (
+        len(resident) == len(arrays)
+        and all(0 <= slot < len(specs) for slot in (*kept, *read))
+        and all(0 <= slot < len(arrays) and resident[slot] for slot in donated)
+    )
+    if not sound:
+        raise BadParams("the program is damaged")
+    return Program(
+        tuple(arrays), resident, donated, tuple(numbers), tuple(steps), kept, read
+    )
+
+
+def _spec(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
+    if len(shape) > 64 or any(n < 0 for n in shape):
+        raise BadParams("the program is damaged")
+    return spec_of(dtype, shape)
+
+
+class Draft:
+    """Nodes on their way to a program: its key, and what it is given.
+
+    Attributes:
+        key: equal for equal structures.
+        arrays: leaves that are arrays, in the order of their slots.
+        numbers: the plain numbers, likewise.
+    """
+
+    __slots__ = ("arrays", "donated", "donated_nodes", "key", "kept", "numbers", "order", "read")
+
+    def __init__(
+        self,
+        order: list[Node],
+        kept: list[Node],
+        read: list[Node],
+        pinned: set[Node],
+        is_resident: type,
+    ) -> None:
+        """``order``: what is to be computed, inputs first; ``pinned``: leaves needed afterwards."""
+        self.order = order
+        self.kept = kept
+        self.read = read
+        arrays: list[Node] = []
+        numbers: list[Any] = []
+        places: dict[Node, int] = {}
+        # Arrays count down from -1 in twos, numbers from -2, steps up from 0: their final slots
+        # are known only when all have been seen, and the key does not need them.
+        code: list[Any] = []
+
+        def place_of_leaf(one: Node) -> int:
+            value = one.value
+            code.append(one.spec)
+            if type(value) is Scalar:
+                numbers.append(value.number)
+                place = -2 * len(numbers)
+            else:
+                arrays.append(one)
+                code.append(type(value) is is_resident)
+                place = 1 - 2 * len(arrays)
+            places[one] = place
+            return place
+
+        for step, node in enumerate(order):
+            code.append(node.op)
+            code.append(node.params)
+            for one in node.inputs:
+                place = places.get(one)
+                code.append(place_of_leaf(one) if place is None else place)
+            places[node] = step
+        for one in read:
+            if one not in places:
+                place_of_leaf(one)
+        self.donated_nodes = [
+            node
+            for node in arrays
+            if type(node.value) is is_resident and not node.is_owned and node not in pinned
+        ]
+        donated = [places[node] for node in self.donated_nodes]
+        code.append(tuple(donated))
+        code.append(tuple([places[node] for node in kept]))
+        code.append(tuple([places[node] for node in read]))
+        self.arrays = arrays
+        self.numbers = numbers
+        self.donated = donated
+        self.key = tuple(code)
+
+    def program(self, is_resident: type) -> Program:
+        """The program itself: made once for each key."""
+        slots: dict[Node, int] = {}
+        for node in self.arrays:
+            slots[node] = len(slots)
+        specs = []
+        for node in self.order:
+            for one in node.inputs:
+                if type(one.value) is Scalar and one not in slots:
+                    slots[one] = len(slots)
+                    specs.append(one.spec)
+        steps = []
+        for node in self.order:
+            assert node.op is not None
+            inputs = tuple([slots[one] for one in node.inputs])
+            steps.append(Step(node.op, inputs, node.params, node.spec))
+            slots[node] = len(slots)
+        return Program(
+            arrays=tuple([node.spec for node in self.arrays]),
+            resident=tuple([type(node.value) is is_resident for node in self.arrays]),
+            donated=tuple([(-1 - place) // 2 for place in self.donated]),
+            numbers=tuple(specs),
+            steps=tuple(steps),
+            kept=tuple([slots[node] for node in self.kept]),
+            read=tuple([slots[node] for node in self.read]),
+        )

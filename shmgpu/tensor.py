@@ -1,0 +1,531 @@
+"""Tensors: what a program works with; each shows one node of the graph.
+
+Owns the class, its operators and methods, and the functions of the same names. All of them are made
+from one list of what the families of operations record.
+"""
+
+from __future__ import annotations
+
+import functools
+import random as _random
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arena, arrays, autograd, dtypes, graph, lazy
+from shmgpu.dtypes import DType
+from shmgpu.graph import Node, spec_of
+from shmgpu.lazy import Held
+from shmgpu.ops import creation, elementwise, linear, losses, reductions, shaping, stretching
+from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.promotion import (
+    OF_NUMBER,
+    TYPES,
+    category_of_number,
+    float32,
+    is_float,
+    number,
+)
+
+_seeds = _random.Random(0)
+
+
+class Data(np.ndarray[Any, Any]):
+    """A tensor's elements: an array that is read only."""
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The same elements as a plain array."""
+        return self.view(np.ndarray)
+
+
+class Tensor:
+    """An array that is computed when it is looked at.
+
+    Attributes:
+        grad: sum of the gradients that :meth:`backward` has found, or None.
+    """
+
+    __slots__ = ("__weakref__", "_node", "grad")
+    __array_priority__ = 1000
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.grad: Tensor | None = None
+        lazy.show(node)
+
+    def __del__(self) -> None:
+        self._node.is_owned = False
+
+    # ---- what it is ----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._node.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._node.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self._node.spec.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow to or through it."""
+        return self._node.needs_grad
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it was given rather than computed, as far as gradients go."""
+        return self._node.leaf is not None or not self._node.needs_grad
+
+    @property
+    def T(self) -> Tensor:
+        """With its axes in the opposite order."""
+        return Tensor(shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """How many axes there are."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """How many elements there are."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without axes has no length")
+        return self.shape[0]
+
+    # ---- its elements --------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Data:
+        """Its elements, computed now if they were not: an array that is read only."""
+        shown = lazy.elements(self._node).view(Data)
+        shown.flags.writeable = False
+        return shown
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Its elements as a plain array, read only."""
+        return self.data.numpy()
+
+    def item(self) -> Any:
+        """The one element as a plain number."""
+        if self.numel() != 1:
+            raise ValueError(f"item() is of one element, and the shape is {self.shape}")
+        return lazy.elements(self._node).item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of plain numbers."""
+        return lazy.elements(self._node).tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __repr__(self) -> str:
+        text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"tensor({text}, dtype={self.dtype.name}{grad})"
+
+    # ---- gradients -----------------------------------------------------------------------------
+
+    def requires_grad_(self, wanted: bool = True) -> Tensor:
+        """From now on gradients are collected here, or no more."""
+        node = self._node
+        if wanted == node.needs_grad:
+            return self
+        if not wanted:
+            if node.leaf is None:
+                raise RuntimeError(
+                    "gradients flow through this tensor: use detach() for one they do not"
+                )
+            self._become(alias(node))
+            return self
+        if not is_float(node.spec.dtype):
+            raise TypeError(
+                f"a tensor of {node.spec.dtype.name} has no gradient: make it of a float type"
+            )
+        self._collect()
+        return self
+
+    def _collect(self) -> None:
+        self._node.needs_grad = True
+        self._node.leaf = weakref.ref(self)
+
+    def detach(self) -> Tensor:
+        """The same elements, without a way back for gradients."""
+        return Tensor(alias(self._node))
+
+    def clone(self) -> Tensor:
+        """The same elements in a tensor of its own."""
+        return Tensor(elementwise.mul(self._node, 1) if self._node.needs_grad else alias(self._node))
+
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Add to ``grad`` of every leaf that this depends on.
+
+        Args:
+            gradient: of what this is a part of, in its shape; ones unless given.
+            retain_graph: keep what a second call needs.
+            create_graph: have the gradients be differentiable themselves.
+
+        Raises:
+            RuntimeError: nothing that it depends on requires a gradient, or it was released.
+        """
+        if not self._node.needs_grad:
+            raise RuntimeError(
+                "backward: nothing that this tensor depends on has requires_grad=True"
+            )
+        seed = None if gradient is None else as_operand(gradient, self.dtype)
+        if seed is not None and seed.spec.shape != self.shape:
+            raise ValueError(
+                f"backward: the gradient's shape {seed.spec.shape} is not the tensor's {self.shape}"
+            )
+        keep = create_graph if retain_graph is None else retain_graph
+        found = autograd.gradients(
+            [self._node], [seed], create_graph=create_graph, retain_graph=keep
+        )
+        for node, share in found.items():
+            tensor = node.leaf()
+            if tensor is not None:
+                before = tensor.grad
+                if before is not None:
+                    share = elementwise.add(before._node, share)
+                tensor.grad = Tensor(share)
+
+    # ---- in place ------------------------------------------------------------------------------
+
+    def _become(self, node: Node) -> None:
+        """Show another node."""
+        self._node.is_owned = False
+        self._node = node
+        lazy.show(node)
+
+    def _updated(self, node: Node) -> Tensor:
+        """What an operation in place does."""
+        before = self._node
+        collects = before.leaf is not None
+        if collects and graph.grad_enabled:
+            raise RuntimeError(
+                "a tensor that collects gradients was changed in place: do it under no_grad()"
+            )
+        if node.spec.shape != before.spec.shape:
+            raise ValueError(
+                f"in place: the outcome's shape {node.spec.shape} is not the tensor's {self.shape}"
+            )
+        self._become(cast(node, before.spec.dtype))
+        if collects:
+            self._collect()
+        return self
+
+    def zero_(self) -> Tensor:
+        """All elements become 0."""
+        return self._updated(creation.zeros_like(self._node))
+
+    def copy_(self, source: Any) -> Tensor:
+        """All elements become those of ``source``, stretched to this shape."""
+        node = as_operand(source, self.dtype)
+        return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return Tensor(_indexed(self._node, index))
+
+
+# ---- from and to what callers have -----------------------------------------------------------------
+
+
+def as_operand(value: Any, dtype: DType | None = None) -> Any:
+    """A tensor's node, a plain number as it is, anything else as a new leaf."""
+    if type(value) is Tensor:
+        return value._node
+    if isinstance(value, (bool, int, float)):
+        return value if dtype is None else number(value, dtype)
+    return _leaf(value, None)
+
+
+def _leaf(data: Any, dtype: Any) -> Node:
+    """A copy of the data, in this child's arena."""
+    if isinstance(data, Tensor):
+        data = data.data
+    if not arrays.is_array(data):
+        data = np.asarray(data)
+        if dtype is None and data.dtype == np.float64:
+            dtype = float32  # as PyTorch takes Python's floats
+    copied = arena.array(data, dtypes.of_any(dtype) if dtype is not None else None)
+    kind = dtypes.of_numpy(copied.dtype)
+    if kind not in TYPES:
+        raise TypeError(
+            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
+        )
+    return graph.leaf(spec_of(kind, copied.shape), Held(copied))
+
+
+def _indexed(node: Node, index: Any) -> Node:
+    """Basic indexing: whole numbers, slices, None and ..."""
+    parts = index if isinstance(index, tuple) else (index,)
+    taken = sum(1 for one in parts if one is not None and one is not Ellipsis)
+    ndim = len(node.spec.shape)
+    if taken > ndim:
+        raise IndexError(f"{taken} indices are too many for the {ndim} axes of {node.spec.shape}")
+    if Ellipsis not in parts:
+        parts = (*parts, Ellipsis)
+    slices: list[slice] = []
+    shape: list[int] = []
+    for one in parts:
+        axis = len(slices)
+        if one is None:
+            shape.append(1)
+        elif one is Ellipsis:
+            for _ in range(ndim - taken):
+                shape.append(node.spec.shape[len(slices)])
+                slices.append(slice(None))
+        elif isinstance(one, slice):
+            slices.append(one)
+            shape.append(len(range(*one.indices(node.spec.shape[axis]))))
+        else:
+            at = int(one)
+            have = node.spec.shape[axis]
+            if not -have <= at < have:
+                raise IndexError(f"index {at} is out of range for the {have} of axis {axis}")
+            at %= have
+            slices.append(slice(at, at + 1))
+    return shaping.reshape(shaping.take_slices(node, slices), tuple(shape))
+
+
+def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor with a copy of the data.
+
+    Args:
+        data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
+        dtype: of its elements; that of the data unless given, and float32 for Python's floats.
+        requires_grad: collect gradients. Whole numbers in lists become float32 then.
+
+    Raises:
+        TypeError: a gradient is wanted of a type that has none.
+    """
+    if requires_grad and dtype is None and not arrays.is_array(data):
+        dtype = float32
+    made = Tensor(_leaf(data, dtype))
+    if requires_grad:
+        made.requires_grad_()
+    return made
+
+
+def from_numpy(array: Any) -> Tensor:
+    """A tensor of the array's elements."""
+    return tensor(array)
+
+
+# ---- made where they are needed ----------------------------------------------------------------------
+
+
+def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(sizes) == 1 and isinstance(sizes[0], Sequence):
+        sizes = tuple(sizes[0])
+    for n in sizes:
+        if not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError(f"the shape {sizes} must be of whole numbers, 0 or more")
+    return tuple([int(n) for n in sizes])
+
+
+def _made(node: Node, requires_grad: bool) -> Tensor:
+    made = Tensor(node)
+    return made.requires_grad_() if requires_grad else made
+
+
+def full(size: Sequence[int], fill_value: complex, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of one value."""
+    kind = OF_NUMBER[category_of_number(fill_value)] if dtype is None else dtypes.of_any(dtype)
+    return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad)
+
+
+def zeros(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros."""
+    return _made(creation.full(_shape(size), 0, dtypes.of_any(dtype)), requires_grad)
+
+
+def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones."""
+    return _made(creation.full(_shape(size), 1, dtypes.of_any(dtype)), requires_grad)
+
+
+def manual_seed(seed: int) -> None:
+    """What is drawn from now on follows from this number."""
+    _seeds.seed(seed)
+
+
+def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor drawn from the normal distribution of mean 0 and variance 1."""
+    node = creation.drawn(creation.RANDN, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63))
+    return _made(node, requires_grad)
+
+
+def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor drawn evenly from 0 (included) to 1 (not included)."""
+    node = creation.drawn(creation.RAND, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63))
+    return _made(node, requires_grad)
+
+
+# ---- operations, as functions and as methods -----------------------------------------------------------
+
+
+def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
+    """The function over tensors that records as ``record`` does over nodes."""
+
+    @functools.wraps(record)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        out = record(
+            *[a._node if type(a) is Tensor else as_argument(a) for a in args],
+            **{k: as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
+        )
+        return Tensor(out) if type(out) is Node else tuple([Tensor(one) for one in out])
+
+    return call
+
+
+def as_argument(value: Any) -> Any:
+    """What ``record`` functions take: nodes for tensors and arrays, also in lists."""
+    if type(value) is Tensor:
+        return value._node
+    if isinstance(value, (list, tuple)) and any(type(one) is Tensor for one in value):
+        return [as_operand(one) for one in value]
+    return _leaf(value, None) if arrays.is_array(value) else value
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: _recording(getattr(family, name))
+    for family, names in (
+        (elementwise, "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"),
+        (elementwise, "logical_not logical_and logical_or bitwise_and bitwise_or bitwise_xor"),
+        (elementwise, "bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos tanh"),
+        (elementwise, "sigmoid erf relu where clamp"),
+        (shaping, "permute transpose unsqueeze squeeze flatten cat stack narrow split chunk"),
+        (stretching, "sum"),
+        (reductions, "mean var amax amin logsumexp"),
+        (linear, "matmul dot"),
+        (losses, "mse_loss"),
+    )
+    for name in names.split()
+}
+
+_NOT_METHODS = {"where", "cat", "stack", "mse_loss", "permute"}
+_OPERATORS = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
+    "floordiv": "floor_divide", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}  # fmt: skip
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: call(other, self)
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    family = linear if name == "matmul" else elementwise
+    record = getattr(family, name)
+    return lambda self, other: self._updated(record(self._node, as_operand(other)))
+
+
+def _add_methods() -> None:
+    for name, call in FUNCTIONS.items():
+        if name not in _NOT_METHODS:
+            setattr(Tensor, name, call)
+    for operator, name in _OPERATORS.items():
+        setattr(Tensor, f"__{operator}__", FUNCTIONS[name])
+        setattr(Tensor, f"__r{operator}__", _reflected(FUNCTIONS[name]))
+        setattr(Tensor, f"__i{operator}__", _in_place(name))
+        if operator in ("add", "sub", "mul"):
+            setattr(Tensor, f"{name}_", _in_place(name))
+    for name in _COMPARISONS:
+        setattr(Tensor, f"__{name}__", FUNCTIONS[name])
+    Tensor.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
+    for dunder, name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.items():
+        setattr(Tensor, f"__{dunder}__", FUNCTIONS[name])
+
+    def permute(self: Tensor, *dims: Any) -> Tensor:
+        return Tensor(shaping.permute(self._node, _dims(dims)))
+
+    def reshape(self: Tensor, *shape: Any) -> Tensor:
+        return Tensor(shaping.reshape(self._node, _dims(shape)))
+
+    def expand(self: Tensor, *shape: Any) -> Tensor:
+        return Tensor(stretching.expand(self._node, _dims(shape)))
+
+    for method in (permute, reshape, expand):
+        setattr(Tensor, method.__name__, method)
+    Tensor.view = reshape  # type: ignore[attr-defined]
+
+
+def _dims(given: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(given) == 1 and isinstance(given[0], Sequence):
+        given = tuple(given[0])
+    return tuple([int(n) for n in given])
+
+
+_add_methods()
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+) -> tuple[Tensor, ...]:
+    """The gradients of the outputs' sum with respect to each input.
+
+    Args:
+        grad_outputs: of what the outputs are a part of; ones unless given.
+        create_graph: have the gradients be differentiable themselves.
+
+    Raises:
+        RuntimeError: an input does not matter to the outputs.
+    """
+    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    seeds: list[Any] = [None] * len(outs)
+    if grad_outputs is not None:
+        given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+        seeds = [None if one is None else one._node for one in given]
+    found = autograd.gradients(
+        [one._node for one in outs],
+        seeds,
+        create_graph=create_graph,
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+        only=[one._node for one in ins],
+    )
+    for index, one in enumerate(ins):
+        if one._node not in found:
+            raise RuntimeError(f"grad: input {index} does not matter to the outputs")
+    return tuple([Tensor(found[one._node]) for one in ins])
+
+
+def no_grad() -> Any:
+    """A context in which nothing is recorded for gradients."""
+    return autograd.enabled(False)
