@@ -20,6 +20,7 @@ from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_
 from shmgpu.errors import HelperDied, RemoteError
 from shmgpu.graph import Node, Scalar
 from shmgpu.program import Draft
+from shmgpu.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
@@ -104,9 +105,7 @@ class Recorder:
         order = _needed([*roots, *read])
         alive, saved = _graph_alive(order)
         seen = set(read)
-        kept = [
-            node for node in order if (node.is_owned or node in saved) and node not in seen
-        ]
+        kept = [node for node in order if (node.is_owned or node in saved) and node not in seen]
         fixed = self._pinned(order, alive)
         draft = Draft(order, kept, read, fixed, Resident)
         helper = self._place(draft)
@@ -249,21 +248,24 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
 
 def current() -> Recorder:
     """This process's recorder; raises NotRunning outside a child."""
-    means = runtime.require()
-    recorder = means.extra.get("recorder")
+    means = runtime.current
+    if means is None:
+        runtime.require_port()
+        means = runtime.require()
+    recorder: Recorder | None = means.extra.get("recorder")
     if recorder is None:
-        recorder = means.extra["recorder"] = Recorder(_backend, range(helpers_of()))
+        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
     return recorder
 
 
 _backend = "torch"
 
 
-def helpers_of() -> int:
-    """How many helpers there are."""
-    from shmgpu.stats import stats
-
-    return len(stats()["helpers"])
+def _helpers(means: runtime.Runtime) -> list[int]:
+    """The numbers of the helpers of the first pool."""
+    if means.inline:
+        return [0]
+    return [number for number, row in enumerate(stats()["helpers"]) if row["pool"] == 0]
 
 
 def elements(node: Node) -> np.ndarray[Any, Any]:

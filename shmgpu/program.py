@@ -187,9 +187,7 @@ def decode(data: bytes) -> Program:
     )
     if not sound:
         raise BadParams("the program is damaged")
-    return Program(
-        tuple(arrays), resident, donated, tuple(numbers), tuple(steps), kept, read
-    )
+    return Program(tuple(arrays), resident, donated, tuple(numbers), tuple(steps), kept, read)
 
 
 def _spec(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:

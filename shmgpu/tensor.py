@@ -182,7 +182,9 @@ class Tensor:
 
     def clone(self) -> Tensor:
         """The same elements in a tensor of its own."""
-        return Tensor(elementwise.mul(self._node, 1) if self._node.needs_grad else alias(self._node))
+        return Tensor(
+            elementwise.mul(self._node, 1) if self._node.needs_grad else alias(self._node)
+        )
 
     def backward(
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False
@@ -358,7 +360,9 @@ def _made(node: Node, requires_grad: bool) -> Tensor:
     return made.requires_grad_() if requires_grad else made
 
 
-def full(size: Sequence[int], fill_value: complex, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def full(
+    size: Sequence[int], fill_value: complex, dtype: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor of one value."""
     kind = OF_NUMBER[category_of_number(fill_value)] if dtype is None else dtypes.of_any(dtype)
     return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad)
@@ -381,7 +385,9 @@ def manual_seed(seed: int) -> None:
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn from the normal distribution of mean 0 and variance 1."""
-    node = creation.drawn(creation.RANDN, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63))
+    node = creation.drawn(
+        creation.RANDN, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63)
+    )
     return _made(node, requires_grad)
 
 
@@ -420,7 +426,10 @@ def as_argument(value: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: _recording(getattr(family, name))
     for family, names in (
-        (elementwise, "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"),
+        (
+            elementwise,
+            "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge",
+        ),
         (elementwise, "logical_not logical_and logical_or bitwise_and bitwise_or bitwise_xor"),
         (elementwise, "bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos tanh"),
         (elementwise, "sigmoid erf relu where clamp"),

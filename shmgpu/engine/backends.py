@@ -35,6 +35,9 @@ class Backend(Protocol):
     def copy(self, array: Any) -> Any:
         """The same elements in memory of their own."""
 
+    def array(self, value: Any) -> Any:
+        """What a kernel gave, as an array."""
+
     def running(self) -> contextlib.AbstractContextManager[Any]:
         """While programs run."""
 
@@ -59,6 +62,9 @@ class NumpyBackend:
 
     def copy(self, array: Any) -> Any:
         return np.array(array, order="C", copy=True)
+
+    def array(self, value: Any) -> Any:
+        return np.asarray(value)  # of no axes NumPy makes a number
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")  # infinities and NaN are values, as in torch
@@ -89,6 +95,9 @@ class TorchBackend:
 
     def copy(self, array: Any) -> Any:
         return array.clone(memory_format=self.module.contiguous_format)
+
+    def array(self, value: Any) -> Any:
+        return value
 
     @contextlib.contextmanager
     def running(self) -> Any:

@@ -55,7 +55,7 @@ def compiled(program: Program, backend: Backend, pool: Pool, options: Options) -
         names[slot] = names[same]
     specs: list[Spec] = [*program.arrays, *program.numbers, *[s.spec for s in program.steps]]
 
-    scope: dict[str, Any] = {"copy": backend.copy}
+    scope: dict[str, Any] = {"copy": backend.copy, "array": backend.array}
     lines = ["def run(arrays, numbers):"]
     if program.arrays:
         lines.append(f"  {''.join(name + ', ' for name in names[:first_number])}= arrays")
@@ -95,9 +95,11 @@ def compiled(program: Program, backend: Backend, pool: Pool, options: Options) -
     kept = []
     for slot in program.kept:
         origin = plan.same_as.get(slot, slot)
-        kept.append(f"copy({names[slot]})" if origin in plan.borrowed else names[slot])
-    read = [names[slot] for slot in program.read]
-    lines.append(f"  return ({''.join(k + ', ' for k in kept)}), ({''.join(r + ', ' for r in read)})")
+        kept.append(f"{'copy' if origin in plan.borrowed else 'array'}({names[slot]})")
+    read = [f"array({names[slot]})" for slot in program.read]
+    lines.append(
+        f"  return ({''.join(k + ', ' for k in kept)}), ({''.join(r + ', ' for r in read)})"
+    )
     exec(compile("\n".join(lines), "<program>", "exec"), scope)  # noqa: S102 - of our own words only
     run: Run = scope["run"]
     return run

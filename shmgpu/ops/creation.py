@@ -64,9 +64,7 @@ RANDN = _random(
 RAND = _random(
     "rand",
     lambda generator, out: generator.random(out.shape).astype(out.dtype.numpy),
-    lambda torch, generator, out: torch.rand(
-        out.shape, dtype=out.dtype.torch, generator=generator
-    ),
+    lambda torch, generator, out: torch.rand(out.shape, dtype=out.dtype.torch, generator=generator),
 )
 
 

@@ -270,9 +270,7 @@ RSQRT = _row(
 SIN = _row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
 COS = _row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
 TANH = _row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
-SIGMOID = _row(
-    "sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o"
-)
+SIGMOID = _row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o")
 RELU = _row(
     "relu",
     lambda g, n: mul(g, cast(gt(n, 0), n.spec.dtype)),

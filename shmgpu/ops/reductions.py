@@ -13,6 +13,7 @@ from shmgpu.ops.promotion import floats, is_float
 from shmgpu.ops.shaping import reshape
 from shmgpu.ops.stretching import Dim, stretched, stretched_back, sum
 
+
 def _extreme(g: Node, n: Node) -> Node:
     """Shared among all elements that are the extreme one, as in PyTorch."""
     x = n.inputs[0]

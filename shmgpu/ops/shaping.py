@@ -291,7 +291,9 @@ def narrow(x: Node, dim: int, start: int, length: int) -> Node:
     if start < 0:
         start += have
     if not 0 <= start <= start + length <= have:
-        raise ValueError(f"narrow: {start} to {start + length} lies not within the {have} of axis {axis}")
+        raise ValueError(
+            f"narrow: {start} to {start + length} lies not within the {have} of axis {axis}"
+        )
     slices = [slice(None)] * len(x.spec.shape)
     slices[axis] = slice(start, start + length)
     return take_slices(x, slices)

@@ -50,11 +50,11 @@ def expand(x: Node, shape: Shape) -> Node:
         )
     if shape == have:
         return x
-    fits = extra >= 0 and all(
-        h in (1, n) for n, h in zip(shape[extra:], have, strict=True)
-    )
+    fits = extra >= 0 and all(h in (1, n) for n, h in zip(shape[extra:], have, strict=True))
     if not fits or any(n < 0 for n in shape):
-        raise ValueError(f"expand: {have} cannot be stretched to {shape}: only axes of length 1 can")
+        raise ValueError(
+            f"expand: {have} cannot be stretched to {shape}: only axes of length 1 can"
+        )
     return apply(EXPAND, (x,), (shape,))
 
 
@@ -103,5 +103,3 @@ SUM = Op(
 
 def sum(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
     return apply(SUM, (x,), (rules.axes_of(dim, len(x.spec.shape), "sum"), keepdim))
-
-

@@ -1,0 +1,184 @@
+"""Every operation gives what torch gives: values, shapes, types, and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from shmgpu import tensor as st
+
+RNG = np.random.default_rng(7)
+
+
+def draw(shape, dtype="float32", low=-2.0, high=2.0):
+    if dtype == "bool":
+        return RNG.random(shape) < 0.5
+    drawn = RNG.uniform(low, high, shape)
+    return drawn.astype(dtype)
+
+
+def both(arrays, grad=False):
+    ours = [st.tensor(a) for a in arrays]
+    theirs = [torch.tensor(a) for a in arrays]
+    if grad:
+        for a, b in zip(ours, theirs, strict=True):
+            if b.dtype.is_floating_point:
+                a.requires_grad_()
+                b.requires_grad_()
+    return ours, theirs
+
+
+def same(ours, theirs, tol=1e-5):
+    got = np.asarray(ours.data)
+    want = theirs.detach().numpy()
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=tol, atol=tol)
+
+
+BINARY = "add sub mul div maximum minimum remainder eq ne lt le gt ge".split()
+UNARY = "neg abs sign floor ceil exp sin cos tanh sigmoid erf relu".split()
+POSITIVE = "log sqrt rsqrt".split()
+SHAPES = [
+    ((3, 4), (3, 4)),
+    ((3, 4), (4,)),
+    ((3, 1), (1, 4)),
+    ((), (2, 2)),
+    ((0, 3), (3,)),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_operations_on_two(engine, name, left, right):
+    (a, b), (x, y) = both([draw(left), draw(right)])
+    same(getattr(st, "FUNCTIONS")[name](a, b), getattr(torch, name)(x, y))
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum"])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+def test_gradients_of_operations_on_two(engine, name, left, right):
+    (a, b), (x, y) = both([draw(left), draw(right, low=0.5)], grad=True)
+    out, want = st.FUNCTIONS[name](a, b), getattr(torch, name)(x, y)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad)
+    same(b.grad, y.grad)
+
+
+@pytest.mark.parametrize("name", [*UNARY, *POSITIVE])
+def test_operations_on_one_and_their_gradients(engine, name):
+    low = 0.1 if name in POSITIVE else -2.0
+    (a,), (x,) = both([draw((3, 5), low=low)], grad=True)
+    out, want = st.FUNCTIONS[name](a), getattr(torch, name)(x)
+    same(out, want)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad, 1e-4)
+
+
+TYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("left", TYPES)
+@pytest.mark.parametrize("right", TYPES)
+def test_types_meet_as_in_torch(engine, left, right):
+    for shape in ((2,), ()):
+        (a, b), (x, y) = both([draw((2,), left, 0), draw(shape, right, 0)])
+        assert (a + b).dtype.name == str((x + y).dtype).removeprefix("torch.")
+        same(a * b, x * y, 1e-2)
+    for number in (True, 2, 1.5):
+        assert (a + number).dtype.name == str((x + number).dtype).removeprefix("torch.")
+        same(number * a, number * x, 1e-2)
+    same(a / b, x / y, 1e-2) if not bool((y == 0).any()) else None
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1, -1, (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "amin", "var", "logsumexp"])
+def test_reductions_and_their_gradients(engine, name, dim, keepdim):
+    (a,), (x,) = both([draw((2, 3, 4))], grad=True)
+    axes = (0, 1, 2) if dim is None else dim
+    out = st.FUNCTIONS[name](a, dim, keepdim)
+    want = getattr(torch, name)(x, dim=axes, keepdim=keepdim)
+    same(out, want)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((4,), (4,)),
+        ((2, 3, 4), (4, 5)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+        ((4,), (2, 4, 5)),
+        ((2, 3, 4), (4,)),
+        ((0, 4), (4, 2)),
+    ],
+)
+def test_products_and_their_gradients(engine, left, right):
+    (a, b), (x, y) = both([draw(left), draw(right)], grad=True)
+    out, want = a @ b, x @ y
+    same(out, want)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad, 1e-4)
+    same(b.grad, y.grad, 1e-4)
+
+
+SHAPING = {
+    "reshape": lambda t: t.reshape(4, 6),
+    "reshape -1": lambda t: t.reshape(-1, 2),
+    "permute": lambda t: t.permute(2, 0, 1),
+    "transpose": lambda t: t.transpose(0, -1),
+    "unsqueeze": lambda t: t.unsqueeze(1),
+    "squeeze": lambda t: t.unsqueeze(0).squeeze(),
+    "flatten": lambda t: t.flatten(1),
+    "expand": lambda t: t.unsqueeze(0).expand(5, 2, 3, 4),
+    "row": lambda t: t[1],
+    "slice": lambda t: t[:, 1:3],
+    "step": lambda t: t[..., ::2],
+    "none": lambda t: t[None, :, -1],
+    "narrow": lambda t: t.narrow(1, 1, 2),
+    "split": lambda t: t.split(2, 2)[1],
+    "chunk": lambda t: t.chunk(2, 2)[0],
+}
+
+
+@pytest.mark.parametrize("what", SHAPING)
+def test_shapes_and_their_gradients(engine, what):
+    (a,), (x,) = both([draw((2, 3, 4))], grad=True)
+    out, want = SHAPING[what](a), SHAPING[what](x)
+    same(out, want)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad)
+
+
+def test_joined(engine):
+    (a, b), (x, y) = both([draw((2, 3)), draw((4, 3))], grad=True)
+    out, want = st.FUNCTIONS["cat"]([a, b], 0), torch.cat([x, y], 0)
+    same(out, want)
+    (out * out).sum().backward()
+    (want * want).sum().backward()
+    same(a.grad, x.grad)
+    same(b.grad, y.grad)
+    (a, b), (x, y) = both([draw((2, 3)), draw((2, 3))])
+    same(st.FUNCTIONS["stack"]([a, b], 1), torch.stack([x, y], 1))
+
+
+def test_second_derivatives(engine):
+    (a,), (x,) = both([draw((5,), "float64")], grad=True)
+    (g,) = st.grad((a * a * a).sum(), a, create_graph=True)
+    (h,) = torch.autograd.grad((x * x * x).sum(), x, create_graph=True)
+    (g * g).sum().backward()
+    (h * h).sum().backward()
+    same(a.grad, x.grad)
