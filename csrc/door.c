@@ -32,10 +32,12 @@ typedef struct guest {
 } guest_t;
 
 static int door_fd = -1;
+static int is_shut; /* nobody is let in any more */
 static guest_t guests[GUESTS]; /* mean something while the door is open */
 
 int shmi_door_open(int lent_fd) {
   if (lent_fd <= 0) return SHM_OK;
+  is_shut = 0;
   for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
   door_fd = shmi_descriptor_own(fcntl(lent_fd, F_DUPFD_CLOEXEC, 0));
   if (door_fd < 0) {
@@ -70,8 +72,18 @@ static void refuse(guest_t *guest, int status, const char *sentence) {
                            .status = status};
   snprintf(answer.sentence, sizeof answer.sentence, "%s", sentence);
   send(guest->fd, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
+  if (status != SHM_ESTOPPED) { /* that it ends, the log says once */
+    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
+  }
   send_away(guest);
+}
+
+void shmi_door_shut(void) {
+  is_shut = 1;
+  if (door_fd >= 0) shmi_door_look(-1); /* those who wait outside */
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
+    if (guests[i].fd >= 0) refuse(&guests[i], SHM_ESTOPPED, "");
+  }
 }
 
 /* The kernel's word for who stands there. */
@@ -113,6 +125,10 @@ static void open_to_all_who_knock(void) {
       if (guests[i].fd < 0) guest = &guests[i];
     }
     guest_t crowded = {.fd = fd};
+    if (is_shut) {
+      refuse(&crowded, SHM_ESTOPPED, "");
+      continue;
+    }
     if (guest == NULL) {
       refuse(&crowded, SHM_ENO_CHILD_SLOT, "too many processes stand at the broker's door");
       continue;

@@ -217,6 +217,8 @@ typedef struct shm_config {
   int manifest_fd;             /* memory file handed to whoever joins; 0: none */
   uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
   uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
+  uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when nobody has been joined, and no call
+                                  open, for so long; 0: never */
 } shm_config_t;
 
 /* What a broker lives on for when it has forked no child. */
@@ -250,7 +252,8 @@ enum shm_event_kind {
   SHM_EVENT_CHILD_LEFT = 16,      /* and left it, or died */
   SHM_EVENT_CHILD_REFUSED = 17,   /* a process asked to join and was refused: reason in exit_status */
   SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
-  SHM_EVENT_SCALED = 19           /* a pool (index) gets so many helpers (attempts; before: deaths) */
+  SHM_EVENT_SCALED = 19,          /* a pool (index) gets so many helpers (attempts; before: deaths) */
+  SHM_EVENT_IDLE = 20             /* the broker ends: nobody has been joined for delay_ns */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {

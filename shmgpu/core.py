@@ -630,6 +630,7 @@ EVENT_NAMES = {
         "CHILD_REFUSED",
         "HELPER_RETIRED",
         "SCALED",
+        "IDLE",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -688,6 +689,10 @@ def run(
             _kept.remove(keep_for_the_broker)
 
 
+class NoAnswer(errors.LaunchError):
+    """Somebody listens at the door and says nothing."""
+
+
 def join(door: int, program: str, wait_ns: int) -> int:
     """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
     manifest = _ffi.new("int *")
@@ -696,7 +701,9 @@ def join(door: int, program: str, wait_ns: int) -> int:
         if status != EINTR:
             break
     if status == ETIMEOUT:
-        raise errors.LaunchError("the broker was not joined: it does not answer (is it stopped?)")
+        raise NoAnswer(
+            "the broker was not joined: it does not answer (is it still loading, or stopped?)"
+        )
     if status < 0:
         raise error_of(status, "the broker was not joined", error_detail())
     return int(manifest[0])

@@ -65,7 +65,12 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
 @contextlib.contextmanager
 def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
     """One starter at a time: two that start at once end with one broker."""
-    descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LaunchError(
+            f"no broker can be started at {path} ({error}): pass another path="
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

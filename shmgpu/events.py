@@ -252,6 +252,17 @@ def draining(event: dict[str, int], **_: Any) -> None:
     )
 
 
+def idle(event: dict[str, int], **_: Any) -> None:
+    """The broker ends because nobody needs it."""
+    emit(
+        logging.INFO,
+        "idle",
+        role="parent",
+        cause=f"nobody has been joined for {event['delay_ns'] / 1e9:g} s",
+        action="the broker ends",
+    )
+
+
 def helper_retired(event: dict[str, int], **_: Any) -> None:
     """One that its pool no longer needs has ended."""
     emit(
@@ -294,6 +305,7 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_protocol,
         draining,
         helper_retired,
+        idle,
         scaled,
     )
 }

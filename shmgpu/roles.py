@@ -259,6 +259,9 @@ class RoleHost(core.Host):
         if self.on_draining is not None:
             self.on_draining()
 
+    def _on_idle(self, event: dict[str, int]) -> None:
+        self._on_draining(event)
+
     def _on_helper_failed(self, event: dict[str, int]) -> dict[str, str]:
         self.helper_failed = event["index"]
         report = self.helper_reports.read(event["index"])
