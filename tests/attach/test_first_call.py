@@ -170,7 +170,7 @@ def test_a_broker_that_ends_says_so_at_its_door(place):
             "-c",
             "import numpy as np, served_here, shmgpu\n"
             "shmgpu.connect()\n"
-            "one = served_here.slow.submit(np.zeros(1), 1.0)\n"
+            "one = served_here.held.submit(np.zeros(1), 'drained')\n"
             "while shmgpu.stats()['broker']['in_flight'] == 0: pass\n"
             "print('asked', flush=True)\n"
             "one.result()\n",
@@ -180,8 +180,10 @@ def test_a_broker_that_ends_says_so_at_its_door(place):
         broker.hear("STOPPING=1")
         status, _, complained = place.run("-c", "import shmgpu\nshmgpu.connect()\n")
         assert status == 1 and "BrokerDied" in complained and "is stopping" in complained
-        status, said, complained = place.run("script.py")  # waits for its end, and starts the next
-        assert status == 0, complained
+        newcomer = place.start("script.py")  # waits for its end, and starts the next
+        (place.directory / "drained").touch()
+        said, complained = newcomer.communicate(timeout=60)
+        assert newcomer.returncode == 0, complained
         assert answer(said) != broker.process.pid
         assert member.communicate(timeout=20)[0] == ""
         broker.end()
