@@ -36,7 +36,8 @@ typedef struct child {
   uint32_t generation;
   uint32_t outstanding;  /* calls the child may not have a reply for yet */
   uint32_t parked;       /* of these, told to make room for a result and not yet done so */
-  uint32_t window;       /* the most it may have outstanding */
+  uint32_t window;       /* the most it may have outstanding: the largest that it was ever told */
+  uint8_t was_told_window;
   uint64_t parked_at;    /* helpers that may keep such results, as a mask */
   uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
   uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */
@@ -726,6 +727,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->parked = 0;
   child->parked_at = 0;
   child->window = d->config.window;
+  child->was_told_window = 0;
   child->in_flight = 0;
   child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
@@ -735,13 +737,20 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   stats->generation = child->generation;
   stats->protocol_errors = 0;
   stats->parked_limit = 0;
+  stats->window = 0;
   shmi_schedule_set_weight(d->schedule, slot, 1);
   return watch(d, request_fd, PEER_CHILD, slot);
 }
 
 void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
                                uint64_t parked_bytes) {
-  if (window > 0 && window < d->config.window) d->children[slot].window = window;
+  child_t *child = &d->children[slot];
+  if (window == 0 || window > d->config.window) window = d->config.window;
+  /* A smaller one than before is the child's to keep to: what it sent meanwhile was right when it
+   * was sent, whenever it comes. */
+  if (!child->was_told_window || window > child->window) child->window = window;
+  child->was_told_window = 1;
+  __atomic_store_n(&d->board->child_stats[slot].window, window, __ATOMIC_RELAXED);
   shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
   d->board->child_stats[slot].parked_limit = parked_bytes;
 }

@@ -210,7 +210,6 @@ static void let_in(guest_t *guest, int slot) {
   peer_of(guest->fd, &who);
   shm_quota_t quota = shmi_quota_of(who.uid, guest->program);
   uint32_t window = shmi_crew_window(shmi_crew.config.window, capacity);
-  if (quota.window != 0 && quota.window < window) window = quota.window;
   uint64_t arena_bytes = shmi_arena_bytes();
   if (quota.arena_bytes != 0 && quota.arena_bytes < arena_bytes) arena_bytes = quota.arena_bytes;
   shmi_welcome_t welcome = {
@@ -350,7 +349,8 @@ int shm_set_quotas(const shm_quota_t *rows, int count) {
     const shmi_crew_child_t *child = &shmi_crew.children[i];
     if (!child->is_guest || child->process.pid == 0) continue;
     shm_quota_t quota = shmi_quota_of(child->uid, child->program);
-    shmi_dispatch_limit_child(shmi_crew.dispatch, i, 0, quota.weight, quota.parked_bytes);
+    shmi_dispatch_limit_child(shmi_crew.dispatch, i, quota.window, quota.weight,
+                              quota.parked_bytes);
   }
   return SHM_OK;
 }

@@ -328,7 +328,8 @@ typedef struct shm_quota {
 enum shm_quota_limits { SHM_MAX_QUOTAS = 256, SHM_MAX_WEIGHT = 1000 };
 /* In the parent, before shm_run or in one of its callbacks: the whole table anew. A row with a user
  * or a program goes before one with neither; where several such rows fit, the smallest value holds.
- * Who is joined already keeps window and arena, and gets the new weight and parked_bytes. */
+ * Who is joined already keeps its arena, and gets the rest anew: of a smaller window, its library
+ * sends nothing until so few are out. */
 int shm_set_quotas(const shm_quota_t *rows, int count);
 
 /* What this process must add to an address in its arena to get the broker's: 0 unless it joined
@@ -462,6 +463,7 @@ typedef struct shm_child_stats {
   uint64_t restarts;           /* how often its main was run anew */
   uint64_t arena_used_bytes;   /* last reported by the child */
   uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: as of anybody */
+  uint64_t window;             /* calls it may have outstanding by now; 0: as many as anybody */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
 

@@ -32,6 +32,17 @@ def slow(helper, x, seconds):
     return np.array([helper.id, *x])
 
 
+turns = 0  # in each helper: how many calls it has numbered
+
+
+@shmgpu.function(arrays="numpy")
+def numbered(helper, x):
+    global turns
+    turns += 1
+    time.sleep(0.002)  # long enough that no helper is handed many ahead
+    return np.array([turns])
+
+
 @shmgpu.function(arrays="numpy")
 def large(helper, x, size):
     return np.zeros(size, np.uint8)
