@@ -217,6 +217,7 @@ typedef struct shm_config {
   int manifest_fd;             /* memory file handed to whoever joins; 0: none */
   uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
   uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
+  char pool_name[16][32];      /* per pool: what it is called; those who look on are told */
   uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when nobody has been joined, and no call
                                   open, for so long; 0: never */
 } shm_config_t;
@@ -482,6 +483,7 @@ typedef struct shm_helper_stats {
   uint64_t batched;            /* messages in those */
   uint64_t busy_ns;            /* executing */
   uint64_t bytes[6];
+  char pool_name[32];          /* "": it has none */
 } shm_helper_stats_t;
 
 typedef struct shm_broker_stats {

@@ -182,9 +182,6 @@ def serve(
         make_room_for_descriptors(plan.slots + plan.helpers)
         status = core.run(
             host,
-            helper_pool=plan.helper_pool,
-            helper_absent=plan.helper_absent,
-            min_credit=plan.min_credit,
             persistent=persistent,
             door_fd=entrance.fileno(),
             manifest_fd=descriptor,

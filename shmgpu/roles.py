@@ -205,7 +205,7 @@ class RoleHost(core.Host):
         message = f"{type(error).__name__}: {said}"
         self.child_reports.write(child, Report("error", None, message, text))
 
-    def open_private_door(self) -> dict[str, int]:
+    def open_private_door(self) -> dict[str, Any]:
         """For :func:`core.run`: what lets processes that children fork join; maybe nothing."""
         if self.plan.slots == self.plan.children:
             return {}
