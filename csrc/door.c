@@ -66,16 +66,32 @@ void shmi_door_close(void) {
   shmi_descriptor_close(&door_fd);
 }
 
-static void refuse(guest_t *guest, int status, const char *sentence) {
+static void tell_no(guest_t *guest, int status, const char *sentence) {
   shmi_welcome_t answer = {.magic = SHMI_GUEST_MAGIC,
                            .version = SHMI_GUEST_VERSION,
                            .status = status};
   snprintf(answer.sentence, sizeof answer.sentence, "%s", sentence);
   send(guest->fd, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
+  send_away(guest);
+}
+
+static void refuse(guest_t *guest, int status, const char *sentence) {
   if (status != SHM_ESTOPPED) { /* that it ends, the log says once */
     shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
   }
-  send_away(guest);
+  tell_no(guest, status, sentence);
+}
+
+static void refuse_command(guest_t *guest, const shmi_hello_t *hello, int status,
+                           const char *sentence) {
+  if (hello->kind == SHMI_HELLO_SCALE) {
+    shmi_detail_set("%s", sentence);
+    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_SCALE_REFUSED,
+                                 .index = hello->pool,
+                                 .attempts = hello->helpers,
+                                 .exit_status = status});
+  }
+  tell_no(guest, status, sentence);
 }
 
 void shmi_door_shut(void) {
@@ -259,12 +275,13 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
   char sentence[SHMI_GUEST_SENTENCE_BYTES];
   int most, before = shmi_crew_wanted(hello->pool, &most), status = SHM_OK;
   if (before < 0) {
-    refuse(guest, SHM_EBAD_POOL, "");
+    refuse_command(guest, hello, SHM_EBAD_POOL, "");
     return;
   }
   if (hello->kind == SHMI_HELLO_SCALE) {
     if (!may_command(guest->fd)) {
-      refuse(guest, SHM_EREFUSED, "the broker belongs to another user, who alone may scale it");
+      refuse_command(guest, hello, SHM_EREFUSED,
+                     "the broker belongs to another user, who alone may scale it");
       return;
     }
     if (hello->helpers < 1 || hello->helpers > most) {
@@ -272,12 +289,13 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
                "the pool can have from 1 to %d helpers: start the broker with a larger "
                "--max-helpers to have more",
                most);
-      refuse(guest, SHM_EBAD_CONFIG, sentence);
+      refuse_command(guest, hello, SHM_EBAD_CONFIG, sentence);
       return;
     }
     status = shmi_crew_scale(hello->pool, hello->helpers);
     if (status != SHM_OK) {
-      refuse(guest, status, shm_error_detail());
+      snprintf(sentence, sizeof sentence, "%s", shm_error_detail());
+      refuse_command(guest, hello, status, sentence);
       return;
     }
   }

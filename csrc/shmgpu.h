@@ -254,7 +254,9 @@ enum shm_event_kind {
   SHM_EVENT_CHILD_REFUSED = 17,   /* a process asked to join and was refused: reason in exit_status */
   SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
   SHM_EVENT_SCALED = 19,          /* a pool (index) gets so many helpers (attempts; before: deaths) */
-  SHM_EVENT_IDLE = 20             /* the broker ends: nobody has been joined for delay_ns */
+  SHM_EVENT_IDLE = 20,            /* the broker ends: nobody has been joined for delay_ns */
+  SHM_EVENT_SCALE_REFUSED = 21    /* a pool (index) was to get attempts helpers: see exit_status, and
+                                     shm_error_detail() */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {

@@ -633,6 +633,7 @@ EVENT_NAMES = {
         "HELPER_RETIRED",
         "SCALED",
         "IDLE",
+        "SCALE_REFUSED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)

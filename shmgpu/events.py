@@ -274,13 +274,25 @@ def helper_retired(event: dict[str, int], **_: Any) -> None:
     )
 
 
-def scaled(event: dict[str, int], **_: Any) -> None:
+def scale_refused(event: dict[str, int], *, pool: str, **_: Any) -> None:
+    """Somebody asked for what a pool cannot have, or was not the one to ask."""
+    emit(
+        logging.WARNING,
+        "scale_refused",
+        role="parent",
+        pool=pool,
+        helpers=event["attempts"],
+        cause=core.error_detail() or core.status_text(event["exit_status"]),
+    )
+
+
+def scaled(event: dict[str, int], *, pool: str, **_: Any) -> None:
     """A pool is to have more helpers, or fewer."""
     emit(
         logging.INFO,
         "scaled",
         role="parent",
-        pool=event["index"],
+        pool=pool,
         helpers=event["attempts"],
         before=event["deaths"],
     )
@@ -307,6 +319,7 @@ WRITERS: dict[str, Callable[..., None]] = {
         helper_retired,
         idle,
         scaled,
+        scale_refused,
     )
 }
 

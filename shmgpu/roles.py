@@ -294,6 +294,12 @@ class RoleHost(core.Host):
             "restarts_left": self.plan.max_restarts - event["attempts"] - 1,
         }
 
+    def _on_scaled(self, event: dict[str, int]) -> dict[str, str]:
+        names = dict(enumerate(self.plan.pools))
+        return {"pool": names.get(event["index"], str(event["index"]))}
+
+    _on_scale_refused = _on_scaled
+
     def _on_over(self, event: dict[str, int]) -> None:
         self._over()
 

@@ -154,6 +154,20 @@ def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
     assert "none of the helpers asked for exists" in said
 
 
+def test_the_log_says_what_was_scaled_and_what_was_refused(tmp_path):
+    place = Place(tmp_path)
+    with place.up("--helpers", "few=1", "--max-helpers", "few=2", SHMGPU_LOG="info") as broker:
+        scale(place, "2")
+        assert place.run("shmgpu", "scale", "9")[0] == 1
+        broker.process.send_signal(signal.SIGTERM)
+        log = broker.end()
+    assert "scaled role=parent pool=few helpers=2 before=1" in log
+    assert (
+        'scale_refused role=parent pool=few helpers=9 cause="the pool can have from 1 to 2' in log
+    )
+    assert "child_refused" not in log
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
