@@ -19,6 +19,7 @@ from typing import Any
 from shmgpu import config, core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
 from shmgpu.errors import BrokerDied, ConfigError, LaunchError, NotRunning
+from shmgpu.log import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.runtime import Runtime
@@ -52,7 +53,14 @@ class Membership:
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
-        return self.manifest.row_of(target)
+        row = self.manifest.row_of(target)
+        if row and self.manifest.has_other_code(target):
+            logger.warning(
+                "the broker runs other code as %s than this program has: end it (shmgpu down) and "
+                "start one with this program's",
+                manifest.name_of(target),
+            )
+        return row
 
     def disconnect(self) -> None:
         """As :func:`disconnect`."""

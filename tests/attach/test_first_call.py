@@ -122,6 +122,17 @@ def test_a_function_that_the_running_broker_lacks_is_refused_with_what_it_has(pl
     assert "BadFunction" in complained and "script:triple" in complained, complained
 
 
+def test_who_has_changed_a_function_meanwhile_is_warned(place):
+    script = place.directory / "script.py"
+    assert "other code" not in place.run("script.py")[2]
+    script.write_text("# A line more.\n" + SCRIPT)
+    assert "other code" not in place.run("script.py")[2]
+    script.write_text(SCRIPT.replace("helper.session * x", "4 * x"))
+    _, said, complained = place.run("script.py")
+    answer(said)  # as the broker has it
+    assert "the broker runs other code as script:triple than this program has" in complained
+
+
 @pytest.mark.parametrize("auto", ["never", "join"])
 def test_who_does_not_want_that_is_told_that_no_broker_runs(place, auto):
     status, _, complained = place.run("script.py", SHMGPU_AUTO=auto)
