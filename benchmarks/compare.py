@@ -5,9 +5,10 @@ taken side by side outlive a change of machine and hour; else it is its value. T
 when both are true:
 
 - their *bands* lie apart. A band is the row's spread (the quartiles over the rounds; least and
-  greatest of fewer than five) with half its width added at either end. Quartiles alone lie apart in
-  one of twenty comparisons of a thing with itself, a few of every hundred rows; with the half
-  widths it is one of four hundred (seven rounds), or one of a hundred (three);
+  greatest of fewer than five) with three quarters of its width added at either end. Of things
+  compared with themselves, the spreads alone lie apart in one case of twenty, which in a table of
+  hundreds is a false alarm in every run; the bands in one of seven hundred (seven rounds) or of two
+  hundred and fifty (three);
 - they are more than ``LEAST_CHANGE`` apart, relative to the old one: less than that decides nothing
   for a user, however surely it was measured.
 
@@ -29,7 +30,7 @@ from benchmarks.results import Result
 from benchmarks.table import aligned, number
 
 LEAST_CHANGE = 0.05
-MARGIN = 0.5  # of a spread's width, added at either end of it
+MARGIN = 0.75  # of a spread's width, added at either end of it
 
 MORE, LESS = 1, -1
 # What a user wants of a quantity in this unit.

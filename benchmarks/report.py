@@ -181,7 +181,8 @@ def _figures(rows: Iterable[Row], workload: str) -> list[str]:
 
 def _picture(chart: Chart, pictures: dict[int, str]) -> list[str]:
     file = pictures.get(id(chart))
-    what = f"{chart.heading}, by {chart.curve.x}"
+    # Square brackets would end the text early.
+    what = f"{chart.heading}, by {chart.curve.x}".translate(str.maketrans("[]", "()"))
     return [f"![{what}]({file})"] if file else []
 
 
