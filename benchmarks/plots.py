@@ -133,16 +133,24 @@ def _draw_line(axes: Any, line: Line, look: dict[str, Any]) -> None:
         axes.vlines(xs, *zip(*spreads, strict=True), color=look["color"], alpha=0.4, linewidth=4)
 
 
+def logarithmic(chart: Chart) -> str:
+    """Return which axes are drawn logarithmic: those of the curve that have nothing at zero."""
+    values = [mark.value for line in chart.lines for mark in line.marks.values()]
+    lowest = {"x": min(chart.xs, default=0), "y": min(values, default=0)}
+    return "".join(axis for axis in "xy" if axis in chart.curve.log and lowest[axis] > 0)
+
+
 def _scale(axes: Any, chart: Chart) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     values = [mark.value for line in chart.lines for mark in line.marks.values()]
     xs = chart.xs
-    if "x" in chart.curve.log and xs and min(xs) > 0:
+    log = logarithmic(chart)
+    if "x" in log:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(xs[:: -(-len(xs) // MOST_TICKS)])
-    if "y" in chart.curve.log and values and min(values) > 0:
+    if "y" in log:
         axes.set_yscale("log")
         # Few decades have few powers of ten: more ticks, so that values can be read.
         steps = (1.0, 2.0, 5.0) if max(values) < 1000 * min(values) else (1.0,)

@@ -228,6 +228,16 @@ def test_the_lines_of_a_chart_can_be_told_apart():
     assert [look["linestyle"] for look in looks] == ["-", "-", "--", "--"]
 
 
+@pytest.mark.parametrize(
+    ("places", "values", "log"),
+    [((1, 2), (3, 4), "xy"), ((0, 2), (3, 4), "y"), ((1, 2), (0, 4), "x")],
+)
+def test_no_axis_with_a_zero_is_logarithmic_so_that_no_point_is_lost(places, values, log):
+    points = zip(places, values, strict=True)
+    (drawn,) = charts_of([row(f"w.{x}", y, at=(Curve("c", "x"), x, "s")) for x, y in points])
+    assert plots.logarithmic(drawn) == log
+
+
 @draws
 @pytest.mark.parametrize("log", ["", "x", "y", "xy"])
 def test_a_chart_is_drawn_whatever_its_axes_and_numbers(log, tmp_path):
