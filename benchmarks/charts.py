@@ -8,10 +8,15 @@ belongs together; it formats nothing and draws nothing.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.figures import Curve, Row
+from benchmarks.units import MORE, better
+
+OURS = "shmgpu"
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,19 @@ class Chart:
         """Return where something was measured, in rising order."""
         return sorted({x for line in self.lines for x in line.marks})
 
+    def best_of_families(self) -> Chart:
+        """Return the chart with one line, the best, of each family."""
+        way = better("", self.unit) or MORE
+        families: dict[str, list[Line]] = {}
+        for line in self.lines:
+            families.setdefault(family(line.name), []).append(line)
+        lines = []
+        for mine in families.values():
+            # Configurations that could not carry the largest payloads are compared on the rest.
+            common = set.intersection(*(set(line.marks) for line in mine)) or set(self.xs)
+            lines.append(max(mine, key=lambda line, at=common: way * _level(line, at)))  # type: ignore[misc]
+        return replace(self, lines=lines)
+
     def line(self, name: str) -> Line | None:
         """Return the line of that name."""
         return next((line for line in self.lines if line.name == name), None)
@@ -75,6 +93,19 @@ class Chart:
 def workload_of(row: Row) -> str:
     """Return the name of the workload that a row is of."""
     return row.name.partition(".")[0]
+
+
+def family(name: str) -> str:
+    """Return whose configuration a line is: "ZeroMQ" of "ZeroMQ (copy)" and of "ZeroMQ, copy"."""
+    return re.split(r",| \(", name)[0]
+
+
+def _level(line: Line, xs: Iterable[float]) -> float:
+    """Return the mean of the logarithms of a line's marks at ``xs``."""
+    logs = [
+        math.log(line.marks[x].value) for x in xs if x in line.marks and line.marks[x].value > 0
+    ]
+    return sum(logs) / len(logs) if logs else 0.0
 
 
 def charts_of(rows: Iterable[Row]) -> list[Chart]:
@@ -105,6 +136,7 @@ def _chart(workload: str, unit: str, rows: list[Row]) -> Chart:
         if row.ratio is not None:
             ratios.setdefault((series, row.baseline), {})[x] = row
     lines = [*ours.values(), *_baselines(theirs, ours)]
+    lines.sort(key=lambda line: family(line.name) != OURS)
     curve = rows[0].point.curve if rows[0].point else Curve("", "")
     return Chart(workload, curve, unit, rows, lines, ratios)
 

@@ -12,8 +12,8 @@ when both are true:
 - they are more than ``LEAST_CHANGE`` apart, relative to the old one: less than that decides nothing
   for a user, however surely it was measured.
 
-Which of two different numbers is better follows from the unit (``BETTER``), or from the row's
-target where it has one. Every other pair is the same, or was measured in one of the runs only.
+Which of two different numbers is better follows from the row's target, or else from its unit
+(``units.py``). Every other pair is the same, or was measured in one of the runs only.
 """
 
 from __future__ import annotations
@@ -28,31 +28,10 @@ from typing import Any
 from benchmarks.figures import Asked, Row
 from benchmarks.results import Result
 from benchmarks.table import aligned, number
+from benchmarks.units import LESS, MORE, better
 
 LEAST_CHANGE = 0.05
 MARGIN = 0.75  # of a spread's width, added at either end of it
-
-MORE, LESS = 1, -1
-# What a user wants of a quantity in this unit.
-BETTER: dict[str, int] = {
-    "1/s": MORE,
-    "rows/s": MORE,
-    "B/s": MORE,
-    "MiB/s": MORE,
-    "GiB/s": MORE,
-    "GB/s": MORE,
-    "share": MORE,
-    "index": MORE,
-    "ns": LESS,
-    "us": LESS,
-    "ms": LESS,
-    "s": LESS,
-    "ticks": LESS,
-    "B": LESS,
-    "KiB": LESS,
-    "MiB": LESS,
-    "GiB": LESS,
-}
 
 
 class Verdict(str, Enum):
@@ -91,7 +70,7 @@ def direction(row: Row) -> int | None:
         comparison = Asked.parse(row.asked).comparison
         if comparison != "==":
             return MORE if comparison.startswith(">") else LESS
-    return BETTER.get(row.unit)
+    return better(row.name, row.unit)
 
 
 def band(number: float, spread: tuple[float, float] | None) -> tuple[float, float]:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import plots
-from benchmarks.charts import Chart, charts_of, workload_of
+from benchmarks.charts import OURS, Chart, charts_of, family, workload_of
 from benchmarks.figures import Row
 from benchmarks.native import ROOT
 from benchmarks.results import Result, ResultError, load
+from benchmarks.units import spelled
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = RESULTS / "plots"
-OURS = "shmgpu"
 TIMES = frozenset({"s", "ms", "us", "ns"})
 
 
@@ -32,17 +32,18 @@ class Picture:
 
 
 def rate_bars(rows: Sequence[Row]) -> list[plots.Bar]:
-    """Return a bar for shmgpu and for each peer's configuration, the fastest first."""
+    """Return a bar for shmgpu and for the best configuration of each peer, the fastest first."""
     rates = [
         row
         for row in rows
         if workload_of(row) == "calls" and row.unit == "1/s" and row.point is None
     ]
-    bars = {
-        row.baseline: plots.Bar(row.baseline, row.baseline_value, row.spread.get("baseline_value"))
-        for row in rates
-        if row.baseline is not None and row.baseline_value is not None
-    }
+    bars: dict[str, plots.Bar] = {}
+    for row in rates:
+        if row.baseline is not None and row.baseline_value is not None:
+            peer = family(row.baseline)
+            bar = plots.Bar(peer, row.baseline_value, row.spread.get("baseline_value"))
+            bars[peer] = max(bar, bars.get(peer, bar), key=lambda bar: bar.value)
     ours = next((row for row in rates if row.value is not None), None)
     if ours is None or ours.value is None or not bars:
         return []
@@ -77,8 +78,8 @@ def _along(
     def draw(rows: Sequence[Row], path: Path) -> bool:
         chart = chart_for(rows, workload, over, best)
         if chart is not None and chart.xs:
-            unit = plots.unit_name(chart.unit)
-            plots.draw(chart, path, title, f"{y}, {unit} (lower is better)")
+            unit = spelled(chart.unit)
+            plots.draw(chart.best_of_families(), path, title, f"{y}, {unit} (lower is better)")
             return True
         return False
 
@@ -91,7 +92,7 @@ PICTURES = (
         "payload.png",
         "the times of the workload payload as a curve over bytes",
         _along(
-            "payload", "byte", "in", "What a call costs as its argument grows", "time of a call"
+            "payload", "byte", ", in", "What a call costs as its argument grows", "time of a call"
         ),
     ),
     Picture(

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.charts import Chart, Line
 from benchmarks.table import number, place
+from benchmarks.units import spelled
 
 MISSING = "Plots need matplotlib: pip install -e '.[bench]' brings it."
 
@@ -27,7 +28,7 @@ INK, FAINT = "#222222", "#DDDDDD"
 
 WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.4, 150
 COLOURS_KEPT = 64
-MOST_TICKS = 9
+MOST_LINES, MOST_TICKS = 8, 9
 LEGEND_CHARACTERS, LEGEND_HANDLE_CHARACTERS = 92, 7
 STYLE = {
     "font.size": 11,
@@ -45,7 +46,6 @@ STYLE = {
     "ytick.color": INK,
     "legend.frameon": False,
 }
-UNIT_NAMES = {"1/s": "per second", "us": "µs"}
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,8 @@ def draw(chart: Chart, path: Path, title: str | None = None, y: str | None = Non
             _draw_line(axes, line, look)
         _scale(axes, chart)
         axes.set_xlabel(chart.curve.x)
-        axes.set_ylabel(y or unit_name(chart.unit))
+        axes.set_ylabel(y or spelled(chart.unit))
         _head(axes, title or chart.title, [line.name for line in chart.lines])
-
-
-def unit_name(unit: str) -> str:
-    """Return a unit as an axis says it."""
-    return UNIT_NAMES.get(unit, unit)
 
 
 def looks(lines: Sequence[Line]) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ from benchmarks.charts import Chart, charts_of, workload_of
 from benchmarks.environment import busy_warning
 from benchmarks.figures import Row
 from benchmarks.results import Result, save
-from benchmarks.table import chart_lines, notes_of, number, ratio_text, spread_text
+from benchmarks.table import chart_lines, notes_of, number, place, ratio_text, spread_text
 
 PAGE = "report.md"
 PLOTS = "plots"
 SIMULATED = "simulate"
 PREDICTED, MEASURED = "predicted", "measured"
+Pair = tuple[str, float | None, float | None]  # name, predicted, measured
 
 HEADINGS = ("figure", "value", "unit", "baseline", "its value", "ratio", "spread")
 ABOUT = """\
@@ -45,13 +46,18 @@ def write(
         for chart, name in zip(charts, file_names(charts), strict=True):
             path = folder / PLOTS / name
             if chart.xs:
-                plots.draw(chart, path)
+                plots.draw(drawable(chart), path)
                 drawn[id(chart)] = path
             tick(chart.title)
     page = folder / PAGE
     pictures = {key: f"{PLOTS}/{path.name}" for key, path in drawn.items()}
     save(page, page_of(result, charts, pictures))
     return [page, *drawn.values()]
+
+
+def drawable(chart: Chart) -> Chart:
+    """Return the chart with no more lines than an eye can tell apart, where it has families."""
+    return chart.best_of_families() if len(chart.lines) > plots.MOST_LINES else chart
 
 
 def file_names(charts: Sequence[Chart]) -> list[str]:
@@ -183,7 +189,10 @@ def _picture(chart: Chart, pictures: dict[int, str]) -> list[str]:
     file = pictures.get(id(chart))
     # Square brackets would end the text early.
     what = f"{chart.heading}, by {chart.curve.x}".translate(str.maketrans("[]", "()"))
-    return [f"![{what}]({file})"] if file else []
+    if file is None:
+        return []
+    some = [] if drawable(chart) is chart else ["Drawn is the best configuration of each."]
+    return [f"![{what}]({file})", *some]
 
 
 def _prediction(
@@ -191,71 +200,57 @@ def _prediction(
 ) -> list[str]:
     """Return the section that holds the simulation's numbers against the measured ones."""
     mine = [row for row in rows if workload_of(row) == SIMULATED]
-    if not mine:
-        return []
-    parts = ["## Prediction beside measurement"]
-    deviations = [abs(d) for row in mine if (d := deviation(row)) is not None]
+    parts = []
     for chart in charts:
         if chart.workload == SIMULATED:
-            parts += [f"### {chart.heading}"]
-            parts += _picture(chart, pictures)
-            lines, more = _side_by_side(chart)
-            parts.append(_markdown(lines))
-            deviations += more
+            parts += [f"### {chart.heading}", *_picture(chart, pictures)]
+            parts += _side_by_side(_pairs(chart)) or [_markdown(chart_lines(chart))]
     plain = [row for row in mine if row.point is None]
-    if plain:
-        heading = ("figure", PREDICTED, MEASURED, "unit", "deviation")
-        parts.append(_markdown([heading, *map(_predicted, plain)]))
-    if deviations:
-        sentence = (
-            f"The prediction is off by {100 * max(deviations):.0f} % at most and by "
-            f"{100 * sum(deviations) / len(deviations):.0f} % on average, over "
-            f"{len(deviations)} numbers that were measured, too."
-        )
-        parts.insert(1, sentence)
-    return parts
+    pairs = [_pair(row.name, row) for row in plain if row.baseline == MEASURED]
+    parts += _side_by_side(pairs)
+    parts += _figures([row for row in plain if row.baseline != MEASURED], SIMULATED)
+    return ["## Prediction beside measurement", *parts] if parts else []
 
 
-def deviation(row: Row) -> float | None:
-    """Return by how much a row's prediction is above what was measured, relative to that."""
-    if row.value is None or not row.baseline_value:
-        return None
-    return row.value / row.baseline_value - 1
+def _pair(name: str, row: Row) -> Pair:
+    return f"`{name}`", row.value, row.baseline_value
 
 
-def _predicted(row: Row) -> tuple[str, ...]:
-    return (
-        f"`{row.name}`",
-        number(row.value),
-        number(row.baseline_value),
-        row.unit,
-        _percent(deviation(row)),
-    )
+def _pairs(chart: Chart) -> list[Pair]:
+    """Return a chart's predictions with what was measured in their place, if anything was.
 
-
-def _side_by_side(chart: Chart) -> tuple[list[list[str]], list[float]]:
-    """Return a chart's table with the deviation where both lines have a mark.
-
-    Then the deviations that no row holds by itself, without their signs.
+    They are rows whose baseline is the measurement, or a line of each.
     """
-    lines = chart_lines(chart)
+    pairs = [_pair(row.name, row) for row in chart.rows if row.baseline == MEASURED]
     predicted, measured = chart.line(PREDICTED), chart.line(MEASURED)
-    if predicted is None or measured is None:
-        return lines, []
-    lines = [line[: 1 + len(chart.lines)] for line in lines]
-    lines[0].append("deviation")
-    apart = []
-    for line, x in zip(lines[1:], chart.xs, strict=True):
-        a, b = predicted.marks.get(x), measured.marks.get(x)
-        off = a.value / b.value - 1 if a and b and b.value else None
-        line.append(_percent(off))
-        if off is not None and not any(x in rows for rows in chart.ratios.values()):
-            apart.append(abs(off))
-    return lines, apart
+    if not pairs and predicted and measured:
+        pairs = [
+            (place(x, chart.curve.x), mark.value, measured.marks[x].value)
+            for x, mark in predicted.marks.items()
+            if x in measured.marks
+        ]
+    return pairs
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.1f} %"
+def _side_by_side(pairs: Sequence[Pair]) -> list[str]:
+    """Return how far predictions are off, in a sentence and in a table; nothing for no pairs."""
+    if not pairs:
+        return []
+    off = [a / b - 1 if a is not None and b else None for _name, a, b in pairs]
+    known = [abs(share) for share in off if share is not None]
+    lines = [("", PREDICTED, MEASURED, "deviation")]
+    lines += [
+        (name, number(a), number(b), "-" if share is None else f"{100 * share:+.1f} %")
+        for (name, a, b), share in zip(pairs, off, strict=True)
+    ]
+    parts = [_markdown(lines)]
+    if known:
+        parts.insert(
+            0,
+            f"Off by {100 * max(known):.0f} % at most, by {100 * sum(known) / len(known):.0f} % "
+            f"on average of {len(known)}.",
+        )
+    return parts
 
 
 def _cell(text: str) -> str:

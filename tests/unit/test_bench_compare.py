@@ -18,6 +18,7 @@ from benchmarks.environment import describe  # noqa: E402
 from benchmarks.figures import Curve, Point, Row  # noqa: E402
 from benchmarks.harness import FULL, QUICK, spread_of  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
+from benchmarks.units import BETTER  # noqa: E402
 
 
 def measured(numbers, unit="us", name="work.cost", **more):
@@ -61,6 +62,12 @@ def test_a_target_says_it_where_it_differs_from_the_unit():
     assert verdict(old, new) is Verdict.WORSE
 
 
+def test_a_figure_may_be_wanted_the_other_way():
+    later = [1.3 * number for number in STEADY]
+    rows = [measured(numbers, "share", "batching.greedy_share") for numbers in (STEADY, later)]
+    assert verdict(*rows) is Verdict.WORSE
+
+
 def test_a_unit_that_nobody_declared_is_a_change_and_no_judgement():
     later = [1.3 * number for number in STEADY]
     assert verdict(measured(STEADY, "bogs"), measured(later, "bogs")) is Verdict.CHANGED
@@ -68,8 +75,8 @@ def test_a_unit_that_nobody_declared_is_a_change_and_no_judgement():
 
 def test_every_unit_of_the_suite_has_a_direction():
     units = {group.unit_of(f.of) for w in WORKLOADS for group in w.groups for f in group.figures}
-    undeclared = units - set(compare.BETTER)
-    assert not undeclared, f"say in compare.BETTER whether more or less of {undeclared} is better"
+    undeclared = units - set(BETTER)
+    assert not undeclared, f"say in units.BETTER whether more or less of {undeclared} is better"
 
 
 def test_a_small_change_is_none_however_surely_measured():
