@@ -206,14 +206,15 @@ def _prediction(
             parts += [f"### {chart.heading}", *_picture(chart, pictures)]
             parts += _side_by_side(_pairs(chart)) or [_markdown(chart_lines(chart))]
     plain = [row for row in mine if row.point is None]
-    pairs = [_pair(row.name, row) for row in plain if row.baseline == MEASURED]
+    pairs = [_pair(row) for row in plain if row.baseline == MEASURED]
     parts += _side_by_side(pairs)
     parts += _figures([row for row in plain if row.baseline != MEASURED], SIMULATED)
     return ["## Prediction beside measurement", *parts] if parts else []
 
 
-def _pair(name: str, row: Row) -> Pair:
-    return f"`{name}`", row.value, row.baseline_value
+def _pair(row: Row) -> Pair:
+    at = f"{place(row.point.x, row.point.curve.x)}: " if row.point else ""
+    return f"{at}`{row.name}`", row.value, row.baseline_value
 
 
 def _pairs(chart: Chart) -> list[Pair]:
@@ -221,7 +222,7 @@ def _pairs(chart: Chart) -> list[Pair]:
 
     They are rows whose baseline is the measurement, or a line of each.
     """
-    pairs = [_pair(row.name, row) for row in chart.rows if row.baseline == MEASURED]
+    pairs = [_pair(row) for row in chart.rows if row.baseline == MEASURED]
     predicted, measured = chart.line(PREDICTED), chart.line(MEASURED)
     if not pairs and predicted and measured:
         pairs = [

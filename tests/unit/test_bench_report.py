@@ -202,7 +202,7 @@ def test_a_name_with_a_bar_breaks_no_table(page):
 def test_the_page_shows_prediction_beside_measurement(page):
     predicted = section(page, "Prediction beside measurement")
     assert "Off by 7 % at most, by 4 % on average of 2." in predicted
-    assert "| `simulate.fast` | 93,000 | 100,000 | -7.0 % |" in predicted
+    assert "| 10: `simulate.fast` | 93,000 | 100,000 | -7.0 % |" in predicted
     assert "| `simulate.p99` | 2.2 | 2 | +10.0 % |" in predicted
     assert "| `simulate.cost` | 3 | us |" in predicted
     assert "| 1,000 | 500,000 |" in predicted  # a box that nobody has measured
