@@ -1,9 +1,10 @@
-"""The words of the suite: probe, figure, group, workload, row.
+"""The words of the suite: probe, figure, curve, group, workload, row.
 
 A *probe* is one variant of a workload: something that can be run for a while and yields
 quantities. A *figure* is one number the suite reports: a probe's quantity, usually beside the same
 quantity of a baseline probe, with what is asked of it. A *group* holds the probes that are run in
-turn, A B A B, and the figures read from them. A *workload* is a named list of groups.
+turn, A B A B, and the figures read from them. A *curve* is what figures along one quantity (the
+number of children, the payload's bytes) belong to. A *workload* is a named list of groups.
 
 This file declares and checks; it measures nothing and prints nothing.
 """
@@ -77,10 +78,33 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """What several figures are points of: ``name``, over ``x`` (its name, with a unit if any).
+
+    Figures of one curve may be spread over groups; each says where it lies and which line of the
+    plot it is on. ``log`` says which of the axes are logarithmic, as in ``"xy"``.
+    """
+
+    name: str
+    x: str
+    log: str = "xy"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a figure lies: on ``curve`` at ``x``, on the line ``series``."""
+
+    curve: Curve
+    x: float
+    series: str
+
+
+@dataclass(frozen=True)
 class Figure:
     """One reported number: quantity ``of`` (probe, quantity), beside ``against`` where given.
 
-    ``baseline`` is the baseline's name in rows; without it the baseline probe's own name.
+    ``baseline`` is the baseline's name in rows; without it the baseline probe's own name. A figure
+    that is part of a curve says so by its ``point``.
     """
 
     name: str
@@ -88,6 +112,7 @@ class Figure:
     against: tuple[str, str] | None = None
     asked: str | None = None
     baseline: str | None = None
+    point: Point | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +120,8 @@ class Group:
     """Probes that are run in turn, and what is read from them.
 
     ``seconds`` is the least a round of each probe takes, whatever the run's effort says; ``rounds``
-    is the most rounds that are of use.
+    is the most rounds that are of use. A group with ``quick=False`` is left out of a quick run that
+    does not name it.
     """
 
     name: str
@@ -103,6 +129,7 @@ class Group:
     figures: tuple[Figure, ...]
     seconds: float = 0.0
     rounds: int | None = None
+    quick: bool = True
 
     def __post_init__(self) -> None:
         """Check that every figure can be read, and compares like with like."""
@@ -160,6 +187,7 @@ class Row:
     met: bool | None = None
     rounds: int = 0
     notes: tuple[str, ...] = ()
+    point: Point | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as plain data."""

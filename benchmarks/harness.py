@@ -180,4 +180,5 @@ def row_of(group: Group, figure: Figure, samples: Samples, prefix: str = "") -> 
         met=met,
         rounds=max(len(ours), len(theirs)),
         notes=tuple(notes),
+        point=figure.point,
     )

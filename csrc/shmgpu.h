@@ -451,9 +451,26 @@ enum shm_bytes_kind {
 };
 void shm_count_bytes(int kind, uint64_t bytes); /* adds to the calling role's own counter */
 
+enum shm_child_state {
+  SHM_CHILD_UNUSED = 0,
+  SHM_CHILD_RUNNING = 1,
+  SHM_CHILD_ENDED = 2,
+  SHM_CHILD_QUARANTINED = 3,   /* gone, while helpers may still write to its arena */
+  SHM_CHILD_CLEARING = 4       /* gone; its arena is written with zeros */
+};
+enum shm_helper_state {
+  SHM_HELPER_UNUSED = 0,
+  SHM_HELPER_STARTING = 1,
+  SHM_HELPER_READY = 2,
+  SHM_HELPER_DEAD = 3,
+  SHM_HELPER_GIVEN_UP = 4,
+  SHM_HELPER_LEAVING = 5,      /* finishes what it holds before it ends */
+  SHM_HELPER_ABSENT = 6        /* not needed now */
+};
+
 typedef struct shm_child_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 running, 2 ended, 3 quarantined, 4 being cleared */
+  int32_t state;               /* a shm_child_state */
   uint32_t generation;
   uint32_t queued;             /* now */
   uint64_t frames_sent;        /* by the child; counted by the child */
@@ -472,8 +489,7 @@ typedef struct shm_child_stats {
 
 typedef struct shm_helper_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 starting, 2 ready, 3 dead, 4 given up,
-                                  5 finishing before it ends, 6 not needed now */
+  int32_t state;               /* a shm_helper_state */
   uint32_t generation;
   uint32_t pool;
   uint32_t in_flight;          /* now */
