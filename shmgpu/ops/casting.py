@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu import dtypes
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 
@@ -32,6 +33,11 @@ CAST = Op("to", _rule, numpy=_numpy, torch=_torch, gradients=(_gradient,))
 def cast(x: Node, dtype: DType) -> Node:
     """The same elements in another type, as PyTorch's ``Tensor.to``."""
     return x if x.spec.dtype is dtype else apply(CAST, (x,), (dtype,))
+
+
+def to(x: Node, dtype: Any) -> Node:
+    """The same elements in another type, given in any library's words."""
+    return cast(x, dtypes.of_any(dtype))
 
 
 ALIAS = Op(

@@ -44,7 +44,7 @@ _ODD = {
 
 def is_float(dtype: DType) -> bool:
     """Whether gradients can be of that type."""
-    return CATEGORY[dtype] == FLOAT
+    return CATEGORY.get(dtype) == FLOAT
 
 
 @lru_cache(maxsize=None)
