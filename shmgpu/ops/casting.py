@@ -9,6 +9,11 @@ from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 
 
+NAMES = (
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
+
+
 def _rule(specs: tuple[Spec, ...], params: Params) -> Spec:
     return spec_of(params[0], specs[0].shape)
 
@@ -35,9 +40,17 @@ def cast(x: Node, dtype: DType) -> Node:
     return x if x.spec.dtype is dtype else apply(CAST, (x,), (dtype,))
 
 
+def refuse_strange(dtype: DType) -> None:
+    """TypeError for an element type that tensors do not have."""
+    if dtype.name not in NAMES:
+        raise TypeError(f"tensors are of {', '.join(NAMES)}, not of {dtype.name}")
+
+
 def to(x: Node, dtype: Any) -> Node:
     """The same elements in another type, given in any library's words."""
-    return cast(x, dtypes.of_any(dtype))
+    found = dtypes.of_any(dtype)
+    refuse_strange(found)
+    return cast(x, found)
 
 
 ALIAS = Op(

@@ -110,7 +110,9 @@ def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
     """Drawn from a generator of its own, seeded by the one input: the same in every run."""
 
     def numpy(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        return lambda seed: numpy_draw(np.random.Generator(np.random.Philox(int(seed))), out)
+        return lambda seed: numpy_draw(
+            np.random.Generator(np.random.Philox(int(seed))), out, params[0]
+        )
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
         generators: list[Any] = []  # made at the first call: only then it is known on which device
@@ -127,15 +129,15 @@ def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
 
 RANDN = _drawn(
     "randn",
-    lambda generator, out: generator.standard_normal(out.shape).astype(out.dtype.numpy),
+    lambda generator, out, _: generator.standard_normal(out.shape).astype(out.dtype.numpy),
     lambda torch, generator, out: torch.randn(
         out.shape, dtype=out.dtype.torch, generator=generator
     ),
 )
 
 
-def _numpy_rand(generator: Any, out: Spec) -> Any:
-    digits = _DIGITS[out.dtype.name]
+def _numpy_rand(generator: Any, out: Spec, dtype: DType) -> Any:
+    digits = _DIGITS[dtype.name]
     drawn = generator.integers(0, 1 << digits, out.shape)
     return (drawn * math.ldexp(1.0, -digits)).astype(out.dtype.numpy)
 

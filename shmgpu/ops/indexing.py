@@ -157,7 +157,7 @@ def gather(x: Node, dim: int, index: Node) -> Node:
 
 
 def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
-    """x with ``src[i][j]`` added at ``[index[i][j]][j]`` for axis 0, likewise for the others."""
+    """The input with ``src[i][j]`` added at ``[index[i][j]][j]`` for axis 0, likewise for the others."""
     axis = rules.axis_of(dim, len(x.spec.shape), "scatter_add")
     return apply(SCATTER_ADD, (x, whole(index, "scatter_add"), src), (axis,))
 
@@ -218,7 +218,7 @@ def embedding(input: Node, weight: Node) -> Node:
     return apply(EMBEDDING, (whole(input, "embedding"), weight))
 
 
-# ---- tensors of whole numbers in square brackets ---------------------------------------------------
+# ---- tensors of whole numbers in square brackets -------------------------------------------------
 
 
 def _indexed_shape(shape: Shape, indices: list[Shape], axes: Shape) -> Shape:
@@ -351,7 +351,7 @@ def take(x: Node, index: Node) -> Node:
     return apply(INDEX, (reshape(x, (math.prod(x.spec.shape),)), whole(index, "take")), ((0,),))
 
 
-# ---- a part that is written ------------------------------------------------------------------------
+# ---- a part that is written ----------------------------------------------------------------------
 
 
 def _slice_scatter(specs: Specs, params: Params) -> Spec:
@@ -412,7 +412,7 @@ SLICE_SCATTER: Op = Op(
 
 
 def put_slices(x: Node, slices: list[slice], value: Node) -> Node:
-    """x with ``value`` where a slice for each axis says."""
+    """The input with ``value`` where a slice for each axis says."""
     ranges = [range(*one.indices(n)) for one, n in zip(slices, x.spec.shape, strict=True)]
     back = tuple([axis for axis, r in enumerate(ranges) if r.step < 0])
     if back:
@@ -430,7 +430,7 @@ def put_slices(x: Node, slices: list[slice], value: Node) -> Node:
     return apply(SLICE_SCATTER, (x, value), params)
 
 
-# ---- square brackets -------------------------------------------------------------------------------
+# ---- square brackets -----------------------------------------------------------------------------
 
 
 class Index:

@@ -83,7 +83,7 @@ def _torch_moments(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
 
 
 def _torch_backward(which: int) -> Any:
-    """torch gives all gradients at once; this asks for one."""
+    """One of the gradients, which torch gives all at once."""
 
     def bind(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
         x = specs[1]
@@ -92,7 +92,9 @@ def _torch_backward(which: int) -> Any:
         mask = [place == which for place in range(3)]
 
         def kernel(g: Any, x: Any, w: Any, moments: Any) -> Any:
-            return backward(g, x, shape, moments[0], moments[1], w, None, mask)[which]
+            # On the CPU torch wants them in the input's type, on CUDA in float32.
+            middle, scale = moments.to(x.dtype) if x.device.type == "cpu" else moments
+            return backward(g, x, shape, middle, scale, w, None, mask)[which]
 
         return kernel
 

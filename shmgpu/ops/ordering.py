@@ -24,7 +24,7 @@ class Found(NamedTuple):
     indices: Node
 
 
-# ---- the greatest and the least --------------------------------------------------------------------
+# ---- the greatest and the least ------------------------------------------------------------------
 
 
 def _place(name: str) -> Op:
@@ -103,7 +103,7 @@ def min(
     return _most(ARGMIN, amin, minimum, x, dim, other, keepdim)
 
 
-# ---- in order --------------------------------------------------------------------------------------
+# ---- in order ------------------------------------------------------------------------------------
 
 
 def _numpy_argsort(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
@@ -154,7 +154,7 @@ def topk(x: Node, k: int, dim: int = -1, largest: bool = True) -> Found:
     return Found(gather(x, axis, indices), indices)
 
 
-# ---- sums on the way -------------------------------------------------------------------------------
+# ---- sums on the way -----------------------------------------------------------------------------
 
 
 def _numpy_cumsum(np: Any, specs: Specs, params: Params, out: Spec) -> Any:

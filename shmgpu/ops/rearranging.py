@@ -54,7 +54,7 @@ def triu(x: Node, diagonal: int = 0) -> Node:
     return apply(TRIU, (x,), (diagonal,))
 
 
-# ---- margins, turns, one of many -------------------------------------------------------------------
+# ---- margins, turns, one of many -----------------------------------------------------------------
 
 
 def pad(x: Node, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Node:

@@ -63,7 +63,7 @@ def _numpy_prod(np: Any, specs: Any, params: Params, out: Spec) -> Any:
 
 
 def _torch_prod(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
-    """torch's is over one axis: they are taken from the last on, so that the others stay."""
+    """One axis after the other, from the last on: torch has it over one only."""
     axes, keepdim = params
 
     def prod(x: Any) -> Any:
