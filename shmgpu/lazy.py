@@ -261,6 +261,16 @@ def current() -> Recorder:
 _backend = "torch"
 
 
+def use_backend(name: str) -> None:
+    """Compute with that library from now on: ValueError for another name."""
+    global _backend
+    if name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    if runtime.current is not None and name != _backend:
+        runtime.current.extra.pop("recorder", None)
+    _backend = name
+
+
 def _helpers(means: runtime.Runtime) -> list[int]:
     """The numbers of the helpers of the first pool."""
     if means.inline:

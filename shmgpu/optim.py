@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shmgpu import autograd
-from shmgpu.tensor import Tensor, zeros
+from shmgpu.tensors import Tensor, zeros
 
 
 class Optimizer:
