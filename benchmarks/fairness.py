@@ -19,7 +19,6 @@ service is counted by the workers.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import isolate
+from benchmarks.crowd import Crowd
 from benchmarks.figures import Figure, Group, Probe, ProbeFailed
 from benchmarks.stage import shared_array
 
@@ -38,11 +38,8 @@ WORKERS = 2
 WINDOW = 64
 SERVICE_S = 0.001
 BATCH_ROWS = 8
-WARM_S = 0.2
-START_LIMIT_S = 60.0
 LIMIT_S = 90.0
 END_LIMIT_S = 20.0
-SAMPLES = 1 << 14
 
 
 def jain(service: Sequence[float] | NDArray[Any]) -> float:
@@ -58,62 +55,34 @@ def jain(service: Sequence[float] | NDArray[Any]) -> float:
     return float(x.sum()) ** 2 / (len(x) * squares)
 
 
-class Contest:
-    """What the clients of a run share: the start, the end, and lone callers' latencies."""
+class Contest(Crowd):
+    """A crowd in which one client is greedy, and what each was served."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.ready = shared_array((CALLERS + 1,), "int64")
-        self.flags = shared_array((2,), "int64")  # measuring, stopped
+        super().__init__(CALLERS + 1, seconds)
         self.served = shared_array((CALLERS + 1,), "float64")
-        self.latencies_s = shared_array((CALLERS, SAMPLES), "float64")
-
-    def call_alone(self, client: int, call: Callable[[], object]) -> None:
-        """Call and wait until the contest is over."""
-        call()
-        self.ready[client] = 1
-        mine, taken, flags = self.latencies_s[client], 0, self.flags
-        while not flags[1]:
-            began = time.monotonic()
-            call()
-            if flags[0] and taken < SAMPLES:
-                mine[taken] = time.monotonic() - began
-                taken += 1
 
     def take_all(self, answers: Any) -> None:
-        """Take answers that keep coming until the contest is over."""
+        """In the greedy client: take answers that keep coming until the contest is over."""
         for count, _ in enumerate(answers):
             if count == WINDOW:
-                self.ready[GREEDY] = 1
-            if self.flags[1]:
+                self.stand_ready(GREEDY)
+            if self.stopped:
                 return
 
-    def watch(self, count: Callable[[], Any]) -> None:
-        """Have everybody start, let them run, and keep what ``count`` grew by for each client."""
-        limit = time.monotonic() + START_LIMIT_S
-        while not self.ready.all():
-            if time.monotonic() > limit:
-                self.flags[1] = 1
-                raise ProbeFailed("not every client reached the start")
-            time.sleep(0.001)
-        time.sleep(WARM_S)
-        before = np.array(count(), "float64")
-        self.flags[0] = 1
-        time.sleep(self.seconds)
-        self.served[:] = np.array(count(), "float64") - before
-        self.flags[:] = (0, 1)
+    def count(self, reading: Callable[[], Any]) -> None:
+        """In the watcher: keep what ``reading`` grew by in the span, for each client."""
+        before, after = self.watch(reading)
+        self.served[:] = np.subtract(after, before)
 
     def result(self) -> dict[str, float]:
         """Return the index, the greedy client's share, and lone callers' latencies."""
-        taken = self.latencies_s[self.latencies_s > 0]
-        if not self.served.any() or not len(taken):
-            raise ProbeFailed("nobody was served")
-        p50, p99 = np.quantile(taken, (0.5, 0.99))
+        timed = super().result()
         return {
             "jain": jain(self.served),
             "greedy_share": float(self.served[GREEDY] / self.served.sum()),
-            "lone_p50": 1000 * float(p50),
-            "lone_p99": 1000 * float(p99),
+            "lone_p50": timed["p50_ms"],
+            "lone_p99": timed["p99_ms"],
         }
 
 
@@ -131,19 +100,19 @@ def shmgpu_contest(seconds: float, batch_rows: int, service_s: float) -> dict[st
 
     contest = Contest(seconds)
 
-    def count() -> list[int]:
+    def answered() -> list[int]:
         return [child["answered"] for child in shmgpu.stats()["children"][: CALLERS + 1]]
 
     def run(rank: int) -> None:
         if rank == WATCHER:
-            contest.watch(count)
+            contest.count(answered)
             return
         rows = shmgpu.arena.zeros((1, 16), "float32")
         if rank == GREEDY:
             answers = serve.map(itertools.repeat(rows), in_flight=2 * WINDOW, progress=False)
             contest.take_all(answers)
         else:
-            contest.call_alone(rank, lambda: serve(rows))
+            contest.drive(rank, lambda: serve(rows))
 
     shmgpu.launch(
         run,
@@ -195,7 +164,7 @@ def fifo_contest(seconds: float, service_s: float) -> dict[str, float]:
         if client == GREEDY:
             contest.take_all(answers())
         else:
-            contest.call_alone(client, call)
+            contest.drive(client, call)
 
     def start(target: Callable[[int], None], number: int) -> BaseProcess:
         process = fork.Process(target=target, args=(number,), daemon=True)
@@ -204,7 +173,7 @@ def fifo_contest(seconds: float, service_s: float) -> dict[str, float]:
 
     crew = [start(work, number) for number in range(WORKERS)]
     clients = [start(run, client) for client in range(CALLERS + 1)]
-    contest.watch(lambda: served.sum(axis=0))
+    contest.count(lambda: served.sum(axis=0))
     for process in clients:
         process.join(END_LIMIT_S)
         if process.exitcode != 0:

@@ -64,7 +64,7 @@ class Sleeping:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """A deep, narrow network in PyTorch, on one CPU thread.
+    """A deep, narrow network in PyTorch; on the CPU with one thread.
 
     Its layers are many and small, so that most of a row's cost is that of being called at all.
     """
@@ -73,7 +73,7 @@ class Perceptron:
     arrays: str = "torch"
     width: int = 128
 
-    def make(self) -> Callable[[Any], Any]:
+    def make(self, device: str = "cpu") -> Callable[[Any], Any]:
         import torch
 
         torch.set_num_threads(1)
@@ -81,7 +81,7 @@ class Perceptron:
         stack: list[Any] = []
         for _ in range(self.layers):
             stack += [torch.nn.Linear(self.width, self.width), torch.nn.ReLU()]
-        network = torch.nn.Sequential(*stack).eval()
+        network = torch.nn.Sequential(*stack).eval().to(device)
 
         def run(rows: Any) -> Any:
             with torch.inference_mode():
