@@ -9,7 +9,8 @@ is forked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ class Crowd:
         """In a client: be at the start."""
         self._ready[client] = 1
 
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """In a client: what raises in the block ends the run at once, with nobody waited for."""
+        try:
+            yield
+        except BaseException:
+            self._flags[_STOPPED] = 1
+            raise
+
     def drive(self, client: int, call: Callable[[], object]) -> None:
         """In a client: call once, stand ready, then call until the run is over."""
         call()
@@ -64,7 +74,7 @@ class Crowd:
         try:
             limit = time.monotonic() + START_LIMIT_S
             while not self._ready.all():
-                if time.monotonic() > limit:
+                if self.stopped or time.monotonic() > limit:
                     raise ProbeFailed("not every client reached the start")
                 time.sleep(0.001)
             time.sleep(WARM_S)

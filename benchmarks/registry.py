@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import allocator, attach, batching, calls, launch, load, messages, payload
+from benchmarks import allocator, attach, batching, calls, gpu, launch, load, messages, payload
 from benchmarks.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -14,4 +14,5 @@ WORKLOADS: tuple[Workload, ...] = (
     batching.WORKLOAD,
     allocator.WORKLOAD,
     launch.WORKLOAD,
+    gpu.WORKLOAD,
 )
