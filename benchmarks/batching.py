@@ -129,7 +129,7 @@ def _probe(name: str, target: str, units: dict[str, str], needs: tuple[str, ...]
 
 def _curve(model: str, quantity: str) -> Curve:
     return Curve(
-        f"batching: {quantity} [{UNITS[quantity]}], {model} model",
+        f"batching: {quantity}, {model} model",
         "offered load, as a multiple of what one helper does one by one",
     )
 
@@ -139,22 +139,25 @@ def _point(model: str, load: float, asked: str | None, quick: bool, rounds: int)
     needs = ("torch",) if model == "torch" else ()
     figures = []
     for quantity in QUANTITIES:
-        curve = _curve(model, quantity)
-        name = f"{model}_{quantity}_{load:g}x"
-        # Beyond saturation the unbatched answers are all late: it is given credit for them.
-        against = (SINGLE, "rate" if quantity == "goodput" else quantity)
-        baseline = "one by one, late ones too" if quantity == "goodput" else None
-        figures += [
+        is_goodput = quantity == "goodput"
+        figures.append(
             Figure(
-                name,
+                f"{model}_{quantity}_{load:g}x",
                 (BATCHED, quantity),
-                against,
-                asked if quantity == "goodput" else None,
-                baseline,
-                Point(curve, load, BATCHED),
-            ),
-            Figure(f"{name}_single", (SINGLE, quantity), point=Point(curve, load, SINGLE)),
-        ]
+                # Beyond saturation the unbatched answers are all late: they are credited.
+                (SINGLE, "rate" if is_goodput else quantity),
+                asked if is_goodput else None,
+                f"{SINGLE}, late ones too" if is_goodput else SINGLE,
+                Point(_curve(model, quantity), load, BATCHED),
+            )
+        )
+    figures.append(
+        Figure(
+            f"{model}_goodput_{load:g}x_single",
+            (SINGLE, "goodput"),
+            point=Point(_curve(model, "goodput"), load, SINGLE),
+        )
+    )
     return Group(
         f"{model}_{load:g}x",
         tuple(

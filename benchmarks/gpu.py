@@ -350,7 +350,7 @@ def _copies(mebibytes: int) -> Group:
     probe = _probe("copies", "copies", dict.fromkeys(WAYS, "GB/s"), mebibytes=mebibytes)
     figures = []
     for way, direction in DIRECTIONS.items():
-        curve = Curve(f"gpu: copies {direction} [GB/s]", "MiB", log="x")
+        curve = Curve(f"gpu: copies {direction}", "MiB", log="x")
         for kind, asked in (("arena", ">= 0.95"), ("call", None)):
             figures.append(
                 Figure(
@@ -362,11 +362,13 @@ def _copies(mebibytes: int) -> Group:
                     Point(curve, mebibytes, kind),
                 )
             )
-        for kind in ("pinned", "pageable"):
-            point = Point(curve, mebibytes, kind)
-            figures.append(
-                Figure(f"{kind}_{way}_{mebibytes}MiB", ("copies", f"{kind}_{way}"), point=point)
+        figures.append(
+            Figure(
+                f"pageable_{way}_{mebibytes}MiB",
+                ("copies", f"pageable_{way}"),
+                point=Point(curve, mebibytes, "pageable"),
             )
+        )
         figures.append(
             Figure(
                 f"arena_{way}_{mebibytes}MiB_pageable",
