@@ -84,6 +84,24 @@ def _control(command: str) -> str:
     return done.stdout
 
 
+def _start_daemon(errors: Path) -> None:
+    # A file: the daemon keeps what it is given open, and a pipe would not end before it does.
+    with errors.open("w") as file:
+        try:
+            done = subprocess.run(
+                [MPS_CONTROL, "-d"],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{MPS_CONTROL} does not start within {LIMIT_S:.0f} s") from None
+    if done.returncode != 0:
+        raise Unavailable(f"{MPS_CONTROL} does not start: {tail(errors.read_text())}")
+
+
 @contextmanager
 def mps() -> Iterator[None]:
     """Have processes forked in the block use MPS, by a daemon that is theirs alone.
@@ -100,16 +118,7 @@ def mps() -> Iterator[None]:
             path.mkdir()
             os.environ[name] = str(path)
         try:
-            done = subprocess.run(
-                [MPS_CONTROL, "-d"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            if done.returncode != 0:
-                raise Unavailable(f"{MPS_CONTROL} does not start: {tail(done.stderr)}")
+            _start_daemon(Path(folder) / "stderr")
             try:
                 yield
             finally:

@@ -23,11 +23,15 @@ MPS_STAND_IN = """#!/bin/sh
 if [ "$1" = -d ]; then
   echo "start $CUDA_MPS_PIPE_DIRECTORY" >> "$NOTES"
   [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] && [ -d "$CUDA_MPS_LOG_DIRECTORY" ] || exit 3
+  [ -z "$REFUSES" ] || { echo "no device allows it" >&2; exit 1; }
+  sleep 600 &
+  echo $! > "$NOTES.daemon"
   exit 0
 fi
 read -r command
 echo "$command" >> "$NOTES"
 [ "$command" = get_server_list ] && echo 4711
+[ "$command" = quit ] && kill "$(cat "$NOTES.daemon")"
 exit 0
 """
 
@@ -127,6 +131,13 @@ def test_mps_is_ended_when_what_used_it_fails(stand_in):
     with pytest.raises(ZeroDivisionError), devices.mps():
         raise ZeroDivisionError
     assert stand_in()[-1] == "quit"
+
+
+def test_where_mps_does_not_start_the_probe_is_skipped_with_its_words(stand_in, monkeypatch):
+    monkeypatch.setenv("REFUSES", "1")
+    with pytest.raises(Unavailable, match="does not start: no device allows it"), devices.mps():
+        pass
+    assert "quit" not in stand_in()
 
 
 def test_without_mps_the_probe_is_skipped(monkeypatch, tmp_path):
