@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import allocator, attach, calls, launch, load, messages, payload
+from benchmarks import allocator, attach, batching, calls, gpu, launch, load, messages, payload
 from benchmarks.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -11,6 +11,8 @@ WORKLOADS: tuple[Workload, ...] = (
     attach.WORKLOAD,
     payload.WORKLOAD,
     load.WORKLOAD,
+    batching.WORKLOAD,
     allocator.WORKLOAD,
     launch.WORKLOAD,
+    gpu.WORKLOAD,
 )
