@@ -10,6 +10,7 @@ over helpers, over the window. The relay is run at every point of each.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
 from benchmarks.native import build, run_json
@@ -35,30 +36,24 @@ CURVES = {
 IN_QUICK = (8,)
 
 
-def _probe(
-    program: str,
-    *,
-    children: int,
-    helpers: int,
-    window: int = 1,
-    active: int | None = None,
-    label: str | None = None,
-) -> Probe:
+def carried(program: str, seconds: float, **sizes: int) -> dict[str, Any]:
+    """Run one of the two programs; ``sizes`` are its arguments, as in ``window=16``."""
+    arguments = {**sizes, "handover": HANDOVER, "seconds": seconds}
+    words = [
+        word
+        for name, size in arguments.items()
+        for word in (f"--{name.replace('_', '-')}", str(size))
+    ]
+    path = build(program, library=LIBRARIES[program])
+    return run_json([path, *words], seconds + START_LIMIT_S)
+
+
+def _probe(program: str, *, label: str | None = None, **sizes: int) -> Probe:
     """Run ``program``: its rate, and when one child alone is active its latency."""
-    timed = window == 1 and (active or children) == 1
+    timed = sizes.get("window", 1) == 1 and sizes.get("active", sizes["children"]) == 1
 
     def run(seconds: float) -> dict[str, float]:
-        arguments = {
-            "--children": children,
-            "--active": active or children,
-            "--helpers": helpers,
-            "--window": window,
-            "--handover": HANDOVER,
-            "--seconds": seconds,
-        }
-        path = build(program, library=LIBRARIES[program])
-        words = [str(word) for pair in arguments.items() for word in pair]
-        result = run_json([path, *words], seconds + START_LIMIT_S)
+        result = carried(program, seconds, **sizes)
         quantities = {"rate": result["rate"]}
         if timed:
             quantities["median"] = result["median_ns"] / 1000
