@@ -26,7 +26,7 @@ WARM_CALLS = 100
 LIMIT_S = 90.0
 
 
-def shmgpu_respawn(with_torch: bool) -> float:
+def shmgpu_respawn(with_torch: bool, deaths: int = DEATHS) -> float:
     """Return the median milliseconds from the helper's death to the next answer."""
     # Only here, so that the suite can be listed where shmgpu is not built.
     import shmgpu
@@ -51,12 +51,12 @@ def shmgpu_respawn(with_torch: bool) -> float:
 
     took = [
         shmgpu.launch(run, children=1, helpers=1, devices=["cpu"], arena="1MiB")[0]
-        for _ in range(DEATHS)
+        for _ in range(deaths)
     ]
     return statistics.median(took)
 
 
-def bare_respawn(with_torch: bool) -> float:
+def bare_respawn(with_torch: bool, deaths: int = DEATHS) -> float:
     """Do the same with a bare worker: kill, wait, fork, ask."""
     import shmgpu  # noqa: F401  so that the process is of the same size
 
@@ -66,7 +66,7 @@ def bare_respawn(with_torch: bool) -> float:
         return str(os.getpid()).encode()
 
     took = []
-    for _ in range(DEATHS):
+    for _ in range(deaths):
         worker = BareWorker(pid)
         for _ in range(WARM_CALLS):
             victim = worker.ask(b"?")
