@@ -15,7 +15,7 @@ import time
 
 from benchmarks import isolate
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
-from benchmarks.processes import cpu_ns, cpu_ticks, import_torch, memory_mib
+from benchmarks.processes import cpu_ns, cpu_ticks, import_torch, memory_mib, modules
 
 CHILDREN = 32
 HELPERS = 2
@@ -91,21 +91,19 @@ def shmgpu_idle(with_torch: bool) -> dict[str, float]:
     }
 
 
-def _needs(with_torch: bool) -> tuple[str, ...]:
-    return ("shmgpu", "torch") if with_torch else ("shmgpu",)
-
-
 def _wall_probe(name: str, target: str, with_torch: bool, children: int = CHILDREN) -> Probe:
+    counted = not with_torch  # importing torch fills a round by itself
+
     def run(repetitions: float) -> dict[str, float]:
         walls = [
             isolate.call(
                 f"benchmarks.launch:{target}", LIMIT_S, with_torch=with_torch, children=children
             )
-            for _ in range(int(repetitions))
+            for _ in range(int(repetitions) if counted else 1)
         ]
         return {"wall": statistics.median(walls)}
 
-    return Probe(name, run, {"wall": "s"}, _needs(with_torch), counted=True)
+    return Probe(name, run, {"wall": "s"}, modules(with_torch), counted)
 
 
 def _wall_group(with_torch: bool) -> Group:
@@ -127,14 +125,15 @@ def _idle_group(with_torch: bool) -> Group:
     units = {"dirty": "MiB", "dirty_collected": "MiB", "ticks": "ticks", "ns": "ns"}
     return Group(
         f"idle{suffix}",
-        (Probe("shmgpu", run, units, _needs(with_torch)),),
+        (Probe("shmgpu", run, units, modules(with_torch)),),
         (
             Figure(f"dirty{suffix}", ("shmgpu", "dirty"), asked="<= 3"),
             Figure(f"dirty_collected{suffix}", ("shmgpu", "dirty_collected"), asked="<= 3"),
             Figure(f"idle_ticks{suffix}", ("shmgpu", "ticks"), asked="== 0"),
             Figure(f"idle_cpu{suffix}", ("shmgpu", "ns")),
         ),
-        rounds=2,
+        rounds=1,  # nothing here is a time that varies
+        quick=not with_torch,
     )
 
 

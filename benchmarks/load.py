@@ -173,7 +173,7 @@ def _waiting(service_us: int) -> Group:
             ),
         ),
         # A span of many service times: a call more or less at its ends must not decide.
-        seconds=1.0,
+        seconds=1.0 if service_us >= ASKED_FROM_US else 0.0,
         rounds=3 if service_us >= ASKED_FROM_US else 2,
         quick=service_us in IN_QUICK_US,
     )

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import isolate
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
-from benchmarks.processes import BareWorker, import_torch, memory_mib
+from benchmarks.processes import BareWorker, import_torch, memory_mib, modules
 from benchmarks.stage import shared_array
 
 CHILDREN = (8, 32, 128)
@@ -191,7 +191,7 @@ def _probe(
     roles = ("child", "helper") if function is shmgpu_memory else ("worker",)
     states = ("called",) if function is spawned_memory else ("idle", "called")
     units = {f"{r} {s} {m}": "MiB" for r in roles for s in states for m in ("dirty", "pss")}
-    return Probe(name, run, units, ("shmgpu", "torch") if with_torch else ("shmgpu",))
+    return Probe(name, run, units, modules(with_torch))
 
 
 def _group(children: int, with_torch: bool) -> Group:

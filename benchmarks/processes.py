@@ -20,6 +20,11 @@ MIB = 1 << 20
 _LENGTH = struct.Struct("<I")
 
 
+def modules(with_torch: bool) -> tuple[str, ...]:
+    """Return what a probe needs that runs shmgpu, with torch or without."""
+    return ("shmgpu", "torch") if with_torch else ("shmgpu",)
+
+
 def import_torch(wanted: bool) -> None:
     """Make this process as large as a user's: forks have to cope with torch's many objects."""
     if wanted:

@@ -19,7 +19,7 @@ import time
 
 from benchmarks import isolate
 from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
-from benchmarks.processes import BareWorker, import_torch
+from benchmarks.processes import BareWorker, import_torch, modules
 
 DEATHS = 5
 WARM_CALLS = 100
@@ -88,8 +88,7 @@ def _group(with_torch: bool) -> Group:
         def run(_seconds: float) -> dict[str, float]:
             return {"time": isolate.call(target, LIMIT_S, with_torch=with_torch)}
 
-        needs = ("shmgpu", "torch") if with_torch else ("shmgpu",)
-        return Probe(name, run, {"time": "ms"}, needs)
+        return Probe(name, run, {"time": "ms"}, modules(with_torch))
 
     return Group(
         f"death{suffix}",
