@@ -16,7 +16,7 @@ from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
 from benchmarks.native import build, run_json
 
 START_LIMIT_S = 90.0
-HANDOVER = 16
+HANDOVER = 16  # frames handed to a helper ahead by the relay, or a whole window if that is more
 LIBRARIES: Mapping[str, str | None] = {"messages": "*.c", "relay": None}
 LABELS = {"messages": "shmgpu", "relay": "relay"}
 
@@ -38,7 +38,8 @@ IN_QUICK = (8,)
 
 def carried(program: str, seconds: float, **sizes: int) -> dict[str, Any]:
     """Run one of the two programs; ``sizes`` are its arguments, as in ``window=16``."""
-    arguments = {**sizes, "handover": HANDOVER, "seconds": seconds}
+    handover = max(HANDOVER, sizes.get("window", 1))
+    arguments = {**sizes, "handover": handover, "seconds": seconds}
     words = [
         word
         for name, size in arguments.items()
