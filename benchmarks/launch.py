@@ -112,6 +112,7 @@ def _wall_group(with_torch: bool) -> Group:
         f"wall{suffix}",
         (_wall_probe("shmgpu", "shmgpu_wall", with_torch),),
         (Figure(f"wall{suffix}", ("shmgpu", "wall"), asked="< 0.25"),),
+        rounds=5,
     )
 
 

@@ -96,7 +96,7 @@ def shmgpu_memory(children: int, with_torch: bool, calls: int = CALLS) -> dict[s
             for future in [measure.submit(state) for _ in range(2 * HELPERS)]:
                 future.result()
 
-    meeting = Meeting(children, 5)
+    meeting = Meeting(children, 6)
 
     def run(rank: int) -> list[tuple[float, float]]:
         meeting.wait(0, rank)
@@ -113,6 +113,7 @@ def shmgpu_memory(children: int, with_torch: bool, calls: int = CALLS) -> dict[s
         meeting.wait(4, rank)
         if rank == 0:
             measure_helpers(1)
+        meeting.wait(5, rank)  # whoever left earlier would leave its share of pages to the others
         return [idle, called]
 
     results = shmgpu.launch(run, children=children, helpers=HELPERS, devices=["cpu"], arena="4MiB")

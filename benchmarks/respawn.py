@@ -97,7 +97,7 @@ def _group(with_torch: bool) -> Group:
             probe("bare fork", "benchmarks.respawn:bare_respawn"),
         ),
         (Figure(f"answer{suffix}", ("shmgpu", "time"), ("bare fork", "time")),),
-        rounds=3,
+        rounds=2 if with_torch else 3,
         quick=not with_torch,
     )
 

@@ -16,6 +16,8 @@ from benchmarks.cli import quick_part  # noqa: E402
 from benchmarks.figures import ProbeFailed  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
 
+STATES = ("idle", "called")
+
 needs_compiler = pytest.mark.skipif(
     shutil.which(native.compiler()) is None, reason="needs a C compiler"
 )
@@ -137,8 +139,11 @@ def test_a_replacement_answers_after_a_death(who):
 
 def test_memory_is_told_for_children_and_helpers_before_and_after_their_calls():
     told = isolate.call(
-        "benchmarks.memory:shmgpu_memory", 60.0, children=3, with_torch=False, calls=10
+        "benchmarks.memory:shmgpu_memory", 60.0, children=8, with_torch=False, calls=10
     )
+    # All are there whenever one is measured: else its share of the pages would grow by itself.
+    shared = [told[f"helper {state} pss"] - told[f"helper {state} dirty"] for state in STATES]
+    assert shared[1] < shared[0] + 1.5
     wanted = {f"{role} {state} {measure}" for role, state, measure in memory.FIGURES}
     assert wanted <= told.keys()
     assert all(told[name] > 0.1 for name in wanted)
