@@ -28,6 +28,7 @@ from shmgpu.views import align
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
+NO_GROUP = (1 << 32) - 1  # gid_t's "leave it as it is"
 MOST_CHILDREN = 512  # so that each has a held-out image to classify
 DEMO_TRACE = "shmgpu-demo.trace.json"
 
@@ -350,9 +351,9 @@ def _up(options: argparse.Namespace) -> int:
         },
     }
     if options.detach:
-        place = door.path_of(options.path).absolute()
+        place = door.path_of(options.path)
         spawn.start(options.modules, place, **settings)
-        print(f"a broker serves at {place}; its log is {place.with_suffix('.log')}")
+        print(f"a broker serves at {place}; its log is {door.beside(place, '.log')}")
         return 0
 
     def ready() -> None:
@@ -373,6 +374,8 @@ def _group(name: str | None) -> int | None:
         number = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
         raise ConfigError(f"--group {name}: there is no such group here") from None
+    if number >= NO_GROUP:
+        raise ConfigError(f"--group {name}: no group has a number from {NO_GROUP} on")
     if number == 0:
         raise ConfigError("--group root lets nobody in who may not come anyway: leave it away")
     return number

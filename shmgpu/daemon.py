@@ -107,6 +107,7 @@ def up(
     limits = quotas.path_of(quotas_file)
     rows = quotas.read(limits)
     place = door.path_of(path)
+    door.prepare(place)
     loaded = [load_module(name) for name in modules]
     if settings.get("session") is None:
         settings["session"] = next(

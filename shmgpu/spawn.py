@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from shmgpu import errors, functions, manifest
+from shmgpu import door, errors, functions, manifest
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 from shmgpu.log import logger
@@ -165,13 +165,14 @@ def start(
 ) -> None:
     """Start a broker at ``path`` that outlives this process; return when programs can join.
 
-    Its output goes to a file beside the socket, ending in ``.log``.
+    Its output goes to a file beside the socket, called like that and ``.log``.
     """
+    door.prepare(path)
     request = {
         "modules": [_absolute(name) for name in modules],
         "settings": {**settings, "path": str(path)},
     }
-    spawn(request, log=path.with_suffix(".log")).wait_ready(timeout)
+    spawn(request, log=door.beside(path, ".log")).wait_ready(timeout)
 
 
 def _absolute(module: str) -> str:
