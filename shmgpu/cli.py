@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, control, daemon, device, doctor, door, spawn, top, trace
+from shmgpu import config, control, daemon, device, doctor, door, modules, spawn, top, trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.views import align
 
@@ -362,6 +362,9 @@ def _up(options: argparse.Namespace) -> int:
 
     try:
         daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
+    except modules.NotLoaded as error:
+        print(f"shmgpu: {error}\n\n{error.traceback_text}", end="", file=sys.stderr)
+        return 1
     except SystemExit as ended:  # it was asked to, and has drained
         return 0 if ended.code == 128 + signal.SIGTERM else 1
     return 0

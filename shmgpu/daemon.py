@@ -7,19 +7,15 @@ programs join through the door.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import pathlib
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
-from shmgpu import core, door, functions, log, manifest, quotas
+from shmgpu import core, door, functions, log, manifest, modules, quotas
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
@@ -34,46 +30,8 @@ PLANNED = (
 )
 
 
-def load_module(name: str) -> ModuleType:
-    """Import a module by its dotted name, or a file by its path; raises ConfigError.
-
-    A file is imported under its stem, as a program that is run is called by those who join.
-    """
-    path = pathlib.Path(name)
-    if path.suffix != ".py":
-        sys.path.insert(0, os.getcwd())
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            raise ConfigError(
-                f"{name} cannot be imported ({error}): name a module, or a file ending in .py"
-            ) from error
-        finally:
-            sys.path.remove(os.getcwd())
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"{name} is no file: name a module, or a file ending in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
-    return module
-
-
-def _named(name: str) -> Callable[..., Any]:
-    """The session function that ``module:name`` names; raises ConfigError."""
-    module, _, attribute = name.rpartition(":")
-    if not module:
-        raise ConfigError(f"session={name!r} must be MODULE:NAME")
-    loaded = sys.modules.get(pathlib.Path(module).stem) if module.endswith(".py") else None
-    found = getattr(loaded or load_module(module), attribute, None)
-    if not callable(found):
-        raise ConfigError(f"session={name!r}: {module} has no function {attribute}")
-    return cast("Callable[..., Any]", found)
-
-
 def up(
-    modules: Sequence[str],
+    served: Sequence[str],
     *,
     path: str | os.PathLike[str] | None = None,
     slots: int = 64,
@@ -86,7 +44,7 @@ def up(
     """Run a broker until SIGINT or SIGTERM asks it to end; it drains first.
 
     Args:
-        modules: names or files of the modules whose decorated functions it serves. A function
+        served: names or files of the modules whose decorated functions it serves. A function
             named ``load`` in the first that has one is the session function.
         path: of the socket; see :func:`shmgpu.connect`.
         slots: how many programs may be joined at once.
@@ -100,7 +58,8 @@ def up(
             ever have.
 
     Raises:
-        ConfigError, LaunchError, SessionError: it could not start.
+        ConfigError, LaunchError, SessionError: it could not start; of a module that raised,
+            :class:`shmgpu.modules.NotLoaded`.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
@@ -108,18 +67,18 @@ def up(
     rows = quotas.read(limits)
     place = door.path_of(path)
     door.prepare(place)
-    loaded = [load_module(name) for name in modules]
+    loaded = [modules.load(name) for name in served]
     if settings.get("session") is None:
         settings["session"] = next(
             (m.load for m in loaded if callable(getattr(m, "load", None))), None
         )
     elif isinstance(settings["session"], str):
-        settings["session"] = _named(settings["session"])
+        settings["session"] = modules.named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
     if not functions.by_row:
         raise ConfigError(
-            f"{', '.join(modules)} decorates no function: name the module in which "
+            f"{', '.join(served)} decorates no function: name the module in which "
             "@shmgpu.function stands"
         )
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))

@@ -43,10 +43,17 @@ main(request)
 class Spawned:
     """A process that was started and says on a pipe how it fares."""
 
-    def __init__(self, process: subprocess.Popen[bytes], report: int, log: pathlib.Path | None):
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        report: int,
+        log: pathlib.Path | None,
+        log_begins: int,
+    ) -> None:
         self.process = process
         self._report = report
         self._log = log
+        self._log_begins = log_begins  # what stands before that is of earlier starts
 
     def wait_ready(self, timeout: float | None) -> None:
         """Return when programs can join.
@@ -72,7 +79,7 @@ class Spawned:
             os.close(self._report)
         told = json.loads(said)
         if "error" in told:
-            raise _error(told)
+            raise self._error(told)
 
     def end(self, timeout: float) -> None:
         """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
@@ -86,19 +93,21 @@ class Spawned:
         if self._log is None:
             return ": what it printed says why"
         try:
-            lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            with open(self._log, "rb") as file:
+                file.seek(self._log_begins)
+                lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         except OSError:
             lines = []
         return f"; its log, {self._log}, ends:\n" + "\n".join(lines) if lines else ""
 
-
-def _error(told: Mapping[str, Any]) -> Exception:
-    kind = getattr(errors, str(told["error"]), LaunchError)
-    message = str(told["message"])
-    if kind is SessionError:
-        return SessionError(message, int(told["helper"]), str(told["traceback"]))
-    known = isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError))
-    return kind(message) if known else LaunchError(message)
+    def _error(self, told: Mapping[str, Any]) -> Exception:
+        kind = getattr(errors, str(told["error"]), None)
+        message = str(told["message"])
+        if kind is SessionError:
+            return SessionError(message, int(told["helper"]), str(told["traceback"]))
+        if isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError)):
+            return kind(message)
+        return LaunchError(message + (f"; the traceback is in {self._log}" if self._log else ""))
 
 
 def spawn(
@@ -112,6 +121,7 @@ def spawn(
     file = os.memfd_create("shmgpu-request", os.MFD_CLOEXEC)
     report, reporting = os.pipe2(os.O_CLOEXEC)
     output: IO[bytes] | None = None
+    log_begins = 0
     environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
     environment["SHMGPU_AUTO"] = "never"  # a script that calls as it is loaded: not in the broker
     try:
@@ -128,6 +138,7 @@ def spawn(
         os.lseek(file, 0, os.SEEK_SET)
         if log is not None:
             output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
+            log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
             [sys.executable, "-c", BOOTSTRAP, str(file)],
             stdin=subprocess.DEVNULL,
@@ -150,7 +161,7 @@ def spawn(
         os.close(reporting)
         if output is not None:
             output.close()
-    return Spawned(process, report, log)
+    return Spawned(process, report, log, log_begins)
 
 
 # ---- a broker for all programs of the user ---------------------------------------------------

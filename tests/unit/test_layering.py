@@ -80,6 +80,7 @@ PYTHON_ROOMS = [
     "door",
     "manifest",
     "quotas",
+    "modules",
     "spawn",
     "stats",
     "trace",
