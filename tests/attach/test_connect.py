@@ -178,7 +178,14 @@ def test_without_a_broker_the_error_says_how_to_start_one(tmp_path):
 
 def test_the_network_address_of_this_box_is_the_broker_of_this_box(place, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(place))
-    for given in ({"path": "localhost:29500"}, {"host": "127.0.0.1", "port": 29500}, {}):
+    for given in (
+        {"path": "localhost:29500"},
+        {"path": "127.0.0.2:3"},
+        {"host": "127.0.0.1", "port": 29500},
+        {"host": socket.gethostname()},
+        {"host": "LOCALHOST"},
+        {},
+    ):
         with shmgpu.connect(**given, wait=LATELY):
             assert served.add_one(np.zeros(1)).tolist() == [1]
 

@@ -77,6 +77,7 @@ PYTHON_ROOMS = [
     "inline",
     "reports",
     "events",
+    "box",
     "door",
     "manifest",
     "quotas",
