@@ -27,17 +27,8 @@ from shmgpu.log import logger
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
-# In the new interpreter, before anything is imported that has threads. A broker that outlives who
-# started it is forked off here, so that it is nobody's child.
-BOOTSTRAP = """\
-import os, pickle, sys
-request = pickle.load(open(int(sys.argv[1]), "rb"))
-if request["outlives"] and os.fork():
-    os._exit(0)
-sys.path[:] = request["sys_path"]
-from shmgpu.spawned import main
-main(request)
-"""
+# The program of the new interpreter: a file, so that its command line says what it serves.
+STARTER = str(pathlib.Path(__file__).with_name("starter.py"))
 
 
 class Spawned:
@@ -111,10 +102,15 @@ class Spawned:
 
 
 def spawn(
-    request: Mapping[str, Any], *, log: pathlib.Path | None = None, lent: Sequence[int] = ()
+    request: Mapping[str, Any],
+    *,
+    words: Sequence[str],
+    log: pathlib.Path | None = None,
+    lent: Sequence[int] = (),
 ) -> Spawned:
     """Start an interpreter with that request; ``lent`` descriptors keep their numbers there.
 
+    Its command line ends in ``words``, for whoever looks at the processes of this box.
     With a log the process has that for its output and outlives this one; without, it shares this
     one's, and is this one's child.
     """
@@ -140,12 +136,12 @@ def spawn(
             output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
             log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, str(file)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, STARTER, *words],
+            stdin=file,
             stdout=output,
             stderr=output,
             env=environment,
-            pass_fds=[file, reporting, *lent],
+            pass_fds=[reporting, *lent],
             start_new_session=True,  # what is typed at a terminal is this program's
         )
         if log is not None:
@@ -183,7 +179,8 @@ def start(
         "modules": [_absolute(name) for name in modules],
         "settings": {**settings, "path": str(path)},
     }
-    spawn(request, log=door.beside(path, ".log")).wait_ready(timeout)
+    words = ["up", *modules, "--path", str(path)]
+    spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
 
 
 def _absolute(module: str) -> str:
@@ -243,7 +240,11 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     try:
         with by_value(here):
             carried = _carry(settings)
-        spawned = spawn({"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()])
+        spawned = spawn(
+            {"carried": carried, "door": entrance.fileno()},
+            words=["init", sys.argv[0]],
+            lent=[entrance.fileno()],
+        )
     except BaseException:
         connection.close()
         raise

@@ -95,6 +95,7 @@ PYTHON_ROOMS = [
     "launch",
     "daemon",
     "spawned",
+    "starter",
     "control",
     "talk",
     "doctor",
