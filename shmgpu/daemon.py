@@ -7,13 +7,15 @@ programs join through the door.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 from shmgpu import core, door, functions, log, manifest, modules, quotas
 from shmgpu.errors import ConfigError
@@ -21,6 +23,8 @@ from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
+
+P = ParamSpec("P")
 
 Entrance = door.Door | door.PrivateDoor
 
@@ -30,6 +34,23 @@ PLANNED = (
 )
 
 
+def _held(run: Callable[P, None]) -> Callable[P, None]:
+    """SIGHUP, which would end this process, does nothing until there are quotas to read anew."""
+
+    @functools.wraps(run)
+    def runs(*args: P.args, **kwargs: P.kwargs) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return run(*args, **kwargs)  # which refuses that
+        before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+
+    return runs
+
+
+@_held
 def up(
     served: Sequence[str],
     *,
@@ -64,7 +85,7 @@ def up(
     """
     refuse_unsafe("shmgpu up")
     limits = quotas.path_of(quotas_file)
-    rows = quotas.read(limits)
+    quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
     place = door.path_of(path)
     door.prepare(place)
     loaded = [modules.load(name) for name in served]
@@ -89,21 +110,31 @@ def up(
         host.close()
         raise
 
+    told = ""  # to the service manager, once programs can join
+    status = f"{plan.helpers_started} helpers, {slots} places, at {place}"
+
     def ready() -> None:
-        text = f"{plan.helpers_started} helpers, {slots} places, at {place}"
-        logger.info("ready: %s", text)
-        notify(f"READY=1\nSTATUS={text}")
+        nonlocal told
+        told = status
+        logger.info("ready: %s", status)
+        notify(f"READY=1\nSTATUS={status}")
         if on_ready is not None:
             on_ready()
 
     host.on_ready = ready
     host.on_draining = lambda: notify("STOPPING=1\nSTATUS=finishing what helpers hold")
-    before = signal.signal(signal.SIGHUP, lambda number, frame: reload_quotas(limits))
+    own = os.getpid()
+
+    def hung_up(number: int, frame: object) -> None:
+        if os.getpid() == own:  # helpers inherit this
+            reload_quotas(limits, told)
+
+    signal.signal(signal.SIGHUP, hung_up)
     try:
-        core.set_quotas(rows)
+        core.set_quotas(quotas.read(limits))
         serve(host, entrance, manifest.of_this_process(plan.pools), core.UNTIL_TOLD, group or 0)
     finally:
-        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
         core.set_quotas([])
 
 
@@ -137,18 +168,28 @@ def serve(
         host.close()
 
 
-def reload_quotas(limits: pathlib.Path | None) -> None:
-    """Read the file anew; what cannot be read leaves the limits as they are."""
+def reload_quotas(limits: pathlib.Path | None, status: str) -> None:
+    """Read the file anew; what cannot be read leaves the limits as they are, and is told of.
+
+    Args:
+        limits: the file.
+        status: what the service manager shows of a broker whose quotas are in order; "" of one
+            that is not ready, and tells it nothing.
+    """
     # The service manager orders these by the clock (sd_notify(3), Type=notify-reload).
-    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    if status:
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         rows = quotas.read(limits)
         core.set_quotas(rows)
     except ConfigError as error:
-        logger.error("the quotas stay as they are: %s", error)
+        refused = f"the quotas stay as they are: {' '.join(str(error).split())}"
+        logger.error("%s", refused)
+        status = status and refused
     else:
         logger.info("quotas read anew: %d tables of %s", len(rows), limits or "no file")
-    notify("READY=1")
+    if status:
+        notify(f"READY=1\nSTATUS={status}")
 
 
 def notify(state: str) -> None:
