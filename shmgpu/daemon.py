@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import threading
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import core, door, functions, log, manifest, modules, quotas
+from shmgpu import config, core, door, functions, log, manifest, modules, quotas
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
@@ -58,8 +59,10 @@ def up(
     slots: int = 64,
     group: int | None = None,
     quotas_file: str | os.PathLike[str] | None = None,
+    idle_timeout: float = 0.0,
     on_ready: Callable[[], None] | None = None,
     lent: Sequence[int] = (),
+    carried: bytes = b"",
     **settings: Any,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM asks it to end; it drains first.
@@ -72,8 +75,11 @@ def up(
         group: numeric id of a group that may join, too.
         quotas_file: what users and programs may use at most; ``shmgpu/quotas.toml`` in the user's
             directory of configuration, where there is one. Read again on SIGHUP.
+        idle_timeout: seconds after which it ends by itself when nobody has been joined, and no call
+            open, for so long; 0: never.
         on_ready: called when programs can join.
         lent: descriptors that helpers close.
+        carried: functions, and maybe a session, that the process which started this one pickled.
         settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; session
             as a function or as ``"module:name"``; and max_helpers, how many helpers each pool may
             ever have.
@@ -84,14 +90,17 @@ def up(
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
+    idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
     limits = quotas.path_of(quotas_file)
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
     place = door.path_of(path)
     door.prepare(place)
     loaded = [modules.load(name) for name in served]
+    brought = pickle.loads(carried) if carried else {}
     if settings.get("session") is None:
         settings["session"] = next(
-            (m.load for m in loaded if callable(getattr(m, "load", None))), None
+            (m.load for m in loaded if callable(getattr(m, "load", None))),
+            brought.get("settings", {}).get("session"),
         )
     elif isinstance(settings["session"], str):
         settings["session"] = modules.named(settings["session"])
@@ -123,23 +132,35 @@ def up(
 
     host.on_ready = ready
     host.on_draining = lambda: notify("STOPPING=1\nSTATUS=finishing what helpers hold")
-    own = os.getpid()
 
     def hung_up(number: int, frame: object) -> None:
-        if os.getpid() == own:  # helpers inherit this
+        if core.role() != core.ROLE_HELPER:  # they inherit this
             reload_quotas(limits, told)
 
     signal.signal(signal.SIGHUP, hung_up)
     try:
         core.set_quotas(quotas.read(limits))
-        serve(host, entrance, manifest.of_this_process(plan.pools), core.UNTIL_TOLD, group or 0)
+        serve(
+            host,
+            entrance,
+            manifest.of_this_process(plan.pools),
+            core.UNTIL_TOLD,
+            group=group or 0,
+            idle_timeout=idle_timeout,
+        )
     finally:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
         core.set_quotas([])
 
 
 def serve(
-    host: RoleHost, entrance: Entrance, known: manifest.Manifest, persistent: int, group: int = 0
+    host: RoleHost,
+    entrance: Entrance,
+    known: manifest.Manifest,
+    persistent: int,
+    *,
+    group: int = 0,
+    idle_timeout: float = 0.0,
 ) -> None:
     """Run the broker behind that door to its end, and raise what :func:`up` does."""
     plan = host.plan
@@ -151,13 +172,11 @@ def serve(
         make_room_for_descriptors(plan.slots + plan.helpers)
         status = core.run(
             host,
-            helper_pool=plan.helper_pool,
-            helper_absent=plan.helper_absent,
-            min_credit=plan.min_credit,
             persistent=persistent,
             door_fd=entrance.fileno(),
             manifest_fd=descriptor,
             door_gid=group,
+            idle_ns=int(idle_timeout * 1e9),
             **plan.for_core(),
         )
         raise_outcome(host, status)

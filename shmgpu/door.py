@@ -256,7 +256,6 @@ class Door:
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
         self.path = path
-        self._owner = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with locked(path):
@@ -297,7 +296,7 @@ class Door:
         self._socket.close()
 
     def close(self) -> None:
-        """Close and, in the process that made it, remove it."""
-        if self._owner == os.getpid() and self._socket.fileno() >= 0:
+        """Close and remove it. As PID 1, the broker is not the process that made it."""
+        if self._socket.fileno() >= 0:
             _remove(self.path)
         self._socket.close()
