@@ -25,6 +25,8 @@ where both sides see them::
 
 from __future__ import annotations
 
+from typing import Any
+
 from shmgpu import arena, errors, residents
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
@@ -57,6 +59,35 @@ from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_s
 from shmgpu.trace import write as write_trace
 
 __version__ = "0.1.0"
+
+# Tensors and what is made of them are loaded when they are first named: a program that only calls
+# functions does without.
+_TENSOR_NAMES = frozenset(
+    "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn set_backend "
+    "set_verbosity tensor zeros gpu_workers".split()
+)
+_TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _TENSOR_ROOMS:
+        return importlib.import_module(f"shmgpu.{name}")
+    if not name.startswith("_"):
+        tensors = importlib.import_module("shmgpu.tensors")
+        if name in _TENSOR_NAMES and hasattr(tensors, name):
+            return getattr(tensors, name)
+        if name in tensors.FUNCTIONS:
+            return tensors.FUNCTIONS[name]
+        if name in tensors.DTYPES:
+            return tensors.DTYPES[name]
+        factories = importlib.import_module("shmgpu.factories")
+        if name in factories.__all__:
+            return getattr(factories, name)
+        if name in ("SGD", "Adam", "AdamW"):
+            return getattr(importlib.import_module("shmgpu.optim"), name)
+    raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
 
 __all__ = [
     "ArenaFull",

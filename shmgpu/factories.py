@@ -12,7 +12,20 @@ from typing import Any
 from shmgpu import dtypes
 from shmgpu.ops import creation
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
-from shmgpu.tensor import Tensor, full, ones, rand, randn, zeros
+from shmgpu.tensors import Tensor, full, ones, rand, randn, zeros
+
+__all__ = [
+    "arange",
+    "empty",
+    "empty_like",
+    "eye",
+    "full_like",
+    "linspace",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "zeros_like",
+]
 
 
 def arange(

@@ -11,7 +11,7 @@ from shmgpu.nn.layers import (
 )
 from shmgpu.nn.losses import BCELoss, MSELoss
 from shmgpu.nn.module import Module, Parameter
-from shmgpu.tensor import FUNCTIONS
+from shmgpu.tensors import FUNCTIONS
 
 mse_loss = FUNCTIONS["mse_loss"]
 relu = FUNCTIONS["relu"]

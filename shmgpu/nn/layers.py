@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shmgpu.nn.module import Module, Parameter
-from shmgpu.tensor import FUNCTIONS, Tensor, rand
+from shmgpu.tensors import FUNCTIONS, Tensor, rand
 
 
 def uniform(bound: float, *size: int) -> Tensor:

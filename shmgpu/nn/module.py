@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import arrays, autograd
-from shmgpu.tensor import Tensor, tensor
+from shmgpu.tensors import Tensor, tensor
 
 State = dict[str, Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 from tensors.samples import OURS, THEIRS
 
 # How far apart two float types may be that were rounded in another order.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shmgpu import factories, tensor
+from shmgpu import factories, tensors
 
 _RNG = np.random.default_rng(11)
 
@@ -24,10 +24,10 @@ class Ours:
     """Our functions, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        for room in (tensor, factories):
+        for room in (tensors, factories):
             if hasattr(room, name):
                 return getattr(room, name)
-        return tensor.FUNCTIONS[name]
+        return tensors.FUNCTIONS[name]
 
 
 class Theirs:

@@ -9,7 +9,7 @@ from tensors.samples import OURS, SAMPLES, THEIRS
 
 import shmgpu
 from shmgpu import ops
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 
 STEP = 1e-5
 RNG = np.random.default_rng(3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 from tensors.against_torch import agree
 from tensors.samples import OURS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 
 RNG = np.random.default_rng(7)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 from tensors.against_torch import agree, same
 from tensors.samples import OURS, THEIRS
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shmgpu import nn, optim
-from shmgpu import tensor as st
+from shmgpu import tensors as st
 
 
 class Model(nn.Module):

@@ -7,6 +7,7 @@ from one list of what the families of operations record.
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ from shmgpu.ops.promotion import (
     is_float,
     number,
 )
+
+DTYPES = {one.name: one for one in TYPES}
 
 
 class Data(np.ndarray[Any, Any]):
@@ -289,6 +292,7 @@ def as_operand(value: Any, dtype: DType | None = None) -> Any:
 
 def _leaf(data: Any, dtype: Any) -> Node:
     """A copy of the data, in this child's arena."""
+    lazy.current()  # the first tensor of a program joins a broker, or starts one
     if isinstance(data, Tensor):
         data = data.data
     if not arrays.is_array(data):
@@ -557,3 +561,29 @@ def grad(
 def no_grad() -> Any:
     """A context in which nothing is recorded for gradients."""
     return autograd.enabled(False)
+
+
+# ---- settings, in the spelling of GT -----------------------------------------------------------------
+
+
+def set_backend(name: str, device: str | None = None) -> None:
+    """Which library computes tensors from now on.
+
+    Args:
+        name: ``"torch"`` or ``"numpy"``.
+        device: accepted where it is what the helpers have; a broker's helpers got their devices
+            when it started.
+
+    Raises:
+        ValueError: there is no such library here.
+        RuntimeError: tensors are held by the other one.
+    """
+    lazy.use_backend(name)
+
+
+def set_verbosity(level: int) -> None:
+    """How much is logged: 0 errors, 1 warnings, 2 what happens, 3 everything."""
+    levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+    if level not in range(4):
+        raise ValueError(f"set_verbosity({level!r}): give 0, 1, 2 or 3")
+    logging.getLogger("shmgpu").setLevel(levels[level])
