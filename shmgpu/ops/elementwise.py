@@ -11,7 +11,7 @@ from typing import Any
 from shmgpu.graph import Gradient, Node, Op, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.kernels import Binder, named
+from shmgpu.ops.kernels import Binder, named, numpy_erf
 from shmgpu.ops.promotion import as_node, bool_, floats, is_float, result_type, together
 
 Operand = Node | complex
@@ -220,6 +220,23 @@ def bitwise_xor(a: Operand, b: Operand) -> Node:
     return _bits(BITWISE_XOR, a, b)
 
 
+ISNAN = _row("isnan", dtype=bool_)
+ISFINITE = _row("isfinite", dtype=bool_)
+ISINF = _row("isinf", dtype=bool_)
+
+
+def isnan(x: Node) -> Node:
+    return apply(ISNAN, (x,))
+
+
+def isfinite(x: Node) -> Node:
+    return apply(ISFINITE, (x,))
+
+
+def isinf(x: Node) -> Node:
+    return apply(ISINF, (x,))
+
+
 def bitwise_not(x: Node) -> Node:
     return logical_not(x) if x.spec.dtype is bool_ else apply(BITWISE_NOT, (x,))
 
@@ -245,10 +262,8 @@ def _numpy_sigmoid(np: Any, specs: Any, params: Any, out: Any) -> Any:
 
 
 def _numpy_erf(np: Any, specs: Any, params: Any, out: Any) -> Any:
-    from math import erf
-
-    each = np.vectorize(erf, otypes=["float64"])
-    return lambda x: each(x).astype(x.dtype)
+    each = numpy_erf(np)
+    return lambda x: np.asarray(each(x)).astype(x.dtype, copy=False)
 
 
 def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -263,6 +278,7 @@ CEIL = _row("ceil", lambda g, n: mul(g, 0))
 ROUND = _row("round", lambda g, n: mul(g, 0))
 EXP = _row("exp", lambda g, n: mul(g, n), saves="o")
 LOG = _row("log", lambda g, n: div(g, n.inputs[0]), saves="i")
+LOG1P = _row("log1p", lambda g, n: div(g, add(n.inputs[0], 1)), saves="i")
 SQRT = _row("sqrt", lambda g, n: div(mul(g, 0.5), n), saves="o")
 RSQRT = _row(
     "rsqrt", lambda g, n: mul(mul(g, -0.5), mul(n, mul(n, n))), numpy=_numpy_rsqrt, saves="o"
@@ -321,6 +337,10 @@ def log(x: Node) -> Node:
     return apply(LOG, floats(x))
 
 
+def log1p(x: Node) -> Node:
+    return apply(LOG1P, floats(x))
+
+
 def sqrt(x: Node) -> Node:
     return apply(SQRT, floats(x))
 
@@ -364,6 +384,14 @@ WHERE = _row(
     in_place=False,
     numbers=(1, 2),
 )
+
+
+def square(x: Node) -> Node:
+    return mul(x, x)
+
+
+def reciprocal(x: Node) -> Node:
+    return div(1, x)
 
 
 def where(condition: Node, a: Operand, b: Operand) -> Node:
