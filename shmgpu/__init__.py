@@ -89,6 +89,7 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module("shmgpu.optim"), name)
     raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
 
+
 __all__ = [
     "ArenaFull",
     "BadFree",

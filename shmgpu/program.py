@@ -205,7 +205,7 @@ class Draft:
         numbers: the plain numbers, likewise.
     """
 
-    __slots__ = ("arrays", "donated", "donated_nodes", "key", "kept", "numbers", "order", "read")
+    __slots__ = ("arrays", "donated", "donated_nodes", "kept", "key", "numbers", "order", "read")
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Draft:
         self.donated_nodes = [
             node
             for node in arrays
-            if type(node.value) is is_resident and not node.is_owned and node not in pinned
+            if type(node.value) is is_resident and not node.owners and node not in pinned
         ]
         donated = [places[node] for node in self.donated_nodes]
         code.append(tuple(donated))

@@ -8,7 +8,6 @@ from shmgpu import dtypes
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 
-
 NAMES = (
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
 )  # fmt: skip

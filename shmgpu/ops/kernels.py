@@ -37,7 +37,7 @@ def numpy_reduction(name: str) -> Binder:
 
 
 def torch_reduction(name: str) -> Binder:
-    """torch's reduction of that name."""
+    """Torch's reduction of that name."""
     return over_axes(name, "dim", "keepdim")
 
 

@@ -7,7 +7,7 @@ number, float). Source: PyTorch's documentation, *Tensor Attributes*, "type prom
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from shmgpu import dtypes
 from shmgpu.dtypes import DType
@@ -28,7 +28,7 @@ float64 = dtypes.by_name("float64")
 TYPES = tuple(map(dtypes.by_name, NAMES))
 
 BOOL, WHOLE, FLOAT = range(3)
-CATEGORY = {dtype: FLOAT for dtype in TYPES} | {bool_: BOOL}
+CATEGORY = dict.fromkeys(TYPES, FLOAT) | {bool_: BOOL}
 CATEGORY |= dict.fromkeys((uint8, int8, int16, int32, int64), WHOLE)
 
 # Of a plain number, by its category.
@@ -47,7 +47,7 @@ def is_float(dtype: DType) -> bool:
     return CATEGORY.get(dtype) == FLOAT
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote(a: DType, b: DType) -> DType:
     """The type of an operation on both."""
     odd = _ODD.get(frozenset((a, b)))

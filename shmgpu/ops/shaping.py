@@ -131,7 +131,7 @@ def _slices(params: Params) -> Any:
 
 
 def _flipped(params: Params) -> Any:
-    """torch has no slices that step back: it flips and slices forward."""
+    """Torch has no slices that step back: it flips and slices forward."""
     starts, stops, steps = params
     axes = tuple([axis for axis, step in enumerate(steps) if step < 0])
     if not axes:

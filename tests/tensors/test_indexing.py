@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from shmgpu import tensors as st
 from tensors.against_torch import agree, same
 from tensors.samples import OURS
+
+from shmgpu import tensors as st
 
 RNG = np.random.default_rng(23)
 X = RNG.uniform(-2, 2, (4, 3, 5))

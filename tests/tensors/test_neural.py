@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from shmgpu import tensors as st
 from tensors.against_torch import agree
 from tensors.samples import OURS
+
+from shmgpu import tensors as st
 
 RNG = np.random.default_rng(17)
 FLOATS = ["float64", "float32", "float16", "bfloat16"]

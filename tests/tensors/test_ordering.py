@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from shmgpu import tensors as st
 from tensors.against_torch import agree, same
 from tensors.samples import OURS, THEIRS
+
+from shmgpu import tensors as st
 
 RNG = np.random.default_rng(29)
 X = RNG.permutation(24).reshape(2, 3, 4) / 4.0 - 3
