@@ -140,6 +140,7 @@ SAMPLES: dict[str, Sample] = {
     },
     **{name: one(name, positive(2, 3)) for name in "log sqrt rsqrt log1p".split()},
     "where": Sample(lambda f, c, x, y: f.where(c, x, y), (bools(2, 3), spread(3), spread(2, 1))),
+    "clamp": Sample(lambda f, x: f.clamp(x, -0.5, 0.6), (spread(2, 3),)),
     # shaping
     "reshape": Sample(lambda f, x: x.reshape(3, 4), (spread(2, 6),)),
     "permute": Sample(lambda f, x: x.permute(2, 0, 1), (spread(2, 3, 2),)),
