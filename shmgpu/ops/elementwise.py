@@ -220,9 +220,9 @@ def bitwise_xor(a: Operand, b: Operand) -> Node:
     return _bits(BITWISE_XOR, a, b)
 
 
-ISNAN = _row("isnan", dtype=bool_)
-ISFINITE = _row("isfinite", dtype=bool_)
-ISINF = _row("isinf", dtype=bool_)
+ISNAN = _row("isnan", dtype=bool_, in_place=False)
+ISFINITE = _row("isfinite", dtype=bool_, in_place=False)
+ISINF = _row("isinf", dtype=bool_, in_place=False)
 
 
 def isnan(x: Node) -> Node:

@@ -12,6 +12,7 @@ from tensors.samples import OURS, THEIRS
 
 from shmgpu import lazy
 from shmgpu import tensors as st
+from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 
 LENGTHS = (1, 3, 24)  # 24 * 24 float64 lie in planned memory, the others in their own
@@ -127,6 +128,12 @@ def play(f, leaves, seed):
         if len(values) > 8:  # what falls out is needed by nobody but the program
             values.pop(rng.randrange(len(leaves), len(values)))
     return values
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_planned_for_the_smallest(monkeypatch):
+    """So that small tensors lie in buffers and are written over, as great ones are."""
+    monkeypatch.setattr(plan, "MIN_BUFFER", 0)
 
 
 @pytest.fixture(params=range(4), ids=["all", "no reuse", "no plan", "none"])

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as some
 from tensors.against_torch import agree
 
+from shmgpu.engine import plan
+
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
 
 chosen = settings(
@@ -35,6 +37,12 @@ LAYOUTS = {
     "every other": lambda f, x: x[::2] if x.ndim else x,
 }
 layouts = some.sampled_from(sorted(LAYOUTS)).map(LAYOUTS.get)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_planned_for_the_smallest(monkeypatch):
+    """So that small tensors lie in buffers and are written over, as great ones are."""
+    monkeypatch.setattr(plan, "MIN_BUFFER", 0)
 
 
 def values(shape, seed):
