@@ -441,7 +441,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (casting, "to"),
         (stretching, "sum"),
         (reductions, "mean var std amax amin logsumexp all any prod"),
-        (linear, "matmul dot"),
+        (linear, "matmul linear dot"),
         (activations, "softmax log_softmax gelu silu leaky_relu softplus dropout"),
         (normalising, "layer_norm"),
         (windows, "conv2d max_pool2d avg_pool2d"),
@@ -456,6 +456,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 _NOT_METHODS = {
+    "linear",
     "where", "cat", "stack", "permute", "gelu", "silu", "leaky_relu", "softplus", "dropout",
     "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
@@ -480,7 +481,9 @@ def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
 def _in_place(name: str) -> Callable[..., Any]:
     family = linear if name == "matmul" else elementwise
     record = getattr(family, name)
-    return lambda self, other: self._updated(record(self._node, as_operand(other)))
+    return lambda self, other, **options: self._updated(
+        record(self._node, as_operand(other), **options)
+    )
 
 
 def _add_methods() -> None:

@@ -12,7 +12,15 @@ from shmgpu.graph import Gradient, Node, Op, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.kernels import Binder, named, numpy_erf
-from shmgpu.ops.promotion import as_node, bool_, floats, is_float, result_type, together
+from shmgpu.ops.promotion import (
+    as_node,
+    bool_,
+    floats,
+    is_float,
+    number,
+    result_type,
+    together,
+)
 
 Operand = Node | complex
 
@@ -98,12 +106,35 @@ def _share(a: Node, b: Node) -> Node:
     return mul(add(cast(gt(a, b), dtype), cast(ge(a, b), dtype)), 0.5)
 
 
-def add(a: Operand, b: Operand) -> Node:
-    return apply(ADD, together(a, b))
+def _numpy_add_scaled(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda a, b, alpha, out=None: np.add(a, b * alpha, out=out)
 
 
-def sub(a: Operand, b: Operand) -> Node:
-    return apply(SUB, together(a, b))
+def _torch_add_scaled(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda a, b, alpha, out=None: torch.add(a, b, alpha=alpha, out=out)
+
+
+ADD_SCALED = _row(
+    "add_scaled",
+    lambda g, n: g,
+    lambda g, n: mul(g, n.inputs[2]),
+    None,
+    numpy=_numpy_add_scaled,
+    torch=_torch_add_scaled,
+    saves="i",
+    numbers=(2,),
+)
+
+
+def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    if alpha == 1:
+        return apply(ADD, together(a, b))
+    a, b = together(a, b)
+    return apply(ADD_SCALED, (a, b, number(alpha, a.spec.dtype)))
+
+
+def sub(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    return apply(SUB, together(a, b)) if alpha == 1 else add(a, b, alpha=-alpha)
 
 
 def mul(a: Operand, b: Operand) -> Node:
@@ -287,9 +318,35 @@ SIN = _row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
 COS = _row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
 TANH = _row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
 SIGMOID = _row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o")
+
+
+def _numpy_relu_backward(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda g, y, out=None: np.multiply(g, y > 0, out=out)
+
+
+def _torch_relu_backward(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    backward = torch.ops.aten.threshold_backward
+
+    def kernel(g: Any, y: Any, out: Any = None) -> Any:
+        if out is None:
+            return backward(g, y, 0)
+        return backward.grad_input(g, y, 0, grad_input=out)
+
+    return kernel
+
+
+RELU_BACKWARD = _row(
+    "relu_backward",
+    lambda g, n: apply(RELU_BACKWARD, (g, n.inputs[1])),
+    None,
+    numpy=_numpy_relu_backward,
+    torch=_torch_relu_backward,
+    saves="i",
+    numbers=(),
+)
 RELU = _row(
     "relu",
-    lambda g, n: mul(g, cast(gt(n, 0), n.spec.dtype)),
+    lambda g, n: apply(RELU_BACKWARD, (g, n)),
     numpy=_numpy_relu,
     torch=_torch_relu,
     saves="o",

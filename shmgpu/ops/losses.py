@@ -6,6 +6,7 @@ there is not, and passes over those to be ignored, in one go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,78 @@ def _alike(input: Node, target: Node, name: str) -> None:
         )
 
 
+def _one_number(specs: Specs, params: Params) -> Spec:
+    return spec_of(specs[0].dtype, ())
+
+
+def _numpy_mse(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    def kernel(a: Any, b: Any) -> Any:
+        difference = (a - b).ravel()
+        return np.dot(difference, difference) / max(difference.size, 1)
+
+    return kernel
+
+
+def _torch_mse(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    mse = torch.ops.aten.mse_loss
+    return lambda a, b: mse(a, b, 1)
+
+
+def _numpy_mse_backward(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    share = 2.0 / max(math.prod(out.shape), 1)
+
+    def kernel(g: Any, a: Any, b: Any, out: Any = None) -> Any:
+        return np.multiply(np.subtract(a, b, out=out), (g * share).astype(a.dtype), out=out)
+
+    return kernel
+
+
+def _torch_mse_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    backward = torch.ops.aten.mse_loss_backward
+
+    def kernel(g: Any, a: Any, b: Any, out: Any = None) -> Any:
+        if out is None:
+            return backward(g, a, b, 1)
+        return backward.grad_input(g, a, b, 1, grad_input=out)
+
+    return kernel
+
+
+def _share(node: Node) -> float:
+    return 2.0 / max(math.prod(node.spec.shape), 1)
+
+
+MSE_BACKWARD = Op(
+    "mse_backward",
+    lambda specs, params: specs[1],
+    numpy=_numpy_mse_backward,
+    torch=_torch_mse_backward,
+    gradients=(
+        lambda g, n: sum(mul(mul(g, sub(n.inputs[1], n.inputs[2])), _share(g))),
+        lambda g, n: mul(mul(g, n.inputs[0]), _share(g)),
+        lambda g, n: neg(mul(mul(g, n.inputs[0]), _share(g))),
+    ),
+    saves="i",
+    takes_out=True,
+)
+MSE = Op(
+    "mse_loss",
+    _one_number,
+    numpy=_numpy_mse,
+    torch=_torch_mse,
+    gradients=(
+        lambda g, n: apply(MSE_BACKWARD, (g, *n.inputs)),
+        lambda g, n: neg(apply(MSE_BACKWARD, (g, *n.inputs))),
+    ),
+    saves="i",
+)
+
+
 def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """The squared difference."""
+    alike = input.spec is target.spec and is_float(input.spec.dtype)
+    if reduction == "mean" and alike and math.prod(input.spec.shape):
+        return apply(MSE, (input, target))
     difference = sub(input, target)
     return reduced_by(mul(difference, difference), reduction)
 

@@ -24,10 +24,9 @@ class Ours:
     """Our functions, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        for room in (tensors, factories):
-            if hasattr(room, name):
-                return getattr(room, name)
-        return tensors.FUNCTIONS[name]
+        if name in tensors.FUNCTIONS:
+            return tensors.FUNCTIONS[name]
+        return getattr(factories, name, None) or getattr(tensors, name)
 
 
 class Theirs:
@@ -158,6 +157,16 @@ SAMPLES: dict[str, Sample] = {
     "prod": over("prod"),
     # linear
     "matmul": Sample(lambda f, x, y: x @ y, (spread(2, 3, 4), spread(4, 2))),
+    "linear": Sample(
+        lambda f, x, w, b: f.linear(x, w, b), (spread(2, 3, 4), spread(5, 4), spread(5))
+    ),
+    # losses in one pass, and gradients in one pass
+    "mse_loss": Sample(lambda f, x, y: f.mse_loss(x, y), (spread(3, 4), spread(3, 4))),
+    "mse_backward": Sample(
+        lambda f, x, y: f.mse_loss(x, y), (spread(3, 4), spread(3, 4)), back=True
+    ),
+    "relu_backward": Sample(lambda f, x: f.relu(x), (spread(3, 4),), back=True),
+    "add_scaled": Sample(lambda f, x, y: f.add(x, y, alpha=0.5), (spread(3, 4), spread(4))),
     # creation
     "full": Sample(lambda f, x: x * f.full((2, 3), 1.5, dtype=torch.float64), (spread(3),)),
     "arange": Sample(lambda f, x: x + f.arange(2, 7, 2), (spread(3),)),
