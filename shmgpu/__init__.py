@@ -64,7 +64,7 @@ __version__ = "0.1.0"
 # functions does without.
 _TENSOR_NAMES = frozenset(
     "Data Tensor arange from_numpy full grad manual_seed no_grad ones rand randn set_backend "
-    "set_verbosity tensor zeros gpu_workers".split()
+    "set_verbosity tensor zeros".split()
 )
 _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
 
@@ -74,6 +74,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
+    if name == "gpu_workers":
+        return importlib.import_module("shmgpu.workers").gpu_workers
     if not name.startswith("_"):
         tensors = importlib.import_module("shmgpu.tensors")
         if name in _TENSOR_NAMES and hasattr(tensors, name):
@@ -85,6 +87,7 @@ def __getattr__(name: str) -> Any:
         if name in ("SGD", "Adam", "AdamW"):
             return getattr(importlib.import_module("shmgpu.optim"), name)
     raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+
 
 __all__ = [
     "ArenaFull",

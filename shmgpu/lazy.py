@@ -24,6 +24,7 @@ from shmgpu.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
+IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 
 
 class Held:
@@ -254,7 +255,8 @@ def current() -> Recorder:
         means = runtime.require()
     recorder: Recorder | None = means.extra.get("recorder")
     if recorder is None:
-        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
+        helpers = means.extra.get("tensor helpers") or _helpers(means)
+        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
     return recorder
 
 
@@ -271,11 +273,18 @@ def use_backend(name: str) -> None:
     _backend = name
 
 
+def use_helpers(numbers: Sequence[int]) -> None:
+    """Have tensors that are made from now on live on these helpers."""
+    means = runtime.require()
+    means.extra["tensor helpers"] = tuple(numbers)
+
+
 def _helpers(means: runtime.Runtime) -> list[int]:
-    """The numbers of the helpers of the first pool."""
+    """The numbers of the helpers of the first pool, without places that wait for a scaling."""
     if means.inline:
         return [0]
-    return [number for number, row in enumerate(stats()["helpers"]) if row["pool"] == 0]
+    rows = stats()["helpers"]
+    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in IN_USE]
 
 
 def elements(node: Node) -> np.ndarray[Any, Any]:

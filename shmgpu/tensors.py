@@ -64,6 +64,11 @@ class Tensor:
     # ---- what it is ----------------------------------------------------------------------------
 
     @property
+    def id(self) -> int:
+        """The number of what it shows now: what the pages of :mod:`shmgpu.debug` call it."""
+        return self._node.number
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Lengths of the axes."""
         return self._node.spec.shape
@@ -342,9 +347,9 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     return made
 
 
-def from_numpy(array: Any) -> Tensor:
+def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
     """A tensor of the array's elements."""
-    return tensor(array)
+    return tensor(array, requires_grad=requires_grad)
 
 
 # ---- made where they are needed ----------------------------------------------------------------------
@@ -404,6 +409,9 @@ def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 # ---- operations, as functions and as methods -----------------------------------------------------------
 
 
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
+
+
 def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
 
@@ -411,7 +419,7 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         out = record(
             *[a._node if type(a) is Tensor else as_argument(a) for a in args],
-            **{k: as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
+            **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         return Tensor(out) if type(out) is Node else tuple([Tensor(one) for one in out])
 
@@ -462,7 +470,17 @@ def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
 def _in_place(name: str) -> Callable[..., Any]:
     family = linear if name == "matmul" else elementwise
     record = getattr(family, name)
-    return lambda self, other: self._updated(record(self._node, as_operand(other)))
+
+    def update(self: Tensor, other: Any) -> Tensor:
+        operand = as_operand(other)
+        if self._node.leaf is None or getattr(operand, "needs_grad", False):
+            return self._updated(record(self._node, operand))
+        # ``weight -= rate * weight.grad``: no gradient could flow through that, so it is a step of
+        # training and not a mistake, although PyTorch wants no_grad() around it.
+        with autograd.enabled(False):
+            return self._updated(record(self._node, operand))
+
+    return update
 
 
 def _add_methods() -> None:

@@ -97,6 +97,8 @@ PYTHON_ROOMS = [
     "spawned",
     "starter",
     "control",
+    "workers",
+    "debug",
     "talk",
     "doctor",
     "demo",
