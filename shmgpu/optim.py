@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shmgpu import autograd
+from shmgpu import autograd, lazy
 from shmgpu.tensors import Tensor, zeros
 
 
@@ -48,6 +48,7 @@ class Optimizer:
             for one, state in zip(group["params"], self.state, strict=True):
                 if one.grad is not None:
                     self._change(one, one.grad, state, group)
+        lazy.current().step_done()
 
     def _change(
         self, one: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
