@@ -70,23 +70,28 @@ _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
+    import importlib.util
 
+    if name.startswith("_"):
+        raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
+    if importlib.util.find_spec(f"shmgpu.{name}") is not None:
+        # ``from shmgpu import room`` asks here first, also from within what tensors import.
+        raise AttributeError(f"shmgpu.{name} is a module: import it")
     if name == "gpu_workers":
-        return importlib.import_module("shmgpu.workers").gpu_workers
-    if not name.startswith("_"):
+        found = importlib.import_module("shmgpu.workers").gpu_workers
+    elif name in ("SGD", "Adam", "AdamW"):
+        found = getattr(importlib.import_module("shmgpu.optim"), name)
+    else:
         tensors = importlib.import_module("shmgpu.tensors")
-        if name in _TENSOR_NAMES and hasattr(tensors, name):
-            return getattr(tensors, name)
-        if name in tensors.FUNCTIONS:
-            return tensors.FUNCTIONS[name]
-        if name in tensors.DTYPES:
-            return tensors.DTYPES[name]
-        if name in ("SGD", "Adam", "AdamW"):
-            return getattr(importlib.import_module("shmgpu.optim"), name)
-    raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+        found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
+        if found is None and name in _TENSOR_NAMES:
+            found = getattr(tensors, name, None)
+        if found is None:
+            raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+    globals()[name] = found  # asked for once
+    return found
 
 
 __all__ = [

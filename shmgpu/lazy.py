@@ -6,17 +6,18 @@ One flush makes one program of all that a tensor still shows, and one message of
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import struct
 import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import residents, runtime
+from shmgpu import config, residents, runtime
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import CallFuture
@@ -114,8 +115,10 @@ class Message:
         "known",
         "life",
         "read",
+        "seen",
     )
 
+    seen: Any  # an observer's
     alive: set[Node]
     life: HelperLife
     known: Known
@@ -126,6 +129,25 @@ class Message:
     kept: list[Node]
     read: list[Node]
     donated: list[Node]
+
+
+class Observer(Protocol):
+    """What debugging is told; see :mod:`shmgpu.debug`.
+
+    It is called while the recorder is held, and must keep no node: who knows one is counted.
+    """
+
+    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
+        """A message is about to be sent. A move's only reads; its target is the next message's."""
+
+    def delivered(self, message: Message, is_answered: bool) -> None:
+        """Its helper has it, and what it keeps has handles; later: has answered it."""
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """What it would have made will not be."""
+
+
+observer: Observer | None = None  # debugging's; a message costs one look at this
 
 
 class Recorder:
@@ -188,7 +210,7 @@ class Recorder:
         roots = [node for node in waiting if node.is_owned and node.value is None]
         try:
             for _ in range(MAX_TRIES):
-                order = self._possible(_needed([*roots, *read]))
+                order = self._possible(needed([*roots, *read]))
                 read = [node for node in read if self._error_of(node) is None]
                 if not order and not read:
                     return
@@ -211,6 +233,8 @@ class Recorder:
             future, message = self._sent.popleft()
             try:
                 future.result()
+                if observer is not None:
+                    observer.delivered(message, is_answered=True)
             except HelperDied as error:
                 self._bury(message.life)
                 self._spoil(message, error)
@@ -257,6 +281,8 @@ class Recorder:
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
+        if observer is not None:
+            observer.failed(message, error)
         for node in (*message.kept, *message.read):
             node.value = Gone(error)
 
@@ -302,6 +328,8 @@ class Recorder:
                 known.numbers.pack(*draft.numbers),
             )
         )
+        if observer is not None:
+            observer.drafted(message, draft, is_move=False)
         return message
 
     def _home(self, order: list[Node], read: list[Node]) -> HelperLife:
@@ -350,6 +378,8 @@ class Recorder:
         message.head = HEAD.pack(known.number, self.flags, 0, 1, 0) + struct.pack(
             "<q", node.value.handle
         )
+        if observer is not None:
+            observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
             error = self._error_of(node)
             assert error is not None
@@ -407,6 +437,8 @@ class Recorder:
         self._handle += len(message.kept)
         for node, array in zip(message.read, results or (), strict=True):
             node.value = Held(array)
+        if observer is not None:
+            observer.delivered(message, is_answered=wait)
         return True
 
 
@@ -422,7 +454,7 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
 # ---- walks over nodes --------------------------------------------------------------------------------
 
 
-def _needed(roots: list[Node]) -> list[Node]:
+def needed(roots: list[Node]) -> list[Node]:
     """What has to be computed for these, inputs first: numbers rise along the way."""
     seen: set[Node] = set()
     stack = roots[:]
@@ -462,17 +494,6 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
     return alive, saved
 
 
-def current() -> Recorder:
-    """This process's recorder; raises NotRunning outside a child."""
-    means = runtime.current
-    if means is None:
-        runtime.require_port()
-        means = runtime.require()
-    recorder: Recorder | None = means.extra.get("recorder")
-    if recorder is None:
-        helpers = means.extra.get("tensor helpers") or _helpers(means)
-        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
-    return recorder
 def _resident_leaves(order: list[Node], read: list[Node]) -> list[Node]:
     found: dict[Node, None] = {}
     for node in order:
@@ -525,6 +546,8 @@ def use_helpers(numbers: Sequence[int]) -> None:
     """Have tensors that are made from now on live on these helpers."""
     means = runtime.require()
     means.extra["tensor helpers"] = tuple(numbers)
+
+
 def current() -> Recorder:
     """This process's recorder; the first one joins a broker, or starts one.
 
@@ -537,7 +560,10 @@ def current() -> Recorder:
         means = runtime.require()
     recorder: Recorder | None = means.extra.get("recorder")
     if recorder is None:
-        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
+        if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
+            importlib.import_module("shmgpu.debug").enable()
+        helpers = means.extra.get("tensor helpers") or _helpers(means)
+        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
     return recorder
 
 
