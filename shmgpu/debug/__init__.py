@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import config, lazy, runtime
@@ -23,6 +23,7 @@ from shmgpu.debug.ticks import Span, Tick
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.log import logger
 from shmgpu.stats import stats
+from shmgpu.views import align
 
 LIMIT = 20_000  # rows of each tape
 STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "absent")
@@ -356,16 +357,8 @@ def _print(title: str, dropped: int, lines: Sequence[Sequence[str]]) -> None:
     if len(lines) == 1:
         print("  nothing")
         return
-    for line in _aligned(lines):
-        print(f"  {line}")
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for line in lines:
-        yield "  ".join(
-            text.ljust(width) for text, width in zip(line, widths, strict=True)
-        ).rstrip()
+    text = align(lines, left=range(len(lines[0])))
+    print("\n".join(f"  {line}".rstrip() for line in text.splitlines()))
 
 
 print_input_tape, get_input_tape = print_tape, get_tape

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.debug.tape import Tape
 from shmgpu.debug.ticks import Span, label_of
+from shmgpu.views import align
 
 TENSORS_PID = 3
 KEY = "shmgpu_debug"
@@ -83,3 +85,56 @@ def _meta(kind: str, tid: int | None, name: str) -> dict[str, Any]:
     if tid is not None:
         event["tid"] = tid
     return event
+
+
+def describe(saved: dict[str, Any]) -> str:
+    """What a file says of tensors, as tables; nothing where it is of a launch.
+
+    Raises:
+        KeyError, TypeError, ValueError: it was not written here.
+    """
+    body = saved.get(KEY)
+    if body is None:
+        return ""
+    messages, queue = body["messages"], body["output_queue"]
+    operations = sum((Counter(one["operations"]) for one in messages), Counter())
+    moves = [row for row in queue if row["kind"] == "MOVE"]
+    moved = sum(row["nbytes"] for row in moves)
+    parts = [
+        f"child {body['rank']}: {operations.total():,} operations in {len(messages):,} messages, "
+        f"{len(moves):,} MOVE{'s' * (len(moves) != 1)} of {moved:,} bytes"
+    ]
+    spans = [event for event in saved["traceEvents"] if event["ph"] == "X"]
+    programs = [event for event in spans if event["cat"] == "program"]
+    begin = min((event["ts"] for event in programs), default=0.0)
+    end = max((event["ts"] + event["dur"] for event in programs), default=0.0)
+    lines = [["helper", "busy", "messages", "operations", "moved there", "holds"]]
+    for helper in sorted({event["tid"] for event in programs}):
+        busy = sum(event["dur"] for event in programs if event["tid"] == helper)
+        own = [one for one in messages if one["helper"] == helper]
+        held = [one["nbytes"] for one in body["handles"] if one["helper"] == helper]
+        lines.append(
+            [
+                str(helper),
+                f"{100 * busy / (end - begin):.1f} %" if end > begin else "",
+                f"{len(own):,}",
+                f"{sum(sum(one['operations'].values()) for one in own):,}",
+                f"{sum(row['nbytes'] for row in moves if row['helper'] == helper):,} B",
+                f"{len(held)} tensor{'s' * (len(held) != 1)}, {sum(held):,} B",
+            ]
+        )
+    parts.append(align(lines))
+    lines = [["operation", "times", "share"]]
+    for name, count in operations.most_common(10):
+        lines.append([name, f"{count:,}", f"{100 * count / operations.total():.1f} %"])
+    parts.append(align(lines))
+    errors = [one for one in messages if one["error"]]
+    if errors:
+        parts.append(f"failed messages: {len(errors)}; the last: {errors[-1]['error']}")
+    dropped = {name: count for name, count in body["dropped"].items() if count}
+    if dropped:
+        parts.append(
+            "dropped, because tapes are bounded: "
+            + ", ".join(f"{count:,} {name}" for name, count in dropped.items())
+        )
+    return "\n\n".join(parts)

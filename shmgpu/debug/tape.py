@@ -1,7 +1,8 @@
 """What a child's tensors did, written down as it happens: the observer of the recorder.
 
-Owns the rows. An *operation* is what the program recorded (the input tape); an *instruction* is what
-became of it on some helper (the output queue). Both are bounded, and what is dropped is counted.
+Owns the rows. An *operation* is what the program recorded (the input tape); an *instruction* is
+what became of it on some helper (the output queue). Both are bounded, and what is dropped is
+counted.
 Keeps numbers and names, never a node: the recorder counts who knows one.
 """
 
@@ -111,6 +112,7 @@ class Bounded(Generic[Row]):
         self.dropped = 0
 
     def add(self, row: Row) -> None:
+        """Add the newest row; the oldest may have to go."""
         self._rows.append(row)
         if len(self._rows) > self._limit:
             oldest = self._rows.popleft()

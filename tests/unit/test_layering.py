@@ -99,6 +99,7 @@ PYTHON_ROOMS = [
     "control",
     "workers",
     "debug",
+    "timeline",
     "talk",
     "doctor",
     "demo",
