@@ -62,11 +62,19 @@ __version__ = "0.1.0"
 
 # Tensors and what is made of them are loaded when they are first named: a program that only calls
 # functions does without.
-_TENSOR_NAMES = frozenset(
-    "Data Tensor arange from_numpy full grad manual_seed no_grad ones rand randn set_backend "
-    "set_verbosity tensor zeros".split()
-)
 _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
+_TENSOR_NAMES = {
+    name: room
+    for room, names in {
+        "tensors": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
+        "set_backend set_verbosity tensor zeros",
+        "factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
+        "randn_like zeros_like",
+        "optim": "SGD Adam AdamW",
+        "workers": "gpu_workers",
+    }.items()
+    for name in names.split()
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,15 +87,11 @@ def __getattr__(name: str) -> Any:
     if importlib.util.find_spec(f"shmgpu.{name}") is not None:
         # ``from shmgpu import room`` asks here first, also from within what tensors import.
         raise AttributeError(f"shmgpu.{name} is a module: import it")
-    if name == "gpu_workers":
-        found = importlib.import_module("shmgpu.workers").gpu_workers
-    elif name in ("SGD", "Adam", "AdamW"):
-        found = getattr(importlib.import_module("shmgpu.optim"), name)
-    else:
+    if name in _TENSOR_NAMES:
+        found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
+    else:  # operations, and element types
         tensors = importlib.import_module("shmgpu.tensors")
         found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
-        if found is None and name in _TENSOR_NAMES:
-            found = getattr(tensors, name, None)
         if found is None:
             raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     globals()[name] = found  # asked for once

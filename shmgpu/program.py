@@ -205,7 +205,7 @@ class Draft:
         numbers: the plain numbers, likewise.
     """
 
-    __slots__ = ("arrays", "donated", "donated_nodes", "key", "kept", "numbers", "order", "read")
+    __slots__ = ("arrays", "donated", "donated_nodes", "kept", "key", "numbers", "order", "read")
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ def compiled(program: Program, backend: Backend, pool: Pool, options: Options) -
     lines.append(
         f"  return ({''.join(k + ', ' for k in kept)}), ({''.join(r + ', ' for r in read)})"
     )
-    exec(compile("\n".join(lines), "<program>", "exec"), scope)  # noqa: S102 - of our own words only
+    exec(compile("\n".join(lines), "<program>", "exec"), scope)
     run: Run = scope["run"]
     return run
 

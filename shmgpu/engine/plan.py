@@ -116,7 +116,9 @@ def _place(
                 home = root[one]
                 dies = last[home] == slot and specs[one] is step.spec
                 usable = home == one and home in donated if stays else home in taken
-                if dies and usable and home not in overwritten and home == one:
+                # A view of it among the other inputs would be read while it is written.
+                alone = all(other == one or root[other] != home for other in step.inputs)
+                if dies and usable and alone and home not in overwritten and home == one:
                     plan.over[slot] = one
                     overwritten.add(home)
                     if home in taken:

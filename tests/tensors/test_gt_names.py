@@ -234,3 +234,10 @@ def test_how_much_is_logged_is_a_number_from_0_to_3():
             gt.set_verbosity(4)
     finally:
         log.setLevel(before)
+
+
+def test_every_name_of_a_tensor_s_rooms_is_the_package_s_too():
+    for name in gt._TENSOR_NAMES:
+        assert getattr(gt, name).__name__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        gt.no_such_name
