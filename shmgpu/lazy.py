@@ -167,7 +167,8 @@ class Recorder:
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
         self._handle = 1
-        self._turn = 0
+        # Children begin with different helpers: what others hold is not known here.
+        self._turn = 0 if runtime.current is None else runtime.current.rank
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()

@@ -256,3 +256,15 @@ def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(ConfigError):
         debug.enable(**wrong)
     assert not debug.is_enabled()
+
+
+def _where(rank):
+    gt.ones(2).sum().item()
+    kept = gt.ones(4) + 1
+    lazy.current().send()
+    return debug.get_handles()[0]["helper"], kept.data.shape
+
+
+def test_children_do_not_all_begin_with_the_same_helper():
+    found = gt.launch(_where, children=2, helpers=2, arena="8MiB", debug=True)
+    assert {helper for helper, _ in found} == {0, 1}
