@@ -13,7 +13,7 @@ import tempfile
 import shmgpu as gt
 from shmgpu import debug
 
-CHILDREN, HELPERS, STEPS = 4, 2, 12
+CHILDREN, HELPERS, STEPS = 4, 2, 150
 
 
 def work(rank):
@@ -36,7 +36,7 @@ def work(rank):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         checked = gt.launch(
-            work, children=CHILDREN, helpers=HELPERS, debug_dir=folder, tick_rate_ms=5
+            work, children=CHILDREN, helpers=HELPERS, debug_dir=folder, tick_rate_ms=10
         )
         files = sorted(path.name for path in pathlib.Path(folder).iterdir())
         print(f"{sum(checked)} operations of {CHILDREN} children had their inputs at hand")
