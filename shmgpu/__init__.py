@@ -25,6 +25,8 @@ where both sides see them::
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 from typing import Any
 
 from shmgpu import arena, errors, residents
@@ -69,12 +71,18 @@ _TENSOR_NAMES = frozenset(
 _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
 
 
+@functools.lru_cache(maxsize=1)
+def _rooms() -> frozenset[str]:
+    return frozenset(found.name for found in pkgutil.iter_modules(__path__))
+
+
 def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
-    if not name.startswith("_"):
+    # ``from shmgpu import room`` asks here first, and must not load tensors on its way.
+    if not name.startswith("_") and name not in _rooms():
         tensors = importlib.import_module("shmgpu.tensors")
         if name in _TENSOR_NAMES and hasattr(tensors, name):
             return getattr(tensors, name)
@@ -85,6 +93,7 @@ def __getattr__(name: str) -> Any:
         if name in ("SGD", "Adam", "AdamW"):
             return getattr(importlib.import_module("shmgpu.optim"), name)
     raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+
 
 __all__ = [
     "ArenaFull",
