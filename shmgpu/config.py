@@ -147,6 +147,9 @@ SETTINGS: dict[str, Setting] = {
     "progress": Setting(parse_bool, True, "show progress bars on a terminal"),
     "log": Setting(_text, "", "level at which the shmgpu logger prints to stderr"),
     "parked": Setting(parse_bytes, "256MiB", "bytes of too-large results a helper may keep"),
+    "resident": Setting(
+        parse_bytes, 0, "bytes of tensors that a helper holds for one child at most; 0: no limit"
+    ),
     "gpu_memory": Setting(parse_bytes, 0, "bytes of device memory a helper may use; 0: all"),
 }
 
