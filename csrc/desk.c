@@ -79,7 +79,12 @@ static int look(int64_t timeout_ns) {
     desk.stopping = 1;
     return SHM_OK;
   }
+  int has_heard = 0;
   for (int i = 0; i < got; i++) {
+    if (frames[i].kind == SHMI_FRAME_GONE) {
+      has_heard = 1;
+      continue;
+    }
     if (frames[i].kind == SHMI_FRAME_CLEAR) {
       clear(&frames[i]);
       continue;
@@ -91,7 +96,7 @@ static int look(int64_t timeout_ns) {
   }
   shmi_count(&desk.page->frames_received, (uint64_t)got);
   SHMI_FAULT(AFTER_READ);
-  return SHM_OK;
+  return has_heard ? SHM_EINTR : SHM_OK; /* the caller looks after what it keeps, and comes back */
 }
 
 static uint32_t units(uint64_t from_ns, uint64_t to_ns) {

@@ -42,6 +42,8 @@ typedef struct shmi_helper {
   uint64_t lowest;          /* every delivery below it is finished */
   uint32_t in_flight;       /* calls and grows written or about to be */
   int is_retiring;
+  int is_to_hear;      /* that a child has left */
+  uint32_t told;       /* that, times since its last answer */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
   uint32_t out_count;
   uint32_t by_delivery[SHMI_BOARD_RING];

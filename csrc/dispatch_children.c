@@ -198,7 +198,10 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   d->board->child_stats[slot].state = SHM_CHILD_QUARANTINED;
   d->board->child_stats[slot].pid = 0;
   d->board->child_stats[slot].queued = 0;
-  if (child->in_flight == 0) shmi_dispatch_leave_quarantine(d, slot);
+  if (child->in_flight > 0) return;
+  shmi_dispatch_leave_quarantine(d, slot);
+  d->now_ns = shmi_clock_ns();
+  shmi_dispatch_hand_out(d); /* helpers hear of it now: the next turn may be long in coming */
 }
 
 void shmi_dispatch_clear_child(shmi_dispatch_t *d, int slot) {

@@ -8,11 +8,13 @@
 
 enum {
   IN_FLIGHT_MAX = 896,     /* frames a helper's pipe is sure to hold */
+  TELL_MAX = 64,           /* and as many that are on no books */
   CLEAR_AT_ONCE = 16 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
 };
 
 void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
+  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].is_to_hear = 1;
   if (child->wants_clearing) {
     child->state = SHMI_PEER_CLEARING;
     d->board->child_stats[slot].state = SHM_CHILD_CLEARING;
@@ -161,10 +163,22 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
   shmi_schedule_free(d->schedule, number);
 }
 
+/* Helpers keep things for children between their calls, and an idle one would keep them for those
+ * that have left. On no books: there is no answer, and one that dies needs not hear of it. A helper
+ * that does not read is told a few times only, so that its pipe has room for calls; one telling is
+ * as good as many, and the next is due after its next answer. */
+static void tell_gone(shmi_helper_t *helper) {
+  if (helper->state != SHMI_PEER_UP || helper->out_count > 0 || helper->told == TELL_MAX) return;
+  helper->is_to_hear = 0;
+  helper->told++;
+  helper->out[helper->out_count++] = (shmi_frame_t){.kind = SHMI_FRAME_GONE};
+}
+
 void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
   uint32_t batch[SHM_MAX_BATCH];
   uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
   for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].is_to_hear) tell_gone(&d->helpers[h]);
     if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, &d->helpers[h]);
     if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
   }

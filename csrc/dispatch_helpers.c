@@ -19,6 +19,7 @@ static void forget_delivery(shmi_dispatch_t *d, shmi_helper_t *helper, uint64_t 
   *number = SHMI_NONE;
   d->board->broker->in_flight--;
   helper->in_flight--;
+  helper->told = 0;
   while (helper->in_flight > 0 &&
          helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
     helper->lowest++;
@@ -142,6 +143,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->in_flight = 0;
   helper->out_count = 0;
   helper->is_retiring = 0;
+  helper->is_to_hear = 0;
+  helper->told = 0;
   d->helper_mask |= UINT64_C(1) << h;
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];

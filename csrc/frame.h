@@ -6,7 +6,7 @@
  * of the bounds it is held against.
  *
  * Directions:   child -> dispatcher   CALL, GROW, CANCEL
- *               dispatcher -> helper  CALL, GROW, CLEAR
+ *               dispatcher -> helper  CALL, GROW, CLEAR, GONE
  *               helper -> dispatcher  REPLY, READY
  *               dispatcher -> child   REPLY
  */
@@ -21,7 +21,8 @@ enum shmi_frame_kind {
   SHMI_FRAME_CANCEL = 3, /* take the call of that sequence out of the queue */
   SHMI_FRAME_REPLY = 4,  /* how the call ended */
   SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be */
-  SHMI_FRAME_CLEAR = 6   /* to a helper: write zeros over result.token bytes at result.value */
+  SHMI_FRAME_CLEAR = 6,  /* to a helper: write zeros over result.token bytes at result.value */
+  SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the board says which. No answer */
 };
 
 enum shmi_frame_flag {

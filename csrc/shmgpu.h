@@ -431,7 +431,9 @@ typedef struct shm_work {
 /* The session is made (SHM_OK), or could not be (SHM_ESESSION). */
 int shm_helper_ready(int status);
 /* Wait for the next call: fills works with the messages of one batch and returns how many (at
- * least 1), SHM_EAGAIN at the time-out, SHM_ESTOPPED when the helper should end. */
+ * least 1), SHM_EAGAIN at the time-out, SHM_ESTOPPED when the helper should end; SHM_EINTR when a
+ * signal came, or a child has left for whom something may be kept (shm_get_child_stats): call
+ * again. */
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns);
 int shm_helper_finish(uint64_t delivery, int status, uint64_t value);
 /* shm_helper_finish(status, value) for all that the last take returned, then shm_helper_take

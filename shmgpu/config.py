@@ -150,6 +150,9 @@ SETTINGS: dict[str, Setting] = {
     "debug": Setting(parse_bool, False, "record what tensors do, for shmgpu.debug"),
     "debug_dir": Setting(_text, "", "folder where each child leaves its debug trace at its end"),
     "tick_rate_ms": Setting(_whole(1, 60_000), 10, "milliseconds of a tick of the debug trace"),
+    "resident": Setting(
+        parse_bytes, 0, "bytes of tensors that a helper holds for one child at most; 0: no limit"
+    ),
     "gpu_memory": Setting(parse_bytes, 0, "bytes of device memory a helper may use; 0: all"),
 }
 

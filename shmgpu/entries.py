@@ -65,9 +65,11 @@ class Helper:
         generation: how many processes have held this place, this one included.
         caller: (number, generation) of the child whose call runs, for those who keep something
             for each.
+        when_children_leave: functions without arguments that are called when a child has left,
+            for those who kept something for it.
     """
 
-    __slots__ = ("__dict__", "caller", "device", "generation", "id", "out", "pool", "session")
+    __slots__ = ("__dict__", "caller", "device", "generation", "id", "out", "pool", "session", "when_children_leave")
 
     def __init__(self, number: int, device: str, pool: str, generation: int) -> None:
         self.id = number
@@ -77,6 +79,7 @@ class Helper:
         self.session: Any = None
         self.out: Any = None
         self.caller = (0, 0)
+        self.when_children_leave: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"

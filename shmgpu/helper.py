@@ -138,12 +138,22 @@ def serve(desk: BatchDesk) -> int:
             if desk.broken:
                 return _end(desk)
         elif count == core.EINTR:
+            _look_after(helper)
             count = core.helper_take(works, capacity, -1)
         elif count == core.ESTOPPED:
             return 0
         else:
             logger.error("the helper ends: %s", core.status_text(count))
             return 1
+
+
+def _look_after(helper: Helper) -> None:
+    """A child may have left: what was kept for it is let go of."""
+    for look in helper.when_children_leave:
+        try:
+            look()
+        except Exception:
+            logger.exception("what was kept for a child that left could not be let go of")
 
 
 def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
@@ -213,7 +223,9 @@ def serve_overlapped(desk: BatchDesk) -> int:
                 return _end(desk)
         elif count == core.EAGAIN:
             started.popleft().finish(desk)
-        elif count != core.EINTR:
+        elif count == core.EINTR:
+            _look_after(desk.helper)
+        else:
             while started:
                 started.popleft().finish(desk)
             if count == core.ESTOPPED:

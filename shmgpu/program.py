@@ -10,6 +10,7 @@ or resident in the helper), then plain numbers; each operation has one of its ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,15 @@ from typing import Any
 from shmgpu import dtypes, ops
 from shmgpu.errors import BadParams
 from shmgpu.graph import Node, Op, Params, Scalar, Spec, spec_of
+from shmgpu.ops.promotion import TYPES
 from shmgpu.values import decode_values, encode_values
 
 MAX_STEPS = 1 << 16
+MAX_AXES = 64
+MAX_BYTES = 1 << 46  # of one value: more than any machine has
+
+_TYPES = {dtype.name: dtype for dtype in TYPES}
+_PLAIN = (bool, int, float, str, type(None))  # that params are made of
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,11 @@ class Program:
     steps: tuple[Step, ...]
     kept: tuple[int, ...]
     read: tuple[int, ...]
+
+    @property
+    def specs(self) -> list[Spec]:
+        """Of each slot."""
+        return [*self.arrays, *self.numbers, *[step.spec for step in self.steps]]
 
     def encode(self) -> bytes:
         """Its bytes, as :func:`decode` reads them."""
@@ -109,11 +121,18 @@ class _Reader:
         self._at += 1
         return self._flat[self._at - 1]
 
-    def any(self) -> Any:
-        if self._at >= len(self._flat):
+    def plain(self) -> Any:
+        if self._at >= len(self._flat) or type(self._flat[self._at]) not in _PLAIN:
             raise BadParams("the program is damaged")
         self._at += 1
         return self._flat[self._at - 1]
+
+    def dtype(self) -> dtypes.DType:
+        # Only those that tensors have; and rules compare them as objects.
+        dtype = _TYPES.get(self.take(str))
+        if dtype is None:
+            raise BadParams("the program has an element type that tensors do not have")
+        return dtype
 
     def count(self) -> int:
         n: int = self.take(int)
@@ -133,9 +152,9 @@ class _Reader:
             if tag == "(":
                 found.append(self.params(depth + 1))
             elif tag == "d":
-                found.append(dtypes.by_name(self.take(str)))
+                found.append(self.dtype())
             else:
-                found.append(self.any())
+                found.append(self.plain())
         return tuple(found)
 
     def end(self) -> None:
@@ -151,20 +170,25 @@ def decode(data: bytes) -> Program:
     """
     try:
         (count,) = decode_values(data[:9], 1)
-        flat = decode_values(data, int(count) + 1)[1:]
+        if type(count) is not int or not 0 <= count <= len(data):
+            raise BadParams("the program is damaged")
+        flat = decode_values(data, count + 1)[1:]
     except (TypeError, ValueError) as error:
         raise BadParams("the program is damaged") from error
     reader = _Reader(flat)
     arrays = []
     for _ in range(reader.count()):
-        dtype = dtypes.by_name(reader.take(str))
-        arrays.append(_spec(dtype, reader.listed(int)))
+        dtype = reader.dtype()
+        arrays.append(_checked(dtype, reader.listed(int)))
     resident = reader.listed(bool)
     donated = reader.listed(int)
-    numbers = [_spec(dtypes.by_name(name), ()) for name in reader.listed(str)]
+    numbers = [spec_of(reader.dtype(), ()) for _ in range(reader.count())]
     specs = [*arrays, *numbers]
     steps = []
-    for _ in range(reader.count()):
+    count = reader.count()
+    if count > MAX_STEPS:
+        raise BadParams(f"a program has {MAX_STEPS} operations at most")
+    for _ in range(count):
         op = ops.TABLE.get(reader.take(str))
         inputs = reader.listed(int)
         params = reader.params()
@@ -172,6 +196,7 @@ def decode(data: bytes) -> Program:
             raise BadParams("the program has an operation that is not known here")
         try:
             spec = op.rule(tuple([specs[slot] for slot in inputs]), params)
+            _checked(spec.dtype, spec.shape)
         except BadParams:
             raise
         except Exception as error:
@@ -183,6 +208,8 @@ def decode(data: bytes) -> Program:
     sound = (
         len(resident) == len(arrays)
         and all(0 <= slot < len(specs) for slot in (*kept, *read))
+        and not any(0 <= slot - len(arrays) < len(numbers) for slot in (*kept, *read))
+        and len(set(donated)) == len(donated)
         and all(0 <= slot < len(arrays) and resident[slot] for slot in donated)
     )
     if not sound:
@@ -190,9 +217,11 @@ def decode(data: bytes) -> Program:
     return Program(tuple(arrays), resident, donated, tuple(numbers), tuple(steps), kept, read)
 
 
-def _spec(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
-    if len(shape) > 64 or any(n < 0 for n in shape):
-        raise BadParams("the program is damaged")
+def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
+    """The spec, if memory could hold such a value: a rule may have been given anything."""
+    sound = len(shape) <= MAX_AXES and all(type(n) is int and 0 <= n < MAX_BYTES for n in shape)
+    if not sound or dtype.name not in _TYPES or math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        raise BadParams(f"a value of the shape {tuple(shape)!s:.200} cannot be")
     return spec_of(dtype, shape)
 
 

@@ -6,8 +6,11 @@ starts; the engine, and torch with it, is loaded at the first call.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from typing import Any
 
+from shmgpu import config, core
 from shmgpu.entries import Helper
 from shmgpu.functions import function
 
@@ -23,8 +26,34 @@ def engine_of(helper: Helper, backend: str) -> Any:
         from shmgpu.engine.session import Engine
 
         made = NumpyBackend() if backend == "numpy" else TorchBackend(helper.device)
-        engine = engines[backend] = Engine(made)
+        engine = engines[backend] = Engine(made, config.resolve("resident"), _memory(made))
+        helper.when_children_leave.append(lambda: _forget_those_who_left(engine))
     return engine
+
+
+def _memory(backend: Any) -> int:
+    """Bytes that there are on the device, or in the machine."""
+    if backend.is_host:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(backend.module.cuda.get_device_properties(backend.device).total_memory)
+
+
+def _forget_those_who_left(engine: Any) -> None:
+    has_freed = False
+    for slot, generation in engine.callers():
+        row = core.child_stats(slot)
+        if row["generation"] != generation or row["state"] != core.CHILD_RUNNING:
+            engine.forget(slot)
+            has_freed = True
+    if has_freed:
+        _give_back()
+
+
+def _give_back() -> None:
+    """Have the C library return what is free to the system: it keeps tens of megabytes else."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 @function(arrays="torch")
@@ -37,6 +66,15 @@ def execute_torch(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any
 def execute_numpy(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
     """Run a program with NumPy."""
     return engine_of(helper, "numpy").execute(helper.caller, head, code, arrays)
+
+
+@function(arrays="numpy")
+def engine_figures(helper: Helper) -> Any:
+    """What each engine of the helper holds and did: see :meth:`Engine.figures`.
+
+    A row of another child than the caller says how much it holds, not what.
+    """
+    return [engine.figures() for engine in helper.__dict__.get(_KEPT, {}).values()]
 
 
 EXECUTE = {"torch": execute_torch, "numpy": execute_numpy}

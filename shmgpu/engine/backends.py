@@ -3,6 +3,7 @@
 Owns what differs between them beyond the kernels that the table names: how memory is had, how an
 array of the arena becomes one of theirs, how a plain number is given to a kernel.
 """
+# ruff: noqa: D102 - the protocol says what each is for
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ class Backend(Protocol):
 
     name: str
     module: Any
+    is_host: bool  # arrays lie where C can reach them, and are copied out before they change
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         """The operation as a callable."""
@@ -29,6 +31,21 @@ class Backend(Protocol):
 
     def shaped(self, raw: Any, spec: Spec) -> Any:
         """An array over the beginning of such memory."""
+
+    def empty(self, spec: Spec) -> Any:
+        """An array of its own, of no particular elements."""
+
+    def dtype(self, spec: Spec) -> Any:
+        """The library's own name of the element type."""
+
+    def is_in_order(self, array: Any) -> bool:
+        """Whether its elements lie one behind the other."""
+
+    def in_order(self, array: Any) -> Any:
+        """The same elements one behind the other: the array itself, or a copy."""
+
+    def address(self, array: Any) -> int:
+        """Where the elements begin."""
 
     def number(self, dtype: Any) -> Any:
         """What makes of a plain number what kernels of that type take."""
@@ -70,6 +87,7 @@ class NumpyBackend:
 
     name = "numpy"
     module = np
+    is_host = True
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         if op.is_view or not any(spec.dtype in _HALVES for spec in (*specs, out)):
@@ -82,6 +100,21 @@ class NumpyBackend:
 
     def shaped(self, raw: Any, spec: Spec) -> Any:
         return np.ndarray(spec.shape, spec.dtype.numpy, raw)
+
+    def empty(self, spec: Spec) -> Any:
+        return np.empty(spec.shape, spec.dtype.numpy)
+
+    def dtype(self, spec: Spec) -> Any:
+        return spec.dtype.numpy
+
+    def is_in_order(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def in_order(self, array: Any) -> Any:
+        return np.ascontiguousarray(array)
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
 
     def number(self, dtype: Any) -> Any:
         return np.float32 if dtype in _HALVES else dtype.numpy.type
@@ -106,6 +139,7 @@ class TorchBackend:
 
         self.module = torch
         self.device = torch.device(device)
+        self.is_host = self.device.type == "cpu"
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         return op.torch(self.module, specs, params, out)
@@ -115,6 +149,21 @@ class TorchBackend:
 
     def shaped(self, raw: Any, spec: Spec) -> Any:
         return raw[: spec.nbytes].view(spec.dtype.torch).view(spec.shape)
+
+    def empty(self, spec: Spec) -> Any:
+        return self.module.empty(spec.shape, dtype=spec.dtype.torch, device=self.device)
+
+    def dtype(self, spec: Spec) -> Any:
+        return spec.dtype.torch
+
+    def is_in_order(self, array: Any) -> bool:
+        return bool(array.is_contiguous())
+
+    def in_order(self, array: Any) -> Any:
+        return array.contiguous()
+
+    def address(self, array: Any) -> int:
+        return int(array.data_ptr())
 
     def number(self, dtype: Any) -> Any:
         return None  # kernels take Python's own

@@ -1,20 +1,33 @@
 """A planned program as a Python function: straight-line source, no interpreter loop.
 
-Owns the source and what its names mean. Running it costs a call a step, and nothing else.
+Owns the source and what its names mean. Running it costs a call a unit, and nothing else.
 """
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.plan import Options
+from shmgpu.engine.plan import Options, Plan
 from shmgpu.graph import Spec
 from shmgpu.program import Program
 
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+
+
+class Buffer:
+    """Memory that lives as long as a compiled program knows it."""
+
+    __slots__ = ("__weakref__", "nbytes", "raw")
+
+    def __init__(self, raw: Any, nbytes: int) -> None:
+        self.raw = raw
+        self.nbytes = nbytes
 
 
 class Pool:
@@ -22,38 +35,94 @@ class Pool:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._raw: dict[int, list[Any]] = {}
+        self._known: dict[int, list[weakref.ref[Buffer]]] = {}
 
-    def take(self, sizes: Sequence[int]) -> list[Any]:
+    def take(self, sizes: Sequence[int]) -> list[Buffer]:
         """A buffer for each size, all different."""
         used: dict[int, int] = {}
         taken = []
         for size in sizes:
-            kept = self._raw.setdefault(size, [])
+            known = self._known.setdefault(size, [])
             at = used.get(size, 0)
             used[size] = at + 1
-            if at == len(kept):
-                kept.append(self._backend.raw(size))
-            taken.append(kept[at])
+            buffer = known[at]() if at < len(known) else None
+            if buffer is None:
+                buffer = Buffer(self._backend.raw(size), size)
+                known[at : at + 1] = [weakref.ref(buffer)]
+            taken.append(buffer)
         return taken
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that are held."""
-        return sum(size * len(kept) for size, kept in self._raw.items())
+    def buffers(self) -> list[int]:
+        """Bytes of each buffer that is held."""
+        found = []
+        for size, known in list(self._known.items()):
+            alive = [one for one in known if one() is not None]
+            if alive:
+                self._known[size] = alive
+                found += [size] * len(alive)
+            else:
+                del self._known[size]
+        return found
 
 
-def compiled(program: Program, backend: Backend, pool: Pool, options: Options) -> Run:
-    """The function that runs it: (arrays, numbers) -> (kept, read)."""
-    plan = planning.make(program, options)
+class Compiled:
+    """A program that can be run.
+
+    Attributes:
+        run: (arrays, numbers) -> (kept, read).
+        spoilt: slots of donated arrays that it writes over.
+        loops: how many chains of operations run as one loop.
+        nbytes: of its buffers.
+    """
+
+    __slots__ = ("loops", "nbytes", "run", "spoilt")
+
+    def __init__(self, run: Run, plan: Plan, loops: int) -> None:
+        self.run = run
+        self.spoilt = plan.spoilt
+        self.loops = loops
+        self.nbytes = sum(plan.buffers)
+
+
+class Fused:
+    """A program's plan with chains of operations as loops in C, which are being compiled."""
+
+    def __init__(self, program: Program, backend: Backend, options: Options) -> None:
+        self.plan = planning.make(program, options, fusion.groups, backend.is_host)
+        specs = _specs(program)
+        first_number = len(program.arrays)
+        numbers = range(first_number, first_number + len(program.numbers))
+        self.loops: dict[int, fusion.Loop] = {}
+        self.is_whole = True  # every group became a loop
+        for place, unit in enumerate(self.plan.units):
+            if len(unit.slots) > 1:
+                loop = fusion.loop(unit, self.plan.steps, specs, numbers)
+                if loop is None:
+                    self.is_whole = False
+                else:
+                    self.loops[place] = loop
+        self.sources = list(dict.fromkeys(loop.source for loop in self.loops.values()))
+        self.library = native.Library(self.sources) if self.is_whole and self.loops else None
+
+
+def compiled(
+    program: Program,
+    backend: Backend,
+    pool: Pool,
+    options: Options,
+    fused: Fused | None = None,
+) -> Compiled:
+    """The program as one function; with the loops of ``fused``, which are ready, if given."""
+    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host)
+    specs = _specs(program)
     first_number = len(program.arrays)
     first = first_number + len(program.numbers)
     names = [f"a{i}" for i in range(first_number)]
     names += [f"n{i}" for i in range(len(program.numbers))]
-    names += [f"v{slot}" for slot in range(first, first + len(program.steps))]
+    names += [f"v{slot}" for slot in range(first, len(specs))]
     for slot, same in plan.same_as.items():
         names[slot] = names[same]
-    specs: list[Spec] = [*program.arrays, *program.numbers, *[s.spec for s in program.steps]]
 
     scope: dict[str, Any] = {"copy": backend.copy, "array": backend.array}
     lines = ["def run(arrays, numbers):"]
@@ -66,43 +135,77 @@ def compiled(program: Program, backend: Backend, pool: Pool, options: Options) -
             if make is not None:
                 scope[f"t{index}"] = make
                 lines.append(f"  n{index} = t{index}(n{index})")
-    buffers = pool.take(plan.buffers)
-    for slot, step in plan.steps.items():
-        scope[f"k{slot}"] = backend.kernel(
-            step.op, tuple([specs[one] for one in step.inputs]), step.params, step.spec
-        )
-        words = []
-        for place, one in enumerate(step.inputs):
-            word = names[one]
-            is_number = first_number <= one < first
-            if is_number and backend.name == "torch" and place not in step.op.numbers:
-                scope[f"d{slot}_{place}"] = _lifted(backend, specs[one])
-                word = f"d{slot}_{place}({word})"
-            words.append(word)
+    buffers = scope["buffers"] = pool.take(plan.buffers)
+
+    def memory(slot: int) -> str | None:
+        """The name of what the slot's value is written into."""
         if slot in plan.buffer:
-            scope[f"b{slot}"] = backend.shaped(buffers[plan.buffer[slot]], step.spec)
-            words.append(f"out=b{slot}")
-        elif slot in plan.over:
-            words.append(f"out={names[plan.over[slot]]}")
-        lines.append(f"  {names[slot]} = k{slot}({', '.join(words)})")
-        gone = [
-            names[one]
-            for one in dict.fromkeys((*step.inputs, slot))
-            if plan.last[one] <= slot and not first_number <= one < first
-        ]
+            raw = buffers[plan.buffer[slot]].raw
+            scope[f"b{slot}"] = backend.shaped(raw, specs[slot])
+            return f"b{slot}"
+        return names[plan.over[slot]] if slot in plan.over else None
+
+    for place, unit in enumerate(plan.units):
+        if fused and place in fused.loops:
+            if unit.outputs:
+                loop = fused.loops[place]
+                scope[f"k{unit.slots[0]}"] = _call(backend, fused, loop, specs, unit.slots[0])
+                given = "".join(names[one] + ", " for one in loop.arrays)
+                numbers = "".join(names[one] + ", " for one in loop.numbers)
+                outs = "".join(f"{memory(one)}, " for one in loop.outputs)
+                lines.append(
+                    f"  {''.join(names[one] + ', ' for one in loop.outputs)}= "
+                    f"k{unit.slots[0]}(({given}), ({numbers}), ({outs}))"
+                )
+        else:
+            (slot,) = unit.slots
+            step = plan.steps[slot]
+            scope[f"k{slot}"] = backend.kernel(
+                step.op, tuple([specs[one] for one in step.inputs]), step.params, step.spec
+            )
+            words = []
+            for index, one in enumerate(step.inputs):
+                word = names[one]
+                is_number = first_number <= one < first
+                if is_number and backend.name == "torch" and index not in step.op.numbers:
+                    scope[f"d{slot}_{index}"] = _lifted(backend, specs[one])
+                    word = f"d{slot}_{index}({word})"
+                words.append(word)
+            out = memory(slot)
+            if out is not None:
+                words.append(f"out={out}")
+            lines.append(f"  {names[slot]} = k{slot}({', '.join(words)})")
+        gone = plan.gone[place]
         if gone:
-            lines.append(f"  {' = '.join(gone)} = None")
-    kept = []
-    for slot in program.kept:
-        origin = plan.same_as.get(slot, slot)
-        kept.append(f"{'copy' if origin in plan.borrowed else 'array'}({names[slot]})")
-    read = [f"array({names[slot]})" for slot in program.read]
-    lines.append(
-        f"  return ({''.join(k + ', ' for k in kept)}), ({''.join(r + ', ' for r in read)})"
+            lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
+    kept = "".join(
+        f"{'copy' if place in plan.copied else 'array'}({names[slot]}), "
+        for place, slot in enumerate(program.kept)
     )
+    # Of a device, what is read is copied out while the next program runs, and may be written over.
+    look = "array" if backend.is_host else "copy"
+    read = "".join(f"{look}({names[slot]}), " for slot in program.read)
+    lines.append(f"  return ({kept}), ({read})")
     exec(compile("\n".join(lines), "<program>", "exec"), scope)
-    run: Run = scope["run"]
-    return run
+    return Compiled(scope["run"], plan, len(fused.loops) if fused else 0)
+
+
+def _specs(program: Program) -> list[Spec]:
+    return [*program.arrays, *program.numbers, *[step.spec for step in program.steps]]
+
+
+def _call(
+    backend: Backend, fused: Fused, loop: fusion.Loop, specs: list[Spec], slot: int
+) -> native.Call:
+    assert fused.library is not None
+    return native.Call(
+        backend,
+        fused.library.functions[fused.sources.index(loop.source)],
+        math.prod(specs[slot].shape),
+        [specs[one] for one in loop.arrays],
+        [specs[one] for one in loop.outputs],
+        len(loop.numbers),
+    )
 
 
 def _lifted(backend: Backend, spec: Spec) -> Callable[[Any], Any]:

@@ -1,14 +1,19 @@
 """Where each value of a program lies, and until when.
 
-Pure policy over slots: which step writes into memory that is kept for the purpose (and which of
-it), which over one of its own inputs, which into memory of its own. Nothing is computed here.
+Pure policy over slots: which operations are done at all, which are done together, which write into
+memory that is kept for the purpose (and which of it), which over one of their own inputs, which
+into memory of their own. Nothing is computed here.
+
+What must hold: memory that a handle names is named by no other handle, lies in no shared buffer,
+and is no part of anything larger; so whoever is given a handle's array for good may write over it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shmgpu.graph import Op
+from shmgpu.graph import Op, Spec
 from shmgpu.program import Program, Step
 
 NEVER = 1 << 62
@@ -21,6 +26,32 @@ class Options:
 
     reuse_results: bool = True  # equal operations on equal inputs are done once
     plan_memory: bool = True  # values without a reader left make room for others
+    drop_unused: bool = True  # what nobody reads is not computed
+    fuse: bool = True  # chains on elements become one loop, where there is a C compiler
+
+    @classmethod
+    def of_flags(cls, flags: int) -> Options:
+        """Bits 0 to 3 switch them off, in this order."""
+        return cls(not flags & 1, not flags & 2, not flags & 4, not flags & 8)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is done at once: one step, or several that were fused.
+
+    Attributes:
+        slots: the steps.
+        inputs: slots that are read, each once.
+        outputs: the steps' values that are seen outside.
+    """
+
+    slots: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+# (steps by slot, specs by slot, slots wanted in the end, first slot of a step) -> groups of slots
+Grouping = Callable[[dict[int, Step], Sequence[Spec], set[int], int], list[tuple[int, ...]]]
 
 
 @dataclass
@@ -29,120 +60,207 @@ class Plan:
 
     Attributes:
         steps: those that are left, by slot.
+        units: the same in the order in which they are done.
         same_as: slots that are other slots' values.
         over: step's slot -> slot of the input in whose memory it writes.
         buffer: step's slot -> number of the buffer it writes into.
         buffers: bytes of each buffer.
-        last: slot -> the last step that reads its memory; NEVER while it must stay.
-        borrowed: kept slots that lie in memory that is not theirs, so that a copy is kept.
+        gone: for each unit, the slots that nobody reads after it.
+        copied: places in ``kept`` of which a copy is kept, because the memory is not theirs alone.
+        spoilt: donated arrays that are written over.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
     same_as: dict[int, int] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
     buffer: dict[int, int] = field(default_factory=dict)
     buffers: list[int] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=dict)
-    borrowed: set[int] = field(default_factory=set)
+    gone: list[tuple[int, ...]] = field(default_factory=list)
+    copied: set[int] = field(default_factory=set)
+    spoilt: set[int] = field(default_factory=set)
 
 
-def make(program: Program, options: Options) -> Plan:
-    """Plan a program."""
+def make(
+    program: Program,
+    options: Options,
+    grouping: Grouping | None = None,
+    reads_in_buffers: bool = True,
+) -> Plan:
+    """Plan a program.
+
+    ``grouping`` finds what is fused; ``reads_in_buffers``: what the child wants to see is copied
+    before the next program runs.
+    """
     plan = Plan()
     first = len(program.arrays) + len(program.numbers)
+    specs = [*program.arrays, *program.numbers, *[step.spec for step in program.steps]]
     _find_equal(program, plan, first, options.reuse_results)
-    kept = {plan.same_as.get(slot, slot) for slot in program.kept}
-    read = {plan.same_as.get(slot, slot) for slot in program.read}
+    kept = [plan.same_as.get(slot, slot) for slot in program.kept]
+    read = [plan.same_as.get(slot, slot) for slot in program.read]
+    wanted = {*kept, *read}
+    if options.drop_unused:
+        _drop_unused(plan, wanted, first)
+    groups = grouping(plan.steps, specs, wanted, first) if grouping is not None else []
+    plan.units = _ordered(plan.steps, groups, wanted, first)
 
     # Views live where their first input does: a value's memory is its root's.
-    root = {slot: slot for slot in range(first + len(program.steps))}
-    for slot, step in plan.steps.items():
-        if step.op.is_view:
-            root[slot] = root[step.inputs[0]]
+    root = {slot: slot for slot in range(len(specs))}
     last: dict[int, int] = {}
-    for slot, step in plan.steps.items():
-        for one in step.inputs:
-            last[root[one]] = slot
-    for slot in (*kept, *read):
+    for now, unit in enumerate(plan.units):
+        if len(unit.slots) == 1 and plan.steps[unit.slots[0]].op.is_view:
+            root[unit.slots[0]] = root[unit.inputs[0]]
+        for one in unit.inputs:
+            last[root[one]] = now
+        for one in unit.outputs:
+            last.setdefault(root[one], now)
+    for slot in wanted:
         last[root[slot]] = NEVER
-    plan.last = {slot: last.get(root[slot], slot) for slot in (*range(first), *plan.steps)}
-
-    donated = set(program.donated)
+    stays = {root[slot] for slot in (kept if reads_in_buffers else wanted)}
     if options.plan_memory:
-        _place(program, plan, root, last, kept, donated, first)
-    for slot in kept:
+        _place(program, plan, specs, root, last, stays)
+    for now, unit in enumerate(plan.units):
+        seen = [one for one in (*unit.inputs, *unit.outputs) if not _is_number(program, one)]
+        plan.gone.append(tuple([one for one in dict.fromkeys(seen) if last[root[one]] <= now]))
+
+    taken: set[int] = set()
+    for place, slot in enumerate(kept):
         origin = root[slot]
-        given = origin < first and not (origin in donated and slot == origin)
-        if given or origin in plan.buffer or _is_part(program, slot, origin, first):
-            plan.borrowed.add(slot)
+        is_given = origin < first and not (origin == slot and origin in program.donated)
+        if is_given or origin in taken or not _is_whole(plan.steps, specs, slot, first):
+            plan.copied.add(place)
+        else:
+            taken.add(origin)
     return plan
 
 
+def _is_number(program: Program, slot: int) -> bool:
+    return 0 <= slot - len(program.arrays) < len(program.numbers)
+
+
 def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
-    known: dict[tuple[Op, tuple[int, ...], tuple[object, ...]], int] = {}
+    known: dict[tuple[Op, tuple[int, ...], str], int] = {}
     for slot, step in enumerate(program.steps, first):
         inputs = tuple([plan.same_as.get(one, one) for one in step.inputs])
-        key = (step.op, inputs, step.params)
-        before = known.get(key) if reuse else None
-        if before is not None:
+        # As text, in which 0.0 and -0.0 differ, and 1 and True.
+        before = known.setdefault((step.op, inputs, repr(step.params)), slot) if reuse else slot
+        if before == slot:
+            plan.steps[slot] = Step(step.op, inputs, step.params, step.spec)
+        else:
             plan.same_as[slot] = before
+
+
+def _drop_unused(plan: Plan, wanted: set[int], first: int) -> None:
+    used: set[int] = set()
+    stack = [slot for slot in wanted if slot >= first]
+    while stack:
+        slot = stack.pop()
+        if slot not in used:
+            used.add(slot)
+            stack.extend(one for one in plan.steps[slot].inputs if one >= first)
+    plan.steps = {slot: step for slot, step in plan.steps.items() if slot in used}
+
+
+def _ordered(
+    steps: dict[int, Step], groups: list[tuple[int, ...]], wanted: set[int], first: int
+) -> list[Unit]:
+    """Units in an order in which inputs come first, else as they were recorded."""
+    home = {slot: group for group in groups for slot in group}
+    readers: dict[int, list[int]] = {}
+    for slot, step in steps.items():
+        for one in step.inputs:
+            readers.setdefault(one, []).append(slot)
+
+    def unit_of(slots: tuple[int, ...]) -> Unit:
+        own = set(slots)
+        inputs = dict.fromkeys(one for slot in slots for one in steps[slot].inputs)
+        outputs = [
+            slot
+            for slot in slots
+            if len(slots) == 1
+            or slot in wanted
+            or any(reader not in own for reader in readers.get(slot, ()))
+        ]
+        return Unit(slots, tuple([one for one in inputs if one not in own]), tuple(outputs))
+
+    units: list[Unit] = []
+    done: set[int] = set()
+    # A unit is done as soon as a step asks for it that is not in it: depth first, no recursion.
+    stack = [(slot,) if slot not in home else home[slot] for slot in reversed(steps)]
+    while stack:
+        slots = stack[-1]
+        if slots[0] in done:
+            stack.pop()
             continue
-        known[key] = slot
-        plan.steps[slot] = Step(step.op, inputs, step.params, step.spec)
+        unit = unit_of(slots)
+        waits = [one for one in unit.inputs if one >= first and one not in done]
+        if waits:
+            stack.extend(home.get(one, (one,)) for one in waits)
+            continue
+        done.update(slots)
+        units.append(unit)
+        stack.pop()
+    return units
 
 
 def _place(
     program: Program,
     plan: Plan,
+    specs: Sequence[Spec],
     root: dict[int, int],
     last: dict[int, int],
-    kept: set[int],
-    donated: set[int],
-    first: int,
+    stays: set[int],
 ) -> None:
-    specs = [*program.arrays, *program.numbers, *[step.spec for step in program.steps]]
-    kept_roots = {root[slot] for slot in kept}
     free: dict[int, list[int]] = {}
     taken: dict[int, int] = {}  # root -> the buffer in which it lies
-    overwritten: set[int] = set()
     ends: dict[int, list[int]] = {}
-    for slot in (*range(first), *plan.steps):
-        if root[slot] == slot:
-            ends.setdefault(last.get(slot, slot), []).append(slot)
-    for slot, step in plan.steps.items():
-        if step.op.takes_out and step.spec.nbytes >= MIN_BUFFER:
-            stays = slot in kept_roots
-            for one in step.inputs if step.op.in_place else ():
-                home = root[one]
-                dies = last[home] == slot and specs[one] is step.spec
-                usable = home == one and home in donated if stays else home in taken
-                # A view of it among the other inputs would be read while it is written.
-                alone = all(other == one or root[other] != home for other in step.inputs)
-                if dies and usable and alone and home not in overwritten and home == one:
+    for slot in {root[one] for unit in plan.units for one in (*unit.inputs, *unit.outputs)}:
+        ends.setdefault(last[slot], []).append(slot)
+    donated = set(program.donated)
+    for now, unit in enumerate(plan.units):
+        is_fused = len(unit.slots) > 1
+        op = plan.steps[unit.slots[0]].op
+        for slot in unit.outputs if is_fused or op.takes_out else ():
+            spec = specs[slot]
+            if spec.nbytes < MIN_BUFFER:
+                continue
+            for one in unit.inputs if is_fused or op.in_place else ():
+                usable = one in donated if slot in stays else one in taken
+                if (
+                    usable
+                    and root[one] == one
+                    and last[one] == now
+                    and specs[one] is spec
+                    and one not in plan.spoilt
+                    # A view of it among the other inputs would be read while it is written.
+                    and all(other == one or root[other] != one for other in unit.inputs)
+                ):
                     plan.over[slot] = one
-                    overwritten.add(home)
-                    if home in taken:
-                        taken[slot] = taken.pop(home)
-                        plan.buffer[slot] = taken[slot]
+                    plan.spoilt.add(one)
+                    if one in taken:
+                        taken[slot] = plan.buffer[slot] = taken.pop(one)
                     break
             else:
-                if not stays:
-                    size = step.spec.nbytes
-                    waiting = free.get(size)
+                if slot not in stays:
+                    waiting = free.get(spec.nbytes)
                     if waiting:
                         number = waiting.pop()
                     else:
                         number = len(plan.buffers)
-                        plan.buffers.append(size)
+                        plan.buffers.append(spec.nbytes)
                     taken[slot] = plan.buffer[slot] = number
-        for ended in ends.get(slot, ()):
+        for ended in ends.get(now, ()):
             number_of = taken.pop(ended, None)
             if number_of is not None:
                 free.setdefault(plan.buffers[number_of], []).append(number_of)
+    plan.spoilt &= donated
 
 
-def _is_part(program: Program, slot: int, origin: int, first: int) -> bool:
-    """Whether a kept value is a view on less than its memory: keeping it would keep the rest."""
-    if slot == origin or origin < first:
-        return False
-    return program.steps[slot - first].spec.nbytes < program.steps[origin - first].spec.nbytes
+def _is_whole(steps: dict[int, Step], specs: Sequence[Spec], slot: int, first: int) -> bool:
+    """Whether a value has each element of its memory once: not a part of it, not stretched."""
+    while slot >= first and steps[slot].op.is_view:
+        under = steps[slot].inputs[0]
+        if specs[under].nbytes != specs[slot].nbytes:
+            return False
+        slot = under
+    return True

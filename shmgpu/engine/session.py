@@ -10,13 +10,17 @@ import struct
 from collections import OrderedDict
 from typing import Any
 
-from shmgpu import program as programs
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.compile import Pool, Run, compiled
+from shmgpu.engine.compile import Compiled, Fused, Pool, compiled
 from shmgpu.engine.plan import Options
-from shmgpu.errors import BadParams
+from shmgpu.errors import BadParams, ShmError
+from shmgpu.program import Program, decode
 
-MAX_COMPILED = 1024
+MAX_COMPILED = 1024  # programs; the least recently used goes first
+MAX_CODE_BYTES = 64 << 20  # of all of them as they came
+MAX_BUFFER_BYTES = 2 << 30  # that their buffers may hold
+MAX_KNOWN = 4096  # numbers of programs that a child may have here
+FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
@@ -33,18 +37,58 @@ class UnknownTensor(BadParams):
     """The helper that held the tensor is gone, and the tensor with it."""
 
 
+class TooMuch(ShmError):
+    """The child would hold more in this helper than it may, or than there is."""
+
+
 class Ready:
-    """A program that can be run, and how its plain numbers are packed."""
+    """A program that can be run.
 
-    __slots__ = ("numbers", "program", "run")
+    Attributes:
+        program: as it was sent.
+        compiled: as it runs now; None when it had to make room.
+        fused: the same with loops in C, while these are being compiled.
+        numbers: how its plain numbers are packed.
+        given: of each array (whether it is resident, shape, the library's dtype).
+        donated: (slot, place among the handles) of each.
+        kept_bytes: that stay in the helper.
+        runs: how often it was run.
+        code_bytes: of the program as it was sent.
+    """
 
-    def __init__(self, program: programs.Program, run: Run) -> None:
+    __slots__ = (
+        "code_bytes",
+        "compiled",
+        "donated",
+        "fused",
+        "given",
+        "kept_bytes",
+        "numbers",
+        "program",
+        "runs",
+    )
+
+    def __init__(
+        self, program: Program, compiled: Compiled, backend: Backend, code_bytes: int
+    ) -> None:
         self.program = program
-        self.run = run
+        self.compiled: Compiled | None = compiled
+        self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
+        self.given = tuple(
+            [
+                (is_resident, spec.shape, backend.dtype(spec))
+                for spec, is_resident in zip(program.arrays, program.resident, strict=True)
+            ]
+        )
+        self.donated = tuple([(slot, sum(program.resident[:slot])) for slot in program.donated])
+        specs = program.specs
+        self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
+        self.runs = 0
+        self.code_bytes = code_bytes
 
 
-def number_format(program: programs.Program) -> str:
+def number_format(program: Program) -> str:
     """How its plain numbers are packed: 8 bytes each."""
     return "".join(
         "d" if spec.dtype.name.startswith(("float", "bfloat")) else "q" for spec in program.numbers
@@ -52,23 +96,58 @@ def number_format(program: programs.Program) -> str:
 
 
 class Tenant:
-    """One child's share."""
+    """One child's share.
 
-    __slots__ = ("arrays", "programs")
+    Attributes:
+        arrays: resident ones by handle.
+        nbytes: of these.
+        programs: by the child's number of them.
+        runs, steps: programs that were run, and operations in these.
+    """
+
+    __slots__ = ("arrays", "nbytes", "programs", "runs", "steps")
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
-        self.programs: dict[int, Ready] = {}
+        self.nbytes = 0
+        self.programs: OrderedDict[int, Ready] = OrderedDict()
+        self.runs = 0
+        self.steps = 0
+
+    def drop(self, handle: int) -> None:
+        """Let go of an array."""
+        array = self.arrays.pop(handle, None)
+        if array is not None:
+            self.nbytes -= array.nbytes
+
+    def hold(self, handle: int, array: Any) -> None:
+        """Keep an array."""
+        self.drop(handle)
+        self.arrays[handle] = array
+        self.nbytes += array.nbytes
 
 
 class Engine:
-    """Runs the programs of all children that this helper serves."""
+    """Runs the programs of all children that this helper serves.
 
-    def __init__(self, backend: Backend) -> None:
+    Args:
+        backend: what computes.
+        quota: bytes that each child may keep here; 0: as many as there are.
+        memory: bytes that there are; 0: not known.
+        fuse_at_run: see FUSE_AT_RUN; 0: never.
+    """
+
+    def __init__(
+        self, backend: Backend, quota: int = 0, memory: int = 0, fuse_at_run: int = FUSE_AT_RUN
+    ) -> None:
         self.backend = backend
+        self.quota = quota
+        self.memory = memory
+        self.fuse_at_run = fuse_at_run if backend.is_host else 0
         self._pool = Pool(backend)
         self._tenants: dict[int, tuple[int, Tenant]] = {}
         self._compiled: OrderedDict[tuple[bytes, int], Ready] = OrderedDict()
+        self._code_bytes = 0
 
     def tenant(self, slot: int, generation: int) -> Tenant:
         """The child's share; that of a predecessor in its place is dropped."""
@@ -76,6 +155,10 @@ class Engine:
         if held is None or held[0] != generation:
             held = self._tenants[slot] = (generation, Tenant())
         return held[1]
+
+    def callers(self) -> list[tuple[int, int]]:
+        """(slot, generation) of each child for whom something is held."""
+        return [(slot, generation) for slot, (generation, _) in self._tenants.items()]
 
     def forget(self, slot: int) -> None:
         """The child is gone, and what was held for it with it."""
@@ -87,7 +170,7 @@ class Engine:
         """Run a program; what the child wants to see, or None where that is nothing.
 
         Raises:
-            UnknownProgram, UnknownTensor: see there; nothing was done.
+            UnknownProgram, UnknownTensor, TooMuch: see there; nothing was done.
             BadParams: the message is damaged.
         """
         tenant = self.tenant(*caller)
@@ -96,33 +179,52 @@ class Engine:
             at = HEAD.size
             handles = struct.unpack_from(f"<{used}q", head, at)
             frees = struct.unpack_from(f"<{freed}q", head, at + 8 * used)
-        except struct.error as error:
+        except (struct.error, MemoryError) as error:
             raise BadParams("the program's head is damaged") from error
-        held = tenant.arrays
         for handle in frees:
-            held.pop(handle, None)
-        ready = tenant.programs.get(number)
+            tenant.drop(handle)
         if code:
-            ready = tenant.programs[number] = self._ready(code, flags)
-        if ready is None:
-            raise UnknownProgram(UNKNOWN_PROGRAM)
-        program = ready.program
-        given = self._given(program, held, handles, arrays)
+            ready = self._ready(code, flags)
+            tenant.programs[number] = ready
+            if len(tenant.programs) > MAX_KNOWN:
+                tenant.programs.popitem(last=False)
+        else:
+            known = tenant.programs.get(number)
+            if known is None or known.compiled is None:
+                raise UnknownProgram(UNKNOWN_PROGRAM)
+            ready = known
+        given = self._given(ready, tenant.arrays, handles, arrays)
         try:
             numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
-        for slot in program.donated:
-            held.pop(handles[sum(program.resident[:slot])], None)
+        if ready.fused is not None or ready.runs < self.fuse_at_run:
+            self._grow_fast(ready, flags)
+        compiled = ready.compiled
+        assert compiled is not None
+        if self.quota:
+            self._check_quota(tenant, ready, given)
+        if len(set(handles)) < len(handles):
+            # One array under two slots: what is written over must not be the other's as well.
+            for slot in compiled.spoilt:
+                given[slot] = self.backend.copy(given[slot])
+        # What is written over is gone even where a later operation fails; the rest is not.
+        for slot, place in ready.donated:
+            if slot in compiled.spoilt:
+                tenant.drop(handles[place])
         with self.backend.running():
-            kept, read = ready.run(given, numbers)
+            kept, read = compiled.run(given, numbers)
+        for _, place in ready.donated:
+            tenant.drop(handles[place])
         for handle, array in enumerate(kept, first):
-            held[handle] = array
+            tenant.hold(handle, array)
+        tenant.runs += 1
+        tenant.steps += len(ready.program.steps)
         return read or None
 
     def _given(
         self,
-        program: programs.Program,
+        ready: Ready,
         held: dict[int, Any],
         handles: tuple[int, ...],
         arrays: tuple[Any, ...],
@@ -131,31 +233,121 @@ class Engine:
         given = []
         sent, resident = iter(arrays), iter(handles)
         try:
-            for spec, is_resident in zip(program.arrays, program.resident, strict=True):
+            for is_resident, shape, dtype in ready.given:
                 if is_resident:
                     array = held.get(next(resident))
                     if array is None:
                         raise UnknownTensor(UNKNOWN_TENSOR)
                 else:
                     array = next(sent)
-                if tuple(array.shape) != spec.shape:
-                    raise BadParams("an array of the program has another shape than it says")
+                if tuple(array.shape) != shape or array.dtype != dtype:
+                    raise BadParams("an array of the program is not of the type that it says")
                 given.append(array)
         except StopIteration:
             raise BadParams("the program is given fewer arrays than it needs") from None
         return given
 
+    def _check_quota(self, tenant: Tenant, ready: Ready, given: list[Any]) -> None:
+        let_go = sum(given[slot].nbytes for slot, _ in ready.donated)
+        if ready.kept_bytes and tenant.nbytes + ready.kept_bytes - let_go > self.quota:
+            raise TooMuch(
+                f"the tensors that this child holds in the helper ({tenant.nbytes} bytes) and the "
+                f"{ready.kept_bytes - let_go} more of this step are over its quota of "
+                f"{self.quota} bytes: let go of tensors, or raise SHMGPU_RESIDENT"
+            )
+
+    # ---- programs ----------------------------------------------------------------------------
+
     def _ready(self, code: bytes, flags: int) -> Ready:
         """Read and compiled; children that train alike models share what comes of it."""
         key = (code, flags)
         ready = self._compiled.get(key)
-        if ready is None:
-            program = programs.decode(code)
-            options = Options(reuse_results=not flags & 1, plan_memory=not flags & 2)
-            ready = Ready(program, compiled(program, self.backend, self._pool, options))
-            self._compiled[key] = ready
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        else:
+        if ready is not None:
             self._compiled.move_to_end(key)
+            return ready
+        program = decode(code)
+        self._check_memory(program)
+        options = Options.of_flags(flags)
+        made = compiled(program, self.backend, self._pool, options)
+        ready = self._compiled[key] = Ready(program, made, self.backend, len(code))
+        self._code_bytes += len(code)
+        while len(self._compiled) > 1 and self._is_over():
+            _, oldest = self._compiled.popitem(last=False)
+            self._code_bytes -= oldest.code_bytes
+            oldest.compiled = oldest.fused = None  # a child that still knows it is told so
         return ready
+
+    def _is_over(self) -> bool:
+        return (
+            len(self._compiled) > MAX_COMPILED
+            or self._code_bytes > MAX_CODE_BYTES
+            or sum(self._pool.buffers) > MAX_BUFFER_BYTES
+        )
+
+    def _check_memory(self, program: Program) -> None:
+        """Before memory is asked for that the system would give, and kill for when it is used."""
+        most = max((step.spec.nbytes for step in program.steps), default=0)
+        if self.memory and most > self.memory:
+            raise TooMuch(
+                f"an operation makes a tensor of {most} bytes, and the helper has {self.memory}: "
+                "make it smaller, or split it"
+            )
+
+    def _grow_fast(self, ready: Ready, flags: int) -> None:
+        """Count a run; at the right one have loops compiled beside, and use them when they are.
+
+        No step waits for the compiler: until it is done, and where it fails, nothing changes.
+        """
+        ready.runs += 1
+        options = Options.of_flags(flags)
+        if ready.runs == self.fuse_at_run and options.fuse:
+            fused = Fused(ready.program, self.backend, options)
+            ready.fused = fused if fused.library is not None else None
+        elif ready.fused is not None and ready.fused.library is not None:
+            state = ready.fused.library.state
+            if state == "ready":
+                ready.compiled = compiled(
+                    ready.program, self.backend, self._pool, options, ready.fused
+                )
+            if state != "waiting":
+                ready.fused = None
+
+    def wait(self) -> None:
+        """Until no compiler works for this engine any more."""
+        for ready in list(self._compiled.values()):
+            if ready.fused is not None and ready.fused.library is not None:
+                ready.fused.library.wait()
+
+    # ---- figures -----------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """What is held and was done: plain values.
+
+        ``programs`` in the cache, ``loops`` (chains of operations that run as C), ``compiling``,
+        ``buffers`` and ``buffer_bytes`` shared by all; ``children``: of each its ``slot``,
+        ``generation``, ``tensors``, ``bytes`` resident, ``programs`` it knows, and how many
+        ``runs`` of programs and ``steps`` in these it had.
+        """
+        ready = list(self._compiled.values())
+        buffers = self._pool.buffers
+        return {
+            "backend": self.backend.name,
+            "quota": self.quota,
+            "programs": len(ready),
+            "loops": sum(one.compiled.loops for one in ready if one.compiled is not None),
+            "compiling": sum(one.fused is not None for one in ready),
+            "buffers": len(buffers),
+            "buffer_bytes": sum(buffers),
+            "children": [
+                {
+                    "slot": slot,
+                    "generation": generation,
+                    "tensors": len(tenant.arrays),
+                    "bytes": tenant.nbytes,
+                    "programs": len(tenant.programs),
+                    "runs": tenant.runs,
+                    "steps": tenant.steps,
+                }
+                for slot, (generation, tenant) in self._tenants.items()
+            ],
+        }

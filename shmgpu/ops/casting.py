@@ -24,7 +24,7 @@ def _numpy(np: Any, specs: Any, params: Params, out: Spec) -> Any:
 
 def _torch(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
     dtype = out.dtype.torch
-    return lambda x: x.to(dtype)
+    return lambda x: x.to(dtype, copy=True)
 
 
 def _gradient(g: Node, node: Node) -> Node:

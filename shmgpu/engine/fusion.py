@@ -1,0 +1,224 @@
+"""Which operations on elements become one loop, and that loop in C.
+
+A group is of steps of one shape. It may be done at once where nothing outside it stands between
+two of its steps, and where no two groups wait for each other.
+
+The loop goes over blocks that fit the first cache, and within a block over a few operations at a
+time: one loop body of a thousand operations would wait for each result, and one loop for each
+operation would load and store each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shmgpu.engine.expressions import C_TYPES, OF_ALL, OF_FLOATS
+from shmgpu.engine.plan import Unit
+from shmgpu.graph import Spec
+from shmgpu.ops.promotion import bool_, float64
+from shmgpu.program import Step
+
+BLOCK = 256  # elements
+AT_ONCE = 16  # operations in one loop body
+MAX_STEPS = 2048  # of one group
+MAX_WAITING = 64  # values of a block that wait for a later loop body
+NEAR = 16  # steps that may lie between two of a group that have nothing to do with each other
+MIN_BYTES = 2048  # of a value: below, only longer chains pay
+MIN_STEPS = 4  # of such a longer chain
+
+
+def groups(
+    steps: dict[int, Step], specs: Sequence[Spec], wanted: set[int], first: int
+) -> list[tuple[int, ...]]:
+    """The slots of each group of two steps or more that pays."""
+    found: list[list[int]] = []
+    waits: list[int] = []  # group -> mask of the groups whose values it reads, directly
+    shapes: list[tuple[int, ...]] = []
+    home: dict[int, int] = {}
+    behind: dict[int, int] = {}  # slot in no group -> mask of the groups that come before it
+    for slot, step in steps.items():
+        before = 0
+        for one in step.inputs:
+            before |= 1 << home[one] if one in home else behind.get(one, 0)
+        if not _is_fusable(step, specs):
+            behind[slot] = before
+            continue
+        shape = step.spec.shape
+        near = dict.fromkeys(home[one] for one in reversed(step.inputs) if one in home)
+        if found and slot - found[-1][-1] <= NEAR:
+            near.setdefault(len(found) - 1)
+        for group in near:
+            if shapes[group] != shape or len(found[group]) >= MAX_STEPS:
+                continue
+            others = 0
+            for one in step.inputs:
+                if one in home:
+                    others |= 1 << home[one] if home[one] != group else 0
+                else:
+                    others |= behind.get(one, 0)
+            if not _reaches(others, waits) >> group & 1:
+                break
+        else:
+            group, others = len(found), before
+            found.append([])
+            waits.append(0)
+            shapes.append(shape)
+        found[group].append(slot)
+        waits[group] |= others
+        home[slot] = group
+    return [
+        tuple(group)
+        for group in found
+        if len(group) >= (2 if steps[group[0]].spec.nbytes >= MIN_BYTES else MIN_STEPS)
+    ]
+
+
+def _reaches(mask: int, waits: list[int]) -> int:
+    """These groups, and those that come before them."""
+    seen, new = 0, mask
+    while new:
+        seen |= new
+        found = 0
+        while new:
+            low = new & -new
+            found |= waits[low.bit_length() - 1]
+            new ^= low
+        new = found & ~seen
+    return seen
+
+
+def _is_fusable(step: Step, specs: Sequence[Spec]) -> bool:
+    name, shape = step.op.name, step.spec.shape
+    inputs = [specs[one] for one in step.inputs]
+    if any(one.dtype not in C_TYPES for one in (step.spec, *inputs)):
+        return False
+    if name not in OF_ALL and (name not in OF_FLOATS or any(one.dtype is bool_ for one in inputs)):
+        return False
+    return step.spec.nbytes > 0 and all(one.shape == shape or is_one(one) for one in inputs)
+
+
+def is_one(spec: Spec) -> bool:
+    """Whether there is one element, that all others meet."""
+    return spec.nbytes == spec.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A function of C: what it is given, and its source but for its name.
+
+    Attributes:
+        arrays: slots of the arrays that it reads, in the order of their addresses.
+        numbers: slots of the plain numbers.
+        outputs: slots of what it writes.
+        source: parameters and body.
+    """
+
+    arrays: tuple[int, ...]
+    numbers: tuple[int, ...]
+    outputs: tuple[int, ...]
+    source: str
+
+
+def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: range) -> Loop | None:
+    """The unit in C; None where too many values would wait at a time."""
+    arrays = tuple([one for one in unit.inputs if one not in numbers])
+    given = tuple([one for one in unit.inputs if one in numbers])
+    place = {slot: at for at, slot in enumerate(unit.slots)}
+    whole = specs[unit.slots[0]].shape
+    # Names by place, so that equal chains of different programs have one source.
+    names = {slot: f"v{at}" for slot, at in place.items()}
+    lines = ["(long n, const unsigned long *p, const double *s) {"]
+    for at, one in enumerate(given):
+        names[one] = f"s{at}"
+        lines.append(f"  const {_c(specs[one])} s{at} = s[{at}];")
+    full = set()
+    for at, one in enumerate(arrays):
+        names[one] = f"x{at}"
+        kind = _c(specs[one])
+        if specs[one].shape == whole and not is_one(specs[one]):
+            full.add(one)
+            lines.append(f"  const {kind} *a{at} = (const {kind} *)p[{at}];")
+        else:
+            lines.append(f"  const {kind} x{at} = *(const {kind} *)p[{at}];")
+    for at, one in enumerate(unit.outputs):
+        kind = _c(specs[one])
+        lines.append(f"  {kind} *o{at} = ({kind} *)p[{len(arrays) + at}];")
+
+    chunks = [unit.slots[at : at + AT_ONCE] for at in range(0, len(unit.slots), AT_ONCE)]
+    final = len(chunks)
+    last = dict.fromkeys(unit.outputs, final)
+    for number, chunk in enumerate(chunks):
+        for slot in chunk:
+            for one in steps[slot].inputs:
+                last[one] = max(last.get(one, 0), number)
+    waiting, kinds, bodies = _bodies(chunks, last, steps, specs, names, full, arrays)
+    if len(kinds) > MAX_WAITING:
+        return None
+    lines.append(f"  for (long i = 0; i < n; i += {BLOCK}) {{")
+    lines.append(f"    const long m = n - i < {BLOCK} ? n - i : {BLOCK};")
+    lines += [f"    {kind} t{at}[{BLOCK}];" for at, kind in enumerate(kinds)]
+    lines += bodies
+    # All inputs of the block have been read: an output may lie where one of them does.
+    lines += [
+        f"    for (long j = 0; j < m; j++) o{at}[i + j] = t{waiting[one]}[j];"
+        for at, one in enumerate(unit.outputs)
+    ]
+    lines.append("  }\n}")
+    return Loop(arrays, given, unit.outputs, "\n".join(lines))
+
+
+def _bodies(
+    chunks: list[tuple[int, ...]],
+    last: dict[int, int],
+    steps: dict[int, Step],
+    specs: Sequence[Spec],
+    names: dict[int, str],
+    full: set[int],
+    arrays: tuple[int, ...],
+) -> tuple[dict[int, int], list[str], list[str]]:
+    """For each chunk a loop; where values wait for later ones, and the types of these places."""
+    waiting: dict[int, int] = {}
+    kinds: list[str] = []
+    free: dict[str, list[int]] = {}
+    lines: list[str] = []
+    for number, chunk in enumerate(chunks):
+        own = set(chunk)
+        read = dict.fromkeys(one for slot in chunk for one in steps[slot].inputs)
+        lines.append("    for (long j = 0; j < m; j++) {")
+        for one in read:
+            kind = _local(specs[one])
+            if one in full:
+                lines.append(f"      const {kind} {names[one]} = a{arrays.index(one)}[i + j];")
+            elif one in waiting:
+                lines.append(f"      const {kind} {names[one]} = t{waiting[one]}[j];")
+        for slot in chunk:
+            step = steps[slot]
+            words = [names[one] for one in step.inputs]
+            name = step.op.name
+            suffix = "" if step.spec.dtype is float64 else "f"
+            text = (OF_FLOATS.get(name) or OF_ALL[name]).format(*words, f=suffix)
+            lines.append(f"      const {_local(step.spec)} {names[slot]} = {text};")
+        stored = [slot for slot in chunk if last.get(slot, 0) > number]
+        for slot in stored:
+            kind = _c(specs[slot])
+            places = free.get(kind)
+            if places:
+                waiting[slot] = places.pop()
+            else:
+                waiting[slot] = len(kinds)
+                kinds.append(kind)
+            lines.append(f"      t{waiting[slot]}[j] = {names[slot]};")
+        lines.append("    }")
+        for one in read:
+            if one in waiting and one not in own and last[one] == number:
+                free.setdefault(_c(specs[one]), []).append(waiting[one])
+    return waiting, kinds, lines
+
+
+def _c(spec: Spec) -> str:
+    return C_TYPES[spec.dtype]
+
+
+def _local(spec: Spec) -> str:
+    return "_Bool" if spec.dtype is bool_ else C_TYPES[spec.dtype]

@@ -1,0 +1,230 @@
+"""C at hand: loops are compiled in a thread beside, loaded when they are ready, kept on disk.
+
+Owns the compiler's command line, the directory of what it made, and how a loop is called. Where
+there is no compiler, or it fails, programs run without; that is never an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from shmgpu.log import logger
+
+# Nothing that would change a result: no reassociation, no a * b + c in one rounding.
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-shared",
+    "-fPIC",
+    "-w",
+    "-x",
+    "c",
+)
+MAX_FILES = 512
+MAX_FILE_BYTES = 64 << 20
+SECONDS = 120  # after which a compiler is given up
+
+Function = Callable[[int, Any, Any], None]
+
+
+@lru_cache(maxsize=1)
+def compiler() -> tuple[str, str] | None:
+    """The C compiler's path, and what it says of itself; None where there is none."""
+    path = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    if path is None:
+        return None
+    try:
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return path, told.stdout.partition("\n")[0]
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    told = sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))})
+    return "\n".join([platform.machine(), *told])
+
+
+def directory() -> pathlib.Path | None:
+    """Where compiled loops are kept: the user's own, and nobody else may write there."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    path = pathlib.Path(base) / "shmgpu" / "loops"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        told = path.stat()
+    except OSError:
+        return None
+    return path if told.st_uid == os.geteuid() and not told.st_mode & 0o022 else None
+
+
+class Library:
+    """Loops of one program, on their way from source to functions.
+
+    Attributes:
+        state: "waiting", "ready" or "failed".
+        functions: one for each source, once it is ready.
+    """
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        self.state = "waiting"
+        self.functions: list[Function] = []
+        self._sources = list(sources)
+        self._thread = threading.Thread(target=self._make, name="shmgpu-cc", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it is ready or has failed."""
+        self._thread.join()
+
+    def _make(self) -> None:
+        try:
+            self.functions = _functions(self._sources)
+            self.state = "ready"
+        except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+            logger.info("a chain of operations stays as it is: %s", error)
+            self.state = "failed"
+
+
+def _functions(sources: Sequence[str]) -> list[Function]:
+    found = compiler()
+    if found is None:
+        raise RuntimeError("there is no C compiler")
+    path, version = found
+    text = "\n".join(f"void k{at}{source}" for at, source in enumerate(sources))
+    key = "\0".join(["1", path, version, " ".join(FLAGS), _machine(), text])
+    name = hashlib.sha256(key.encode()).hexdigest()[:40] + ".so"
+    kept = directory()
+    if kept is not None:
+        made = kept / name
+        if made.exists():
+            os.utime(made)
+        else:
+            _compile(path, text, made)
+            _sweep(kept)
+        return _load(made, len(sources))
+    with tempfile.TemporaryDirectory() as here:
+        made = pathlib.Path(here) / name
+        _compile(path, text, made)
+        return _load(made, len(sources))
+
+
+def _compile(path: str, text: str, made: pathlib.Path) -> None:
+    part = made.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        subprocess.run(
+            [path, *FLAGS, "-", "-o", str(part)],
+            input=text.encode(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
+        part.rename(made)  # whole or not at all
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _load(made: pathlib.Path, count: int) -> list[Function]:
+    library = ctypes.CDLL(str(made))
+    functions: list[Function] = []
+    for at in range(count):
+        function = library[f"k{at}"]
+        function.restype = None
+        function.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        functions.append(function)
+    return functions
+
+
+def _sweep(kept: pathlib.Path) -> None:
+    """Drop what was not used for longest beyond MAX_FILES and MAX_FILE_BYTES."""
+    files = []
+    for one in kept.glob("*.so"):
+        try:
+            told = one.stat()
+        except OSError:
+            continue
+        files.append((told.st_mtime, told.st_size, one))
+    files.sort(reverse=True)
+    total = 0
+    for number, (_, size, one) in enumerate(files):
+        total += size
+        if number >= MAX_FILES or total > MAX_FILE_BYTES:
+            one.unlink(missing_ok=True)
+
+
+class Call:
+    """A loop with its arguments' memory: called with arrays, numbers and what to write into."""
+
+    __slots__ = ("_addresses", "_backend", "_count", "_function", "_numbers", "_outs", "_specs")
+
+    def __init__(
+        self,
+        backend: Any,
+        function: Function,
+        count: int,
+        specs: Sequence[Any],
+        outs: Sequence[Any],
+        numbers: int,
+    ) -> None:
+        """``count``: elements; ``specs``: of the arrays; ``outs``: of what is written."""
+        self._backend = backend
+        self._function = function
+        self._count = count
+        self._specs = [(spec, backend.dtype(spec)) for spec in specs]
+        self._outs = [(spec, backend.dtype(spec)) for spec in outs]
+        self._addresses = (ctypes.c_ulong * max(1, len(specs) + len(outs)))()
+        self._numbers = (ctypes.c_double * max(1, numbers))()
+
+    def __call__(
+        self, arrays: Sequence[Any], numbers: Sequence[Any], outs: Sequence[Any]
+    ) -> list[Any]:
+        """What was written: ``outs``, and memory of its own for each that is None."""
+        addresses, backend = self._addresses, self._backend
+        held = []  # copies live until the loop is over
+        at = 0
+        for array, (spec, dtype) in zip(arrays, self._specs, strict=True):
+            # C reads what it is told: an array that is not what the program says ends here.
+            if tuple(array.shape) != spec.shape or array.dtype != dtype:
+                raise ValueError("an array is not what the program's operations say it is")
+            array = backend.in_order(array)
+            held.append(array)
+            addresses[at] = backend.address(array)
+            at += 1
+        written = []
+        for out, (spec, dtype) in zip(outs, self._outs, strict=True):
+            if (
+                out is None
+                or out.dtype != dtype
+                or tuple(out.shape) != spec.shape
+                or not backend.is_in_order(out)
+            ):
+                out = backend.empty(spec)
+            written.append(out)
+            addresses[at] = backend.address(out)
+            at += 1
+        for at, number in enumerate(numbers):
+            self._numbers[at] = number
+        self._function(self._count, addresses, self._numbers)
+        return written

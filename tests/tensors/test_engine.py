@@ -1,0 +1,533 @@
+"""Whatever is done to a program, its results are the same; and what is no program is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shmgpu.engine import fusion, native, session
+from shmgpu.engine.backends import NumpyBackend, TorchBackend
+from shmgpu.engine.compile import Fused, Pool, compiled
+from shmgpu.engine.plan import Options
+from shmgpu.errors import BadParams
+from shmgpu.graph import leaf, scalar, spec_of
+from shmgpu.ops import elementwise as e
+from shmgpu.ops import linear, reductions, shaping, stretching
+from shmgpu.ops.casting import CAST, alias, cast
+from shmgpu.ops.creation import full
+from shmgpu.ops.promotion import float32, float64
+from shmgpu.program import Draft, Program, Step, decode
+
+BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
+ALL_OFF = Options(False, False, False, False)
+NEVER_FUSED = [Options(*flags, False) for flags in itertools.product([True, False], repeat=3)]
+
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
+slow_machine = settings(
+    deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), print_blob=True
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return BACKENDS[request.param]
+
+
+class There:
+    """Stands for an array in the arena; ``Away`` for one that the helper holds."""
+
+
+class Away(There):
+    pass
+
+
+SHAPES = [(20, 20), (20, 20), (20, 20), (1, 20), (20, 1), (20,), (1,), (), (0, 20), (400,)]
+
+UNARY = {
+    "neg": e.neg,
+    "abs": e.abs,
+    "relu": e.relu,
+    "floor": e.floor,
+    "exp": e.exp,
+    "alias": alias,
+    "to64": lambda x: cast(x, float64),
+    "to32": lambda x: cast(x, float32),
+    "flat": lambda x: shaping.reshape(x, (-1,)) if x.spec.nbytes else x,
+    "unsqueeze": lambda x: shaping.unsqueeze(x, 0),
+    "turn": lambda x: shaping.transpose(x, 0, -1),
+    "head": lambda x: shaping.narrow(x, 0, 0, 1),
+    "back": lambda x: shaping.take_slices(
+        x, [slice(None, None, -1)] + [slice(None)] * (len(x.spec.shape) - 1)
+    ),
+    "sum": lambda x: stretching.sum(x, -1, True),
+    "sum all": stretching.sum,
+    "amax": lambda x: reductions.amax(x, 0),
+    "expand": lambda x: stretching.expand(x, (20, 20)),
+    "full": lambda x: full(x.spec.shape, 1.5, x.spec.dtype),
+    "twice": lambda x: e.mul(x, x),
+    "with its own turn": lambda x: e.add(x, shaping.transpose(x, 0, -1)),
+    "scaled": lambda x: e.mul(x, 1.25),
+    "from": lambda x: e.sub(2.0, x),
+}
+BINARY = {
+    "add": e.add,
+    "sub": e.sub,
+    "mul": e.mul,
+    "div": e.div,
+    "maximum": e.maximum,
+    "minimum": e.minimum,
+    "masked": lambda a, b: e.where(e.gt(a, b), a, b),
+    "counted": lambda a, b: cast(e.logical_or(e.le(a, b), e.ne(a, 0)), float32),
+    "matmul": linear.matmul,
+    "cat": lambda a, b: shaping.cat([a, b], 0),
+}
+
+
+@st.composite
+def programs(draw, names=None, shapes=SHAPES, most=25):
+    """A program, and how its arrays are to be drawn."""
+    unary = [one for name, one in UNARY.items() if names is None or name in names]
+    binary = [one for name, one in BINARY.items() if names is None or name in names]
+    nodes = [
+        leaf(
+            spec_of(
+                draw(st.sampled_from([float32, float32, float64])), draw(st.sampled_from(shapes))
+            ),
+            draw(st.sampled_from([There, Away]))(),
+        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    nodes.append(scalar(draw(st.sampled_from([0.5, -3.0, float("nan")])), float32))
+    for _ in range(draw(st.integers(1, most))):
+        # Late ones are chosen more often, so that chains come about.
+        pick = st.integers(0, len(nodes) - 1).map(lambda n: nodes[-1 - n * n // len(nodes)])
+        try:
+            if draw(st.booleans()):
+                new = draw(st.sampled_from(unary))(draw(pick))
+            else:
+                new = draw(st.sampled_from(binary))(draw(pick), draw(pick))
+        except (ValueError, TypeError, IndexError):
+            continue
+        if new not in nodes:
+            nodes.append(new)
+    order = sorted(_under(nodes), key=lambda node: node.number)
+    some = st.lists(st.sampled_from(order), max_size=4) if order else st.just([])
+    kept, read = draw(some), draw(some)
+    program = Draft(order, kept, read, set(), Away).program(Away)
+    away = [slot for slot, is_away in enumerate(program.resident) if is_away]
+    donated = tuple(sorted(draw(st.sets(st.sampled_from(away))))) if away else ()
+    return dataclasses.replace(program, donated=donated), draw(st.integers(0, 1 << 30))
+
+
+def _under(nodes):
+    found, stack = set(), list(nodes)
+    while stack:
+        node = stack.pop()
+        if node.op is not None and node not in found:
+            found.add(node)
+            stack += node.inputs
+    return found
+
+
+def arrays_for(program, seed, backend):
+    rng = np.random.default_rng(seed)
+    made = []
+    for spec in program.arrays:
+        array = rng.standard_normal(spec.shape).astype(spec.dtype.numpy)
+        odd = rng.random(spec.shape) < 0.05
+        array = np.where(odd, rng.choice([np.nan, np.inf, -np.inf, -0.0, 0.0]), array)
+        array = np.ascontiguousarray(array.astype(spec.dtype.numpy)).reshape(spec.shape)
+        made.append(torch.from_numpy(array) if backend.name == "torch" else array)
+    return made
+
+
+def numbers_for(program):
+    return tuple([float(at) - 1.5 for at, _ in enumerate(program.numbers)])
+
+
+def plain(array):
+    return np.array(array.numpy() if isinstance(array, torch.Tensor) else array)
+
+
+def equal(got, want):
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+    if want.dtype.kind == "f":
+        real = ~np.isnan(want)
+        assert (np.signbit(got[real]) == np.signbit(want[real])).all()
+
+
+def region(array):
+    if isinstance(array, torch.Tensor):
+        array = array.numpy()
+    return array
+
+
+def run(program, backend, how, seed, pool=None, fused=None):
+    """(kept, read) as plain arrays; checks whose memory is whose on the way."""
+    pool = pool or Pool(backend)
+    made = compiled(program, backend, pool, how, fused)
+    results = []
+    for _ in range(2):
+        arrays = arrays_for(program, seed, backend)
+        before = [plain(one) for one in arrays]
+        with backend.running():
+            kept, read = made.run(list(arrays), numbers_for(program))
+            seen = [plain(one) for one in read]
+        for slot, (array, was) in enumerate(zip(arrays, before, strict=True)):
+            if slot not in made.spoilt:
+                np.testing.assert_array_equal(plain(array), was)
+            if slot not in program.donated:
+                assert not any(np.shares_memory(region(array), region(one)) for one in kept)
+        for one, other in itertools.combinations(kept, 2):
+            assert not np.shares_memory(region(one), region(other))
+        for one in kept:
+            for raw in (each() for known in pool._known.values() for each in known):
+                assert raw is None or not np.shares_memory(region(one), region(raw.raw))
+        results.append(([*kept], seen))
+    # What the first run kept is as it was, though the second used the same buffers.
+    (first, _), (second, seen) = results
+    for one, other in zip(first, second, strict=True):
+        equal(plain(one), plain(other))
+    return [plain(one) for one in second], seen
+
+
+@slow_machine
+@given(programs())
+def test_every_combination_of_options_gives_equal_results(backend, drawn):
+    program, seed = drawn
+    program = decode(program.encode())
+    want = run(program, backend, ALL_OFF, seed)
+    for how in NEVER_FUSED[:-1]:
+        got = run(program, backend, how, seed)
+        for ours, theirs in zip((*got[0], *got[1]), (*want[0], *want[1]), strict=True):
+            equal(ours, theirs)
+
+
+CHAINS = (
+    *("neg", "abs", "relu", "floor", "to64", "to32", "full", "twice", "scaled", "from"),
+    *("add", "sub", "mul", "div", "maximum", "minimum", "masked", "counted"),
+    *("exp", "turn", "sum all", "expand", "matmul"),
+)
+
+
+@needs_compiler
+@settings(slow_machine, max_examples=40)
+@given(programs(CHAINS, [(20, 20), (20, 20), (1, 20), (20, 1), (1,), ()], 40))
+def test_fused_chains_give_equal_results(backend, drawn):
+    program, seed = drawn
+    want = run(program, backend, ALL_OFF, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fusion, "MIN_BYTES", 0)
+        patch.setattr(fusion, "BLOCK", 64)
+        patch.setattr(fusion, "AT_ONCE", 3)
+        for how in (Options(), Options(plan_memory=False), Options(False, True, False, True)):
+            fused = Fused(program, backend, how)
+            if fused.library is None:
+                continue
+            fused.library.wait()
+            assert fused.library.state == "ready"
+            got = run(program, backend, how, seed, fused=fused)
+            for ours, theirs in zip((*got[0], *got[1]), (*want[0], *want[1]), strict=True):
+                equal(ours, theirs)
+
+
+# ---- whose memory is whose ------------------------------------------------------------------
+
+
+def steps_of(arrays, steps, kept=(), read=(), donated=(), numbers=()):
+    """A program of resident arrays of these specs; steps are (op, inputs, params)."""
+    specs = [*arrays, *numbers]
+    made = []
+    for op, inputs, *params in steps:
+        spec = op.rule(tuple([specs[one] for one in inputs]), *(params or [()]))
+        made.append(Step(op, inputs, *(params or [()]), spec))
+        specs.append(spec)
+    resident = (True,) * len(arrays)
+    return Program(tuple(arrays), resident, donated, tuple(numbers), tuple(made), kept, read)
+
+
+BIG = spec_of(float32, (20, 20))
+TURN = (shaping.PERMUTE, (0,), ((1, 0),))
+
+ODD = {
+    "a sum with its own turned self": steps_of(
+        [BIG], [TURN, (e.ADD, (0, 1))], kept=(2,), donated=(0,)
+    ),
+    "a sum with its own first row": steps_of(
+        [BIG],
+        [(shaping.SLICE, (0,), ((0, 0), (1, 20), (1, 1))), (e.ADD, (0, 1))],
+        kept=(2,),
+        donated=(0,),
+    ),
+    "a value and its view": steps_of(
+        [BIG], [(e.NEG, (0,)), (shaping.RESHAPE, (1,), ((400,),))], kept=(1, 2)
+    ),
+    "a value twice": steps_of([BIG], [(e.NEG, (0,)), (e.NEG, (0,))], kept=(1, 2), read=(1, 2)),
+    "one slot twice": steps_of([BIG], [(e.NEG, (0,))], kept=(1, 1), read=(1, 1)),
+    "an input": steps_of([BIG], [(e.NEG, (0,))], kept=(0, 1), read=(0,)),
+    "a donated input": steps_of([BIG], [(e.NEG, (0,))], kept=(0, 1), read=(0,), donated=(0,)),
+    "a stretched value": steps_of(
+        [spec_of(float32, (1, 20))],
+        [(e.NEG, (0,)), (stretching.EXPAND, (1,), ((20, 20),))],
+        kept=(2,),
+    ),
+    "a part stretched to the whole's size": steps_of(
+        [spec_of(float32, (400,))],
+        [
+            (e.NEG, (0,)),
+            (shaping.SLICE, (1,), ((0,), (1,), (1,))),
+            (stretching.EXPAND, (2,), ((400,),)),
+        ],
+        kept=(3,),
+    ),
+    "one input over and over": steps_of(
+        [BIG], [(e.MUL, (0, 0)), (e.ADD, (1, 1)), (e.ADD, (2, 0))], kept=(3,), donated=(0,)
+    ),
+    "a cast to the type that it has": steps_of([BIG], [(CAST, (0,), (float32,))], kept=(1,)),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("how", [Options(), ALL_OFF], ids=["all on", "all off"])
+def test_no_handle_shares_its_memory(backend, what, how):
+    program = decode(ODD[what].encode())
+    got, want = run(program, backend, how, 5), run(program, backend, ALL_OFF, 5)
+    for ours, theirs in zip((*got[0], *got[1]), (*want[0], *want[1]), strict=True):
+        equal(ours, theirs)
+
+
+def test_what_nobody_reads_is_not_computed(backend):
+    calls = []
+
+    class Counting(type(backend)):
+        def __init__(self):
+            self.__dict__ = dict(backend.__dict__)
+
+        def kernel(self, op, *rest):
+            calls.append(op.name)
+            return backend.kernel(op, *rest)
+
+    program = steps_of([BIG], [(e.NEG, (0,)), (e.EXP, (0,)), (e.ABS, (2,))], kept=(1,))
+    compiled(program, Counting(), Pool(backend), Options())
+    assert calls == ["neg"]
+
+
+# ---- the engine ------------------------------------------------------------------------------
+
+
+class Child:
+    """Speaks to an engine as a child does."""
+
+    def __init__(self, engine, slot=0, generation=1):
+        self.engine = engine
+        self.caller = (slot, generation)
+        self.next = 1
+        self.known = {}
+
+    def run(self, program, handles=(), numbers=(), frees=(), flags=0, code=None):
+        number = self.known.setdefault(program, len(self.known))
+        first, self.next = self.next, self.next + len(program.kept)
+        head = session.HEAD.pack(number, flags, first, len(handles), len(frees))
+        head += b"".join(int(one).to_bytes(8, "little") for one in (*handles, *frees))
+        head += session.struct.pack("<" + session.number_format(program), *numbers)
+        code = program.encode() if code is None else code
+        read = self.engine.execute(self.caller, head, code, ())
+        return list(range(first, first + len(program.kept))), read
+
+
+def make_ones(spec=BIG):
+    return steps_of(
+        [], [(full_op(), (0,), (spec.dtype, spec.shape))], (1,), (), (), [spec_of(float32, ())]
+    )
+
+
+def full_op():
+    from shmgpu.ops import TABLE
+
+    return TABLE["full"]
+
+
+def test_bytes_are_counted_and_kept_to_the_quota(backend):
+    engine = session.Engine(backend, quota=4000)
+    child = Child(engine)
+    (one,), _ = child.run(make_ones(), numbers=(1.0,))
+    (two,), _ = child.run(make_ones(), numbers=(1.0,))
+    (row,) = engine.figures()["children"]
+    assert (row["tensors"], row["bytes"]) == (2, 3200)
+    with pytest.raises(session.TooMuch, match="over its quota of 4000 bytes"):
+        child.run(make_ones(), numbers=(1.0,))
+    # A step that gives back as much as it takes goes through; so does one after a free.
+    child.run(steps_of([BIG], [(e.NEG, (0,))], (1,), (), (0,)), handles=(one,))
+    child.run(make_ones(), numbers=(1.0,), frees=(two,))
+    assert engine.figures()["children"][0]["bytes"] == 3200
+
+
+def test_a_failed_step_leaves_what_it_had_not_written_over(backend):
+    engine = session.Engine(backend)
+    child = Child(engine)
+    (one,), _ = child.run(make_ones(), numbers=(1.0,))
+    # Stretched to more elements than one slot's shape allows: the kernel refuses.
+    bad = steps_of([BIG], [(shaping.RESHAPE, (0,), ((7, 7),))], (1,), (), (0,))
+    with pytest.raises((RuntimeError, ValueError)):
+        child.run(bad, handles=(one,))
+    _, (seen,) = child.run(steps_of([BIG], [(e.NEG, (0,))], (), (1,)), handles=(one,))
+    assert (plain(seen) == -1).all()
+
+
+def test_one_array_under_two_slots_is_not_written_over_twice(backend):
+    engine = session.Engine(backend)
+    child = Child(engine)
+    (one,), _ = child.run(make_ones(), numbers=(2.0,))
+    program = steps_of([BIG, BIG], [(e.NEG, (0,)), (e.ADD, (2, 1))], (2,), (3,), (0,))
+    _, (seen,) = child.run(program, handles=(one, one))
+    assert (plain(seen) == 0).all()
+
+
+def test_arrays_of_another_type_than_the_program_says_are_refused(backend):
+    engine = session.Engine(backend)
+    child = Child(engine)
+    (one,), _ = child.run(make_ones(spec_of(float64, (20, 20))), numbers=(2.0,))
+    with pytest.raises(BadParams, match="not of the type"):
+        child.run(steps_of([BIG], [(e.NEG, (0,))], (), (1,)), handles=(one,))
+
+
+def test_programs_that_had_to_make_room_are_asked_for_again(backend, monkeypatch):
+    monkeypatch.setattr(session, "MAX_COMPILED", 2)
+    engine = session.Engine(backend)
+    child = Child(engine)
+    made = [make_ones(spec_of(float32, (n, 20))) for n in (1, 2, 3)]
+    for one in made:
+        child.run(one, numbers=(1.0,))
+    assert engine.figures()["programs"] == 2
+    with pytest.raises(session.UnknownProgram):
+        child.run(made[0], numbers=(1.0,), code=b"")
+    child.run(made[0], numbers=(1.0,))
+    child.run(made[0], numbers=(1.0,), code=b"")
+
+
+def test_a_tensor_larger_than_the_machine_is_refused_before_it_is_asked_for(backend):
+    engine = session.Engine(backend, memory=1 << 20)
+    with pytest.raises(session.TooMuch, match="split it"):
+        Child(engine).run(make_ones(spec_of(float32, (1 << 20,))), numbers=(1.0,))
+
+
+@needs_compiler
+def test_a_program_that_repeats_is_fused_without_a_step_waiting(backend):
+    engine = session.Engine(backend)
+    child = Child(engine)
+    big = spec_of(float32, (1000,))
+    chain = [(e.MUL, (0, 1)), *[(e.ADD, (slot, 1)) for slot in range(2, 40)]]
+    program = steps_of([big], chain, (), (40,), (), [spec_of(float32, ())])
+    (x,), _ = child.run(make_ones(big), numbers=(1.0,))
+    seen = []
+    for _ in range(8):
+        _, (out,) = child.run(program, handles=(x,), numbers=(1.5,))
+        seen.append(plain(out))
+        engine.wait()
+    assert engine.figures()["loops"] == 1
+    for one in seen:
+        equal(one, seen[0])
+
+
+def test_without_a_compiler_nothing_is_different(backend, monkeypatch):
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    engine = session.Engine(backend)
+    child = Child(engine)
+    program = steps_of([BIG], [(e.NEG, (0,)), (e.ABS, (1,))], (), (2,))
+    (x,), _ = child.run(make_ones(), numbers=(3.0,))
+    for _ in range(6):
+        _, (out,) = child.run(program, handles=(x,))
+        assert (plain(out) == 3).all()
+        engine.wait()
+    assert engine.figures()["loops"] == 0
+
+
+# ---- what is no program ----------------------------------------------------------------------
+
+
+@slow_machine
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_program_are_refused(data):
+    with pytest.raises(BadParams):
+        decode(data)
+
+
+def _sample():
+    x = leaf(BIG, Away())
+    y = e.mul(shaping.transpose(x, 0, 1), 2.0)
+    z = shaping.narrow(cast(stretching.sum(e.relu(y), 0), float64), 0, 2, 5)
+    w = full((3, 4), 1.0, float32)
+    order = sorted(_under([z, w]), key=lambda node: node.number)
+    return Draft(order, [z], [w], set(), Away).program(Away)
+
+
+SAMPLE = _sample()
+
+
+@settings(slow_machine, max_examples=400)
+@given(st.data())
+def test_damaged_programs_are_refused_or_are_programs(data):
+    code = bytearray(SAMPLE.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        code[data.draw(st.integers(0, len(code) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        program = decode(bytes(code))
+    except BadParams:
+        return
+    assert isinstance(program, Program)
+
+
+WILD = [-1, 0, 1, 2, 1 << 31, 1 << 62, -(1 << 63), 1.5, float("nan"), True, None, "x", "(", "to"]
+
+
+@settings(slow_machine, max_examples=600)
+@given(st.data())
+def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
+    """Values are changed, not bytes: all get past the codec, and reach the rules and kernels."""
+    from shmgpu.values import decode_values, encode_values
+
+    code = SAMPLE.encode()
+    (count,) = decode_values(code[:9], 1)
+    flat = decode_values(code, count + 1)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(1, len(flat) - 1))
+        flat[at] = data.draw(st.sampled_from([*WILD, *flat]))
+    try:
+        program = decode(encode_values(flat))
+    except BadParams:
+        return
+    for backend in BACKENDS.values():
+        engine = session.Engine(backend, memory=1 << 24)
+        child = Child(engine)
+        handles = []
+        try:
+            for spec in program.arrays:
+                handles += child.run(make_ones(spec), numbers=(1.0,))[0]
+            for _ in range(2):
+                child.run(program, handles, (2,) * len(program.numbers))
+        except Exception as error:
+            # A sentence for the child; no wish of a message ends the helper.
+            assert not isinstance(error, (MemoryError, RecursionError, AssertionError))
+
+
+def test_a_program_may_not_keep_a_plain_number():
+    number = steps_of(
+        [], [(full_op(), (0,), (float32, (2,)))], (0,), (), (), [spec_of(float32, ())]
+    )
+    with pytest.raises(BadParams):
+        decode(number.encode())
