@@ -538,7 +538,7 @@ def use_backend(name: str) -> None:
     global _backend
     if name not in residents.EXECUTE:
         raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
-    if runtime.current is not None and name != _backend:
+    if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name
 
@@ -564,7 +564,7 @@ def current() -> Recorder:
         if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
             importlib.import_module("shmgpu.debug").enable()
         helpers = means.extra.get("tensor helpers") or _helpers(means)
-        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
+        recorder = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
     return recorder
 
 

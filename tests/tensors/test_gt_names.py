@@ -221,6 +221,30 @@ def test_the_backend_is_chosen_by_name():
         lazy._backend = before
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_broker_may_be_started_for_one_backend(backend, monkeypatch):
+    from shmgpu import lazy, residents
+
+    asked = []
+    for name, function in residents.EXECUTE.items():
+        monkeypatch.setitem(residents.EXECUTE, name, _Noted(function, asked, name))
+    with gt.init(inline=True, backend=backend):
+        assert (gt.ones(2) + 1).sum().item() == 4
+        assert asked == [backend]
+        other = {"numpy": "torch", "torch": "numpy"}[backend]
+        monkeypatch.setattr(lazy, "_backend", lazy._backend)
+        gt.set_backend(other)
+        assert (gt.ones(2) + 1).sum().item() == 4
+        assert asked == [backend, other]
+
+
+class _Noted:
+    """A row of the table that says when it was chosen."""
+
+    def __init__(self, function, asked, name):
+        self.options = lambda **settings: asked.append(name) or function.options(**settings)
+
+
 def test_how_much_is_logged_is_a_number_from_0_to_3():
     log = logging.getLogger("shmgpu")
     before = log.level
