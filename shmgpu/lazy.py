@@ -208,7 +208,7 @@ class Recorder:
     def _compute(self, read: list[Node], wait: bool) -> None:
         self._settle(MAX_SENT)
         waiting, self.pending, self._steps = self.pending, [], 0
-        roots = [node for node in waiting if node.is_owned and node.value is None]
+        roots = [node for node in waiting if node.owners and node.value is None]
         try:
             for _ in range(MAX_TRIES):
                 order = self._possible(needed([*roots, *read]))
@@ -295,7 +295,7 @@ class Recorder:
         message = Message()
         message.read = read
         message.kept = [
-            node for node in order if (node.is_owned or node in saved) and node not in seen
+            node for node in order if (node.owners or node in saved) and node not in seen
         ]
         message.alive = alive
         message.life = self._home(order, read)
@@ -476,7 +476,7 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()
-    stack = [node for node in order if node.is_owned and node.needs_grad and not node.is_released]
+    stack = [node for node in order if node.owners and node.needs_grad and not node.is_released]
     while stack:
         node = stack.pop()
         if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
@@ -590,7 +590,7 @@ def elements(node: Node) -> np.ndarray[Any, Any]:
 
 def show(node: Node) -> None:
     """A tensor shows this node from now on."""
-    node.is_owned = True
+    node.owners += 1
     if node.value is None:
         recorder = current()
         recorder.pending.append(node)

@@ -72,7 +72,7 @@ class Tensor:
         lazy.show(node)
 
     def __del__(self) -> None:
-        self._node.is_owned = False
+        self._node.owners -= 1
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -190,6 +190,8 @@ class Tensor:
             raise TypeError(
                 f"a tensor of {node.spec.dtype.name} has no gradient: make it of a float type"
             )
+        if node.owners > 1:  # a tensor that is the same after an operation that had nothing to do
+            self._become(alias(node))
         self._collect()
         return self
 
@@ -245,7 +247,7 @@ class Tensor:
 
     def _become(self, node: Node) -> None:
         """Show another node."""
-        self._node.is_owned = False
+        self._node.owners -= 1
         self._node = node
         lazy.show(node)
 
