@@ -173,6 +173,11 @@ class Recorder:
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
 
+    def waiting(self) -> list[Node]:
+        """What would be computed now, inputs first."""
+        with self._lock:
+            return needed([node for node in self.pending if node.owners and node.value is None])
+
     # ---- when --------------------------------------------------------------------------------------
 
     def flush(self, wanted: Sequence[Node] = ()) -> None:
