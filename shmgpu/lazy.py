@@ -146,6 +146,9 @@ class Observer(Protocol):
     def failed(self, message: Message, error: BaseException) -> None:
         """What it would have made will not be."""
 
+    def died(self, helper: int) -> None:
+        """A helper is no more, nor what it held; its replacement has its number."""
+
 
 observer: Observer | None = None  # debugging's; a message costs one look at this
 
@@ -284,6 +287,8 @@ class Recorder:
         life.is_over = True
         if self._lives[life.number] is life:
             self._lives[life.number] = HelperLife(life.number)
+            if observer is not None:
+                observer.died(life.number)
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""

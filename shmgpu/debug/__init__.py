@@ -154,7 +154,10 @@ def print_output_queue() -> None:
     _print("Output queue", _dropped("instructions"), [
         ["message", "helper", "", "tensor", ""],
         *(
-            [str(one.message), str(one.helper), one.kind, f"#{one.tensor}", _details(one)]
+            [
+                str(one.message), str(one.helper), one.kind,
+                f"#{one.tensor}" if one.tensor else "", _details(one),
+            ]
             for one in _on().instructions
         ),
     ])  # fmt: skip
@@ -163,6 +166,8 @@ def print_output_queue() -> None:
 def _details(one: Instruction) -> str:
     if one.kind == "RUN":
         return one.call
+    if one.kind == "DIED":
+        return "what it held is gone"
     if one.kind == "MOVE":
         return f"helper {one.source} -> helper {one.helper}, {one.nbytes:,} bytes"
     handle = f"handle {one.handle}" if one.handle else "in the arena"
