@@ -78,13 +78,14 @@ _TENSOR_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    import importlib.util
+    import importlib
+    import importlib.machinery
 
     if name.startswith("_"):
         raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
-    if importlib.util.find_spec(f"shmgpu.{name}") is not None:
+    if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
         # ``from shmgpu import room`` asks here first, also from within what tensors import.
         raise AttributeError(f"shmgpu.{name} is a module: import it")
     if name in _TENSOR_NAMES:

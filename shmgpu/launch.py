@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, config, core, device, functions, log, runtime, spawn
+from shmgpu import attach, config, core, device, functions, logs, runtime, spawn
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -143,8 +143,8 @@ def launch(
     functions.register_late()
     make_room_for_descriptors(plan.slots + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
-    before = log.role()
-    log.set_role("parent")
+    before = logs.role()
+    logs.set_role("parent")
     try:
         config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
         status = core.run(
@@ -158,7 +158,7 @@ def launch(
         return [_result(host, child) for child in range(plan.children)]
     finally:
         config.given.clear()
-        log.set_role(before)
+        logs.set_role(before)
         host.close()
 
 

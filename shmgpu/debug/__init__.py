@@ -21,7 +21,7 @@ from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
 from shmgpu.debug.ticks import Span, Tick
 from shmgpu.errors import ConfigError, ShmError
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.stats import stats
 from shmgpu.views import align
 

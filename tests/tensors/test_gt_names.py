@@ -6,6 +6,7 @@ Small ones, in the spelling of its pages; where GT's and PyTorch's spelling diff
 from __future__ import annotations
 
 import logging
+import pkgutil
 
 import numpy as np
 import pytest
@@ -265,3 +266,9 @@ def test_every_name_of_a_tensor_s_rooms_is_the_package_s_too():
         assert getattr(gt, name).__name__
     with pytest.raises(AttributeError, match="no_such_name"):
         gt.no_such_name
+
+
+def test_no_room_of_the_package_has_the_name_of_an_operation():
+    rooms = {room.name for room in pkgutil.iter_modules(gt.__path__)}
+    assert not rooms & ({*FUNCTIONS} | {*gt._TENSOR_NAMES})
+    assert callable(gt.log)

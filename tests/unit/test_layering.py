@@ -52,7 +52,7 @@ PYTHON_ROOMS = [
     "errors",
     "core",
     "config",
-    "log",
+    "logs",
     "progress",
     "dtypes",
     "values",
