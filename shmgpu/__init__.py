@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu import arena, errors, residents
+from shmgpu import arena, errors, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
 from shmgpu.attach import Membership, claim, connect, disconnect, ensure
