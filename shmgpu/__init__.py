@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu import arena, errors, residents
+from shmgpu import arena, errors, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.arguments import Declared
 from shmgpu.attach import Membership, claim, connect, disconnect, ensure
@@ -78,13 +78,14 @@ _TENSOR_NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    import importlib.util
+    import importlib
+    import importlib.machinery
 
     if name.startswith("_"):
         raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
-    if importlib.util.find_spec(f"shmgpu.{name}") is not None:
+    if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
         # ``from shmgpu import room`` asks here first, also from within what tensors import.
         raise AttributeError(f"shmgpu.{name} is a module: import it")
     if name in _TENSOR_NAMES:

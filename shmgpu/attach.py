@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import box, config, core, door, functions, log, manifest, runtime, spawn
+from shmgpu import box, config, core, door, functions, logs, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.runtime import Runtime
@@ -161,7 +161,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     The connection is closed, whatever comes of it; raises what :func:`connect` does.
     """
     wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
-    log.configure()
+    logs.configure()
     with connection:
         descriptor = core.join(connection.fileno(), os.path.basename(sys.argv[0]), wait_ns)
     try:

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import config, core, door, functions, log, manifest, modules, quotas
+from shmgpu import config, core, door, functions, logs, manifest, modules, quotas
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 
@@ -164,8 +164,8 @@ def serve(
 ) -> None:
     """Run the broker behind that door to its end, and raise what :func:`up` does."""
     plan = host.plan
-    before = log.role()
-    log.set_role("parent")
+    before = logs.role()
+    logs.set_role("parent")
     host.door = entrance
     descriptor = known.write()
     try:
@@ -183,7 +183,7 @@ def serve(
     finally:
         os.close(descriptor)
         entrance.close()
-        log.set_role(before)
+        logs.set_role(before)
         host.close()
 
 

@@ -20,7 +20,7 @@ from shmgpu import arrays, core, layout
 from shmgpu.entries import Device, Entry, Helper, Leaf, Served, check_rows, has_rows
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.values import decode_values, encode_values, flatten
 
 _count = core.count_bytes

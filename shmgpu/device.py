@@ -16,7 +16,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.errors import ConfigError
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 
 def prepare_environment() -> None:

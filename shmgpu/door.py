@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 NAME = "broker.sock"
 LONGEST = 100  # bytes of a path that a Unix socket can have, and some to spare

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu import core
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 VMSTAT = "/proc/vmstat"  # has the kernel's count of processes it killed for want of memory
 

@@ -18,7 +18,7 @@ import numpy as np
 from shmgpu import core, device, functions
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from

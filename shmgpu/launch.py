@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, config, core, device, functions, log, runtime, spawn
+from shmgpu import attach, config, core, device, functions, logs, runtime, spawn
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -143,8 +143,8 @@ def launch(
     functions.register_late()
     make_room_for_descriptors(plan.slots + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
-    before = log.role()
-    log.set_role("parent")
+    before = logs.role()
+    logs.set_role("parent")
     try:
         config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
         status = core.run(
@@ -158,7 +158,7 @@ def launch(
         return [_result(host, child) for child in range(plan.children)]
     finally:
         config.given.clear()
-        log.set_role(before)
+        logs.set_role(before)
         host.close()
 
 
@@ -266,9 +266,11 @@ def _result(host: RoleHost, child: int) -> Any:
 class Session:
     """A broker of which the calling process is child 0; leave it with :func:`shutdown`."""
 
-    def __init__(self, host: RoleHost | None, backend: str) -> None:
+    def __init__(self, host: RoleHost | None, backend: str | None) -> None:
         self._host = host
         self.backend = backend
+        if backend is not None:
+            runtime.require().extra["backend"] = backend
         self.pid = os.getpid()
         self.restore_environment: Callable[[], None] = lambda: None
         self.spawned: spawn.Spawned | None = None  # a broker that was not forked from this process
@@ -292,7 +294,7 @@ def init(
     helpers: int | Mapping[str, int] | None = None,
     session: Any = None,
     devices: Any = None,
-    backend: str = "torch",
+    backend: str | None = None,
     arena: int | str | None = None,
     inline: bool = False,
     *,
@@ -318,7 +320,8 @@ def init(
         helpers: as for :func:`launch`, and so are session, devices and arena.
         session: see there.
         devices: see there.
-        backend: engine of the tensor calls, ``"torch"`` or ``"numpy"``.
+        backend: the library that computes tensors, ``"torch"`` or ``"numpy"``; what
+            :func:`shmgpu.set_backend` says unless given.
         arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
         seed: see :func:`launch` for this and all that follow.
@@ -345,7 +348,7 @@ def init(
         ConfigError, LaunchError: what was asked for cannot be had.
     """
     global _session
-    if backend not in ("torch", "numpy"):
+    if backend not in (None, "torch", "numpy"):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
     config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
     wanted: dict[str, Any] = {
@@ -418,7 +421,7 @@ def _openmp_pool_would_be_lost() -> bool:
     return "torch" in sys.modules and device.cores() > 1 and device.openmp_pool_is_used()
 
 
-def _start_by_exec(backend: str, **settings: Any) -> Session:
+def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     """An init() where forking is not safe: the parent is a fresh interpreter."""
     functions.register_late()
     config.warn_unknown()

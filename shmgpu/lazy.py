@@ -146,6 +146,9 @@ class Observer(Protocol):
     def failed(self, message: Message, error: BaseException) -> None:
         """What it would have made will not be."""
 
+    def died(self, helper: int) -> None:
+        """A helper is no more, nor what it held; its replacement has its number."""
+
 
 observer: Observer | None = None  # debugging's; a message costs one look at this
 
@@ -172,6 +175,11 @@ class Recorder:
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
+
+    def waiting(self) -> list[Node]:
+        """What would be computed now, inputs first."""
+        with self._lock:
+            return needed([node for node in self.pending if node.owners and node.value is None])
 
     # ---- when --------------------------------------------------------------------------------------
 
@@ -279,6 +287,8 @@ class Recorder:
         life.is_over = True
         if self._lives[life.number] is life:
             self._lives[life.number] = HelperLife(life.number)
+            if observer is not None:
+                observer.died(life.number)
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
@@ -538,7 +548,7 @@ def use_backend(name: str) -> None:
     global _backend
     if name not in residents.EXECUTE:
         raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
-    if runtime.current is not None and name != _backend:
+    if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name
 
@@ -564,7 +574,7 @@ def current() -> Recorder:
         if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
             importlib.import_module("shmgpu.debug").enable()
         helpers = means.extra.get("tensor helpers") or _helpers(means)
-        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
+        recorder = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
     return recorder
 
 

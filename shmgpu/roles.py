@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, device, events, helper, log, manifest, runtime, trace
+from shmgpu import core, device, events, helper, logs, manifest, runtime, trace
 from shmgpu.blas import BlasThreads
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.progress import Bar
@@ -131,7 +131,7 @@ class RoleHost(core.Host):
         """In a helper: its whole life."""
         plan = self.plan
         setup = plan.setups[helper_number]
-        log.set_role(f"helper {helper_number}")
+        logs.set_role(f"helper {helper_number}")
         for descriptor in self.lent:
             os.close(descriptor)
         self.child_reports.close()
@@ -158,7 +158,7 @@ class RoleHost(core.Host):
     def run_child(self, child: int, generation: int) -> int:
         """In a child: its whole life."""
         plan = self.plan
-        log.set_role(f"child {child}")
+        logs.set_role(f"child {child}")
         self.helper_reports.close()
         self.helper_stacks.close()
         self.leave_door()

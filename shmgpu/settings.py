@@ -11,10 +11,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, device, functions, log, runtime
+from shmgpu import config, core, device, functions, logs, runtime
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.helper import Setup
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 # Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
 # two pipes, a pidfd, and the file in which it leaves its report.
@@ -48,7 +48,7 @@ class Settings:
         max_helpers: Any = None,
     ) -> None:
         config.warn_unknown()
-        log.configure()
+        logs.configure()
         self.children = children
         self.slots = children + config.parse_slots(slots, "slots")
         started = _pools(helpers)

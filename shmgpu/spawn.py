@@ -23,7 +23,7 @@ from typing import IO, Any
 from shmgpu import door, errors, functions, manifest
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 

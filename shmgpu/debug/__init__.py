@@ -21,7 +21,7 @@ from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
 from shmgpu.debug.ticks import Span, Tick
 from shmgpu.errors import ConfigError, ShmError
-from shmgpu.log import logger
+from shmgpu.logs import logger
 from shmgpu.stats import stats
 from shmgpu.views import align
 
@@ -120,8 +120,7 @@ def _operations() -> list[Operation]:
     rows = [] if _tape is None else list(_tape.operations)
     recorder = None if runtime.current is None else runtime.current.extra.get("recorder")
     if recorder is not None:
-        shown = [node for node in recorder.pending if node.owners and node.value is None]
-        rows += [operation_of(node) for node in lazy.needed(shown)]
+        rows += [operation_of(node) for node in recorder.waiting()]
     return rows
 
 
@@ -155,7 +154,10 @@ def print_output_queue() -> None:
     _print("Output queue", _dropped("instructions"), [
         ["message", "helper", "", "tensor", ""],
         *(
-            [str(one.message), str(one.helper), one.kind, f"#{one.tensor}", _details(one)]
+            [
+                str(one.message), str(one.helper), one.kind,
+                f"#{one.tensor}" if one.tensor else "", _details(one),
+            ]
             for one in _on().instructions
         ),
     ])  # fmt: skip
@@ -164,6 +166,8 @@ def print_output_queue() -> None:
 def _details(one: Instruction) -> str:
     if one.kind == "RUN":
         return one.call
+    if one.kind == "DIED":
+        return "what it held is gone"
     if one.kind == "MOVE":
         return f"helper {one.source} -> helper {one.helper}, {one.nbytes:,} bytes"
     handle = f"handle {one.handle}" if one.handle else "in the arena"

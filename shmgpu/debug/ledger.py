@@ -69,11 +69,17 @@ class Ledger:
             if row.tensor in self._homes:
                 self._in_arena.add(row.tensor)
         elif row.kind in ("FREE", "REUSE"):
-            tensor = self._held.pop((row.helper, row.handle), None)
-            if tensor is not None and self._homes.get(tensor) == row.helper:
-                del self._homes[tensor]
-                self._in_arena.discard(tensor)
+            self._let_go(row.helper, row.handle)
+        elif row.kind == "DIED":
+            for helper, handle in [key for key in self._held if key[0] == row.helper]:
+                self._let_go(helper, handle)
         return wrong
+
+    def _let_go(self, helper: int, handle: int) -> None:
+        tensor = self._held.pop((helper, handle), None)
+        if tensor is not None and self._homes.get(tensor) == helper:
+            del self._homes[tensor]
+            self._in_arena.discard(tensor)
 
 
 def check(before: Ledger, rows: Iterable[Instruction]) -> int:

@@ -55,7 +55,8 @@ class Instruction:
             ``helper``, through the arena; ``LOAD`` an array of the arena is read where it lies;
             ``USE`` a tensor that the helper holds is; ``RUN`` an operation; ``KEEP`` what it made
             stays and gets a handle; ``READ`` what it made goes to the arena; ``REUSE`` the memory
-            of a tensor that nobody needs is taken for another.
+            of a tensor that nobody needs is taken for another; ``DIED`` the helper did, and all
+            that it held is gone.
         helper: where.
         tensor: number of the tensor; 0 where only the handle is known.
         handle: of the tensor in that helper; 0: it has none.
@@ -199,6 +200,11 @@ class Tape:
             if not seen.is_written:
                 seen.is_written = True
                 self.messages.add(seen.sent)
+
+    def died(self, helper: int) -> None:
+        """Forget what it held."""
+        self.handles = {key: row for key, row in self.handles.items() if key[0] != helper}
+        self.instructions.add(Instruction(self._next - 1, "DIED", helper, 0))
 
     # ---- rows ------------------------------------------------------------------------------------
 

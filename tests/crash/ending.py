@@ -105,8 +105,8 @@ def init_term() -> None:
 if __name__ == "__main__":
     # A shell that put this into the background would have had it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    shmgpu.log.logger.setLevel(logging.INFO)
-    shmgpu.log.logger.addHandler(NoteDraining())
+    shmgpu.logs.logger.setLevel(logging.INFO)
+    shmgpu.logs.logger.addHandler(NoteDraining())
     if CASE == "init":
         init()
     elif CASE == "init-term":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -183,6 +184,20 @@ def test_a_failed_operation_leaves_a_tape_that_can_be_read(engine):
     observer.failed(type("Message", (), {"seen": None})(), RuntimeError("x"))
     assert message.data[0] == 2
     assert debug.verify() == 2
+
+
+def test_a_helper_s_death_is_on_the_tape_and_its_handles_are_gone():
+    with gt.init(helpers=1, arena="8MiB", debug=True):
+        kept = gt.ones(4) + 1
+        kept.sum().item()
+        assert kept.id in [row["tensor"] for row in debug.get_handles()]
+        os.kill(gt.stats()["helpers"][0]["pid"], signal.SIGKILL)
+        with pytest.raises(gt.HelperDied):
+            kept.data
+        assert debug.get_handles() == []
+        assert kinds(debug.get_output_queue())[-1] == "DIED"
+        assert (gt.ones(2) + 1).data.tolist() == [2, 2]  # its replacement goes on
+        assert debug.verify() == 5
 
 
 def test_debugging_keeps_no_tensor_alive(engine):

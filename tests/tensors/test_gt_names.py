@@ -6,6 +6,7 @@ Small ones, in the spelling of its pages; where GT's and PyTorch's spelling diff
 from __future__ import annotations
 
 import logging
+import pkgutil
 
 import numpy as np
 import pytest
@@ -221,6 +222,30 @@ def test_the_backend_is_chosen_by_name():
         lazy._backend = before
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_broker_may_be_started_for_one_backend(backend, monkeypatch):
+    from shmgpu import lazy, residents
+
+    asked = []
+    for name, function in residents.EXECUTE.items():
+        monkeypatch.setitem(residents.EXECUTE, name, _Noted(function, asked, name))
+    with gt.init(inline=True, backend=backend):
+        assert (gt.ones(2) + 1).sum().item() == 4
+        assert asked == [backend]
+        other = {"numpy": "torch", "torch": "numpy"}[backend]
+        monkeypatch.setattr(lazy, "_backend", lazy._backend)
+        gt.set_backend(other)
+        assert (gt.ones(2) + 1).sum().item() == 4
+        assert asked == [backend, other]
+
+
+class _Noted:
+    """A row of the table that says when it was chosen."""
+
+    def __init__(self, function, asked, name):
+        self.options = lambda **settings: asked.append(name) or function.options(**settings)
+
+
 def test_how_much_is_logged_is_a_number_from_0_to_3():
     log = logging.getLogger("shmgpu")
     before = log.level
@@ -241,3 +266,9 @@ def test_every_name_of_a_tensor_s_rooms_is_the_package_s_too():
         assert getattr(gt, name).__name__
     with pytest.raises(AttributeError, match="no_such_name"):
         gt.no_such_name
+
+
+def test_no_room_of_the_package_has_the_name_of_an_operation():
+    rooms = {room.name for room in pkgutil.iter_modules(gt.__path__)}
+    assert not rooms & ({*FUNCTIONS} | {*gt._TENSOR_NAMES})
+    assert callable(gt.log)

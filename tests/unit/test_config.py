@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from shmgpu import config, log
+from shmgpu import config, logs
 from shmgpu.errors import ConfigError
 from shmgpu.progress import Bar
 
@@ -48,20 +48,20 @@ def test_a_variable_that_means_nothing_warns(monkeypatch):
 
 
 def test_records_carry_the_role(caplog):
-    before = log.role()
-    log.set_role("helper 3")
+    before = logs.role()
+    logs.set_role("helper 3")
     try:
         with caplog.at_level(logging.WARNING, logger="shmgpu"):
-            log.logger.warning("said")
+            logs.logger.warning("said")
     finally:
-        log.set_role(before)
+        logs.set_role(before)
     assert caplog.records[-1].role == "helper 3"
 
 
 def test_a_log_level_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("SHMGPU_LOG", "loud")
     with pytest.raises(ConfigError, match="LOUD"):
-        log.configure()
+        logs.configure()
 
 
 class Terminal(io.StringIO):
