@@ -10,6 +10,7 @@ import itertools
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,17 @@ import numpy as np
 
 from shmgpu import residents, runtime
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
-from shmgpu.errors import HelperDied, RemoteError
+from shmgpu.errors import HelperDied, NotRunning, RemoteError
+from shmgpu.functions import CallFuture
 from shmgpu.graph import Node, Scalar
 from shmgpu.program import Draft
 from shmgpu.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
+MAX_SENT = 32  # messages that nobody waits for
+MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
+SMALL_READ = 64 << 10  # bytes: larger ones are sure of their room before anything is sent
 
 
 class Held:
@@ -35,121 +40,239 @@ class Held:
         self.array = array
 
 
+class HelperLife:
+    """One helper, as this child knows it, until it dies: its replacement holds nothing.
+
+    Attributes:
+        number: the helper's.
+        told: numbers of the programs that it knows.
+        unneeded: handles that it may let go of.
+        nbytes: of what it holds for this child.
+        is_over: it died.
+    """
+
+    __slots__ = ("is_over", "nbytes", "number", "told", "unneeded")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.told: set[int] = set()
+        self.unneeded: deque[tuple[int, int]] = deque()
+        self.nbytes = 0
+        self.is_over = False
+
+
 class Resident:
     """A value that a helper holds; let go of when nobody here knows it any more."""
 
-    __slots__ = ("handle", "helper", "recorder")
+    __slots__ = ("handle", "is_ours", "life", "nbytes", "recorder")
 
-    def __init__(self, helper: int, handle: int, recorder: Recorder) -> None:
-        self.helper = helper
+    def __init__(self, recorder: Recorder, life: HelperLife, handle: int, nbytes: int) -> None:
+        self.recorder = recorder
+        self.life = life
         self.handle = handle
-        self.recorder: Recorder | None = recorder
+        self.nbytes = nbytes
+        self.is_ours = True  # until it is donated
 
     def __del__(self) -> None:
-        recorder = self.recorder
-        if recorder is not None:
+        if self.is_ours:
             # A finalizer may run anywhere, in any thread: it only notes.
-            recorder.unneeded[self.helper].append(self.handle)
+            self.life.unneeded.append((self.handle, self.nbytes))
+
+
+class Gone:
+    """A value that will never be there: its helper died, or what made it failed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 class Known:
-    """A program that was made: its number, its bytes, how its numbers are packed."""
+    """A program that was made: its number, its bytes, how its plain numbers are packed."""
 
-    __slots__ = ("code", "number", "numbers", "told")
+    __slots__ = ("code", "number", "numbers")
 
     def __init__(self, number: int, code: bytes, numbers: struct.Struct) -> None:
         self.number = number
         self.code = code
         self.numbers = numbers
-        self.told: set[int] = set()
+
+
+class Message:
+    """A program on its way: what is sent, to whom, and what it makes."""
+
+    __slots__ = (
+        "alive",
+        "arrays",
+        "donated",
+        "freed",
+        "handles",
+        "head",
+        "kept",
+        "known",
+        "life",
+        "read",
+    )
+
+    alive: set[Node]
+    life: HelperLife
+    known: Known
+    head: bytes
+    handles: list[int]
+    arrays: list[Any]
+    freed: list[tuple[int, int]]
+    kept: list[Node]
+    read: list[Node]
+    donated: list[Node]
 
 
 class Recorder:
-    """One child's recorded work."""
+    """One child's recorded work.
+
+    Attributes:
+        pending: nodes that a tensor came to show before they were computed.
+        flags: which optimisations helpers leave out, as bits; see the engine.
+    """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
-        self.helpers = tuple(helpers)
-        self.unneeded: dict[int, list[int]] = {number: [] for number in self.helpers}
         self.flags = 0
-        self._calls = {
-            number: residents.EXECUTE[backend].options(helpers=[number]) for number in self.helpers
-        }
+        self._lives = {number: HelperLife(number) for number in helpers}
+        execute = residents.EXECUTE[backend]
+        self._calls = {number: execute.options(helpers=[number]) for number in helpers}
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
         self._handle = 1
         self._turn = 0
+        self._steps = 0
+        self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
 
-    # ---- from nodes to a message ---------------------------------------------------------------
+    # ---- when --------------------------------------------------------------------------------------
 
     def flush(self, wanted: Sequence[Node] = ()) -> None:
-        """Compute what is wanted, and all that a tensor shows.
+        """Compute what is wanted, and all that a tensor shows; return when it is there.
 
         Raises:
-            HelperDied: a helper is gone, and tensors that it held with it.
+            HelperDied: what is wanted was held by a helper that is gone, or follows from it.
             RemoteError: an operation failed.
         """
         with self._lock:
-            waiting, self.pending = self.pending, []
-            read = [node for node in dict.fromkeys(wanted) if type(node.value) is not Held]
-            roots = [node for node in waiting if node.is_owned and node.value is None]
-            if roots or read:
-                try:
-                    self._compute(roots, read)
-                except BaseException:
-                    self.pending = [node for node in roots if node.value is None] + self.pending
-                    raise
+            wanted = list(dict.fromkeys(wanted))
+            self._compute([node for node in wanted if type(node.value) is not Held], wait=True)
+            for node in wanted:
+                if type(node.value) is Gone:
+                    raise node.value.error
 
-    def _compute(self, roots: list[Node], read: list[Node]) -> None:
-        order = _needed([*roots, *read])
-        alive, saved = _graph_alive(order)
-        seen = set(read)
-        kept = [node for node in order if (node.is_owned or node in saved) and node not in seen]
-        fixed = self._pinned(order, alive)
-        draft = Draft(order, kept, read, fixed, Resident)
-        helper = self._place(draft)
-        results = self._send(helper, draft, kept)
-        for node, array in zip(read, results or (), strict=True):
-            node.value = Held(array)
+    def send(self) -> None:
+        """Have all that a tensor shows computed, and do not wait for it."""
+        with self._lock:
+            self._compute([], wait=False)
+
+    def step_done(self) -> None:
+        """A step of training was recorded.
+
+        One that nobody looks at is sent together with the next, so that the helper does not idle
+        under a loop that never asks. Not earlier: a step that is looked at should be one message.
+        And not by the clock: a loop's programs would never be the same twice.
+        """
+        self._steps += 1
+        if self._steps > 1:
+            self.send()
+
+    def _compute(self, read: list[Node], wait: bool) -> None:
+        self._settle(MAX_SENT)
+        waiting, self.pending, self._steps = self.pending, [], 0
+        roots = [node for node in waiting if node.is_owned and node.value is None]
+        try:
+            for _ in range(MAX_TRIES):
+                order = self._possible(_needed([*roots, *read]))
+                read = [node for node in read if self._error_of(node) is None]
+                if not order and not read:
+                    return
+                message = self._message(order, read)
+                if self._deliver(message, wait):
+                    break
+            else:
+                self._spoil(message, HelperDied("helpers died over these tensors again and again"))
+        except BaseException:
+            # Ctrl-C, an arena without room: what was not done can be asked for again.
+            self.pending = [node for node in roots if node.value is None] + self.pending
+            raise
         for node in order:
-            if node not in alive:
+            if node not in message.alive:  # computed, and no gradient to come: needs no history
                 node.inputs = ()
 
-    def _pinned(self, order: list[Node], alive: set[Node]) -> set[Node]:
-        """Leaves that something besides these operations still knows.
+    def _settle(self, at_most: int) -> None:
+        """Hear of messages that nobody waited for, until so many are left."""
+        while self._sent and (len(self._sent) > at_most or self._sent[0][0].done()):
+            future, message = self._sent.popleft()
+            try:
+                future.result()
+            except HelperDied as error:
+                self._bury(message.life)
+                self._spoil(message, error)
+            except RemoteError as error:
+                self._spoil(message, error)
 
-        CPython counts references exactly: those of a leaf that are not the inputs of operations
-        that are over after this are somebody else's.
-        """
-        ours: dict[Node, int] = {}
+    # ---- what is lost --------------------------------------------------------------------------------
+
+    def _error_of(self, node: Node) -> BaseException | None:
+        """Why that value will never be there; None where it is, or can be computed."""
+        value = node.value
+        if type(value) is Resident:
+            if value.recorder is not self:
+                node.value = value = Gone(
+                    NotRunning(
+                        "this tensor belongs to another broker, library or process than the one "
+                        "that is used now: make it anew from its .data there"
+                    )
+                )
+            elif value.life.is_over:
+                node.value = value = Gone(HelperDied(_lost(value.life, [node])))
+        return value.error if type(value) is Gone else None
+
+    def _possible(self, order: list[Node]) -> list[Node]:
+        """Those of them that follow from nothing that is lost; the others are lost as well."""
+        possible = []
         for node in order:
-            if node not in alive:
-                for one in node.inputs:
-                    if type(one.value) is Resident:
-                        ours[one] = ours.get(one, 0) + 1
-        # Besides these: the key of ``ours``, the loop's name, and the argument of getrefcount.
-        return {
-            node
-            for node in ours
-            if sys.getrefcount(node) > ours[node] + 3 or sys.getrefcount(node.value) > 2
-        }
+            for one in node.inputs:
+                if one.value is not None:
+                    error = self._error_of(one)
+                    if error is not None:
+                        node.value = Gone(error)
+                        node.inputs = ()
+                        break
+            else:
+                possible.append(node)
+        return possible
 
-    def _place(self, draft: Draft) -> int:
-        """The helper that holds most of what is used; the next in turn where none holds any."""
-        held: dict[int, int] = {}
-        for node in draft.arrays:
-            value = node.value
-            if type(value) is Resident:
-                held[value.helper] = held.get(value.helper, 0) + node.spec.nbytes
-        if len(held) == 1:
-            return next(iter(held))
-        if not held:
-            self._turn += 1
-            return self.helpers[self._turn % len(self.helpers)]
-        raise NotImplementedError("moves between helpers")
+    def _bury(self, life: HelperLife) -> None:
+        """That helper is dead; whoever has its number now holds nothing."""
+        life.is_over = True
+        if self._lives[life.number] is life:
+            self._lives[life.number] = HelperLife(life.number)
 
-    def _send(self, helper: int, draft: Draft, kept: list[Node]) -> Any:
+    def _spoil(self, message: Message, error: BaseException) -> None:
+        """What the message would have made will not be."""
+        for node in (*message.kept, *message.read):
+            node.value = Gone(error)
+
+    # ---- what is sent ----------------------------------------------------------------------------------
+
+    def _message(self, order: list[Node], read: list[Node]) -> Message:
+        alive, saved = _graph_alive(order)
+        seen = set(read)
+        message = Message()
+        message.read = read
+        message.kept = [
+            node for node in order if (node.is_owned or node in saved) and node not in seen
+        ]
+        message.alive = alive
+        message.life = self._home(order, read)
+        draft = Draft(order, message.kept, read, _pinned(order, alive), Resident)
+        message.donated = draft.donated_nodes
         known = self._programs.get(draft.key)
         if known is None:
             program = draft.program(Resident)
@@ -158,53 +281,144 @@ class Recorder:
             known = self._programs[draft.key] = Known(
                 next(self._numbers), program.encode(), struct.Struct("<" + number_format(program))
             )
-        handles = []
-        arrays = []
+        message.known = known
+        message.handles = []
+        message.arrays = []
         for node in draft.arrays:
             value = node.value
             if type(value) is Resident:
-                handles.append(value.handle)
+                message.handles.append(value.handle)
             else:
-                arrays.append(value.array)
-        unneeded, self.unneeded[helper] = self.unneeded[helper], []
-        first = self._handle
-        self._handle += len(kept)
-        head = b"".join(
+                message.arrays.append(value.array)
+        unneeded = message.life.unneeded
+        message.freed = [unneeded.popleft() for _ in range(len(unneeded))]
+        freed = [handle for handle, _ in message.freed]
+        handles = message.handles
+        message.head = b"".join(
             (
-                HEAD.pack(known.number, self.flags, first, len(handles), len(unneeded)),
-                struct.pack(f"<{len(handles) + len(unneeded)}q", *handles, *unneeded),
+                HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed)),
+                struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed),
                 known.numbers.pack(*draft.numbers),
             )
         )
-        code = b"" if helper in known.told else known.code
-        call = self._calls[helper]
+        return message
+
+    def _home(self, order: list[Node], read: list[Node]) -> HelperLife:
+        """The helper that computes this, with all that it needs moved there."""
+        leaves = _resident_leaves(order, read)
+        life = self._place(leaves)
+        for node in leaves:
+            if node.value.life is not life:
+                self._move(node)
+        return life
+
+    def _place(self, leaves: list[Node]) -> HelperLife:
+        """The helper that holds most of what is used; the one that holds least where none does."""
+        if leaves:
+            held: dict[HelperLife, int] = {}
+            for node in leaves:
+                life = node.value.life
+                held[life] = held.get(life, 0) + node.spec.nbytes
+            return max(held, key=held.__getitem__)
+        lives = list(self._lives.values())
+        self._turn += 1
+        turn = self._turn
+        return min(
+            (lives[(turn + place) % len(lives)] for place in range(len(lives))),
+            key=lambda life: life.nbytes,
+        )
+
+    def _move(self, node: Node) -> None:
+        """Have a helper put a tensor into the arena, where another helper finds it.
+
+        All helpers map the arena, so what one writes there is copied once and read by the other as
+        it lies. The tensor stays there until an operation has made another of it.
+        """
+        message = Message()
+        message.read, message.kept, message.donated, message.freed = [node], [], [], []
+        message.life = node.value.life
+        draft = Draft([], [], [node], {node}, Resident)
+        known = self._programs.get(draft.key)
+        if known is None:
+            program = draft.program(Resident)
+            known = self._programs[draft.key] = Known(
+                next(self._numbers), program.encode(), struct.Struct("<")
+            )
+        message.known = known
+        message.handles, message.arrays = [node.value.handle], []
+        message.head = HEAD.pack(known.number, self.flags, 0, 1, 0) + struct.pack(
+            "<q", node.value.handle
+        )
+        if not self._deliver(message, wait=True):
+            error = self._error_of(node)
+            assert error is not None
+            raise error
+
+    def _deliver(self, message: Message, wait: bool) -> bool:
+        """Send it; False where its helper died and it may be tried again with another.
+
+        Raises:
+            HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
+        """
+        life, known = message.life, message.known
+        expected = sum(node.spec.nbytes for node in message.read)
+        if expected > SMALL_READ:
+            runtime.require().arena.allocate(expected)  # and let go of at once
+        code = b"" if known.number in life.told else known.code
+        call = self._calls[life.number]
         try:
-            results = call(head, code, *arrays)
-        except RemoteError as error:
-            if UNKNOWN_PROGRAM in str(error) and not code:
-                results = call(head, known.code, *arrays)
-            elif UNKNOWN_TENSOR in str(error):
-                raise HelperDied(_lost(draft, helper)) from error
+            if not wait:
+                future = call.submit(message.head, code, *message.arrays)
+                self._sent.append((future, message))
+                results = None
             else:
-                raise
-        known.told.add(helper)
-        for handle, node in enumerate(kept, first):
-            node.value = Resident(helper, handle, self)
-        for node in draft.donated_nodes:
-            node.value.recorder = None
-        return results
+                try:
+                    results = call(message.head, code, *message.arrays)
+                except RemoteError as error:
+                    if code or UNKNOWN_PROGRAM not in str(error):
+                        raise
+                    results = call(message.head, known.code, *message.arrays)
+        except HelperDied as error:
+            self._bury(life)
+            if message.handles:
+                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
+                return bool(message.kept) or bool(message.read)
+            del error
+            return False
+        except RemoteError as error:
+            if UNKNOWN_TENSOR in str(error):
+                self._bury(life)
+                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
+            else:
+                self._spoil(message, error)
+            return True
+        except BaseException:
+            life.unneeded.extendleft(reversed(message.freed))
+            raise
+        life.told.add(known.number)
+        life.nbytes -= sum(nbytes for _, nbytes in message.freed)
+        for node in message.donated:
+            node.value.is_ours = False
+            life.nbytes -= node.spec.nbytes
+        for handle, node in enumerate(message.kept, self._handle):
+            node.value = Resident(self, life, handle, node.spec.nbytes)
+            life.nbytes += node.spec.nbytes
+        self._handle += len(message.kept)
+        for node, array in zip(message.read, results or (), strict=True):
+            node.value = Held(array)
+        return True
 
 
-def _lost(draft: Draft, helper: int) -> str:
-    shapes = ", ".join(
-        f"{node.spec.dtype.name} {node.spec.shape}"
-        for node in draft.arrays
-        if type(node.value) is Resident
-    )
+def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
+    shapes = ", ".join(f"{node.spec.dtype.name} {node.spec.shape}" for node in nodes[:8])
     return (
-        f"helper {helper} has died, and with it the tensors that it held ({shapes}): make them "
-        "anew, or load the last state_dict that was saved"
+        f"helper {life.number} has died, and with it tensors that it held ({shapes}"
+        f"{', ...' if len(nodes) > 8 else ''}): make them anew, or load the state_dict that was "
+        "saved last"
     )
+
+
+# ---- walks over nodes --------------------------------------------------------------------------------
 
 
 def _needed(roots: list[Node]) -> list[Node]:
@@ -225,7 +439,7 @@ def _number(node: Node) -> int:
 
 
 def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
-    """Nodes whose gradient may still be asked for, and those of whom it will need the value."""
+    """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()
     stack = [node for node in order if node.is_owned and node.needs_grad and not node.is_released]
@@ -234,6 +448,7 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
         if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
             continue
         alive.add(node)
+        assert node.op is not None
         if "o" in node.op.saves:
             saved.add(node)
         for one in node.inputs:
@@ -246,16 +461,39 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
     return alive, saved
 
 
-def current() -> Recorder:
-    """This process's recorder; raises NotRunning outside a child."""
-    means = runtime.current
-    if means is None:
-        runtime.require_port()
-        means = runtime.require()
-    recorder: Recorder | None = means.extra.get("recorder")
-    if recorder is None:
-        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
-    return recorder
+def _resident_leaves(order: list[Node], read: list[Node]) -> list[Node]:
+    found: dict[Node, None] = {}
+    for node in order:
+        for one in node.inputs:
+            if type(one.value) is Resident:
+                found[one] = None
+    for node in read:
+        if type(node.value) is Resident:
+            found[node] = None
+    return list(found)
+
+
+def _pinned(order: list[Node], alive: set[Node]) -> set[Node]:
+    """Leaves that something besides these operations still knows.
+
+    CPython counts references exactly: those of a leaf that are not the inputs of operations that
+    are over after this are somebody else's.
+    """
+    ours: dict[Node, int] = {}
+    for node in order:
+        for one in node.inputs:
+            if type(one.value) is Resident:
+                ours[one] = ours.get(one, 0) + (node not in alive)
+    # Besides these: the key of ``ours``, the loop's name, and the argument of getrefcount; of the
+    # value, the node and the argument.
+    return {
+        node
+        for node in ours
+        if sys.getrefcount(node) > ours[node] + 3 or sys.getrefcount(node.value) > 2
+    }
+
+
+# ---- this process's recorder -------------------------------------------------------------------------
 
 
 _backend = "torch"
@@ -269,6 +507,22 @@ def use_backend(name: str) -> None:
     if runtime.current is not None and name != _backend:
         runtime.current.extra.pop("recorder", None)
     _backend = name
+
+
+def current() -> Recorder:
+    """This process's recorder; the first one joins a broker, or starts one.
+
+    Raises:
+        NotRunning: this process is no child, and cannot become one.
+    """
+    means = runtime.current
+    if means is None:
+        runtime.require_port()
+        means = runtime.require()
+    recorder: Recorder | None = means.extra.get("recorder")
+    if recorder is None:
+        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
+    return recorder
 
 
 def _helpers(means: runtime.Runtime) -> list[int]:
@@ -294,7 +548,7 @@ def show(node: Node) -> None:
     """A tensor shows this node from now on."""
     node.is_owned = True
     if node.value is None:
-        pending = current().pending
-        pending.append(node)
-        if len(pending) > MAX_PENDING:
-            current().flush()
+        recorder = current()
+        recorder.pending.append(node)
+        if len(recorder.pending) > MAX_PENDING:
+            recorder.send()

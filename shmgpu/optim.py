@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shmgpu import autograd
+from shmgpu import autograd, lazy
 from shmgpu.tensors import Tensor, zeros
 
 
@@ -48,6 +48,7 @@ class Optimizer:
             for one, state in zip(group["params"], self.state, strict=True):
                 if one.grad is not None:
                     self._change(one, one.grad, state, group)
+        lazy.current().step_done()
 
     def _change(
         self, one: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
@@ -117,13 +118,13 @@ class SGD(Optimizer):
         self, one: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
         if group["weight_decay"]:
-            grad = grad + one * group["weight_decay"]
+            grad = grad.add(one, alpha=group["weight_decay"])
         if group["momentum"]:
             before = state.get("momentum")
             state["momentum"] = grad if before is None else before * group["momentum"] + grad
             kept = state["momentum"]
-            grad = grad + kept * group["momentum"] if group["nesterov"] else kept
-        one -= grad * group["lr"]
+            grad = grad.add(kept, alpha=group["momentum"]) if group["nesterov"] else kept
+        one.add_(grad, alpha=-group["lr"])
 
 
 class Adam(Optimizer):
@@ -169,12 +170,12 @@ class Adam(Optimizer):
             if self.decoupled:
                 one *= 1 - group["lr"] * group["weight_decay"]
             else:
-                grad = grad + one * group["weight_decay"]
-        mean = state["mean"] = state["mean"] * beta1 + grad * (1 - beta1)
-        square = state["square"] = state["square"] * beta2 + grad * grad * (1 - beta2)
+                grad = grad.add(one, alpha=group["weight_decay"])
+        mean = state["mean"] = (state["mean"] * beta1).add(grad, alpha=1 - beta1)
+        square = state["square"] = (state["square"] * beta2).add(grad * grad, alpha=1 - beta2)
         size = group["lr"] / (1 - beta1 ** state["step"])
         root = square.sqrt() * (1 / math.sqrt(1 - beta2 ** state["step"])) + group["eps"]
-        one -= mean / root * size
+        one.add_(mean / root, alpha=-size)
 
 
 class AdamW(Adam):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import random as _random
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,23 @@ from shmgpu import arena, arrays, autograd, dtypes, graph, lazy
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
-from shmgpu.ops import creation, elementwise, linear, losses, reductions, shaping, stretching
+from shmgpu.ops import (
+    activations,
+    attention,
+    casting,
+    creation,
+    elementwise,
+    indexing,
+    linear,
+    losses,
+    normalising,
+    ordering,
+    rearranging,
+    reductions,
+    shaping,
+    stretching,
+    windows,
+)
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.promotion import (
     OF_NUMBER,
@@ -29,8 +44,6 @@ from shmgpu.ops.promotion import (
     is_float,
     number,
 )
-
-_seeds = _random.Random(0)
 
 DTYPES = {one.name: one for one in TYPES}
 
@@ -258,7 +271,11 @@ class Tensor:
         return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
 
     def __getitem__(self, index: Any) -> Tensor:
-        return Tensor(_indexed(self._node, index))
+        return Tensor(indexing.getitem(self._node, _as_index(index)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        value = as_operand(value, None)
+        self._updated(indexing.setitem(self._node, _as_index(index), value))
 
 
 # ---- from and to what callers have -----------------------------------------------------------------
@@ -291,36 +308,15 @@ def _leaf(data: Any, dtype: Any) -> Node:
     return graph.leaf(spec_of(kind, copied.shape), Held(copied))
 
 
-def _indexed(node: Node, index: Any) -> Node:
-    """Basic indexing: whole numbers, slices, None and ..."""
-    parts = index if isinstance(index, tuple) else (index,)
-    taken = sum(1 for one in parts if one is not None and one is not Ellipsis)
-    ndim = len(node.spec.shape)
-    if taken > ndim:
-        raise IndexError(f"{taken} indices are too many for the {ndim} axes of {node.spec.shape}")
-    if Ellipsis not in parts:
-        parts = (*parts, Ellipsis)
-    slices: list[slice] = []
-    shape: list[int] = []
-    for one in parts:
-        axis = len(slices)
-        if one is None:
-            shape.append(1)
-        elif one is Ellipsis:
-            for _ in range(ndim - taken):
-                shape.append(node.spec.shape[len(slices)])
-                slices.append(slice(None))
-        elif isinstance(one, slice):
-            slices.append(one)
-            shape.append(len(range(*one.indices(node.spec.shape[axis]))))
-        else:
-            at = int(one)
-            have = node.spec.shape[axis]
-            if not -have <= at < have:
-                raise IndexError(f"index {at} is out of range for the {have} of axis {axis}")
-            at %= have
-            slices.append(slice(at, at + 1))
-    return shaping.reshape(shaping.take_slices(node, slices), tuple(shape))
+def _as_index(index: Any) -> Any:
+    """Tensors, arrays and lists in square brackets as nodes."""
+    if isinstance(index, tuple):
+        return tuple([_as_index(one) for one in index])
+    if type(index) is Tensor:
+        return index._node
+    if isinstance(index, list) or (arrays.is_array(index) and not isinstance(index, np.generic)):
+        return _leaf(index, None)
+    return index
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -384,20 +380,18 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 def manual_seed(seed: int) -> None:
     """What is drawn from now on follows from this number."""
-    _seeds.seed(seed)
+    creation.SEEDS.seed(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn from the normal distribution of mean 0 and variance 1."""
-    node = creation.drawn(
-        creation.RANDN, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63)
-    )
+    node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 
 
 def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn evenly from 0 (included) to 1 (not included)."""
-    node = creation.drawn(creation.RAND, _shape(size), dtypes.of_any(dtype), _seeds.getrandbits(63))
+    node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 
 
@@ -413,7 +407,10 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
             *[a._node if type(a) is Tensor else as_argument(a) for a in args],
             **{k: as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
-        return Tensor(out) if type(out) is Node else tuple([Tensor(one) for one in out])
+        if type(out) is Node:
+            return Tensor(out)
+        made = [Tensor(one) for one in out]
+        return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
     return call
 
@@ -436,21 +433,41 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         ),
         (elementwise, "logical_not logical_and logical_or bitwise_and bitwise_or bitwise_xor"),
         (elementwise, "bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos tanh"),
-        (elementwise, "sigmoid erf relu where clamp"),
+        (elementwise, "sigmoid erf relu where clamp log1p square reciprocal isnan isfinite isinf"),
         (shaping, "permute transpose unsqueeze squeeze flatten cat stack narrow split chunk"),
+        (shaping, "flip movedim unbind"),
+        (casting, "to"),
         (stretching, "sum"),
-        (reductions, "mean var amax amin logsumexp"),
-        (linear, "matmul dot"),
-        (losses, "mse_loss"),
+        (reductions, "mean var std amax amin logsumexp all any prod"),
+        (linear, "matmul linear dot"),
+        (activations, "softmax log_softmax gelu silu leaky_relu softplus dropout"),
+        (normalising, "layer_norm"),
+        (windows, "conv2d max_pool2d avg_pool2d"),
+        (attention, "scaled_dot_product_attention"),
+        (losses, "mse_loss l1_loss nll_loss cross_entropy binary_cross_entropy"),
+        (losses, "binary_cross_entropy_with_logits"),
+        (indexing, "gather scatter_add index_select take embedding"),
+        (rearranging, "tril triu pad roll one_hot"),
+        (ordering, "argmax argmin max min argsort sort topk cumsum"),
     )
     for name in names.split()
 }
 
-_NOT_METHODS = {"where", "cat", "stack", "mse_loss", "permute"}
+_NOT_METHODS = {
+    "linear",
+    "where", "cat", "stack", "permute", "gelu", "silu", "leaky_relu", "softplus", "dropout",
+    "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
+    "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "pad", "one_hot",
+}  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
     "floordiv": "floor_divide", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor",
+}  # fmt: skip
+_CASTS = {
+    "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
+    "int": "int32", "long": "int64", "bool": "bool",
 }  # fmt: skip
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -462,7 +479,9 @@ def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
 def _in_place(name: str) -> Callable[..., Any]:
     family = linear if name == "matmul" else elementwise
     record = getattr(family, name)
-    return lambda self, other: self._updated(record(self._node, as_operand(other)))
+    return lambda self, other, **options: self._updated(
+        record(self._node, as_operand(other), **options)
+    )
 
 
 def _add_methods() -> None:
@@ -481,6 +500,9 @@ def _add_methods() -> None:
     for dunder, name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.items():
         setattr(Tensor, f"__{dunder}__", FUNCTIONS[name])
 
+    for method, dtype in _CASTS.items():
+        setattr(Tensor, method, functools.partialmethod(FUNCTIONS["to"], dtype))
+
     def permute(self: Tensor, *dims: Any) -> Tensor:
         return Tensor(shaping.permute(self._node, _dims(dims)))
 
@@ -490,8 +512,8 @@ def _add_methods() -> None:
     def expand(self: Tensor, *shape: Any) -> Tensor:
         return Tensor(stretching.expand(self._node, _dims(shape)))
 
-    for method in (permute, reshape, expand):
-        setattr(Tensor, method.__name__, method)
+    for made in (permute, reshape, expand):
+        setattr(Tensor, made.__name__, made)
     Tensor.view = reshape  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu.graph import Spec
+from shmgpu.graph import Spec, spec_of
+from shmgpu.ops.promotion import bfloat16, float16, float32
 
 
 class Backend(Protocol):
@@ -59,6 +60,28 @@ class Backend(Protocol):
         """While programs run."""
 
 
+_HALVES = (float16, bfloat16)
+
+
+def _wide(spec: Spec) -> Spec:
+    return spec_of(float32, spec.shape) if spec.dtype in _HALVES else spec
+
+
+def _halved(kernel: Any, out: Spec) -> Any:
+    """A kernel of float32 for arrays of 16 bits: it rounds once, at the end, as torch's do."""
+    halves = (np.dtype(np.float16), bfloat16.numpy if bfloat16.has_numpy else None)
+    dtype = out.dtype.numpy
+
+    def widened(*inputs: Any, out: Any = None) -> Any:
+        y = kernel(*[x.astype(np.float32) if x.dtype in halves else x for x in inputs])
+        if out is None:
+            return np.asarray(y).astype(dtype, copy=False)
+        out[...] = y
+        return out
+
+    return widened
+
+
 class NumpyBackend:
     """On the CPU, with NumPy."""
 
@@ -67,7 +90,10 @@ class NumpyBackend:
     is_host = True
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
-        return op.numpy(np, specs, params, out)
+        if op.is_view or not any(spec.dtype in _HALVES for spec in (*specs, out)):
+            return op.numpy(np, specs, params, out)
+        wide = tuple([_wide(spec) for spec in specs])
+        return _halved(op.numpy(np, wide, params, _wide(out)), out)
 
     def raw(self, nbytes: int) -> Any:
         return np.empty(nbytes, np.uint8)
@@ -91,7 +117,7 @@ class NumpyBackend:
         return int(array.ctypes.data)
 
     def number(self, dtype: Any) -> Any:
-        return dtype.numpy.type
+        return np.float32 if dtype in _HALVES else dtype.numpy.type
 
     def copy(self, array: Any) -> Any:
         return np.array(array, order="C", copy=True)

@@ -16,7 +16,7 @@ from shmgpu.tensors import Tensor, tensor
 State = dict[str, Tensor]
 
 
-def Parameter(data: Any) -> Tensor:  # noqa: N802 - PyTorch's name
+def Parameter(data: Any) -> Tensor:
     """A tensor of its own that collects gradients: what a layer learns."""
     if isinstance(data, Tensor):
         return data.detach().requires_grad_()
@@ -40,7 +40,9 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What it computes."""
-        raise NotImplementedError(f"{type(self).__name__} does not say in forward() what it computes")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say in forward() what it computes"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As ``forward``."""
@@ -51,7 +53,9 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         tables = self.__dict__
         if "_parameters" not in tables:
-            raise AttributeError(f"call super().__init__() before {type(self).__name__}.{name} is set")
+            raise AttributeError(
+                f"call super().__init__() before {type(self).__name__}.{name} is set"
+            )
         for table in ("_parameters", "_buffers", "_modules"):
             known = tables[table].pop(name, None)
             if known is not None and table == "_buffers" and isinstance(value, Tensor):

@@ -10,14 +10,21 @@ import types
 
 from shmgpu.graph import Op
 from shmgpu.ops import (
+    activations,
+    attention,
     casting,
     creation,
     elementwise,
+    indexing,
     linear,
     losses,
+    normalising,
+    ordering,
+    rearranging,
     reductions,
     shaping,
     stretching,
+    windows,
 )
 
 FAMILIES: tuple[types.ModuleType, ...] = (
@@ -28,7 +35,14 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     reductions,
     linear,
     creation,
+    activations,
+    normalising,
+    windows,
+    attention,
     losses,
+    indexing,
+    rearranging,
+    ordering,
 )
 
 TABLE: dict[str, Op] = {}

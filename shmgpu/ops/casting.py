@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu import dtypes
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+
+NAMES = (
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
 
 
 def _rule(specs: tuple[Spec, ...], params: Params) -> Spec:
@@ -32,6 +37,19 @@ CAST = Op("to", _rule, numpy=_numpy, torch=_torch, gradients=(_gradient,))
 def cast(x: Node, dtype: DType) -> Node:
     """The same elements in another type, as PyTorch's ``Tensor.to``."""
     return x if x.spec.dtype is dtype else apply(CAST, (x,), (dtype,))
+
+
+def refuse_strange(dtype: DType) -> None:
+    """TypeError for an element type that tensors do not have."""
+    if dtype.name not in NAMES:
+        raise TypeError(f"tensors are of {', '.join(NAMES)}, not of {dtype.name}")
+
+
+def to(x: Node, dtype: Any) -> Node:
+    """The same elements in another type, given in any library's words."""
+    found = dtypes.of_any(dtype)
+    refuse_strange(found)
+    return cast(x, found)
 
 
 ALIAS = Op(

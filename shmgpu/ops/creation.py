@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random as _random
 from typing import Any
 
 from shmgpu.dtypes import DType
@@ -41,32 +43,112 @@ def zeros_like(x: Node) -> Node:
     return full(x.spec.shape, 0, x.spec.dtype)
 
 
-def _random(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
+def _count(specs: Specs, params: Params) -> Spec:
+    return spec_of(params[0], (params[1],))
+
+
+def _numpy_arange(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (length,), dtype = out.shape, out.dtype.numpy
+    wide = np.int64 if dtype.kind in "iu" else np.float64
+    return lambda start, step: (np.arange(length, dtype=wide) * wide(step) + wide(start)).astype(
+        dtype
+    )
+
+
+def _torch_arange(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (length,), dtype = out.shape, out.dtype.torch
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    return lambda start, step: (torch.arange(length, dtype=wide) * step + start).to(dtype)
+
+
+ARANGE = Op("arange", _count, numpy=_numpy_arange, torch=_torch_arange, numbers=(0, 1))
+
+
+def arange(start: float, step: float, length: int, dtype: DType) -> Node:
+    """``length`` numbers, the first ``start``, each greater than that before it by ``step``."""
+    return apply(ARANGE, (number(start, dtype), number(step, dtype)), (dtype, length))
+
+
+def _numpy_linspace(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    return lambda start, end: np.linspace(start, end, out.shape[0]).astype(out.dtype.numpy)
+
+
+def _torch_linspace(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    return lambda start, end: torch.linspace(start, end, out.shape[0], dtype=out.dtype.torch)
+
+
+LINSPACE = Op("linspace", _count, numpy=_numpy_linspace, torch=_torch_linspace, numbers=(0, 1))
+
+
+def linspace(start: float, end: float, steps: int, dtype: DType) -> Node:
+    """``steps`` numbers from ``start`` to ``end``, both among them, evenly apart."""
+    return apply(LINSPACE, (number(start, dtype), number(end, dtype)), (dtype, steps))
+
+
+EYE = Op(
+    "eye",
+    _made,
+    numpy=lambda np, specs, params, out: lambda: np.eye(*out.shape, dtype=out.dtype.numpy),
+    torch=lambda torch, specs, params, out: lambda: torch.eye(*out.shape, dtype=out.dtype.torch),
+)
+
+
+def eye(n: int, m: int, dtype: DType) -> Node:
+    return apply(EYE, (), (dtype, (n, m)))
+
+
+# ---- drawn ---------------------------------------------------------------------------------------
+
+# Of seeds for what is drawn: manual_seed() sets it.
+SEEDS = _random.Random(0)
+
+# Binary digits of a number from 0 to 1 so that it is never rounded up to 1.
+_DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+
+
+def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
     """Drawn from a generator of its own, seeded by the one input: the same in every run."""
 
     def numpy(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        return lambda seed: numpy_draw(np.random.Generator(np.random.Philox(int(seed))), out)
+        return lambda seed: numpy_draw(
+            np.random.Generator(np.random.Philox(int(seed))), out, params[0]
+        )
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        generator = module.Generator()
-        return lambda seed: torch_draw(module, generator.manual_seed(int(seed)), out)
+        generators: list[Any] = []  # made at the first call: only then it is known on which device
+
+        def kernel(seed: Any) -> Any:
+            if not generators:
+                generators.append(module.Generator(device=module.get_default_device()))
+            return torch_draw(module, generators[0].manual_seed(int(seed)), out)
+
+        return kernel
 
     return Op(name, _made, numpy=numpy, torch=torch, numbers=(0,))
 
 
-RANDN = _random(
+RANDN = _drawn(
     "randn",
-    lambda generator, out: generator.standard_normal(out.shape).astype(out.dtype.numpy),
+    lambda generator, out, _: generator.standard_normal(out.shape).astype(out.dtype.numpy),
     lambda torch, generator, out: torch.randn(
         out.shape, dtype=out.dtype.torch, generator=generator
     ),
 )
-RAND = _random(
+
+
+def _numpy_rand(generator: Any, out: Spec, dtype: DType) -> Any:
+    digits = _DIGITS[dtype.name]
+    drawn = generator.integers(0, 1 << digits, out.shape)
+    return (drawn * math.ldexp(1.0, -digits)).astype(out.dtype.numpy)
+
+
+RAND = _drawn(
     "rand",
-    lambda generator, out: generator.random(out.shape).astype(out.dtype.numpy),
+    _numpy_rand,
     lambda torch, generator, out: torch.rand(out.shape, dtype=out.dtype.torch, generator=generator),
 )
 
 
-def drawn(op: Op, shape: Shape, dtype: DType, seed: int) -> Node:
-    return apply(op, (number(seed, int64),), (dtype, shape))
+def random(op: Op, shape: Shape, dtype: DType) -> Node:
+    """Drawn as ``op`` does, with the next seed."""
+    return apply(op, (number(SEEDS.getrandbits(63), int64),), (dtype, shape))

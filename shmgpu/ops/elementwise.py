@@ -11,8 +11,16 @@ from typing import Any
 from shmgpu.graph import Gradient, Node, Op, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.kernels import Binder, named
-from shmgpu.ops.promotion import as_node, bool_, floats, is_float, result_type, together
+from shmgpu.ops.kernels import Binder, named, numpy_erf
+from shmgpu.ops.promotion import (
+    as_node,
+    bool_,
+    floats,
+    is_float,
+    number,
+    result_type,
+    together,
+)
 
 Operand = Node | complex
 
@@ -98,12 +106,35 @@ def _share(a: Node, b: Node) -> Node:
     return mul(add(cast(gt(a, b), dtype), cast(ge(a, b), dtype)), 0.5)
 
 
-def add(a: Operand, b: Operand) -> Node:
-    return apply(ADD, together(a, b))
+def _numpy_add_scaled(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda a, b, alpha, out=None: np.add(a, b * alpha, out=out)
 
 
-def sub(a: Operand, b: Operand) -> Node:
-    return apply(SUB, together(a, b))
+def _torch_add_scaled(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda a, b, alpha, out=None: torch.add(a, b, alpha=alpha, out=out)
+
+
+ADD_SCALED = _row(
+    "add_scaled",
+    lambda g, n: g,
+    lambda g, n: mul(g, n.inputs[2]),
+    None,
+    numpy=_numpy_add_scaled,
+    torch=_torch_add_scaled,
+    saves="i",
+    numbers=(2,),
+)
+
+
+def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    if alpha == 1:
+        return apply(ADD, together(a, b))
+    a, b = together(a, b)
+    return apply(ADD_SCALED, (a, b, number(alpha, a.spec.dtype)))
+
+
+def sub(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    return apply(SUB, together(a, b)) if alpha == 1 else add(a, b, alpha=-alpha)
 
 
 def mul(a: Operand, b: Operand) -> Node:
@@ -220,6 +251,23 @@ def bitwise_xor(a: Operand, b: Operand) -> Node:
     return _bits(BITWISE_XOR, a, b)
 
 
+ISNAN = _row("isnan", dtype=bool_)
+ISFINITE = _row("isfinite", dtype=bool_)
+ISINF = _row("isinf", dtype=bool_)
+
+
+def isnan(x: Node) -> Node:
+    return apply(ISNAN, (x,))
+
+
+def isfinite(x: Node) -> Node:
+    return apply(ISFINITE, (x,))
+
+
+def isinf(x: Node) -> Node:
+    return apply(ISINF, (x,))
+
+
 def bitwise_not(x: Node) -> Node:
     return logical_not(x) if x.spec.dtype is bool_ else apply(BITWISE_NOT, (x,))
 
@@ -245,10 +293,8 @@ def _numpy_sigmoid(np: Any, specs: Any, params: Any, out: Any) -> Any:
 
 
 def _numpy_erf(np: Any, specs: Any, params: Any, out: Any) -> Any:
-    from math import erf
-
-    each = np.vectorize(erf, otypes=["float64"])
-    return lambda x: each(x).astype(x.dtype)
+    each = numpy_erf(np)
+    return lambda x: np.asarray(each(x)).astype(x.dtype, copy=False)
 
 
 def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -263,6 +309,7 @@ CEIL = _row("ceil", lambda g, n: mul(g, 0))
 ROUND = _row("round", lambda g, n: mul(g, 0))
 EXP = _row("exp", lambda g, n: mul(g, n), saves="o")
 LOG = _row("log", lambda g, n: div(g, n.inputs[0]), saves="i")
+LOG1P = _row("log1p", lambda g, n: div(g, add(n.inputs[0], 1)), saves="i")
 SQRT = _row("sqrt", lambda g, n: div(mul(g, 0.5), n), saves="o")
 RSQRT = _row(
     "rsqrt", lambda g, n: mul(mul(g, -0.5), mul(n, mul(n, n))), numpy=_numpy_rsqrt, saves="o"
@@ -271,9 +318,35 @@ SIN = _row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
 COS = _row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
 TANH = _row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
 SIGMOID = _row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o")
+
+
+def _numpy_relu_backward(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    return lambda g, y, out=None: np.multiply(g, y > 0, out=out)
+
+
+def _torch_relu_backward(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    backward = torch.ops.aten.threshold_backward
+
+    def kernel(g: Any, y: Any, out: Any = None) -> Any:
+        if out is None:
+            return backward(g, y, 0)
+        return backward.grad_input(g, y, 0, grad_input=out)
+
+    return kernel
+
+
+RELU_BACKWARD = _row(
+    "relu_backward",
+    lambda g, n: apply(RELU_BACKWARD, (g, n.inputs[1])),
+    None,
+    numpy=_numpy_relu_backward,
+    torch=_torch_relu_backward,
+    saves="i",
+    numbers=(),
+)
 RELU = _row(
     "relu",
-    lambda g, n: mul(g, cast(gt(n, 0), n.spec.dtype)),
+    lambda g, n: apply(RELU_BACKWARD, (g, n)),
     numpy=_numpy_relu,
     torch=_torch_relu,
     saves="o",
@@ -321,6 +394,10 @@ def log(x: Node) -> Node:
     return apply(LOG, floats(x))
 
 
+def log1p(x: Node) -> Node:
+    return apply(LOG1P, floats(x))
+
+
 def sqrt(x: Node) -> Node:
     return apply(SQRT, floats(x))
 
@@ -364,6 +441,14 @@ WHERE = _row(
     in_place=False,
     numbers=(1, 2),
 )
+
+
+def square(x: Node) -> Node:
+    return mul(x, x)
+
+
+def reciprocal(x: Node) -> Node:
+    return div(1, x)
 
 
 def where(condition: Node, a: Operand, b: Operand) -> Node:

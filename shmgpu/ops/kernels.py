@@ -37,10 +37,21 @@ def numpy_reduction(name: str) -> Binder:
 
 
 def torch_reduction(name: str) -> Binder:
-    """torch's reduction of that name."""
+    """Torch's reduction of that name."""
     return over_axes(name, "dim", "keepdim")
 
 
 def given(make: Callable[..., Any]) -> Binder:
     """``make(params)`` is the kernel: for those that need neither the module nor specs."""
     return lambda module, specs, params, out: make(params)
+
+
+def numpy_erf(np: Any) -> Any:
+    """The error function, which NumPy has not: SciPy's, or Python's for each element."""
+    try:
+        from scipy.special import erf
+    except ImportError:
+        import math
+
+        return np.vectorize(math.erf, otypes=["float64"])
+    return erf

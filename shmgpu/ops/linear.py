@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from shmgpu.graph import Node, Op, apply
+from typing import Any
+
+from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
 from shmgpu.ops.kernels import named
-from shmgpu.ops.promotion import as_node, promote
+from shmgpu.ops.promotion import as_node, promote, result_type
 from shmgpu.ops.shaping import reshape, transpose, unsqueeze
-from shmgpu.ops.stretching import sum_to
+from shmgpu.ops.stretching import sum, sum_to
+
+
+Specs = tuple[Spec, ...]
 
 
 def _left(g: Node, n: Node) -> Node:
@@ -57,3 +62,72 @@ def dot(a: Node, b: Node) -> Node:
             f"dot: the shapes {a.spec.shape} and {b.spec.shape} must be one axis of one length"
         )
     return matmul(a, b)
+
+
+# ---- a layer ---------------------------------------------------------------------------------
+
+
+def _layer(specs: Specs, params: Params) -> Spec:
+    x, weight, *bias = specs
+    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"linear: the input's shape is {x.shape} and the weight's {weight.shape}: the last axis "
+            "of both must be of one length, and the weight have two"
+        )
+    if bias and bias[0].shape != weight.shape[:1]:
+        raise ValueError(
+            f"linear: the bias has the shape {bias[0].shape}, and the weight has "
+            f"{weight.shape[0]} rows"
+        )
+    return spec_of(x.dtype, (*x.shape[:-1], weight.shape[0]))
+
+
+def _numpy_layer(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    def kernel(x: Any, weight: Any, bias: Any = None, out: Any = None) -> Any:
+        made = np.matmul(x, weight.T, out=out)
+        if bias is not None:
+            made = np.add(made, bias, out=made if made.shape else None)
+        return made
+
+    return kernel
+
+
+def _torch_layer(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    if len(specs) == 3 and len(specs[0].shape) == 2:
+        addmm = torch.addmm
+        return lambda x, weight, bias, out=None: addmm(bias, x, weight.t(), out=out)
+
+    def kernel(x: Any, weight: Any, bias: Any = None, out: Any = None) -> Any:
+        made = torch.matmul(x, weight.t(), out=out)
+        return made if bias is None else made.add_(bias)
+
+    return kernel
+
+
+def _rows(x: Node) -> Node:
+    return x if len(x.spec.shape) == 2 else reshape(x, (-1, x.spec.shape[-1]))
+
+
+LINEAR = Op(
+    "linear",
+    _layer,
+    numpy=_numpy_layer,
+    torch=_torch_layer,
+    gradients=(
+        lambda g, n: matmul(g, n.inputs[1]),
+        lambda g, n: matmul(transpose(_rows(g), 0, 1), _rows(n.inputs[0])),
+        lambda g, n: sum(g, tuple(range(len(g.spec.shape) - 1))) if len(g.spec.shape) > 1 else g,
+    ),
+    saves="i",
+    takes_out=True,
+)
+
+
+def linear(input: Node, weight: Node, bias: Node | None = None) -> Node:
+    """``input @ weight.T + bias``: (..., in) with a weight of (out, in) -> (..., out)."""
+    nodes = (input, weight) if bias is None else (input, weight, bias)
+    dtype = input.spec.dtype
+    if any(one.spec.dtype is not dtype for one in nodes):
+        dtype = result_type(list(nodes))
+        nodes = tuple([as_node(one, dtype) for one in nodes])
+    return apply(LINEAR, nodes)

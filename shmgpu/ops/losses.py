@@ -1,13 +1,27 @@
-"""What a prediction is worth: compositions of other operations."""
+"""What a prediction is worth.
+
+Compositions, but for the row that picks the likelihood of the right class: it refuses a class that
+there is not, and passes over those to be ignored, in one go.
+"""
 
 from __future__ import annotations
 
-from shmgpu.graph import Node
-from shmgpu.ops.elementwise import mul, sub
+import math
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops.activations import log_softmax
+from shmgpu.ops.casting import cast
+from shmgpu.ops.elementwise import abs, add, div, exp, log, log1p, maximum, mul, ne, neg, sub
+from shmgpu.ops.indexing import whole
+from shmgpu.ops.promotion import is_float
 from shmgpu.ops.reductions import mean
+from shmgpu.ops.shaping import reshape, unsqueeze
 from shmgpu.ops.stretching import sum
 
-REDUCTIONS = {"mean": mean, "sum": sum, "none": lambda x: x}
+Specs = tuple[Spec, ...]
+REDUCTIONS: dict[str, Callable[[Node], Node]] = {"mean": mean, "sum": sum, "none": lambda x: x}
 
 
 def reduced_by(loss: Node, reduction: str) -> Node:
@@ -18,6 +32,245 @@ def reduced_by(loss: Node, reduction: str) -> Node:
     return reduce(loss)
 
 
+def _alike(input: Node, target: Node, name: str) -> None:
+    if input.spec.shape != target.spec.shape:
+        raise ValueError(
+            f"{name}: the input {input.spec.shape} and the target {target.spec.shape} must be "
+            "of one shape"
+        )
+
+
+def _one_number(specs: Specs, params: Params) -> Spec:
+    return spec_of(specs[0].dtype, ())
+
+
+def _numpy_mse(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    def kernel(a: Any, b: Any) -> Any:
+        difference = (a - b).ravel()
+        return np.dot(difference, difference) / max(difference.size, 1)
+
+    return kernel
+
+
+def _torch_mse(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    mse = torch.ops.aten.mse_loss
+    return lambda a, b: mse(a, b, 1)
+
+
+def _numpy_mse_backward(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    share = 2.0 / max(math.prod(out.shape), 1)
+
+    def kernel(g: Any, a: Any, b: Any, out: Any = None) -> Any:
+        return np.multiply(np.subtract(a, b, out=out), (g * share).astype(a.dtype), out=out)
+
+    return kernel
+
+
+def _torch_mse_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    backward = torch.ops.aten.mse_loss_backward
+
+    def kernel(g: Any, a: Any, b: Any, out: Any = None) -> Any:
+        if out is None:
+            return backward(g, a, b, 1)
+        return backward.grad_input(g, a, b, 1, grad_input=out)
+
+    return kernel
+
+
+def _share(node: Node) -> float:
+    return 2.0 / max(math.prod(node.spec.shape), 1)
+
+
+MSE_BACKWARD = Op(
+    "mse_backward",
+    lambda specs, params: specs[1],
+    numpy=_numpy_mse_backward,
+    torch=_torch_mse_backward,
+    gradients=(
+        lambda g, n: sum(mul(mul(g, sub(n.inputs[1], n.inputs[2])), _share(g))),
+        lambda g, n: mul(mul(g, n.inputs[0]), _share(g)),
+        lambda g, n: neg(mul(mul(g, n.inputs[0]), _share(g))),
+    ),
+    saves="i",
+    takes_out=True,
+)
+MSE = Op(
+    "mse_loss",
+    _one_number,
+    numpy=_numpy_mse,
+    torch=_torch_mse,
+    gradients=(
+        lambda g, n: apply(MSE_BACKWARD, (g, *n.inputs)),
+        lambda g, n: neg(apply(MSE_BACKWARD, (g, *n.inputs))),
+    ),
+    saves="i",
+)
+
+
 def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """The squared difference."""
+    alike = input.spec is target.spec and is_float(input.spec.dtype)
+    if reduction == "mean" and alike and math.prod(input.spec.shape):
+        return apply(MSE, (input, target))
     difference = sub(input, target)
     return reduced_by(mul(difference, difference), reduction)
+
+
+def l1_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
+    return reduced_by(abs(sub(input, target)), reduction)
+
+
+def binary_cross_entropy(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """Of probabilities; a logarithm is at least -100, as in PyTorch."""
+    _alike(input, target, "binary_cross_entropy")
+    yes, no = maximum(log(input), -100.0), maximum(log(sub(1.0, input)), -100.0)
+    loss = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
+    return reduced_by(loss, reduction)
+
+
+def binary_cross_entropy_with_logits(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """Of what a sigmoid would make probabilities of; safe for great ones."""
+    _alike(input, target, "binary_cross_entropy_with_logits")
+    bent = add(maximum(input, 0.0), log1p(exp(neg(abs(input)))))
+    return reduced_by(sub(bent, mul(input, target)), reduction)
+
+
+# ---- classes -------------------------------------------------------------------------------------
+
+
+def _picked(specs: Specs, params: Params) -> Spec:
+    scores, target = specs
+    shape = scores.shape
+    if len(shape) < 2 or target.shape != (shape[0], *shape[2:]):
+        raise ValueError(
+            f"nll_loss: the input {shape} is (N, classes, ...), so the target must be "
+            f"{(shape[:1] + shape[2:])}, not {target.shape}"
+        )
+    return spec_of(scores.dtype, target.shape)
+
+
+def _numpy_places(np: Any, classes: int, ignored: int) -> Any:
+    def places(target: Any) -> tuple[Any, Any]:
+        counts = target != ignored
+        safe = np.where(counts, target, 0)
+        if safe.size and not (0 <= safe.min() and safe.max() < classes):
+            raise IndexError(f"nll_loss: a target lies not within the {classes} classes")
+        return np.expand_dims(safe, 1), counts
+
+    return places
+
+
+def _numpy_nll(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    places = _numpy_places(np, specs[0].shape[1], params[0])
+    zero = np.zeros((), specs[0].dtype.numpy)
+
+    def nll(scores: Any, target: Any) -> Any:
+        at, counts = places(target)
+        return np.where(counts, -np.take_along_axis(scores, at, 1)[:, 0], zero)
+
+    return nll
+
+
+def _torch_nll(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    nll_loss, ignored = torch.nn.functional.nll_loss, params[0]
+    return lambda scores, target: nll_loss(scores, target, reduction="none", ignore_index=ignored)
+
+
+def _numpy_nll_backward(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    ignored, classes = params
+    places = _numpy_places(np, classes, ignored)
+    zero = np.zeros((), out.dtype.numpy)
+
+    def backward(g: Any, target: Any) -> Any:
+        at, counts = places(target)
+        whole = np.zeros(out.shape, out.dtype.numpy)
+        np.put_along_axis(whole, at, np.expand_dims(np.where(counts, -g, zero), 1), 1)
+        return whole
+
+    return backward
+
+
+def _torch_nll_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    ignored, _ = params
+
+    def backward(g: Any, target: Any) -> Any:
+        counts = target != ignored
+        at = torch.where(counts, target, 0).unsqueeze(1)
+        share = torch.where(counts, g, 0).neg_().unsqueeze(1)
+        return g.new_zeros(out.shape).scatter_(1, at, share)
+
+    return backward
+
+
+NLL = Op(
+    "nll_loss",
+    _picked,
+    numpy=_numpy_nll,
+    torch=_torch_nll,
+    gradients=(
+        lambda g, n: apply(
+            NLL_BACKWARD, (g, n.inputs[1]), (n.params[0], n.inputs[0].spec.shape[1])
+        ),
+        None,
+    ),
+    saves="i",
+)
+NLL_BACKWARD: Op = Op(
+    "nll_loss_backward",
+    lambda specs, params: spec_of(
+        specs[0].dtype, (specs[0].shape[0], params[1], *specs[0].shape[1:])
+    ),
+    numpy=_numpy_nll_backward,
+    torch=_torch_nll_backward,
+    gradients=(lambda g, n: apply(NLL, (g, n.inputs[1]), n.params[:1]), None),
+    saves="i",
+)
+
+
+def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: int = -100) -> Node:
+    """Of log-probabilities (N, classes, ...) and the numbers of the right classes."""
+    if reduction not in REDUCTIONS:
+        reduced_by(input, reduction)
+    target = whole(target, "nll_loss")
+    single = len(input.spec.shape) == 1
+    if single:
+        input, target = unsqueeze(input, 0), reshape(target, (1,))
+    loss = apply(NLL, (input, target), (ignore_index,))
+    if single and reduction == "none":
+        return reshape(loss, ())
+    if reduction == "none":
+        return loss
+    total = sum(loss)
+    if reduction == "sum":
+        return total
+    return div(total, sum(cast(ne(target, ignore_index), loss.spec.dtype)))
+
+
+def cross_entropy(
+    input: Node,
+    target: Node,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Node:
+    """Of any scores (N, classes, ...), and the right classes: numbers, or a probability each."""
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} must be 0 to 1")
+    axis = 0 if len(input.spec.shape) == 1 else 1
+    scores = log_softmax(input, axis)
+    classes = input.spec.shape[axis]
+    if is_float(target.spec.dtype):
+        _alike(input, target, "cross_entropy")
+        if label_smoothing:
+            target = add(mul(target, 1.0 - label_smoothing), label_smoothing / classes)
+        return reduced_by(neg(sum(mul(scores, target), axis)), reduction)
+    loss = nll_loss(scores, target, reduction, ignore_index)
+    if not label_smoothing:
+        return loss
+    counts = cast(ne(target, ignore_index), scores.spec.dtype)
+    even = mul(neg(mean(scores, axis)), counts)
+    if reduction == "mean":
+        even = div(sum(even), sum(counts))
+    elif reduction == "sum":
+        even = sum(even)
+    return add(mul(loss, 1.0 - label_smoothing), mul(even, label_smoothing))

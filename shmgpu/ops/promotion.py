@@ -7,12 +7,12 @@ number, float). Source: PyTorch's documentation, *Tensor Attributes*, "type prom
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 from shmgpu import dtypes
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Scalar, apply, scalar
-from shmgpu.ops.casting import CAST
+from shmgpu.ops.casting import CAST, NAMES, refuse_strange
 
 bool_ = dtypes.by_name("bool")
 uint8 = dtypes.by_name("uint8")
@@ -25,10 +25,10 @@ bfloat16 = dtypes.by_name("bfloat16")
 float32 = dtypes.by_name("float32")
 float64 = dtypes.by_name("float64")
 
-TYPES = (bool_, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64)
+TYPES = tuple(map(dtypes.by_name, NAMES))
 
 BOOL, WHOLE, FLOAT = range(3)
-CATEGORY = {dtype: FLOAT for dtype in TYPES} | {bool_: BOOL}
+CATEGORY = dict.fromkeys(TYPES, FLOAT) | {bool_: BOOL}
 CATEGORY |= dict.fromkeys((uint8, int8, int16, int32, int64), WHOLE)
 
 # Of a plain number, by its category.
@@ -44,10 +44,10 @@ _ODD = {
 
 def is_float(dtype: DType) -> bool:
     """Whether gradients can be of that type."""
-    return CATEGORY[dtype] == FLOAT
+    return CATEGORY.get(dtype) == FLOAT
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote(a: DType, b: DType) -> DType:
     """The type of an operation on both."""
     odd = _ODD.get(frozenset((a, b)))
@@ -91,7 +91,9 @@ _PYTHON = {BOOL: bool, WHOLE: int, FLOAT: float}
 
 
 def number(value: complex, dtype: DType) -> Node:
-    """A plain number as a node of that type."""
+    """A plain number as a node of that type; TypeError for a type that tensors do not have."""
+    if dtype not in CATEGORY:
+        refuse_strange(dtype)
     return scalar(_PYTHON[CATEGORY[dtype]](value), dtype)  # type: ignore[arg-type]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from shmgpu.graph import Node, Op, apply
+from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sub
+from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub, where
 from shmgpu.ops.kernels import numpy_reduction, torch_reduction
-from shmgpu.ops.promotion import floats, is_float
+from shmgpu.ops.promotion import bool_, floats, int64, is_float
 from shmgpu.ops.shaping import reshape
 from shmgpu.ops.stretching import Dim, stretched, stretched_back, sum
 
@@ -41,6 +42,75 @@ AMIN = Op(
 )
 
 
+ALL = Op(
+    "all",
+    rules.reduction(lambda dtype: bool_),
+    numpy=numpy_reduction("all"),
+    torch=torch_reduction("all"),
+)
+ANY = Op(
+    "any",
+    rules.reduction(lambda dtype: bool_),
+    numpy=numpy_reduction("any"),
+    torch=torch_reduction("any"),
+)
+
+
+def _numpy_prod(np: Any, specs: Any, params: Params, out: Spec) -> Any:
+    axes, keepdim = params
+    dtype = out.dtype.numpy
+    return lambda x: np.prod(x, axis=axes, keepdims=keepdim, dtype=dtype)
+
+
+def _torch_prod(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
+    """One axis after the other, from the last on: torch has it over one only."""
+    axes, keepdim = params
+
+    def prod(x: Any) -> Any:
+        for axis in reversed(axes):
+            x = torch.prod(x, axis, keepdim)
+        return x if axes else x.clone()
+
+    return prod
+
+
+def _others(g: Node, n: Node) -> Node:
+    """The product of all the others: without zeros by division, with one only its own is not 0."""
+    x, axes = n.inputs[0], n.params[0]
+    zero = eq(x, 0)
+    rest = where(zero, 1.0, x)
+    zeros = stretched(sum(zero, axes), axes, x)
+    product = stretched(prod(rest, axes), axes, x)
+    others = where(
+        zero, where(eq(zeros, 1), product, 0.0), where(eq(zeros, 0), div(product, rest), 0.0)
+    )
+    return mul(stretched_back(g, n), others)
+
+
+PROD = Op(
+    "prod",
+    rules.reduction(lambda dtype: dtype if is_float(dtype) else int64),
+    numpy=_numpy_prod,
+    torch=_torch_prod,
+    gradients=(_others,),
+    saves="i",
+)
+
+
+def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    return apply(ALL, (x,), (rules.axes_of(dim, len(x.spec.shape), "all"), keepdim))
+
+
+def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
+
+
+def prod(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    if not is_float(x.spec.dtype):
+        x = cast(x, int64)
+    return apply(PROD, (x,), (rules.axes_of(dim, len(x.spec.shape), "prod"), keepdim))
+
+
 def count(x: Node, axes: tuple[int, ...]) -> int:
     """How many elements a reduction over these axes makes one of."""
     return math.prod(x.spec.shape[axis] for axis in axes)
@@ -61,6 +131,10 @@ def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) ->
     centred = sub(x, mean(x, axes, True))
     left = count(x, axes) - correction
     return mul(sum(mul(centred, centred), axes, keepdim), 1.0 / left if left > 0 else math.nan)
+
+
+def std(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+    return sqrt(var(x, dim, keepdim, correction))
 
 
 def _refuse_empty(x: Node, axes: tuple[int, ...], name: str) -> None:

@@ -131,7 +131,7 @@ def _slices(params: Params) -> Any:
 
 
 def _flipped(params: Params) -> Any:
-    """torch has no slices that step back: it flips and slices forward."""
+    """Torch has no slices that step back: it flips and slices forward."""
     starts, stops, steps = params
     axes = tuple([axis for axis, step in enumerate(steps) if step < 0])
     if not axes:
@@ -218,6 +218,31 @@ def take_slices(x: Node, slices: Sequence[slice]) -> Node:
         tuple([r.step for r in empty]),
     )
     return apply(SLICE, (x,), params)
+
+
+def flip(x: Node, dims: int | Sequence[int]) -> Node:
+    """With the elements along these axes in the opposite order."""
+    slices = [slice(None)] * len(x.spec.shape)
+    for axis in rules.axes_of(dims, len(x.spec.shape), "flip") if dims != () else ():
+        slices[axis] = slice(None, None, -1)
+    return take_slices(x, slices)
+
+
+def movedim(x: Node, source: int, destination: int) -> Node:
+    """With one axis in another place."""
+    ndim = len(x.spec.shape)
+    axes = list(range(ndim))
+    moved = axes.pop(rules.axis_of(source, ndim, "movedim"))
+    axes.insert(rules.axis_of(destination, ndim, "movedim"), moved)
+    return permute(x, tuple(axes))
+
+
+def unbind(x: Node, dim: int = 0) -> tuple[Node, ...]:
+    """The parts along an axis, without it."""
+    if not x.spec.shape:
+        raise ValueError("unbind: a tensor without axes has no parts")
+    axis = rules.axis_of(dim, len(x.spec.shape), "unbind")
+    return tuple([squeeze(narrow(x, axis, at, 1), axis) for at in range(x.spec.shape[axis])])
 
 
 def _joined(specs: Specs, params: Params) -> Spec:

@@ -1,0 +1,52 @@
+"""Attention (Vaswani et al., 2017): a composition."""
+
+from __future__ import annotations
+
+import math
+
+from shmgpu.graph import Node
+from shmgpu.ops.activations import dropout, softmax
+from shmgpu.ops.creation import full
+from shmgpu.ops.elementwise import add, mul, where
+from shmgpu.ops.linear import matmul
+from shmgpu.ops.promotion import bool_
+from shmgpu.ops.rearranging import tril
+from shmgpu.ops.shaping import transpose
+
+
+def scaled_dot_product_attention(
+    query: Node,
+    key: Node,
+    value: Node,
+    attn_mask: Node | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Node:
+    """softmax(query @ key.T * scale) @ value over the last two axes, (..., places, features).
+
+    A mask of bools says where to look (True), one of floats is added before the softmax.
+    """
+    shapes = [one.spec.shape for one in (query, key, value)]
+    q, k, v = shapes
+    if any(len(one) < 2 for one in shapes) or q[-1] != k[-1] or k[-2] != v[-2]:
+        raise ValueError(
+            f"scaled_dot_product_attention: query {q} and key {k} must have equally many features "
+            f"(the last axis), and key and value {v} equally many places (the last but one)"
+        )
+    if is_causal and attn_mask is not None:
+        raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
+    factor = 1.0 / math.sqrt(q[-1]) if scale is None else scale
+    scores = matmul(mul(query, factor), transpose(key, -1, -2))
+    if is_causal:
+        attn_mask = tril(full((q[-2], k[-2]), True, bool_))
+    if attn_mask is None:
+        weights = softmax(scores, -1)
+    elif attn_mask.spec.dtype is bool_:
+        # A row that may look nowhere gets nothing.
+        weights = softmax(where(attn_mask, scores, -math.inf), -1)
+        if not is_causal:
+            weights = where(attn_mask, weights, 0.0)
+    else:
+        weights = softmax(add(scores, attn_mask), -1)
+    return matmul(dropout(weights, dropout_p), value)

@@ -1,0 +1,557 @@
+"""Elements found by number: gather and its kin, and what stands in square brackets.
+
+Owns the rows, and how an index is read: whole numbers, slices, None and ... are moved without
+copying; tensors of whole numbers gather. What comes out must have a shape that is known while
+recording, so a mask of bools selects nothing here: ``where`` keeps the shape.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops import rules
+from shmgpu.ops.casting import cast
+from shmgpu.ops.creation import full, zeros_like
+from shmgpu.ops.elementwise import where
+from shmgpu.ops.promotion import CATEGORY, WHOLE, as_node, bool_, int64
+from shmgpu.ops.shaping import flip, reshape, take_slices
+from shmgpu.ops.stretching import expand, sum_to
+
+Specs = tuple[Spec, ...]
+Shape = tuple[int, ...]
+
+
+def whole(index: Node, name: str) -> Node:
+    """The index as int64; TypeError where it is not of whole numbers."""
+    if CATEGORY[index.spec.dtype] != WHOLE:
+        hint = ": a mask gives a shape that depends on its elements, so use where(mask, x, y)"
+        raise TypeError(
+            f"{name}: the index is {index.spec.dtype.name}, and must be of whole numbers"
+            f"{hint if index.spec.dtype is bool_ else ''}"
+        )
+    return cast(index, int64)
+
+
+def within(np: Any, index: Any, length: int, name: str) -> Any:
+    """The index itself; IndexError where it leads nowhere. torch's kernels look for themselves."""
+    if index.size and not (0 <= index.min() and index.max() < length):
+        raise IndexError(f"{name}: an index lies not within the {length} of the axis")
+    return index
+
+
+# ---- gather, and back ----------------------------------------------------------------------------
+
+
+def _gathered(specs: Specs, params: Params) -> Spec:
+    x, index = specs
+    (axis,) = params
+    fits = len(x.shape) == len(index.shape) and all(
+        n <= have
+        for at, (n, have) in enumerate(zip(index.shape, x.shape, strict=True))
+        if at != axis
+    )
+    if not fits:
+        raise ValueError(
+            f"gather: the index {index.shape} must have as many axes as {x.shape}, and none longer "
+            f"but axis {axis}"
+        )
+    return spec_of(x.dtype, index.shape)
+
+
+def _corner(shape: Shape, axis: int) -> Any:
+    """The part of an array that an index of this shape is about."""
+    return tuple([slice(None) if at == axis else slice(n) for at, n in enumerate(shape)])
+
+
+def _numpy_gather(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (axis,) = params
+    corner = _corner(specs[1].shape, axis)
+    length = specs[0].shape[axis] if specs[0].shape else 1
+
+    def gather(x: Any, index: Any) -> Any:
+        within(np, index, length, "gather")
+        return np.take_along_axis(x[corner], index, axis) if out.shape else np.array(x)
+
+    return gather
+
+
+def _torch_gather(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (axis,) = params
+    return lambda x, index: torch.gather(x, axis, index)
+
+
+def _numpy_scatter_add(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (axis,) = params
+    length = specs[0].shape[axis] if specs[0].shape else 1
+
+    def scatter_add(x: Any, index: Any, source: Any) -> Any:
+        within(np, index, length, "scatter_add")
+        y = np.array(x)
+        if not y.shape:
+            return y + source
+        places = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+        places[axis] = index
+        np.add.at(y, tuple(places), source[tuple(slice(n) for n in index.shape)])
+        return y
+
+    return scatter_add
+
+
+def _torch_scatter_add(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (axis,) = params
+    return lambda x, index, source: torch.scatter_add(x, axis, index, source)
+
+
+def _scattered(specs: Specs, params: Params) -> Spec:
+    x, index, source = specs
+    _gathered((x, index), params)
+    if source.dtype is not x.dtype:
+        raise TypeError(f"scatter_add: {source.dtype.name} is added to {x.dtype.name}: convert one")
+    if len(source.shape) != len(index.shape) or any(
+        n > have for n, have in zip(index.shape, source.shape, strict=True)
+    ):
+        raise ValueError(
+            f"scatter_add: the index {index.shape} reaches beyond the source {source.shape}"
+        )
+    return x
+
+
+def _source_gradient(g: Node, n: Node) -> Node:
+    """What lies beyond the index had no influence."""
+    _, index, source = n.inputs
+    found = apply(GATHER, (g, index), n.params)
+    if found.spec.shape == source.spec.shape:
+        return found
+    slices = [slice(n) for n in index.spec.shape]
+    return put_slices(zeros_like(source), slices, found)
+
+
+GATHER = Op(
+    "gather",
+    _gathered,
+    numpy=_numpy_gather,
+    torch=_torch_gather,
+    gradients=(
+        lambda g, n: apply(SCATTER_ADD, (zeros_like(n.inputs[0]), n.inputs[1], g), n.params),
+        None,
+    ),
+    saves="i",
+)
+SCATTER_ADD: Op = Op(
+    "scatter_add",
+    _scattered,
+    numpy=_numpy_scatter_add,
+    torch=_torch_scatter_add,
+    gradients=(lambda g, n: g, None, _source_gradient),
+    saves="i",
+)
+
+
+def gather(x: Node, dim: int, index: Node) -> Node:
+    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and likewise for the others."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "gather")
+    return apply(GATHER, (x, whole(index, "gather")), (axis,))
+
+
+def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
+    """The input with ``src[i][j]`` added at ``[index[i][j]][j]`` for axis 0, likewise for the others."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "scatter_add")
+    return apply(SCATTER_ADD, (x, whole(index, "scatter_add"), src), (axis,))
+
+
+# ---- rows of a table -----------------------------------------------------------------------------
+
+
+def _embedded(specs: Specs, params: Params) -> Spec:
+    index, table = specs
+    if len(table.shape) != 2:
+        raise ValueError(f"embedding: the weight {table.shape} must be (how many, how long)")
+    return spec_of(table.dtype, (*index.shape, table.shape[1]))
+
+
+def _numpy_embedding(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    length = specs[1].shape[0]
+    return lambda index, table: table[within(np, index, length, "embedding")]
+
+
+def _numpy_embedding_backward(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    def backward(g: Any, index: Any) -> Any:
+        table = np.zeros(out.shape, out.dtype.numpy)
+        np.add.at(table, index.reshape(-1), g.reshape(-1, out.shape[1]))
+        return table
+
+    return backward
+
+
+def _torch_embedding_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    backward = torch.ops.aten.embedding_dense_backward.default
+    rows = out.shape[0]
+    return lambda g, index: backward(g.contiguous(), index, rows, -1, False)
+
+
+EMBEDDING = Op(
+    "embedding",
+    _embedded,
+    numpy=_numpy_embedding,
+    torch=lambda torch, *_: lambda index, table: torch.embedding(table, index),
+    gradients=(
+        None,
+        lambda g, n: apply(EMBEDDING_BACKWARD, (g, n.inputs[0]), (n.inputs[1].spec.shape[0],)),
+    ),
+    saves="i",
+)
+EMBEDDING_BACKWARD: Op = Op(
+    "embedding_backward",
+    lambda specs, params: spec_of(specs[0].dtype, (params[0], specs[0].shape[-1])),
+    numpy=_numpy_embedding_backward,
+    torch=_torch_embedding_backward,
+    gradients=(lambda g, n: apply(EMBEDDING, (n.inputs[1], g)), None),
+    saves="i",
+)
+
+
+def embedding(input: Node, weight: Node) -> Node:
+    """The rows of ``weight`` that ``input`` numbers."""
+    return apply(EMBEDDING, (whole(input, "embedding"), weight))
+
+
+# ---- tensors of whole numbers in square brackets -------------------------------------------------
+
+
+def _indexed_shape(shape: Shape, indices: list[Shape], axes: Shape) -> Shape:
+    """Where the indexed axes are neighbours the result stands in their place, else first."""
+    found = rules.broadcast(indices, "indexing")
+    rest = [n for axis, n in enumerate(shape) if axis not in axes]
+    at = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
+    return (*rest[:at], *found, *rest[at:])
+
+
+def _indexed(specs: Specs, params: Params) -> Spec:
+    x, *indices = specs
+    (axes,) = params
+    return spec_of(x.dtype, _indexed_shape(x.shape, [one.shape for one in indices], axes))
+
+
+def _keys(ndim: int, axes: Shape) -> Any:
+    """What makes of index arrays the tuple that goes into square brackets."""
+    places = [axes.index(axis) if axis in axes else None for axis in range(ndim)]
+
+    def keys(indices: Any) -> Any:
+        return tuple([slice(None) if at is None else indices[at] for at in places])
+
+    return keys
+
+
+def _index_kernel(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    keys = _keys(len(specs[0].shape), params[0])
+    return lambda x, *indices: x[keys(indices)]
+
+
+def _numpy_index_put(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    axes, accumulate = params
+    keys = _keys(len(out.shape), axes)
+
+    def index_put(x: Any, value: Any, *indices: Any) -> Any:
+        y = np.array(x)
+        if accumulate:
+            np.add.at(y, keys(indices), value)
+        else:
+            y[keys(indices)] = value
+        return y
+
+    return index_put
+
+
+def _torch_index_put(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    axes, accumulate = params
+    places = [axes.index(axis) if axis in axes else None for axis in range(len(out.shape))]
+
+    def index_put(x: Any, value: Any, *indices: Any) -> Any:
+        found = [None if at is None else indices[at] for at in places]
+        return torch.ops.aten.index_put(x, found, value, accumulate)
+
+    return index_put
+
+
+def _put(specs: Specs, params: Params) -> Spec:
+    x, value, *indices = specs
+    target = _indexed_shape(x.shape, [one.shape for one in indices], params[0])
+    if rules.broadcast([target, value.shape], "index_put") != target:
+        raise ValueError(f"index_put: {value.shape} does not fit into {target}")
+    if value.dtype is not x.dtype:
+        raise TypeError(f"index_put: {value.dtype.name} is put into {x.dtype.name}: convert it")
+    return x
+
+
+def _put_gradient(g: Node, n: Node) -> Node:
+    _, value, *indices = n.inputs
+    axes, accumulate = n.params
+    if accumulate:
+        return g
+    zero = full(value.spec.shape, 0, g.spec.dtype)
+    return apply(INDEX_PUT, (g, zero, *indices), (axes, False))
+
+
+def _value_gradient(g: Node, n: Node) -> Node:
+    _, value, *indices = n.inputs
+    return sum_to(apply(INDEX, (g, *indices), n.params[:1]), value.spec.shape)
+
+
+def _index_gradient(g: Node, n: Node) -> Node:
+    x, *indices = n.inputs
+    return apply(INDEX_PUT, (zeros_like(x), g, *indices), (n.params[0], True))
+
+
+class _First:
+    """Gradients of the first inputs; the indices behind them have none."""
+
+    def __init__(self, *rules: Any) -> None:
+        self._rules = rules
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rules[index] if index < len(self._rules) else None
+
+
+INDEX = Op(
+    "index",
+    _indexed,
+    numpy=_index_kernel,
+    torch=_index_kernel,
+    gradients=_First(_index_gradient),  # type: ignore[arg-type]
+    saves="i",
+)
+INDEX_PUT = Op(
+    "index_put",
+    _put,
+    numpy=_numpy_index_put,
+    torch=_torch_index_put,
+    gradients=_First(_put_gradient, _value_gradient),  # type: ignore[arg-type]
+    saves="i",
+)
+
+
+def index_select(x: Node, dim: int, index: Node) -> Node:
+    """The parts along one axis that ``index``, of one axis, numbers."""
+    if len(index.spec.shape) > 1:
+        raise ValueError(f"index_select: the index {index.spec.shape} must have one axis")
+    if not x.spec.shape:
+        raise ValueError("index_select: a tensor without axes has no parts to number")
+    axis = rules.axis_of(dim, len(x.spec.shape), "index_select")
+    return apply(INDEX, (x, reshape(whole(index, "index_select"), (-1,))), ((axis,),))
+
+
+def take(x: Node, index: Node) -> Node:
+    """The elements that ``index`` numbers, x read as if it had one axis."""
+    return apply(INDEX, (reshape(x, (math.prod(x.spec.shape),)), whole(index, "take")), ((0,),))
+
+
+# ---- a part that is written ----------------------------------------------------------------------
+
+
+def _slice_scatter(specs: Specs, params: Params) -> Spec:
+    x, value = specs
+    part = tuple([len(range(*one)) for one in zip(*params, strict=True)])
+    if value.shape != part or value.dtype is not x.dtype:
+        raise ValueError(f"slice_scatter: {value} does not fit into the part {part} of {x}")
+    return x
+
+
+def _part(params: Params) -> Any:
+    return tuple([slice(*one) for one in zip(*params, strict=True)])
+
+
+def _numpy_slice_scatter(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    part = _part(params)
+
+    def kernel(x: Any, value: Any, out: Any = None) -> Any:
+        if out is None:
+            out = np.array(x)
+        elif out is not x:
+            out[...] = x
+        out[part] = value
+        return out
+
+    return kernel
+
+
+def _torch_slice_scatter(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    part = _part(params)
+
+    def kernel(x: Any, value: Any, out: Any = None) -> Any:
+        if out is None:
+            out = x.clone(memory_format=torch.contiguous_format)
+        elif out is not x:
+            out.copy_(x)
+        out[part] = value
+        return out
+
+    return kernel
+
+
+def _slices_of(params: Params) -> list[slice]:
+    return [slice(*one) for one in zip(*params, strict=True)]
+
+
+SLICE_SCATTER: Op = Op(
+    "slice_scatter",
+    _slice_scatter,
+    numpy=_numpy_slice_scatter,
+    torch=_torch_slice_scatter,
+    gradients=(
+        lambda g, n: apply(SLICE_SCATTER, (g, zeros_like(n.inputs[1])), n.params),
+        lambda g, n: take_slices(g, _slices_of(n.params)),
+    ),
+    in_place=True,  # the value is a part, so never of the output's spec
+)
+
+
+def put_slices(x: Node, slices: list[slice], value: Node) -> Node:
+    """The input with ``value`` where a slice for each axis says."""
+    ranges = [range(*one.indices(n)) for one, n in zip(slices, x.spec.shape, strict=True)]
+    back = tuple([axis for axis, r in enumerate(ranges) if r.step < 0])
+    if back:
+        value = flip(value, back)
+        ranges = [r[::-1] if r.step < 0 else r for r in ranges]
+    if value.spec.shape == x.spec.shape:
+        return value
+    if math.prod(value.spec.shape) == 0:
+        return x
+    params = (
+        tuple([r.start for r in ranges]),
+        tuple([r.stop for r in ranges]),
+        tuple([r.step for r in ranges]),
+    )
+    return apply(SLICE_SCATTER, (x, value), params)
+
+
+# ---- square brackets -----------------------------------------------------------------------------
+
+
+class Index:
+    """What stood in square brackets, read for a shape.
+
+    Attributes:
+        slices: one for each axis.
+        shape: what they leave: without the axes of whole numbers, with one for each None.
+        axes: of that shape, those that ``indices`` number.
+    """
+
+    def __init__(self, index: Any, shape: Shape) -> None:
+        parts = list(index) if isinstance(index, tuple) else [index]
+        ndim = len(shape)
+        taken = sum(one is not None and one is not Ellipsis for one in parts)
+        if taken > ndim:
+            raise IndexError(f"{taken} indices are too many for the {ndim} axes of {shape}")
+        dots = [at for at, one in enumerate(parts) if one is Ellipsis]
+        if len(dots) > 1:
+            raise IndexError("an index has one ... at most")
+        at = dots[0] if dots else len(parts)
+        parts[at : at + 1] = [slice(None)] * (ndim - taken)
+        self.slices: list[slice] = []
+        self.indices: list[Node] = []
+        lengths: list[int] = []
+        axes: list[int] = []
+        for one in parts:
+            if one is None:
+                lengths.append(1)
+                continue
+            have = shape[len(self.slices)]
+            if isinstance(one, Node):
+                self.indices.append(whole(one, "indexing"))
+                axes.append(len(lengths))
+                one = slice(None)
+            if isinstance(one, slice):
+                lengths.append(len(range(*one.indices(have))))
+                self.slices.append(one)
+                continue
+            number = _number(one)
+            if not -have <= number < have:
+                raise IndexError(
+                    f"index {number} is out of range for the {have} of axis {len(self.slices)}"
+                )
+            number %= have
+            self.slices.append(slice(number, number + 1))
+        self.shape = tuple(lengths)
+        self.axes = tuple(axes)
+
+    def part(self, x: Node) -> Node:
+        """What whole numbers and slices leave of x."""
+        return reshape(take_slices(x, self.slices), self.shape)
+
+
+def _number(one: Any) -> int:
+    if isinstance(one, bool):
+        raise IndexError(f"{one} is no index: use whole numbers, slices, None, ... or tensors")
+    try:
+        return operator.index(one)
+    except TypeError:
+        raise IndexError(
+            f"{type(one).__name__} is no index: use whole numbers, slices, None, ... or tensors of "
+            "whole numbers"
+        ) from None
+
+
+def getitem(x: Node, index: Any) -> Node:
+    """``x[index]``; tensors in the index are nodes.
+
+    Raises:
+        IndexError: there is no such part.
+        TypeError: a tensor in the index is not of whole numbers.
+    """
+    read = Index(index, x.spec.shape)
+    part = read.part(x)
+    return apply(INDEX, (part, *read.indices), (read.axes,)) if read.axes else part
+
+
+def setitem(x: Node, index: Any, value: Any) -> Node:
+    """What x is after ``x[index] = value``; tensors in the index are nodes.
+
+    Raises:
+        IndexError, TypeError: as :func:`getitem`.
+        ValueError: the value does not fit into that part.
+    """
+    value = as_node(value, x.spec.dtype)
+    if isinstance(index, Node) and index.spec.dtype is bool_:
+        return _masked(x, index, value)
+    read = Index(index, x.spec.shape)
+    if read.axes:
+        target = _indexed_shape(read.shape, [one.spec.shape for one in read.indices], read.axes)
+        whole_value = _fitted(value, target)
+        part = apply(INDEX_PUT, (read.part(x), whole_value, *read.indices), (read.axes, False))
+    else:
+        part = _fitted(value, read.shape)
+    lengths = tuple(
+        [len(range(*one.indices(n))) for one, n in zip(read.slices, x.spec.shape, strict=True)]
+    )
+    return put_slices(x, read.slices, reshape(part, lengths))
+
+
+def _fitted(value: Node, shape: Shape) -> Node:
+    have = value.spec.shape
+    while len(have) > len(shape) and have[0] == 1:
+        have = have[1:]
+    try:
+        return expand(reshape(value, have), shape)
+    except ValueError:
+        raise ValueError(
+            f"the value's shape {value.spec.shape} does not fit into {shape}"
+        ) from None
+
+
+def _masked(x: Node, mask: Node, value: Node) -> Node:
+    ndim = len(mask.spec.shape)
+    if mask.spec.shape != x.spec.shape[:ndim]:
+        raise IndexError(f"the mask {mask.spec.shape} is not how {x.spec.shape} begins")
+    if value.spec.shape not in ((), (1,)):
+        raise ValueError(
+            f"as many values as the mask has hits are needed, and how many that are depends on its "
+            f"elements: give one number instead of {value.spec.shape}, or use where(mask, y, x)"
+        )
+    rest = (1,) * (len(x.spec.shape) - ndim)
+    return where(reshape(mask, (*mask.spec.shape, *rest)), reshape(value, ()), x)

@@ -1,0 +1,115 @@
+"""Triangles, margins, turns: the elements stay, or become one value, by where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu.graph import Node, Op, Params, Spec, apply
+from shmgpu.ops import rules
+from shmgpu.ops.casting import cast
+from shmgpu.ops.creation import arange, full
+from shmgpu.ops.elementwise import eq
+from shmgpu.ops.indexing import put_slices, whole
+from shmgpu.ops.promotion import int64
+from shmgpu.ops.shaping import cat, flatten, narrow, reshape, slice_backward, take_slices, unsqueeze
+
+Specs = tuple[Spec, ...]
+
+
+# ---- triangles -----------------------------------------------------------------------------------
+
+
+def _triangle(name: str) -> Op:
+    def rule(specs: Specs, params: Params) -> Spec:
+        (x,) = specs
+        if len(x.shape) < 2:
+            raise ValueError(f"{name}: {x.shape} has less than the two axes of a matrix")
+        return x
+
+    def bind(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
+        cut, diagonal = getattr(module, name), params[0]
+        return lambda x: cut(x, diagonal)
+
+    return Op(
+        name,
+        rule,
+        numpy=bind,
+        torch=bind,
+        gradients=(lambda g, n: apply(n.op, (g,), n.params),),  # type: ignore[arg-type]
+    )
+
+
+TRIL = _triangle("tril")
+TRIU = _triangle("triu")
+
+
+def tril(x: Node, diagonal: int = 0) -> Node:
+    """The last two axes' lower triangle; 0 above."""
+    return apply(TRIL, (x,), (diagonal,))
+
+
+def triu(x: Node, diagonal: int = 0) -> Node:
+    """The last two axes' upper triangle; 0 below."""
+    return apply(TRIU, (x,), (diagonal,))
+
+
+# ---- margins, turns, one of many -----------------------------------------------------------------
+
+
+def pad(x: Node, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Node:
+    """Margins of one value around x; ``pad`` begins with the last axis, (before, after) for each."""
+    shape = x.spec.shape
+    margins = tuple(pad)
+    if mode != "constant":
+        raise ValueError(f"pad: mode={mode!r} is not known: margins are 'constant'")
+    if len(margins) % 2 or len(margins) > 2 * len(shape):
+        raise ValueError(f"pad: {margins} must be pairs (before, after), one an axis of {shape}")
+    before, after = [0] * len(shape), [0] * len(shape)
+    for at in range(0, len(margins), 2):
+        axis = len(shape) - 1 - at // 2
+        before[axis], after[axis] = margins[at : at + 2]
+    sizes = tuple([a + n + b for a, n, b in zip(before, shape, after, strict=True)])
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"pad: {margins} takes more from {shape} than there is")
+    if not any(margins):
+        return x
+    # A negative margin takes away.
+    kept = [slice(max(-a, 0), n - max(-b, 0)) for a, n, b in zip(before, shape, after, strict=True)]
+    x = take_slices(x, kept)
+    starts = tuple([max(a, 0) for a in before])
+    stops = tuple([a + n for a, n in zip(starts, x.spec.shape, strict=True)])
+    if x.spec.shape == sizes:
+        return x
+    if not value:
+        return slice_backward(x, sizes, (starts, stops, (1,) * len(sizes)))
+    slices = [slice(a, b) for a, b in zip(starts, stops, strict=True)]
+    return put_slices(full(sizes, value, x.spec.dtype), slices, x)
+
+
+def roll(x: Node, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Node:
+    """What is moved beyond the end comes in again at the beginning."""
+    if dims is None:
+        return reshape(roll(flatten(x), shifts, 0), x.spec.shape)
+    steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    axes = (dims,) if isinstance(dims, int) else tuple(dims)
+    if len(steps) != len(axes):
+        raise ValueError(f"roll: shifts={steps} and dims={axes} must be equally many")
+    for step, dim in zip(steps, axes, strict=True):
+        axis = rules.axis_of(dim, len(x.spec.shape), "roll")
+        length = x.spec.shape[axis]
+        back = -step % length if length else 0
+        if back:
+            x = cat([narrow(x, axis, back, length - back), narrow(x, axis, 0, back)], axis)
+    return x
+
+
+def one_hot(x: Node, num_classes: int) -> Node:
+    """int64: 1 at the place that the element numbers on a new last axis, 0 elsewhere."""
+    if num_classes < 1:
+        raise ValueError(
+            "one_hot: give num_classes, 1 or more: the greatest element is not known while "
+            "recording"
+        )
+    places = arange(0, 1, num_classes, int64)
+    return cast(eq(unsqueeze(whole(x, "one_hot"), -1), places), int64)

@@ -1,0 +1,167 @@
+"""Every row of the table, on both engines: what torch gives, and gradients that are slopes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensors.samples import OURS, SAMPLES, THEIRS
+
+import shmgpu
+from shmgpu import ops
+from shmgpu import tensors as st
+
+STEP = 1e-5
+RNG = np.random.default_rng(3)
+
+DIFFERENTIABLE = [name for name, sample in SAMPLES.items() if sample.grads]
+
+
+def rows_under(node):
+    """Names of the operations that a node was recorded from."""
+    found, stack, seen = set(), [node], set()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.inputs)
+            if node.op is not None:
+                found.add(node.op.name)
+    return found
+
+
+def ours_of(arrays, grads=True):
+    return [st.tensor(a, requires_grad=grads and a.dtype == np.float64) for a in arrays]
+
+
+def wanted(tensors):
+    return [one for one in tensors if one.requires_grad]
+
+
+def gradients(sample, tensors, seed, **options):
+    out = sample.at(OURS, *tensors)
+    return st.grad([out], wanted(tensors), [st.tensor(seed)], **options)
+
+
+def test_every_row_has_a_sample():
+    assert set(SAMPLES) == set(ops.TABLE)
+    without = {name for name, row in ops.TABLE.items() if len(row.gradients) == 0}
+    assert not {n for n in DIFFERENTIABLE if not SAMPLES[n].back and SAMPLES[n].compare} & (
+        without - {"alias", "full", "arange", "linspace", "eye", "max_pool2d_indices"}
+    )
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_sample_records_its_row(engine, name):
+    sample = SAMPLES[name]
+    tensors = ours_of(sample.arrays, grads=sample.grads)
+    out = sample.at(OURS, *tensors)
+    recorded = rows_under(out._node)
+    if sample.back:
+        seed = st.tensor(np.ones(out.shape))
+        for one in st.grad([out], wanted(tensors), [seed]):
+            recorded |= rows_under(one._node)
+    assert name in recorded
+
+
+@pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.compare])
+def test_values_and_gradients_are_those_of_torch(engine, name):
+    sample = SAMPLES[name]
+    ours = ours_of(sample.arrays, sample.grads)
+    theirs = [torch.tensor(a) for a in sample.arrays]
+    for one in theirs:
+        one.requires_grad_(sample.grads and one.dtype == torch.float64)
+    out, want = sample.at(OURS, *ours), sample.at(THEIRS, *theirs)
+    assert out.shape == tuple(want.shape)
+    assert out.dtype.name == str(want.dtype).removeprefix("torch.")
+    np.testing.assert_allclose(out.data, want.detach().numpy(), rtol=1e-7, atol=1e-7)
+    if sample.grads:
+        seed = RNG.standard_normal(out.shape)
+        out.backward(st.tensor(seed))
+        want.backward(torch.tensor(seed))
+        for a, b in zip(ours, theirs, strict=True):
+            if b.requires_grad:
+                np.testing.assert_allclose(a.grad.data, b.grad.numpy(), rtol=1e-7, atol=1e-7)
+
+
+def along(arrays, directions, step):
+    return [a if d is None else a + step * d for a, d in zip(arrays, directions, strict=True)]
+
+
+def directions_of(arrays):
+    return [RNG.standard_normal(a.shape) if a.dtype == np.float64 else None for a in arrays]
+
+
+def slope(f, arrays, directions):
+    """How fast a number grows as the arrays move."""
+    up, down = (f(along(arrays, directions, sign * STEP)) for sign in (1, -1))
+    return (up - down) / (2 * STEP)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_are_slopes(engine, name):
+    sample = SAMPLES[name]
+    seed = RNG.standard_normal(sample.at(OURS, *ours_of(sample.arrays)).shape)
+
+    def value(arrays):
+        return float((sample.at(OURS, *ours_of(arrays, False)).data * seed).sum())
+
+    got = gradients(sample, ours_of(sample.arrays), seed)
+    for _ in range(2):
+        moves = directions_of(sample.arrays)
+        there = [d for d in moves if d is not None]
+        along_gradient = sum(float((g.data * d).sum()) for g, d in zip(got, there, strict=True))
+        np.testing.assert_allclose(
+            along_gradient, slope(value, sample.arrays, moves), rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_of_gradients_are_slopes_of_gradients(engine, name):
+    sample = SAMPLES[name]
+    seed = RNG.standard_normal(sample.at(OURS, *ours_of(sample.arrays)).shape)
+    weights = [RNG.standard_normal(a.shape) for a in sample.arrays if a.dtype == np.float64]
+
+    def value(arrays):
+        got = gradients(sample, ours_of(arrays), seed)
+        return sum(float((g.data * w).sum()) for g, w in zip(got, weights, strict=True))
+
+    tensors = ours_of(sample.arrays)
+    got = gradients(sample, tensors, seed, create_graph=True)
+    plain = gradients(sample, ours_of(sample.arrays), seed)
+    for a, b in zip(got, plain, strict=True):
+        np.testing.assert_allclose(a.data, b.data, rtol=1e-7, atol=1e-9)
+    total = sum((g * st.tensor(w)).sum() for g, w in zip(got, weights, strict=True))
+    if not total.requires_grad:
+        assert abs(slope(value, sample.arrays, directions_of(sample.arrays))) < 1e-6
+        return
+    total.backward()
+    moves = directions_of(sample.arrays)
+    there = [d for d in moves if d is not None]
+    along_gradient = sum(
+        float((one.grad.data * d).sum())
+        for one, d in zip(wanted(tensors), there, strict=True)
+        if one.grad is not None
+    )
+    np.testing.assert_allclose(
+        along_gradient, slope(value, sample.arrays, moves), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_sentence_names_what_is_wrong_where_it_is_recorded(engine):
+    x = st.zeros(2, 3)
+    for call, words in (
+        (lambda: OURS.conv2d(st.zeros(1, 3, 5, 5), st.zeros(4, 2, 3, 3)), r"\(1, 3, 5, 5\)"),
+        (lambda: OURS.gather(x, 1, st.zeros(2, 3)), "whole numbers"),
+        (lambda: OURS.softmax(x, 2), "out of range"),
+        (lambda: OURS.layer_norm(x, (2,)), r"\(2, 3\)"),
+        (lambda: x[x > 0], "mask"),
+        (lambda: x[[5], [5], [5]], "too many"),
+        (lambda: OURS.nll_loss(x, OURS.zeros(3, dtype="int64")), r"\(2,\), not \(3,\)"),
+        (lambda: OURS.max_pool2d(x, 2), r"\(2, 3\)"),
+        (lambda: OURS.one_hot(OURS.arange(3), -1), "num_classes"),
+        (lambda: OURS.mean(OURS.arange(3)), "float32"),
+    ):
+        with pytest.raises((ValueError, TypeError, IndexError), match=words):
+            call()
+    assert issubclass(shmgpu.errors.ShmError, Exception)
