@@ -25,8 +25,6 @@ where both sides see them::
 
 from __future__ import annotations
 
-import functools
-import pkgutil
 from typing import Any
 
 from shmgpu import arena, errors, residents
@@ -64,35 +62,40 @@ __version__ = "0.1.0"
 
 # Tensors and what is made of them are loaded when they are first named: a program that only calls
 # functions does without.
-_TENSOR_NAMES = frozenset(
-    "Data Tensor arange from_numpy full grad manual_seed no_grad ones rand randn set_backend "
-    "set_verbosity tensor zeros gpu_workers".split()
-)
 _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
-
-
-@functools.lru_cache(maxsize=1)
-def _rooms() -> frozenset[str]:
-    return frozenset(found.name for found in pkgutil.iter_modules(__path__))
+_TENSOR_NAMES = {
+    name: room
+    for room, names in {
+        "tensors": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
+        "set_backend set_verbosity tensor zeros",
+        "factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
+        "randn_like zeros_like",
+        "optim": "SGD Adam AdamW",
+        "workers": "gpu_workers",
+    }.items()
+    for name in names.split()
+}
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
+    import importlib.util
 
+    if name.startswith("_"):
+        raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     if name in _TENSOR_ROOMS:
         return importlib.import_module(f"shmgpu.{name}")
-    # ``from shmgpu import room`` asks here first, and must not load tensors on its way.
-    if not name.startswith("_") and name not in _rooms():
+    if importlib.util.find_spec(f"shmgpu.{name}") is not None:
+        # ``from shmgpu import room`` asks here first, also from within what tensors import.
+        raise AttributeError(f"shmgpu.{name} is a module: import it")
+    if name in _TENSOR_NAMES:
+        found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
+    else:  # operations, and element types
         tensors = importlib.import_module("shmgpu.tensors")
-        if name in _TENSOR_NAMES and hasattr(tensors, name):
-            return getattr(tensors, name)
-        if name in tensors.FUNCTIONS:
-            return tensors.FUNCTIONS[name]
-        if name in tensors.DTYPES:
-            return tensors.DTYPES[name]
-        if name in ("SGD", "Adam", "AdamW"):
-            return getattr(importlib.import_module("shmgpu.optim"), name)
-    raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+        found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
+        if found is None:
+            raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+    globals()[name] = found  # asked for once
+    return found
 
 
 __all__ = [

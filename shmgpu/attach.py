@@ -270,6 +270,7 @@ def disconnect() -> None:
     atexit.unregister(disconnect)
     if left.pid != os.getpid():
         return
+    runtime.end()
     functions.resolve_by(None, [])
     if current is not None:
         current.port.close(NotRunning(runtime.DISCONNECTED))

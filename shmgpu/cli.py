@@ -22,7 +22,20 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, control, daemon, device, doctor, door, modules, spawn, top, trace
+from shmgpu import (
+    config,
+    control,
+    daemon,
+    device,
+    doctor,
+    door,
+    modules,
+    spawn,
+    timeline,
+    top,
+    trace,
+)
+from shmgpu.debug import saved as debug_trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.views import align
 
@@ -196,9 +209,13 @@ def _parser() -> argparse.ArgumentParser:
         "trace",
         help="summarise saved traces",
         description="Summarise traces that launch(trace_path=...), write_trace() or the demo "
-        "wrote: how busy each helper was, how long each function's calls took, batch sizes.",
+        "wrote: how busy each helper was, how long each function's calls took, batch sizes; and "
+        "those of shmgpu.debug: operations, moves, what helpers hold.",
     )
     summary.add_argument("files", metavar="FILE", nargs="+", help="a saved trace")
+    summary.add_argument(
+        "--png", action="store_true", help="draw each one's timeline beside it, as FILE.png"
+    )
     summary.set_defaults(run=_trace)
     return parser
 
@@ -487,14 +504,20 @@ def _trace(options: argparse.Namespace) -> int:
     for index, path in enumerate(options.files):
         try:
             with open(path, encoding="utf-8") as file:
-                summary = summarise(json.load(file)["traceEvents"])
+                saved = json.load(file)
+            summary = summarise(saved["traceEvents"])
+            tensors = debug_trace.describe(saved)
         except OSError as error:
             raise BadTrace(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, BadTrace) as error:
             raise BadTrace(
                 f"{path} is no trace that shmgpu wrote: give a file from launch(trace_path=...)"
             ) from error
-        print("\n" * (index > 0) + f"{path}\n\n{describe(summary)}")
+        print("\n" * (index > 0) + f"{path}\n\n{tensors or describe(summary)}")
+        if options.png:
+            picture = f"{os.path.splitext(path)[0]}.png"
+            count = timeline.draw(saved["traceEvents"], picture, os.path.basename(path))
+            print(f"\n{picture}: a timeline of {count:,} runs")
     return 0
 
 

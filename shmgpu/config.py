@@ -150,10 +150,22 @@ SETTINGS: dict[str, Setting] = {
     "resident": Setting(
         parse_bytes, 0, "bytes of tensors that a helper holds for one child at most; 0: no limit"
     ),
+    "debug": Setting(parse_bool, False, "record what tensors do, for shmgpu.debug"),
+    "debug_dir": Setting(_text, "", "folder where each child leaves its debug trace at its end"),
+    "tick_rate_ms": Setting(_whole(1, 60_000), 10, "milliseconds of a tick of the debug trace"),
     "gpu_memory": Setting(parse_bytes, 0, "bytes of device memory a helper may use; 0: all"),
 }
 
+given: dict[str, Any] = {}  # what launch() or init() were told and its children ask for later
+
 _KNOWN_ELSEWHERE = {"BENCH", "CI", "TEST", "DEMO", "BUILD"}  # prefixes other rooms may read
+
+
+def give(**settings: Any) -> None:
+    """Settings that hold for this process and the children it forks, until ``given`` is cleared."""
+    for name, value in settings.items():
+        if value is not None:
+            given[name] = SETTINGS[name].parse(value, name)
 
 
 def resolve(name: str, argument: Any = None) -> Any:
@@ -162,6 +174,8 @@ def resolve(name: str, argument: Any = None) -> Any:
     Raises ConfigError in a sentence that names where the value came from.
     """
     setting = SETTINGS[name]
+    if argument is None:
+        argument = given.get(name)
     if argument is not None:
         return setting.parse(argument, name)
     variable = PREFIX + name.upper()

@@ -14,6 +14,19 @@ from shmgpu.ops import creation
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
 from shmgpu.tensors import Tensor, full, ones, rand, randn, zeros
 
+__all__ = [
+    "arange",
+    "empty",
+    "empty_like",
+    "eye",
+    "full_like",
+    "linspace",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "zeros_like",
+]
+
 
 def arange(
     start: float,

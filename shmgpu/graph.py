@@ -105,7 +105,7 @@ class Node:
         value: where its elements are; None until they are computed.
         number: rises with each node, so that inputs have smaller ones than what is made of them.
         needs_grad: some leaf under it wants a gradient.
-        is_owned: a tensor shows it, so its value must be kept.
+        owners: how many tensors show it; while there are any its value must be kept.
         is_released: its gradient was taken, and will not be taken again.
         leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
             way back ends here, even where the node was computed (a weight that was updated).
@@ -113,12 +113,12 @@ class Node:
 
     __slots__ = (
         "inputs",
-        "is_owned",
         "is_released",
         "leaf",
         "needs_grad",
         "number",
         "op",
+        "owners",
         "params",
         "spec",
         "value",
@@ -139,7 +139,7 @@ class Node:
         self.value = value
         self.number = next(_numbers)
         self.needs_grad = False
-        self.is_owned = False
+        self.owners = 0
         self.is_released = False
         self.leaf: Any = None
 

@@ -67,6 +67,9 @@ def launch(
     restart: str | None = None,
     max_restarts: int | None = None,
     slots: int = 0,
+    debug: bool | None = None,
+    debug_dir: str | os.PathLike[str] | None = None,
+    tick_rate_ms: int | None = None,
 ) -> list[Any]:
     """Fork helpers and children, run ``main`` in every child, return what they returned.
 
@@ -100,6 +103,9 @@ def launch(
         max_restarts: how often one child is restarted before its failure ends the launch; 5.
         slots: how many processes that children start or fork may join at once, each with an
             arena of its own; see :func:`shmgpu.claim`.
+        debug: record what tensors do; see :mod:`shmgpu.debug`.
+        debug_dir: folder where each child leaves that as a file at its end.
+        tick_rate_ms: milliseconds of a tick in it.
 
     Returns:
         What each child's main returned, in order of rank.
@@ -140,6 +146,7 @@ def launch(
     before = log.role()
     log.set_role("parent")
     try:
+        config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
         status = core.run(
             host,
             **host.open_private_door(),
@@ -150,6 +157,7 @@ def launch(
         raise_outcome(host, status)
         return [_result(host, child) for child in range(plan.children)]
     finally:
+        config.given.clear()
         log.set_role(before)
         host.close()
 
@@ -300,6 +308,9 @@ def init(
     trace_path: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
     slots: int = 0,
+    debug: bool | None = None,
+    debug_dir: str | os.PathLike[str] | None = None,
+    tick_rate_ms: int | None = None,
 ) -> Session:
     """Start helpers and make the calling process their child, until :func:`shutdown`.
 
@@ -322,6 +333,9 @@ def init(
         trace_path: see there.
         progress: see there.
         slots: see there.
+        debug: see there.
+        debug_dir: see there.
+        tick_rate_ms: see there.
 
     Returns:
         A context manager that calls :func:`shutdown`.
@@ -333,6 +347,7 @@ def init(
     global _session
     if backend not in ("torch", "numpy"):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
+    config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
     wanted: dict[str, Any] = {
         "helpers": helpers,
         "session": session,
@@ -482,6 +497,8 @@ def shutdown() -> None:
     atexit.unregister(shutdown)
     if current.pid != os.getpid():
         return
+    runtime.end()
+    config.given.clear()
     current.restore_environment()
     if session is not None:
         session.port.close(NotRunning(runtime.SHUT_DOWN))

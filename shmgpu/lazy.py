@@ -6,17 +6,18 @@ One flush makes one program of all that a tensor still shows, and one message of
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import struct
 import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import residents, runtime
+from shmgpu import config, residents, runtime
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import CallFuture
@@ -26,6 +27,7 @@ from shmgpu.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
+IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
 SMALL_READ = 64 << 10  # bytes: larger ones are sure of their room before anything is sent
@@ -113,8 +115,10 @@ class Message:
         "known",
         "life",
         "read",
+        "seen",
     )
 
+    seen: Any  # an observer's
     alive: set[Node]
     life: HelperLife
     known: Known
@@ -125,6 +129,25 @@ class Message:
     kept: list[Node]
     read: list[Node]
     donated: list[Node]
+
+
+class Observer(Protocol):
+    """What debugging is told; see :mod:`shmgpu.debug`.
+
+    It is called while the recorder is held, and must keep no node: who knows one is counted.
+    """
+
+    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
+        """A message is about to be sent. A move's only reads; its target is the next message's."""
+
+    def delivered(self, message: Message, is_answered: bool) -> None:
+        """Its helper has it, and what it keeps has handles; later: has answered it."""
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """What it would have made will not be."""
+
+
+observer: Observer | None = None  # debugging's; a message costs one look at this
 
 
 class Recorder:
@@ -144,7 +167,8 @@ class Recorder:
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
         self._handle = 1
-        self._turn = 0
+        # Children begin with different helpers: what others hold is not known here.
+        self._turn = 0 if runtime.current is None else runtime.current.rank
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
@@ -184,10 +208,10 @@ class Recorder:
     def _compute(self, read: list[Node], wait: bool) -> None:
         self._settle(MAX_SENT)
         waiting, self.pending, self._steps = self.pending, [], 0
-        roots = [node for node in waiting if node.is_owned and node.value is None]
+        roots = [node for node in waiting if node.owners and node.value is None]
         try:
             for _ in range(MAX_TRIES):
-                order = self._possible(_needed([*roots, *read]))
+                order = self._possible(needed([*roots, *read]))
                 read = [node for node in read if self._error_of(node) is None]
                 if not order and not read:
                     return
@@ -210,6 +234,8 @@ class Recorder:
             future, message = self._sent.popleft()
             try:
                 future.result()
+                if observer is not None:
+                    observer.delivered(message, is_answered=True)
             except HelperDied as error:
                 self._bury(message.life)
                 self._spoil(message, error)
@@ -256,6 +282,8 @@ class Recorder:
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
+        if observer is not None:
+            observer.failed(message, error)
         for node in (*message.kept, *message.read):
             node.value = Gone(error)
 
@@ -267,7 +295,7 @@ class Recorder:
         message = Message()
         message.read = read
         message.kept = [
-            node for node in order if (node.is_owned or node in saved) and node not in seen
+            node for node in order if (node.owners or node in saved) and node not in seen
         ]
         message.alive = alive
         message.life = self._home(order, read)
@@ -301,6 +329,8 @@ class Recorder:
                 known.numbers.pack(*draft.numbers),
             )
         )
+        if observer is not None:
+            observer.drafted(message, draft, is_move=False)
         return message
 
     def _home(self, order: list[Node], read: list[Node]) -> HelperLife:
@@ -349,6 +379,8 @@ class Recorder:
         message.head = HEAD.pack(known.number, self.flags, 0, 1, 0) + struct.pack(
             "<q", node.value.handle
         )
+        if observer is not None:
+            observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
             error = self._error_of(node)
             assert error is not None
@@ -406,6 +438,8 @@ class Recorder:
         self._handle += len(message.kept)
         for node, array in zip(message.read, results or (), strict=True):
             node.value = Held(array)
+        if observer is not None:
+            observer.delivered(message, is_answered=wait)
         return True
 
 
@@ -421,7 +455,7 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
 # ---- walks over nodes --------------------------------------------------------------------------------
 
 
-def _needed(roots: list[Node]) -> list[Node]:
+def needed(roots: list[Node]) -> list[Node]:
     """What has to be computed for these, inputs first: numbers rise along the way."""
     seen: set[Node] = set()
     stack = roots[:]
@@ -442,7 +476,7 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()
-    stack = [node for node in order if node.is_owned and node.needs_grad and not node.is_released]
+    stack = [node for node in order if node.owners and node.needs_grad and not node.is_released]
     while stack:
         node = stack.pop()
         if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
@@ -509,6 +543,12 @@ def use_backend(name: str) -> None:
     _backend = name
 
 
+def use_helpers(numbers: Sequence[int]) -> None:
+    """Have tensors that are made from now on live on these helpers."""
+    means = runtime.require()
+    means.extra["tensor helpers"] = tuple(numbers)
+
+
 def current() -> Recorder:
     """This process's recorder; the first one joins a broker, or starts one.
 
@@ -521,15 +561,19 @@ def current() -> Recorder:
         means = runtime.require()
     recorder: Recorder | None = means.extra.get("recorder")
     if recorder is None:
-        recorder = means.extra["recorder"] = Recorder(_backend, _helpers(means))
+        if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
+            importlib.import_module("shmgpu.debug").enable()
+        helpers = means.extra.get("tensor helpers") or _helpers(means)
+        recorder = means.extra["recorder"] = Recorder(_backend, helpers)
     return recorder
 
 
 def _helpers(means: runtime.Runtime) -> list[int]:
-    """The numbers of the helpers of the first pool."""
+    """The numbers of the helpers of the first pool, without places that wait for a scaling."""
     if means.inline:
         return [0]
-    return [number for number, row in enumerate(stats()["helpers"]) if row["pool"] == 0]
+    rows = stats()["helpers"]
+    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in IN_USE]
 
 
 def elements(node: Node) -> np.ndarray[Any, Any]:
@@ -546,7 +590,7 @@ def elements(node: Node) -> np.ndarray[Any, Any]:
 
 def show(node: Node) -> None:
     """A tensor shows this node from now on."""
-    node.is_owned = True
+    node.owners += 1
     if node.value is None:
         recorder = current()
         recorder.pending.append(node)

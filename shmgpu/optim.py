@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shmgpu import autograd, lazy
-from shmgpu.tensors import Tensor, zeros
+from shmgpu import arrays, autograd, lazy
+from shmgpu.tensors import Tensor, tensor, zeros
 
 
 class Optimizer:
@@ -65,7 +65,7 @@ class Optimizer:
         return {"settings": settings, "state": kept}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take settings and state from another run of the same model.
+        """Take settings and state from another run of the same model: tensors, or arrays of them.
 
         Raises:
             ValueError: it is of another number of parameters.
@@ -75,10 +75,13 @@ class Optimizer:
                 f"the saved state is of {len(saved['state'])} parameters, this of {len(self.state)}"
             )
         self.param_groups[0].update(saved["settings"])
-        self.state = [
-            {k: v.detach() if isinstance(v, Tensor) else v for k, v in state.items()}
-            for state in saved["state"]
-        ]
+        self.state = [{k: _taken(v) for k, v in state.items()} for state in saved["state"]]
+
+
+def _taken(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    return tensor(value) if arrays.is_array(value) else value
 
 
 def _check(name: str, **numbers: float) -> None:

@@ -281,7 +281,7 @@ class Draft:
         self.donated_nodes = [
             node
             for node in arrays
-            if type(node.value) is is_resident and not node.is_owned and node not in pinned
+            if type(node.value) is is_resident and not node.owners and node not in pinned
         ]
         donated = [places[node] for node in self.donated_nodes]
         code.append(tuple(donated))

@@ -190,6 +190,7 @@ class RoleHost(core.Host):
         except BaseException as error:
             status = 1
             self._report_error(child, error)
+        runtime.end()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return status
 

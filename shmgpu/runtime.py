@@ -54,6 +54,7 @@ class Runtime:
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
+ending: list[Callable[[], None]] = []  # what this child does before it leaves its broker
 first_call: Callable[[], None] | None = None  # joins or starts a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
 
@@ -71,6 +72,12 @@ def stop(reason: ShmError | None = None) -> None:
     current = None
     port = None
     why_not = NotRunning(NOT_RUNNING) if reason is None else reason
+
+
+def end() -> None:
+    """This child has done its work: what wanted to be called then is."""
+    while ending:
+        ending.pop()()
 
 
 def require() -> Runtime:
@@ -104,6 +111,7 @@ def _after_fork_in_child() -> None:
     if current is not None:
         inherited_door = current.door
         stop(NotRunning(FORKED))
+        ending.clear()
         core.disown()  # an end of a pipe kept here would hide the other process's end
 
 

@@ -72,9 +72,14 @@ class Tensor:
         lazy.show(node)
 
     def __del__(self) -> None:
-        self._node.is_owned = False
+        self._node.owners -= 1
 
     # ---- what it is ----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """The number of what it shows now: what the pages of :mod:`shmgpu.debug` call it."""
+        return self._node.number
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -185,6 +190,8 @@ class Tensor:
             raise TypeError(
                 f"a tensor of {node.spec.dtype.name} has no gradient: make it of a float type"
             )
+        if node.owners > 1:  # a tensor that is the same after an operation that had nothing to do
+            self._become(alias(node))
         self._collect()
         return self
 
@@ -240,7 +247,7 @@ class Tensor:
 
     def _become(self, node: Node) -> None:
         """Show another node."""
-        self._node.is_owned = False
+        self._node.owners -= 1
         self._node = node
         lazy.show(node)
 
@@ -338,9 +345,9 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     return made
 
 
-def from_numpy(array: Any) -> Tensor:
+def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
     """A tensor of the array's elements."""
-    return tensor(array)
+    return tensor(array, requires_grad=requires_grad)
 
 
 # ---- made where they are needed ----------------------------------------------------------------------
@@ -398,6 +405,9 @@ def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 # ---- operations, as functions and as methods -----------------------------------------------------------
 
 
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
+
+
 def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
 
@@ -405,7 +415,7 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         out = record(
             *[a._node if type(a) is Tensor else as_argument(a) for a in args],
-            **{k: as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
+            **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         if type(out) is Node:
             return Tensor(out)
@@ -479,9 +489,17 @@ def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
 def _in_place(name: str) -> Callable[..., Any]:
     family = linear if name == "matmul" else elementwise
     record = getattr(family, name)
-    return lambda self, other, **options: self._updated(
-        record(self._node, as_operand(other), **options)
-    )
+
+    def update(self: Tensor, other: Any, **options: Any) -> Tensor:
+        operand = as_operand(other)
+        if self._node.leaf is None or getattr(operand, "needs_grad", False):
+            return self._updated(record(self._node, operand, **options))
+        # ``weight -= rate * weight.grad``: no gradient could flow through that, so it is a step of
+        # training and not a mistake, although PyTorch wants no_grad() around it.
+        with autograd.enabled(False):
+            return self._updated(record(self._node, operand, **options))
+
+    return update
 
 
 def _add_methods() -> None:

@@ -251,9 +251,9 @@ def bitwise_xor(a: Operand, b: Operand) -> Node:
     return _bits(BITWISE_XOR, a, b)
 
 
-ISNAN = _row("isnan", dtype=bool_)
-ISFINITE = _row("isfinite", dtype=bool_)
-ISINF = _row("isinf", dtype=bool_)
+ISNAN = _row("isnan", dtype=bool_, in_place=False)
+ISFINITE = _row("isfinite", dtype=bool_, in_place=False)
+ISINF = _row("isinf", dtype=bool_, in_place=False)
 
 
 def isnan(x: Node) -> Node:
@@ -460,11 +460,47 @@ def where(condition: Node, a: Operand, b: Operand) -> Node:
     return apply(WHERE, (condition, *together(a, b)))
 
 
+def _clamp_kernel(name: str) -> Binder:
+    def bind(module: Any, specs: Any, params: Any, out: Any) -> Any:
+        cut = getattr(module, name)
+        has_min, has_max = params
+        if has_min and has_max:
+            return cut
+        if has_min:
+            return lambda x, low, out=None: cut(x, low, None, out=out)
+        return lambda x, high, out=None: cut(x, None, high, out=out)
+
+    return bind
+
+
+def _clamp_gradient(g: Node, n: Node) -> Node:
+    """All of it where x lies within, its bounds included, and nothing elsewhere."""
+    x, *bounds = n.inputs
+    if n.params[0]:
+        g = where(ge(x, bounds[0]), g, 0)
+    return where(le(x, bounds[-1]), g, 0) if n.params[1] else g
+
+
+CLAMP = Op(
+    "clamp",
+    rules.elementwise("clamp"),
+    numpy=_clamp_kernel("clip"),
+    torch=_clamp_kernel("clamp"),
+    gradients=(_clamp_gradient, None, None),
+    saves="i",
+    in_place=True,
+    numbers=(1, 2),
+)
+
+
 def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
-    if min is None and max is None:
+    bounds = [one for one in (min, max) if one is not None]
+    if not bounds:
         raise ValueError("clamp: give min, max or both")
+    if not any(isinstance(one, Node) for one in bounds):
+        return apply(CLAMP, together(x, *bounds), (min is not None, max is not None))
     # The operands decide on the type together, so the order of the two steps does not matter.
-    dtype = result_type([one for one in (x, min, max) if one is not None])
+    dtype = result_type([x, *bounds])
     out = as_node(x, dtype)
     if min is not None:
         out = maximum(out, min)

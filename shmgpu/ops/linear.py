@@ -11,7 +11,6 @@ from shmgpu.ops.promotion import as_node, promote, result_type
 from shmgpu.ops.shaping import reshape, transpose, unsqueeze
 from shmgpu.ops.stretching import sum, sum_to
 
-
 Specs = tuple[Spec, ...]
 
 

@@ -78,7 +78,7 @@ def permute(x: Node, dims: Shape) -> Node:
     return x if axes == tuple(range(ndim)) else apply(PERMUTE, (x,), (axes,))
 
 
-def transpose(x: Node, dim0: int, dim1: int) -> Node:
+def transpose(x: Node, dim0: int = -2, dim1: int = -1) -> Node:
     ndim = len(x.spec.shape)
     axes = list(range(ndim))
     a, b = rules.axis_of(dim0, ndim, "transpose"), rules.axis_of(dim1, ndim, "transpose")

@@ -115,8 +115,8 @@ def _numpy_conv2d_input(np: Any, specs: Specs, params: Params, out: Spec) -> Any
     kernel = w.shape[2:]
 
     def conv2d_input(g: Any, w: Any) -> Any:
-        g = g.reshape(n, groups, -1, rows * columns).transpose(0, 1, 3, 2)
-        parts = g @ w.reshape(groups, w.shape[0] // groups, -1)
+        g = g.reshape(n, groups, w.shape[0] // groups, rows * columns).transpose(0, 1, 3, 2)
+        parts = g @ w.reshape(groups, w.shape[0] // groups, math.prod(w.shape[1:]))
         parts = parts.reshape(n, groups, rows, columns, c // groups, *kernel)
         parts = parts.transpose(0, 1, 4, 2, 3, 5, 6).reshape(n, c, rows, columns, *kernel)
         whole = np.zeros((n, c, height + 2 * padding[0], width + 2 * padding[1]), parts.dtype)
@@ -140,7 +140,7 @@ def _numpy_conv2d_weight(np: Any, specs: Specs, params: Params, out: Spec) -> An
 
     def conv2d_weight(g: Any, x: Any) -> Any:
         cols = _columns(np, x, params[1:], kernel)
-        g = g.reshape(g.shape[0], groups, g.shape[1] // groups, -1)
+        g = g.reshape(g.shape[0], groups, g.shape[1] // groups, math.prod(g.shape[2:]))
         return (g @ cols).sum(0).reshape(out.shape)
 
     return conv2d_weight
@@ -280,7 +280,7 @@ def _numpy_max_pool2d_indices(np: Any, specs: Specs, params: Params, out: Spec) 
 
     def indices(x: Any) -> Any:
         seen = _windows(np, _padded(np, x, padding, -np.inf), kernel, stride, dilation)
-        best = seen.reshape(*out.shape, -1).argmax(-1)
+        best = seen.reshape(*out.shape, math.prod(kernel)).argmax(-1)
         down, across = best // kernel[1], best % kernel[1]
         return (rows + down * dilation[0]) * width + columns + across * dilation[1]
 

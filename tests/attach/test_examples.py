@@ -47,6 +47,22 @@ def test_three_programs_share_two_helpers(tmp_path):
     assert "1" in "".join(out.split("helpers")[1] for out, _ in outputs)
 
 
+def test_programs_train_models_of_their_own_on_one_broker(tmp_path):
+    program = str(EXAMPLES / "tensors_multi_user.py")
+    environment = brokers.environment(SHMGPU_SOCKET=str(tmp_path / "b.sock"))
+    with brokers.up(tmp_path / "b.sock", str(EXAMPLES / "multi_user.py"), helpers=2):
+        copies = [
+            subprocess.Popen(
+                [sys.executable, program, user], env=environment,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for user in ("ann", "bob")
+        ]  # fmt: skip
+        outputs = [copy.communicate(timeout=60) for copy in copies]
+    for user, (out, errors) in zip(("ann", "bob"), outputs, strict=True):
+        assert out.startswith(f"{user}: 40 steps, the loss went from "), errors
+
+
 def test_a_data_loaders_workers_claim_places():
     done = subprocess.run(
         [sys.executable, EXAMPLES / "data_loader.py"], env=brokers.environment(),

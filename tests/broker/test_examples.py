@@ -43,11 +43,66 @@ SHOWN = {
         r"inline: ValueError\('one axis is expected, not 2'\)",
         r"helper process: None",
     ],
+    "tensors_basic.py": [
+        r"a @ b = \[\[19.0, 22.0\], \[43.0, 50.0\]\]",
+        r"gradient of a: \[\[11.0, 15.0\], \[11.0, 15.0\]\]",
+        r"relu: \[0.0, 0.0, 0.0, 0.5, 1.0\] sum of squares: 2.5",
+        r"after 50 steps the loss is 0.0000\d\d",
+        r"refused: matmul: \(2, 3\) @ \(2, 3\) does not fit: .*",
+    ],
+    "tensor_tutorial.py": [
+        *(
+            "",
+            r"1\. .*",
+            r" +waiting: mul, add, sum",
+            r" +the shape is known at once: \(\) float32",
+        ),
+        *("", r"2\. .*", r" +b = 15.0 ; waiting now: 0"),
+        *("", r"3\. .*", r" +add: the shapes \(2, 3\) and \(4,\) .*"),
+        *("", r"4\. .*", r" +x = \[0.0, 0.0, 0.0\]", r" +and what you look at is read only: True"),
+        *("", r"5\. .*", r" +x\^3 at 3: slope 27.0 and bend 18.0"),
+        *("", r"6\. .*", r" +step 100: loss 0\.\d+", r" +step 200: loss 0\.\d+"),
+        *(r" +step 300: loss 0\.0[012]\d+", r" +\d+ operations were checked: .*"),
+        *("", r"7\. .*", r" +the same answer: True, sin\(0.75\) = 0.68, learned 0\.[678]\d"),
+    ],
+    "train_mlp.py": [
+        *(r"epoch [123]: loss 0\.\d+" for _ in range(3)),
+        r"lost: helper 0 has died",
+        *(r"epoch [456]: loss 0\.\d+" for _ in range(3)),
+        r"right: (8[5-9]|9\d)\.\d % of 2000 new points",
+    ],
+    "tape_demo.py": [
+        *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
+        *(r" +waits .*" for _ in range(6)),
+        *("", r"loss 2.5: forward, backward and step were one message", "", "Output queue"),
+        *(r" +message .*", r" +1 +0 +LOAD .*"),
+        *(r" +1 +0 +RUN .*" for _ in range(16)),
+        *(r" +1 +0 +(KEEP|READ) .*" for _ in range(3)),
+        *("", "Handles", r" +tensor .*", r" +#\d+ +0 .*", r" +#\d+ +0 .*"),
+        *("", r"16 operations, each with its inputs at hand"),
+    ],
+    "multi_helper_tape.py": [
+        *(r"#\d+ \(\d+, \d+\) lies with helper [01]" for _ in range(2)),
+        *(r"the product's shape is \(300, 50\)", "", "Output queue", r" +message .*"),
+        *(r" +\d +[01] +(RUN|KEEP|READ) .*" for _ in range(8)),
+        r" +3 +([01]) +MOVE .* helper [01] -> helper \1, 40,000 bytes",
+        *(r" +4 +[01] +(USE|LOAD|RUN|READ) .*" for _ in range(4)),
+        *("", r"#\d+ was moved from helper [01] to [01]; 5 operations had their inputs at hand"),
+    ],
+    "scheduler_debug.py": [
+        *("Helpers", r" +helper +state .*", r" +0 +ready .*", r" +1 +ready .*"),
+        r"\d+ ticks of helpers: [1-9]\d* busy, \d+ idle",
+        r"[1-9]\d+ operations of 4 children had their inputs at hand",
+        r"4 files for shmgpu trace",
+    ],
 }
 
 
 # These need a broker, or a server, beside them: tests/attach/test_examples.py runs them.
-ATTACHED = {"multi_user.py", "gunicorn_server.py", "uvicorn_app.py", "data_loader.py"}
+ATTACHED = {
+    *("multi_user.py", "gunicorn_server.py", "uvicorn_app.py", "data_loader.py"),
+    "tensors_multi_user.py",
+}
 
 
 def run(*command: str) -> str:

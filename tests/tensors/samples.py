@@ -15,8 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shmgpu import factories
-from shmgpu import tensors as tensor
+from shmgpu import factories, tensors
 
 _RNG = np.random.default_rng(11)
 
@@ -25,9 +24,9 @@ class Ours:
     """Our functions, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in tensor.FUNCTIONS:
-            return tensor.FUNCTIONS[name]
-        return getattr(factories, name, None) or getattr(tensor, name)
+        if name in tensors.FUNCTIONS:
+            return tensors.FUNCTIONS[name]
+        return getattr(factories, name, None) or getattr(tensors, name)
 
 
 class Theirs:
@@ -140,6 +139,7 @@ SAMPLES: dict[str, Sample] = {
     },
     **{name: one(name, positive(2, 3)) for name in "log sqrt rsqrt log1p".split()},
     "where": Sample(lambda f, c, x, y: f.where(c, x, y), (bools(2, 3), spread(3), spread(2, 1))),
+    "clamp": Sample(lambda f, x: f.clamp(x, -0.5, 0.6), (spread(2, 3),)),
     # shaping
     "reshape": Sample(lambda f, x: x.reshape(3, 4), (spread(2, 6),)),
     "permute": Sample(lambda f, x: x.permute(2, 0, 1), (spread(2, 3, 2),)),

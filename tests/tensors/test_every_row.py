@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -10,11 +12,18 @@ from tensors.samples import OURS, SAMPLES, THEIRS
 import shmgpu
 from shmgpu import ops
 from shmgpu import tensors as st
+from shmgpu.engine import plan
 
 STEP = 1e-5
 RNG = np.random.default_rng(3)
 
 DIFFERENTIABLE = [name for name, sample in SAMPLES.items() if sample.grads]
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_planned_for_the_smallest(monkeypatch):
+    """So that every kernel that says it takes ``out=`` is given it."""
+    monkeypatch.setattr(plan, "MIN_BUFFER", 0)
 
 
 def rows_under(node):
@@ -165,3 +174,12 @@ def test_a_sentence_names_what_is_wrong_where_it_is_recorded(engine):
         with pytest.raises((ValueError, TypeError, IndexError), match=words):
             call()
     assert issubclass(shmgpu.errors.ShmError, Exception)
+
+
+def test_the_page_of_operations_is_current():
+    page = importlib.import_module("shmgpu.ops.page")
+    assert page.PAGE.read_text(encoding="utf-8") == page.text(), (
+        "run python -m shmgpu.ops.page and commit what it writes"
+    )
+    for name in ops.TABLE:
+        assert f"| `{name}` |" in page.text()

@@ -163,6 +163,16 @@ def test_shapes_and_their_gradients(engine, what):
     same(a.grad, x.grad)
 
 
+def test_a_sum_with_a_view_of_itself(engine):
+    (a,), (x,) = both([draw((64, 64))])
+
+    def symmetric(t):
+        once = t * 2
+        return once + once.T
+
+    same(symmetric(a), symmetric(x))
+
+
 def test_joined(engine):
     (a, b), (x, y) = both([draw((2, 3)), draw((4, 3))], grad=True)
     out, want = st.FUNCTIONS["cat"]([a, b], 0), torch.cat([x, y], 0)

@@ -81,9 +81,10 @@ def test_a_child_over_its_quota_is_told_so_and_goes_on(monkeypatch):
 
     def child(rank):
         small = shmgpu.ones(1000) * 3.0
+        small.sum().item()
+        large = shmgpu.ones(1 << 20) * 2.0
         with pytest.raises(shmgpu.RemoteError, match="over its quota of 1048576 bytes"):
-            large = shmgpu.ones(1 << 20) * 2.0
-            small.sum().item()
+            large.sum().item()
         del large
         return small.sum().item()
 
