@@ -145,6 +145,14 @@ def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: ran
         kind = _c(specs[one])
         lines.append(f"  {kind} *o{at} = ({kind} *)p[{len(arrays) + at}];")
 
+    if len(unit.slots) <= AT_ONCE:
+        # An output may lie where an input does, but only each element where its own does.
+        lines += ["#pragma GCC ivdep", "  for (long i = 0; i < n; i++) {"]
+        loads = {one: f"a{at}[i]" for at, one in enumerate(arrays) if one in full}
+        lines += _body(unit.slots, steps, specs, names, loads)
+        lines += [f"    o{at}[i] = {names[one]};" for at, one in enumerate(unit.outputs)]
+        lines.append("  }\n}")
+        return Loop(arrays, given, unit.outputs, "\n".join(lines))
     chunks = [unit.slots[at : at + AT_ONCE] for at in range(0, len(unit.slots), AT_ONCE)]
     final = len(chunks)
     last = dict.fromkeys(unit.outputs, final)
@@ -186,19 +194,9 @@ def _bodies(
         own = set(chunk)
         read = dict.fromkeys(one for slot in chunk for one in steps[slot].inputs)
         lines.append("    for (long j = 0; j < m; j++) {")
-        for one in read:
-            kind = _local(specs[one])
-            if one in full:
-                lines.append(f"      const {kind} {names[one]} = a{arrays.index(one)}[i + j];")
-            elif one in waiting:
-                lines.append(f"      const {kind} {names[one]} = t{waiting[one]}[j];")
-        for slot in chunk:
-            step = steps[slot]
-            words = [names[one] for one in step.inputs]
-            name = step.op.name
-            suffix = "" if step.spec.dtype is float64 else "f"
-            text = (OF_FLOATS.get(name) or OF_ALL[name]).format(*words, f=suffix)
-            lines.append(f"      const {_local(step.spec)} {names[slot]} = {text};")
+        loads = {one: f"a{at}[i + j]" for at, one in enumerate(arrays) if one in full}
+        loads |= {one: f"t{place}[j]" for one, place in waiting.items()}
+        lines += _body(chunk, steps, specs, names, loads)
         stored = [slot for slot in chunk if last.get(slot, 0) > number]
         for slot in stored:
             kind = _c(specs[slot])
@@ -214,6 +212,28 @@ def _bodies(
             if one in waiting and one not in own and last[one] == number:
                 free.setdefault(_c(specs[one]), []).append(waiting[one])
     return waiting, kinds, lines
+
+
+def _body(
+    chunk: tuple[int, ...],
+    steps: dict[int, Step],
+    specs: Sequence[Spec],
+    names: dict[int, str],
+    loads: dict[int, str],
+) -> list[str]:
+    """What a loop does with one element: ``loads`` says where the values of earlier loops lie."""
+    lines = []
+    for one in dict.fromkeys(one for slot in chunk for one in steps[slot].inputs):
+        if one in loads:
+            lines.append(f"      const {_local(specs[one])} {names[one]} = {loads[one]};")
+    for slot in chunk:
+        step = steps[slot]
+        words = [names[one] for one in step.inputs]
+        name = step.op.name
+        suffix = "" if step.spec.dtype is float64 else "f"
+        text = (OF_FLOATS.get(name) or OF_ALL[name]).format(*words, f=suffix)
+        lines.append(f"      const {_local(step.spec)} {names[slot]} = {text};")
+    return lines
 
 
 def _c(spec: Spec) -> str:
