@@ -120,7 +120,7 @@ def _operations() -> list[Operation]:
     rows = [] if _tape is None else list(_tape.operations)
     recorder = None if runtime.current is None else runtime.current.extra.get("recorder")
     if recorder is not None:
-        shown = [node for node in recorder.pending if node.is_owned and node.value is None]
+        shown = [node for node in recorder.pending if node.owners and node.value is None]
         rows += [operation_of(node) for node in lazy.needed(shown)]
     return rows
 

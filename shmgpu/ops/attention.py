@@ -10,7 +10,7 @@ from shmgpu.ops.creation import full
 from shmgpu.ops.elementwise import add, mul, where
 from shmgpu.ops.linear import matmul
 from shmgpu.ops.promotion import bool_
-from shmgpu.ops.rearranging import tril
+from shmgpu.ops.rearranging import triu
 from shmgpu.ops.shaping import transpose
 
 
@@ -39,14 +39,14 @@ def scaled_dot_product_attention(
     factor = 1.0 / math.sqrt(q[-1]) if scale is None else scale
     scores = matmul(mul(query, factor), transpose(key, -1, -2))
     if is_causal:
-        attn_mask = tril(full((q[-2], k[-2]), True, bool_))
+        # Added, so that the gradient need not be masked: the softmax's is 0 there already.
+        attn_mask = triu(full((q[-2], k[-2]), -math.inf, scores.spec.dtype), 1)
     if attn_mask is None:
         weights = softmax(scores, -1)
     elif attn_mask.spec.dtype is bool_:
         # A row that may look nowhere gets nothing.
         weights = softmax(where(attn_mask, scores, -math.inf), -1)
-        if not is_causal:
-            weights = where(attn_mask, weights, 0.0)
+        weights = where(attn_mask, weights, 0.0)
     else:
         weights = softmax(add(scores, attn_mask), -1)
     return matmul(dropout(weights, dropout_p), value)

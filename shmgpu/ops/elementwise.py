@@ -335,7 +335,7 @@ def _torch_relu_backward(torch: Any, specs: Any, params: Any, out: Any) -> Any:
     return kernel
 
 
-RELU_BACKWARD = _row(
+RELU_BACKWARD: Op = _row(
     "relu_backward",
     lambda g, n: apply(RELU_BACKWARD, (g, n.inputs[1])),
     None,

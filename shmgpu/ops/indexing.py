@@ -157,7 +157,7 @@ def gather(x: Node, dim: int, index: Node) -> Node:
 
 
 def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
-    """The input with ``src[i][j]`` added at ``[index[i][j]][j]`` for axis 0, likewise for the others."""
+    """Adds ``src[i][j]`` at ``[index[i][j]][j]`` for axis 0, and likewise for the others."""
     axis = rules.axis_of(dim, len(x.spec.shape), "scatter_add")
     return apply(SCATTER_ADD, (x, whole(index, "scatter_add"), src), (axis,))
 

@@ -19,7 +19,7 @@ def named(name: str) -> Binder:
             found = getattr(found, part)
         return found
 
-    bind.library_name = name  # type: ignore[attr-defined] - for the page of operations
+    bind.__dict__["library_name"] = name  # for the page of operations
     return bind
 
 
@@ -29,7 +29,7 @@ def over_axes(name: str, axes: str, keep: str) -> Binder:
     def bind(module: Any, specs: Any, params: Any, out: Any) -> Any:
         return partial(getattr(module, name), **{axes: params[0], keep: params[1]})
 
-    bind.library_name = name  # type: ignore[attr-defined]
+    bind.__dict__["library_name"] = name  # for the page of operations
     return bind
 
 

@@ -110,7 +110,7 @@ MSE = Op(
 def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
     """The squared difference."""
     alike = input.spec is target.spec and is_float(input.spec.dtype)
-    if reduction == "mean" and alike and math.prod(input.spec.shape):
+    if reduction == "mean" and alike and 0 not in input.spec.shape:
         return apply(MSE, (input, target))
     difference = sub(input, target)
     return reduced_by(mul(difference, difference), reduction)

@@ -78,11 +78,11 @@ def result_type(operands: list[Node | complex]) -> DType:
         held = ranks[rank]
         ranks[rank] = dtype if held is None else promote(held, dtype)
     decided: DType | None = None
-    for dtype in reversed(ranks):
+    for best in reversed(ranks):
         if decided is None:
-            decided = dtype
-        elif dtype is not None and CATEGORY[dtype] > CATEGORY[decided]:
-            decided = dtype
+            decided = best
+        elif best is not None and CATEGORY[best] > CATEGORY[decided]:
+            decided = best
     assert decided is not None
     return decided
 
@@ -94,7 +94,7 @@ def number(value: complex, dtype: DType) -> Node:
     """A plain number as a node of that type; TypeError for a type that tensors do not have."""
     if dtype not in CATEGORY:
         refuse_strange(dtype)
-    return scalar(_PYTHON[CATEGORY[dtype]](value), dtype)  # type: ignore[arg-type]
+    return scalar(_PYTHON[CATEGORY[dtype]](value), dtype)
 
 
 def as_node(operand: Node | complex, dtype: DType) -> Node:

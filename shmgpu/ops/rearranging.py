@@ -58,7 +58,7 @@ def triu(x: Node, diagonal: int = 0) -> Node:
 
 
 def pad(x: Node, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Node:
-    """Margins of one value around x; ``pad`` begins with the last axis, (before, after) for each."""
+    """Margins of one value; ``pad`` begins with the last axis, (before, after) for each."""
     shape = x.spec.shape
     margins = tuple(pad)
     if mode != "constant":

@@ -219,7 +219,10 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Node:
-    """Each channel of the output is a filter's answer; padding may also be 'same' (only with stride 1) or 'valid'."""
+    """A filter's answer for each channel of the output.
+
+    ``padding`` may also be ``'same'`` (with stride 1 only) or ``'valid'``.
+    """
     steps = pair(stride, "conv2d: stride", 1)
     spread = pair(dilation, "conv2d: dilation", 1)
     dtype = promote(input.spec.dtype, weight.spec.dtype)

@@ -12,7 +12,7 @@ from shmgpu import tensors as st
 
 RNG = np.random.default_rng(23)
 X = RNG.uniform(-2, 2, (4, 3, 5))
-I, J = np.array([0, 3, -1]), np.array([[2], [0]])
+FIRST, SECOND = np.array([0, 3, -1]), np.array([[2], [0]])
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
 
 PARTS = {
@@ -34,7 +34,7 @@ PARTS = {
 @pytest.mark.parametrize("what", PARTS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_parts_by_number(engine, what, dtype):
-    agree(lambda f, x, i, j: PARTS[what](x * 1, i, j), X, I, J, dtype=dtype)
+    agree(lambda f, x, i, j: PARTS[what](x * 1, i, j), X, FIRST, SECOND, dtype=dtype)
 
 
 WRITES = {

@@ -69,6 +69,7 @@ def test_layer_norm(engine, dtype, shape):
     agree(lambda f, x: f.layer_norm(x, shape, eps=1e-3), draw(3, 4, 5), dtype=dtype)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     "options",
     [
