@@ -444,6 +444,19 @@ def test_a_tensor_larger_than_the_machine_is_refused_before_it_is_asked_for(back
 
 
 @needs_compiler
+def test_compiled_loops_are_kept_on_disk_and_bounded(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "MAX_FILES", 2)
+    for depth in (2, 3, 4, 2):
+        chain = [(e.NEG, (slot,)) for slot in range(depth)]
+        program = steps_of([spec_of(float32, (1000,))], chain, (), (depth,))
+        fused = Fused(program, BACKENDS["numpy"], Options())
+        fused.library.wait()
+        assert fused.library.state == "ready"
+    assert len(list((tmp_path / "shmgpu" / "loops").iterdir())) == 2
+
+
+@needs_compiler
 def test_a_program_that_repeats_is_fused_without_a_step_waiting(backend):
     engine = session.Engine(backend)
     child = Child(engine)
