@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from shmgpu import errors
 
 try:
-    from shmgpu import _core as _binding  # type: ignore[attr-defined,unused-ignore]
+    import shmgpu._core as _binding
 except ImportError as error:  # pragma: no cover - needs a broken installation
     raise ImportError(
         "shmgpu's compiled core could not be loaded "

@@ -69,7 +69,17 @@ class Helper:
             for those who kept something for it.
     """
 
-    __slots__ = ("__dict__", "caller", "device", "generation", "id", "out", "pool", "session", "when_children_leave")
+    __slots__ = (
+        "__dict__",
+        "caller",
+        "device",
+        "generation",
+        "id",
+        "out",
+        "pool",
+        "session",
+        "when_children_leave",
+    )
 
     def __init__(self, number: int, device: str, pool: str, generation: int) -> None:
         self.id = number

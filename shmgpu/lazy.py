@@ -181,7 +181,7 @@ class Recorder:
         with self._lock:
             return needed([node for node in self.pending if node.owners and node.value is None])
 
-    # ---- when --------------------------------------------------------------------------------------
+    # ---- when ----------------------------------------------------------------------------------
 
     def flush(self, wanted: Sequence[Node] = ()) -> None:
         """Compute what is wanted, and all that a tensor shows; return when it is there.
@@ -250,7 +250,7 @@ class Recorder:
             except RemoteError as error:
                 self._spoil(message, error)
 
-    # ---- what is lost --------------------------------------------------------------------------------
+    # ---- what is lost --------------------------------------------------------------------------
 
     def _error_of(self, node: Node) -> BaseException | None:
         """Why that value will never be there; None where it is, or can be computed."""
@@ -297,7 +297,7 @@ class Recorder:
         for node in (*message.kept, *message.read):
             node.value = Gone(error)
 
-    # ---- what is sent ----------------------------------------------------------------------------------
+    # ---- what is sent --------------------------------------------------------------------------
 
     def _message(self, order: list[Node], read: list[Node]) -> Message:
         alive, saved = _graph_alive(order)
@@ -462,7 +462,7 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
     )
 
 
-# ---- walks over nodes --------------------------------------------------------------------------------
+# ---- walks over nodes --------------------------------------------------------------------------
 
 
 def needed(roots: list[Node]) -> list[Node]:
@@ -537,7 +537,7 @@ def _pinned(order: list[Node], alive: set[Node]) -> set[Node]:
     }
 
 
-# ---- this process's recorder -------------------------------------------------------------------------
+# ---- this process's recorder -------------------------------------------------------------------
 
 
 _backend = "torch"

@@ -25,7 +25,7 @@ def engine_of(helper: Helper, backend: str) -> Any:
         from shmgpu.engine.backends import NumpyBackend, TorchBackend
         from shmgpu.engine.session import Engine
 
-        made = NumpyBackend() if backend == "numpy" else TorchBackend(helper.device)
+        made: Any = NumpyBackend() if backend == "numpy" else TorchBackend(helper.device)
         engine = engines[backend] = Engine(made, config.resolve("resident"), _memory(made))
         helper.when_children_leave.append(lambda: _forget_those_who_left(engine))
     return engine

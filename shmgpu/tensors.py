@@ -10,7 +10,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,6 +73,18 @@ class Tensor:
 
     def __del__(self) -> None:
         self._node.owners -= 1
+
+    if TYPE_CHECKING:
+        # Operators and methods are made from the list of operations below.
+        def __getattr__(self, name: str) -> Any: ...
+        def _operator(self, other: Any) -> Tensor: ...
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operator
+        __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __rmod__ = _operator
+        __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = _operator
+        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = _operator
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -285,7 +297,7 @@ class Tensor:
         self._updated(indexing.setitem(self._node, _as_index(index), value))
 
 
-# ---- from and to what callers have -----------------------------------------------------------------
+# ---- from and to what callers have -------------------------------------------------------------
 
 
 def as_operand(value: Any, dtype: DType | None = None) -> Any:
@@ -350,7 +362,7 @@ def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
     return tensor(array, requires_grad=requires_grad)
 
 
-# ---- made where they are needed ----------------------------------------------------------------------
+# ---- made where they are needed ----------------------------------------------------------------
 
 
 def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -402,7 +414,7 @@ def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
     return _made(node, requires_grad)
 
 
-# ---- operations, as functions and as methods -----------------------------------------------------------
+# ---- operations, as functions and as methods ---------------------------------------------------
 
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
@@ -422,6 +434,8 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
         made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
+    if not call.__doc__:
+        call.__doc__ = f"As ``torch.{record.__name__}``; see shmgpu/ops/README.md."
     return call
 
 
@@ -514,7 +528,7 @@ def _add_methods() -> None:
             setattr(Tensor, f"{name}_", _in_place(name))
     for name in _COMPARISONS:
         setattr(Tensor, f"__{name}__", FUNCTIONS[name])
-    Tensor.__hash__ = object.__hash__  # type: ignore[method-assign, assignment]
+    Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
     for dunder, name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.items():
         setattr(Tensor, f"__{dunder}__", FUNCTIONS[name])
 
@@ -554,6 +568,9 @@ def grad(
     """The gradients of the outputs' sum with respect to each input.
 
     Args:
+        outputs: what is differentiated; their sum, where there are several.
+        inputs: with respect to what.
+        retain_graph: keep what a second call needs; as ``create_graph`` unless given.
         grad_outputs: of what the outputs are a part of; ones unless given.
         create_graph: have the gradients be differentiable themselves.
 
@@ -584,7 +601,7 @@ def no_grad() -> Any:
     return autograd.enabled(False)
 
 
-# ---- settings, in the spelling of GT -----------------------------------------------------------------
+# ---- settings, in the spelling of GT -----------------------------------------------------------
 
 
 def set_backend(name: str, device: str | None = None) -> None:

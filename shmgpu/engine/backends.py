@@ -174,7 +174,12 @@ class TorchBackend:
     def array(self, value: Any) -> Any:
         return value
 
-    @contextlib.contextmanager
-    def running(self) -> Any:
-        with self.module.inference_mode(), self.device:
-            yield
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        inference: contextlib.AbstractContextManager[Any] = self.module.inference_mode()
+        if self.is_host:
+            return inference
+        # Not on the CPU: under a device, torch runs a Python function at each call of its own.
+        both = contextlib.ExitStack()
+        both.enter_context(inference)
+        both.enter_context(self.device)
+        return both

@@ -129,22 +129,32 @@ def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: ran
     # Names by place, so that equal chains of different programs have one source.
     names = {slot: f"v{at}" for slot, at in place.items()}
     lines = ["(long n, const unsigned long *p, const double *s) {"]
+    single: dict[int, str] = {}  # what is one number for all elements, and how it is had
     for at, one in enumerate(given):
         names[one] = f"s{at}"
-        lines.append(f"  const {_c(specs[one])} s{at} = s[{at}];")
-    full = set()
+        single[one] = f"s[{at}]"
+    full: dict[int, str] = {}  # what has an element for each
     for at, one in enumerate(arrays):
         names[one] = f"x{at}"
         kind = _c(specs[one])
         if specs[one].shape == whole and not is_one(specs[one]):
-            full.add(one)
+            full[one] = f"a{at}"
             lines.append(f"  const {kind} *a{at} = (const {kind} *)p[{at}];")
         else:
-            lines.append(f"  const {kind} x{at} = *(const {kind} *)p[{at}];")
+            single[one] = f"*(const {kind} *)p[{at}]"
     for at, one in enumerate(unit.outputs):
         kind = _c(specs[one])
         lines.append(f"  {kind} *o{at} = ({kind} *)p[{len(arrays) + at}];")
 
+    if len(unit.slots) <= AT_ONCE:
+        # An output may lie where an input does, but only each element where its own does.
+        lines += _singles(unit.slots, steps, specs, names, single)
+        lines += ["#pragma GCC ivdep", "  for (long i = 0; i < n; i++) {"]
+        loads = {one: f"{name}[i]" for one, name in full.items()}
+        lines += _body(unit.slots, steps, specs, names, loads)
+        lines += [f"    o{at}[i] = {names[one]};" for at, one in enumerate(unit.outputs)]
+        lines.append("  }\n}")
+        return Loop(arrays, given, unit.outputs, "\n".join(lines))
     chunks = [unit.slots[at : at + AT_ONCE] for at in range(0, len(unit.slots), AT_ONCE)]
     final = len(chunks)
     last = dict.fromkeys(unit.outputs, final)
@@ -152,7 +162,7 @@ def loop(unit: Unit, steps: dict[int, Step], specs: Sequence[Spec], numbers: ran
         for slot in chunk:
             for one in steps[slot].inputs:
                 last[one] = max(last.get(one, 0), number)
-    waiting, kinds, bodies = _bodies(chunks, last, steps, specs, names, full, arrays)
+    waiting, kinds, bodies = _bodies(chunks, last, steps, specs, names, full, single)
     if len(kinds) > MAX_WAITING:
         return None
     lines.append(f"  for (long i = 0; i < n; i += {BLOCK}) {{")
@@ -174,8 +184,8 @@ def _bodies(
     steps: dict[int, Step],
     specs: Sequence[Spec],
     names: dict[int, str],
-    full: set[int],
-    arrays: tuple[int, ...],
+    full: dict[int, str],
+    single: dict[int, str],
 ) -> tuple[dict[int, int], list[str], list[str]]:
     """For each chunk a loop; where values wait for later ones, and the types of these places."""
     waiting: dict[int, int] = {}
@@ -185,20 +195,13 @@ def _bodies(
     for number, chunk in enumerate(chunks):
         own = set(chunk)
         read = dict.fromkeys(one for slot in chunk for one in steps[slot].inputs)
+        # In a scope of its own: a thousand numbers at once fit no registers, and slow a compiler.
+        lines.append("    {")
+        lines += _singles(chunk, steps, specs, names, single)
         lines.append("    for (long j = 0; j < m; j++) {")
-        for one in read:
-            kind = _local(specs[one])
-            if one in full:
-                lines.append(f"      const {kind} {names[one]} = a{arrays.index(one)}[i + j];")
-            elif one in waiting:
-                lines.append(f"      const {kind} {names[one]} = t{waiting[one]}[j];")
-        for slot in chunk:
-            step = steps[slot]
-            words = [names[one] for one in step.inputs]
-            name = step.op.name
-            suffix = "" if step.spec.dtype is float64 else "f"
-            text = (OF_FLOATS.get(name) or OF_ALL[name]).format(*words, f=suffix)
-            lines.append(f"      const {_local(step.spec)} {names[slot]} = {text};")
+        loads = {one: f"{name}[i + j]" for one, name in full.items()}
+        loads |= {one: f"t{place}[j]" for one, place in waiting.items()}
+        lines += _body(chunk, steps, specs, names, loads)
         stored = [slot for slot in chunk if last.get(slot, 0) > number]
         for slot in stored:
             kind = _c(specs[slot])
@@ -209,11 +212,47 @@ def _bodies(
                 waiting[slot] = len(kinds)
                 kinds.append(kind)
             lines.append(f"      t{waiting[slot]}[j] = {names[slot]};")
-        lines.append("    }")
+        lines.append("    }}")
         for one in read:
             if one in waiting and one not in own and last[one] == number:
                 free.setdefault(_c(specs[one]), []).append(waiting[one])
     return waiting, kinds, lines
+
+
+def _singles(
+    chunk: tuple[int, ...],
+    steps: dict[int, Step],
+    specs: Sequence[Spec],
+    names: dict[int, str],
+    single: dict[int, str],
+) -> list[str]:
+    return [
+        f"  const {_local(specs[one])} {names[one]} = {single[one]};"
+        for one in dict.fromkeys(one for slot in chunk for one in steps[slot].inputs)
+        if one in single
+    ]
+
+
+def _body(
+    chunk: tuple[int, ...],
+    steps: dict[int, Step],
+    specs: Sequence[Spec],
+    names: dict[int, str],
+    loads: dict[int, str],
+) -> list[str]:
+    """What a loop does with one element: ``loads`` says where the values of earlier loops lie."""
+    lines = []
+    for one in dict.fromkeys(one for slot in chunk for one in steps[slot].inputs):
+        if one in loads:
+            lines.append(f"      const {_local(specs[one])} {names[one]} = {loads[one]};")
+    for slot in chunk:
+        step = steps[slot]
+        words = [names[one] for one in step.inputs]
+        name = step.op.name
+        suffix = "" if step.spec.dtype is float64 else "f"
+        text = (OF_FLOATS.get(name) or OF_ALL[name]).format(*words, f=suffix)
+        lines.append(f"      const {_local(step.spec)} {names[slot]} = {text};")
+    return lines
 
 
 def _c(spec: Spec) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from shmgpu.log import logger
+from shmgpu.logs import logger
 
 # Nothing that would change a result: no reassociation, no a * b + c in one rounding.
 FLAGS = (
@@ -160,7 +160,7 @@ def _load(made: pathlib.Path, count: int) -> list[Function]:
 def _sweep(kept: pathlib.Path) -> None:
     """Drop what was not used for longest beyond MAX_FILES and MAX_FILE_BYTES."""
     files = []
-    for one in kept.glob("*.so"):
+    for one in kept.iterdir():  # also what a compiler left whose helper was killed
         try:
             told = one.stat()
         except OSError:

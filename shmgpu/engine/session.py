@@ -19,7 +19,7 @@ from shmgpu.program import Program, decode
 MAX_COMPILED = 1024  # programs; the least recently used goes first
 MAX_CODE_BYTES = 64 << 20  # of all of them as they came
 MAX_BUFFER_BYTES = 2 << 30  # that their buffers may hold
-MAX_KNOWN = 4096  # numbers of programs that a child may have here
+MAX_KNOWN = 4096  # programs that a child may have here: as many as it knows itself
 FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 
 # number of the program, options, first new handle, and how many handles are used and freed
@@ -46,13 +46,14 @@ class Ready:
 
     Attributes:
         program: as it was sent.
-        compiled: as it runs now; None when it had to make room.
+        compiled: as it runs now; None when it had to make room, until it is asked for again.
         fused: the same with loops in C, while these are being compiled.
         numbers: how its plain numbers are packed.
         given: of each array (whether it is resident, shape, the library's dtype).
         donated: (slot, place among the handles) of each.
         kept_bytes: that stay in the helper.
-        runs: how often it was run.
+        runs: how often it was run, up to the one at which it is fused.
+        flags: its options.
         code_bytes: of the program as it was sent.
     """
 
@@ -60,6 +61,7 @@ class Ready:
         "code_bytes",
         "compiled",
         "donated",
+        "flags",
         "fused",
         "given",
         "kept_bytes",
@@ -68,11 +70,10 @@ class Ready:
         "runs",
     )
 
-    def __init__(
-        self, program: Program, compiled: Compiled, backend: Backend, code_bytes: int
-    ) -> None:
+    def __init__(self, program: Program, backend: Backend, code_bytes: int, flags: int) -> None:
         self.program = program
-        self.compiled: Compiled | None = compiled
+        self.flags = flags
+        self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
         self.given = tuple(
@@ -101,16 +102,18 @@ class Tenant:
     Attributes:
         arrays: resident ones by handle.
         nbytes: of these.
-        programs: by the child's number of them.
+        programs: by the child's number of them, the oldest first.
+        code_bytes: of these.
         runs, steps: programs that were run, and operations in these.
     """
 
-    __slots__ = ("arrays", "nbytes", "programs", "runs", "steps")
+    __slots__ = ("arrays", "code_bytes", "nbytes", "programs", "runs", "steps")
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
         self.nbytes = 0
         self.programs: OrderedDict[int, Ready] = OrderedDict()
+        self.code_bytes = 0
         self.runs = 0
         self.steps = 0
 
@@ -119,6 +122,17 @@ class Tenant:
         array = self.arrays.pop(handle, None)
         if array is not None:
             self.nbytes -= array.nbytes
+
+    def know(self, number: int, ready: Ready) -> None:
+        """The child may call the program by that number; the oldest make room."""
+        before = self.programs.pop(number, None)
+        self.code_bytes += ready.code_bytes - (before.code_bytes if before is not None else 0)
+        self.programs[number] = ready
+        while len(self.programs) > 1 and (
+            len(self.programs) > MAX_KNOWN or self.code_bytes > MAX_CODE_BYTES
+        ):
+            _, oldest = self.programs.popitem(last=False)
+            self.code_bytes -= oldest.code_bytes
 
     def hold(self, handle: int, array: Any) -> None:
         """Keep an array."""
@@ -185,21 +199,21 @@ class Engine:
             tenant.drop(handle)
         if code:
             ready = self._ready(code, flags)
-            tenant.programs[number] = ready
-            if len(tenant.programs) > MAX_KNOWN:
-                tenant.programs.popitem(last=False)
+            tenant.know(number, ready)
         else:
             known = tenant.programs.get(number)
-            if known is None or known.compiled is None:
+            if known is None:
                 raise UnknownProgram(UNKNOWN_PROGRAM)
             ready = known
+        if ready.compiled is None:
+            self._compile(ready)
         given = self._given(ready, tenant.arrays, handles, arrays)
         try:
             numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
         if ready.fused is not None or ready.runs < self.fuse_at_run:
-            self._grow_fast(ready, flags)
+            self._grow_fast(ready)
         compiled = ready.compiled
         assert compiled is not None
         if self.quota:
@@ -262,20 +276,28 @@ class Engine:
         """Read and compiled; children that train alike models share what comes of it."""
         key = (code, flags)
         ready = self._compiled.get(key)
-        if ready is not None:
+        if ready is None:
+            program = decode(code)
+            self._check_memory(program)
+            ready = self._compiled[key] = Ready(program, self.backend, len(code), flags)
+            self._code_bytes += len(code)
+            self._make_room()
+        else:
             self._compiled.move_to_end(key)
-            return ready
-        program = decode(code)
-        self._check_memory(program)
-        options = Options.of_flags(flags)
-        made = compiled(program, self.backend, self._pool, options)
-        ready = self._compiled[key] = Ready(program, made, self.backend, len(code))
-        self._code_bytes += len(code)
+        return ready
+
+    def _make_room(self) -> None:
+        """Let go of what was sent longest ago; whoever still knows it waits a moment once."""
         while len(self._compiled) > 1 and self._is_over():
             _, oldest = self._compiled.popitem(last=False)
             self._code_bytes -= oldest.code_bytes
-            oldest.compiled = oldest.fused = None  # a child that still knows it is told so
-        return ready
+            oldest.compiled = oldest.fused = None
+
+    def _compile(self, ready: Ready) -> None:
+        options = Options.of_flags(ready.flags)
+        ready.compiled = compiled(ready.program, self.backend, self._pool, options)
+        ready.runs = 0
+        self._make_room()
 
     def _is_over(self) -> bool:
         return (
@@ -293,13 +315,13 @@ class Engine:
                 "make it smaller, or split it"
             )
 
-    def _grow_fast(self, ready: Ready, flags: int) -> None:
+    def _grow_fast(self, ready: Ready) -> None:
         """Count a run; at the right one have loops compiled beside, and use them when they are.
 
         No step waits for the compiler: until it is done, and where it fails, nothing changes.
         """
         ready.runs += 1
-        options = Options.of_flags(flags)
+        options = Options.of_flags(ready.flags)
         if ready.runs == self.fuse_at_run and options.fuse:
             fused = Fused(ready.program, self.backend, options)
             ready.fused = fused if fused.library is not None else None

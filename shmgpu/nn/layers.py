@@ -30,7 +30,8 @@ class Linear(Module):
         super().__init__()
         if in_features < 1 or out_features < 1:
             raise ValueError(
-                f"Linear: in_features={in_features} and out_features={out_features} must be 1 or more"
+                f"Linear: in_features={in_features} and out_features={out_features} must be 1 or "
+                "more"
             )
         self.in_features = in_features
         self.out_features = out_features
@@ -44,7 +45,9 @@ class Linear(Module):
         return out
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        """Its sizes."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}"
 
 
 class _Elementwise(Module):

@@ -88,7 +88,7 @@ class Module:
         if value is not None:
             self._buffers[name] = value
 
-    # ---- what is in it -----------------------------------------------------------------------------
+    # ---- what is in it -------------------------------------------------------------------------
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all within, by their dotted names."""
@@ -122,7 +122,7 @@ class Module:
         for _, one in self.named_parameters():
             yield one
 
-    # ---- training ----------------------------------------------------------------------------------
+    # ---- training ------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
         """Forget the gradients collected so far."""
@@ -139,7 +139,7 @@ class Module:
         """Not in training."""
         return self.train(False)
 
-    # ---- state -------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
         """Parameters and buffers by their dotted names, as tensors that no longer change."""
@@ -171,7 +171,8 @@ class Module:
         for name, one in own.items():
             if name in state and tuple(state[name].shape) != one.shape:
                 raise ValueError(
-                    f"{name}: the state has the shape {tuple(state[name].shape)}, the model {one.shape}"
+                    f"{name}: the state has the shape {tuple(state[name].shape)}, the model "
+                    f"{one.shape}"
                 )
         with autograd.enabled(False):
             for name, one in own.items():

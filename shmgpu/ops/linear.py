@@ -70,8 +70,8 @@ def _layer(specs: Specs, params: Params) -> Spec:
     x, weight, *bias = specs
     if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"linear: the input's shape is {x.shape} and the weight's {weight.shape}: the last axis "
-            "of both must be of one length, and the weight have two"
+            f"linear: the input's shape is {x.shape} and the weight's {weight.shape}: the last "
+            "axis of both must be of one length, and the weight have two"
         )
     if bias and bias[0].shape != weight.shape[:1]:
         raise ValueError(
@@ -124,7 +124,7 @@ LINEAR = Op(
 
 def linear(input: Node, weight: Node, bias: Node | None = None) -> Node:
     """``input @ weight.T + bias``: (..., in) with a weight of (out, in) -> (..., out)."""
-    nodes = (input, weight) if bias is None else (input, weight, bias)
+    nodes: tuple[Node, ...] = (input, weight) if bias is None else (input, weight, bias)
     dtype = input.spec.dtype
     if any(one.spec.dtype is not dtype for one in nodes):
         dtype = result_type(list(nodes))

@@ -107,7 +107,7 @@ def flatten(x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
     return reshape(x, (*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]))
 
 
-# ---- a part, and parts put together ---------------------------------------------------------------
+# ---- a part, and parts put together ------------------------------------------------------------
 
 
 def _sliced(shape: Shape, starts: Shape, stops: Shape, steps: Shape) -> Shape:
@@ -120,7 +120,7 @@ def _sliced(shape: Shape, starts: Shape, stops: Shape, steps: Shape) -> Shape:
 
 
 def _slices(params: Params) -> Any:
-    """Params are starts, stops and steps by axis; a stop of -1 with a step back is the beginning."""
+    """Params: starts, stops, steps by axis; a stop of -1 with a step back is the beginning."""
     parts = tuple(
         [
             slice(start, None if stop < 0 else stop, step)

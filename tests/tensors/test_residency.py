@@ -8,8 +8,10 @@ import signal
 import time
 
 import pytest
+from attach import brokers
 
 import shmgpu
+from shmgpu import lazy
 from shmgpu.residents import engine_figures
 
 MB = 1 << 20
@@ -23,8 +25,8 @@ def wait_for(condition, seconds=30):
         time.sleep(0.01)
 
 
-def rss_of_helper():
-    pid = shmgpu.stats()["helpers"][0]["pid"]
+def rss_of_helper(pid=0):
+    pid = pid or shmgpu.stats()["helpers"][0]["pid"]
     pages = pathlib.Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
@@ -76,14 +78,30 @@ def test_tensors_of_a_child_that_left_are_freed_while_its_helper_is_idle(tmp_pat
     assert left == []
 
 
+@pytest.mark.parametrize("backend", ["torch", "numpy"])
+def test_tensors_of_a_program_that_disconnected_are_freed(tmp_path, backend, monkeypatch):
+    monkeypatch.setattr(lazy, "_backend", "torch")  # put back as it was
+    place = tmp_path / "door"
+    with brokers.up(place, slots=1, helpers=1, arena="64MiB"):
+        shmgpu.connect(place, wait=5)
+        shmgpu.set_backend(backend)
+        tensors = hold_100_mb()
+        helper = shmgpu.stats()["helpers"][0]["pid"]
+        full = rss_of_helper(helper)
+        shmgpu.disconnect()
+        wait_for(lambda: rss_of_helper(helper) < full - 90 * MB)
+        del tensors
+
+
 def test_a_child_over_its_quota_is_told_so_and_goes_on(monkeypatch):
     monkeypatch.setenv("SHMGPU_RESIDENT", "1MiB")
 
     def child(rank):
         small = shmgpu.ones(1000) * 3.0
+        small.sum().item()
+        large = shmgpu.ones(1 << 20) * 2.0
         with pytest.raises(shmgpu.RemoteError, match="over its quota of 1048576 bytes"):
-            large = shmgpu.ones(1 << 20) * 2.0
-            small.sum().item()
+            large.sum().item()
         del large
         return small.sum().item()
 
