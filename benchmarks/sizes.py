@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks.task import DIRECTIONS, Task
 
@@ -52,7 +53,8 @@ def along(median_us: Callable[[Task], float]) -> dict[str, float | str]:
 
 def memory_bytes() -> int:
     """Return how much memory is free, for processes and for shared memory alike."""
-    ram = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    ram = 1024 * int(lines["MemAvailable"].split()[0])
     if not os.path.isdir(SHARED):
         return ram
     shared = os.statvfs(SHARED)

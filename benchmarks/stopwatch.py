@@ -14,7 +14,7 @@ from benchmarks.figures import ProbeFailed
 from benchmarks.stage import shared_array
 
 LEAST_CALLS = 3
-WARM_CALLS = 2
+WARM_CALLS = 1
 MOST_CALLS = 1 << 16
 
 

@@ -13,6 +13,7 @@ a call writes only its first item. Without it the client's array is copied into 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchmarks.peers.work import Run, end, see_out, start
 from benchmarks.task import ITEM_BYTES
 
 WARM_CHUNKS = 8  # more than one client's pool has
+_runs = itertools.count()
 
 
 def _node() -> Any:
@@ -41,8 +43,9 @@ def _node() -> Any:
 class _Ports:
     """How one process opens the services, which whoever comes first creates."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, number: int) -> None:
         self._run = run
+        self._number = number  # services of an earlier run may not be gone yet
         self.node = _node()
         self._services: list[Any] = []  # a port of a service that is gone does not work
 
@@ -54,7 +57,7 @@ class _Ports:
         array = iox2.Slice[ctypes.c_uint8]
         cache_line = iox2.Alignment.new(64)
         service = (
-            self.node.service_builder(iox2.ServiceName.new(f"calls/{worker}"))
+            self.node.service_builder(iox2.ServiceName.new(f"{self._number}/calls/{worker}"))
             .request_response(array, array)
             .request_payload_alignment(cache_line)
             .response_payload_alignment(cache_line)
@@ -75,7 +78,7 @@ class _Ports:
 
         run = self._run
         service = (
-            self.node.service_builder(iox2.ServiceName.new(name))
+            self.node.service_builder(iox2.ServiceName.new(f"{self._number}/{name}"))
             .event()
             .max_listeners(1)
             .max_notifiers(run.clients + run.workers)
@@ -101,16 +104,18 @@ def measure(run: Run, waiting: str, in_place: bool) -> None:
     """Measure with ``waiting`` for ``events``, or by ``polling``."""
     task = run.task
     events = waiting == "events"
+    number = next(_runs)
     request_bytes, answer_bytes = ITEM_BYTES * task.request_items, ITEM_BYTES * task.answer_items
 
     def work(worker: int) -> None:
-        ports = _Ports(run)
-        builder = ports.calls(worker).server_builder().initial_max_slice_len(answer_bytes)
-        server = builder.create()
+        ports = _Ports(run, number)
         mine = range(worker, run.clients, run.workers)
         if events:
             bell = ports.listener(f"worker/{worker}")
             rings = {client: ports.notifier(f"client/{client}") for client in mine}
+        # Last, because clients ring as soon as it is there.
+        builder = ports.calls(worker).server_builder().initial_max_slice_len(answer_bytes)
+        server = builder.create()
         owners: dict[Any, int] = {}  # a client's port -> its number, the first thing it sends
         while True:
             if events:
@@ -130,7 +135,7 @@ def measure(run: Run, waiting: str, in_place: bool) -> None:
                     rings[owner].notify()
 
     def ask(client: int) -> None:
-        ports = _Ports(run)
+        ports = _Ports(run, number)
         worker = client % run.workers
         service = ports.calls(worker)
         port = service.client_builder().initial_max_slice_len(request_bytes).create()

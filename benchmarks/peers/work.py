@@ -1,8 +1,9 @@
 """The processes in which a peer does its task.
 
-A *run* is a task with so many clients and workers, and what drives and times them. A peer's file has
-one function ``measure(run, ...)`` that builds its queues, sockets or slots, starts workers and
-clients, calls ``run.drive`` in each client, and ends what it started.
+A *run* is a task with so many clients and workers, and what drives and times them. A peer's file
+has one function ``measure(run, ...)`` that builds its queues, sockets or slots, starts workers and
+clients, calls ``run.drive`` in each client, and ends what it started. It may have a context
+manager ``session()`` for what all runs of one interpreter share.
 """
 
 from __future__ import annotations
