@@ -17,7 +17,17 @@ from typing import Any
 
 from benchmarks.native import FLAGS, ROOT, compiler
 
-PACKAGES = ("shmgpu", "torch", "numpy", "pyzmq", "faster-fifo")
+PACKAGES = (
+    "shmgpu",
+    "torch",
+    "numpy",
+    "pyzmq",
+    "faster-fifo",
+    "iceoryx2",
+    "ray",
+    "torchrl",
+    "tensordict",
+)
 
 
 def describe() -> dict[str, Any]:

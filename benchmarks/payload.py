@@ -113,7 +113,7 @@ def shmgpu_sizes(arrays: str, seconds: float) -> dict[str, float | str]:
     def run(rank: int) -> dict[str, float | str]:
         return sizes.along(median_us)
 
-    room = 2 * max(sizes.SIZES.values()) + (64 << 20)
+    room = 2 * sizes.LARGEST_BYTES + (64 << 20)
     results = shmgpu.launch(run, children=1, helpers=1, devices=["cpu"], arena=room)
     return dict(results[0])
 

@@ -16,6 +16,7 @@ SIZES = {
     "16MiB": 16 << 20,
     "256MiB": 256 << 20,
 }
+LARGEST_BYTES = max(SIZES.values())
 LONGEST_CALL_S = 2.0
 COPIES = 10  # of the payload that a peer may have at a time, in its own and in shared memory
 SHARED = "/dev/shm"
@@ -29,18 +30,22 @@ def quantity(direction: str, size: str) -> str:
 QUANTITIES = tuple(quantity(direction, size) for direction in DIRECTIONS for size in SIZES)
 
 
-def along(median_us: Callable[[Task], float]) -> dict[str, float | str]:
+def along(
+    median_us: Callable[[Task], float], most_bytes: int = LARGEST_BYTES
+) -> dict[str, float | str]:
     """Return each point's microseconds, or a few words on why it was not measured.
 
-    Larger payloads are left out when their calls would take longer than ``LONGEST_CALL_S``, judged
-    by the one before, or when memory is short.
+    Payloads are left out that are larger than ``most_bytes``, whose calls would take longer than
+    ``LONGEST_CALL_S``, judged by the one before, or for which memory is short.
     """
     result: dict[str, float | str] = {}
     for direction in DIRECTIONS:
         us_per_byte = 0.0
         for size, nbytes in SIZES.items():
             point = quantity(direction, size)
-            if us_per_byte * nbytes > LONGEST_CALL_S * 1e6:
+            if nbytes > most_bytes:
+                result[point] = f"{size} is more than was asked for"
+            elif us_per_byte * nbytes > LONGEST_CALL_S * 1e6:
                 result[point] = f"a call of {size} would take over {LONGEST_CALL_S:.0f} s"
             elif COPIES * nbytes > memory_bytes():
                 result[point] = f"{COPIES} times {size} is more than the free memory"

@@ -163,7 +163,9 @@ def run(
         return stage.result()
 
 
-def run_sizes(name: str, configuration: str, seconds: float) -> dict[str, float | str]:
+def run_sizes(
+    name: str, configuration: str, seconds: float, most_bytes: int = sizes.LARGEST_BYTES
+) -> dict[str, float | str]:
     """Run one configuration with one client and one worker along all sizes; see ``sizes``."""
     peer = find(name)
     module: Any = importlib.import_module(f"{__name__}.{peer.module}")
@@ -174,7 +176,7 @@ def run_sizes(name: str, configuration: str, seconds: float) -> dict[str, float 
         return stopwatch.median_us()
 
     with _session(module):
-        return sizes.along(median_us)
+        return sizes.along(median_us, most_bytes)
 
 
 def _session(module: Any) -> Any:
