@@ -70,7 +70,9 @@ def _run(seconds: float) -> dict[str, float]:
     return dict(result)
 
 
-def shmgpu_sizes(arrays: str, seconds: float) -> dict[str, float | str]:
+def shmgpu_sizes(
+    arrays: str, seconds: float, most_bytes: int = sizes.LARGEST_BYTES
+) -> dict[str, float | str]:
     """Go along the sizes with ``numpy`` arrays or ``torch`` tensors, in one child of one launch.
 
     A result of the payload's size is declared, so that the function writes it where it is read.
@@ -111,9 +113,9 @@ def shmgpu_sizes(arrays: str, seconds: float) -> dict[str, float | str]:
         return _timed(task, x, call, seconds)
 
     def run(rank: int) -> dict[str, float | str]:
-        return sizes.along(median_us)
+        return sizes.along(median_us, most_bytes)
 
-    room = 2 * sizes.LARGEST_BYTES + (64 << 20)
+    room = 2 * most_bytes + (64 << 20)
     results = shmgpu.launch(run, children=1, helpers=1, devices=["cpu"], arena=room)
     return dict(results[0])
 

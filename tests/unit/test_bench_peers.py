@@ -67,12 +67,13 @@ def test_a_peer_serves_several_clients_by_several_workers(name, configuration):
     assert result["rate"] > 0
 
 
-def test_shmgpu_does_the_tasks_that_the_peers_do(monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_shmgpu_does_the_tasks_that_the_peers_do(arrays):
     pytest.importorskip("shmgpu._core")
-    monkeypatch.setattr(sizes, "SIZES", {"64B": 64, "64KiB": 65536})
-    in_process = payload.in_process_sizes(0.001)
-    assert all(us > 0 for us in in_process.values())
-    assert set(in_process) == {f"{way}_{size}" for way in DIRECTIONS for size in sizes.SIZES}
+    target = "benchmarks.payload:shmgpu_sizes"
+    points = isolate.call(target, LIMIT_S, arrays=arrays, seconds=0.01, most_bytes=4096)
+    assert all(points[f"{direction}_4KiB"] > 0 for direction in DIRECTIONS)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
