@@ -10,6 +10,7 @@ takes seconds to start, and they would not be faster.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ class _Worker:
 @contextmanager
 def session() -> Iterator[None]:
     """Start Ray once for all runs; its files lie in this run's own folder."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # it would report to its makers
+
     import ray
 
     ray.init(

@@ -2,7 +2,10 @@
 
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +209,21 @@ def test_what_a_probe_that_hangs_leaves_is_removed():
     with pytest.raises(ProbeFailed, match="did not end within"):
         isolate.call("os:system", 2.0, command=command)
     assert not left_behind()
+
+
+def test_a_run_that_is_told_to_end_ends_its_probes_and_removes_their_files(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "payload.sizes", "--seconds", "60"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("*")) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert list(tmp_path.glob("*"))
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("*"))
 
 
 def test_a_peer_is_found_by_its_name():
