@@ -20,7 +20,7 @@ from benchmarks import isolate, sizes
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
 from benchmarks.peers import PEERS
 from benchmarks.stopwatch import Stopwatch
-from benchmarks.task import DIRECTIONS, Task
+from benchmarks.task import DIRECTIONS, ITEM_BYTES, Task
 
 SMALL_BYTES = 64
 LARGE_BYTES = 64 << 20
@@ -29,7 +29,9 @@ LIMIT_S = 90.0
 CURVE_LIMIT_S = 240.0
 # A point takes this share of the round's seconds: there are many, and a median needs few calls.
 POINT_SHARE = 0.05
-CURVE_ROUNDS = 2
+CURVE_ROUNDS = 3
+PEERS_ROUNDS = 1  # each is many points, of which the largest take seconds
+DECLARED_FROM_BYTES = 1 << 20
 
 
 def shmgpu_payload(seconds: float) -> dict[str, float]:
@@ -75,7 +77,9 @@ def shmgpu_sizes(
 ) -> dict[str, float | str]:
     """Go along the sizes with ``numpy`` arrays or ``torch`` tensors, in one child of one launch.
 
-    A result of the payload's size is declared, so that the function writes it where it is read.
+    Each task has a function of its own, as a peer's worker has its task: only the array goes. From
+    ``DECLARED_FROM_BYTES`` on, where a copy costs more than a declaration, the result is declared,
+    so that the function writes it where it is read.
     """
     import importlib
 
@@ -83,31 +87,35 @@ def shmgpu_sizes(
 
     xp = importlib.import_module(arrays)
 
-    @shmgpu.function(arrays=arrays)  # type: ignore[arg-type]
-    def touch(helper, x, items):  # type: ignore[no-untyped-def]
-        return DIRECTIONS["in"].answer(xp, x, items)
+    def function_of(task: Task) -> Any:
+        result = shmgpu.Declared((task.answer_items,))
+        if ITEM_BYTES * task.answer_items >= DECLARED_FROM_BYTES:
 
-    def result_of(x: Any, items: int) -> Any:
-        return shmgpu.Declared((items,))
+            def function(helper, x):  # type: ignore[no-untyped-def]
+                task.answer_into(xp, x, helper.out)
 
-    @shmgpu.function(arrays=arrays, out=result_of)  # type: ignore[arg-type]
-    def fill(helper, x, items):  # type: ignore[no-untyped-def]
-        DIRECTIONS["out"].answer_into(xp, x, helper.out)
+            return shmgpu.function(arrays=arrays, out=result)(named(function, task))  # type: ignore[call-overload]
 
-    @shmgpu.function(arrays=arrays, out=result_of)  # type: ignore[arg-type]
-    def add_one(helper, x, items):  # type: ignore[no-untyped-def]
-        DIRECTIONS["both"].answer_into(xp, x, helper.out)
+        def function(helper, x):  # type: ignore[no-untyped-def]
+            return task.answer(xp, x)
 
-    functions = {"in": touch, "out": fill, "both": add_one}
+        return shmgpu.function(arrays=arrays)(named(function, task))  # type: ignore[call-overload]
+
+    def named(function: Any, task: Task) -> Any:
+        # Rows of the sealed table are told apart by name.
+        function.__qualname__ = f"{task.direction}_{task.nbytes}"
+        return function
+
+    functions = {task: function_of(task) for task in sizes.tasks()}
 
     def median_us(task: Task) -> float:
         x = shmgpu.arena.empty((task.request_items,), "float32")
         x[:] = 1
         argument = x if arrays == "numpy" else xp.from_numpy(x)
-        function, items = functions[task.direction], task.answer_items
+        function = functions[task]
 
         def call() -> Any:
-            answer = function(argument, items)
+            answer = function(argument)
             return answer if arrays == "numpy" else answer.numpy()
 
         return _timed(task, x, call, seconds)
@@ -200,7 +208,7 @@ def _peers() -> Group:
             )
             probes.append(probe)
             figures += _figures(f"{peer.key}_{peer.slug(configuration)}", probe, ours)
-    return Group("peers", tuple(probes), tuple(figures), rounds=CURVE_ROUNDS, quick=False)
+    return Group("peers", tuple(probes), tuple(figures), rounds=PEERS_ROUNDS, quick=False)
 
 
 WORKLOAD = Workload(

@@ -30,6 +30,11 @@ def quantity(direction: str, size: str) -> str:
 QUANTITIES = tuple(quantity(direction, size) for direction in DIRECTIONS for size in SIZES)
 
 
+def tasks() -> list[Task]:
+    """Return the tasks of all points."""
+    return [Task(way, nbytes, stamped=True) for way in DIRECTIONS for nbytes in SIZES.values()]
+
+
 def along(
     median_us: Callable[[Task], float], most_bytes: int = LARGEST_BYTES
 ) -> dict[str, float | str]:

@@ -60,9 +60,15 @@ PEERS: tuple[Peer, ...] = (
         {
             "shared queue": {"queues": "shared"},
             "queue a worker": {"queues": "own"},
-            "bare pipes": {"queues": "none"},
         },
-        {"rate": "shared queue", "latency": "shared queue", "payload": "bare pipes"},
+        {"rate": "queue a worker", "latency": "shared queue", "payload": "shared queue"},
+    ),
+    Peer(
+        "Pipe",
+        "pipes",
+        ("multiprocessing",),
+        {"pickled": {"pickled": True}, "bare bytes": {"pickled": False}},
+        {"rate": "bare bytes", "latency": "bare bytes", "payload": "bare bytes"},
     ),
     Peer(
         "Queue",
@@ -73,7 +79,7 @@ PEERS: tuple[Peer, ...] = (
             "pipe answers": {"answers": "pipe"},
             "shared memory": {"answers": "pipe", "shared_memory": True},
         },
-        {"rate": "pipe answers", "latency": "pipe answers", "payload": "shared memory"},
+        {"rate": "shared memory", "latency": "shared memory", "payload": "shared memory"},
     ),
     Peer(
         "torch.multiprocessing",
@@ -96,7 +102,7 @@ PEERS: tuple[Peer, ...] = (
             "proxy, 2 io threads": {"route": "proxy", "copy": False, "io_threads": 2},
             "direct": {"route": "direct", "copy": False},
         },
-        {"rate": "proxy", "latency": "direct", "payload": "direct"},
+        {"rate": "proxy, copies", "latency": "direct", "payload": "direct"},
     ),
     Peer(
         "faster-fifo",
@@ -107,7 +113,7 @@ PEERS: tuple[Peer, ...] = (
             "64 at a time": {"batch": 64, "pickled": True},
             "64, bare bytes": {"batch": 64, "pickled": False},
         },
-        {"rate": "64 at a time", "latency": "64 at a time", "payload": "64 at a time"},
+        {"rate": "64, bare bytes", "latency": "64, bare bytes", "payload": "64, bare bytes"},
     ),
     Peer(
         "iceoryx2",
@@ -136,7 +142,7 @@ PEERS: tuple[Peer, ...] = (
             "borrowed": {"borrowed": True, "batch": 64},
             "borrowed, no batches": {"borrowed": True, "batch": 1},
         },
-        {"rate": "borrowed", "latency": "borrowed", "payload": "borrowed"},
+        {"rate": "borrowed", "latency": "borrowed, no batches", "payload": "borrowed"},
     ),
 )
 
