@@ -147,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
     add("--group", metavar="NAME", help="a group whose members may join, too")
     add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
+    add(
+        "--idle-timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="end when nobody has been joined for so long (never)",
+    )
     add("--detach", action="store_true", help="return when it is ready, and let it run on")
     standing.set_defaults(run=_up)
 
@@ -339,6 +346,7 @@ def show(
 def _up(options: argparse.Namespace) -> int:
     settings = {
         "slots": options.max_children,
+        "idle_timeout": options.idle_timeout,
         "group": _group(options.group),
         "quotas_file": options.quotas and os.path.abspath(options.quotas),
         **{

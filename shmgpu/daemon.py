@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import pickle
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from shmgpu import core, door, functions, log, manifest, quotas
+from shmgpu import config, core, door, functions, log, manifest, quotas
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
@@ -79,8 +80,10 @@ def up(
     slots: int = 64,
     group: int | None = None,
     quotas_file: str | os.PathLike[str] | None = None,
+    idle_timeout: float = 0.0,
     on_ready: Callable[[], None] | None = None,
     lent: Sequence[int] = (),
+    carried: bytes = b"",
     **settings: Any,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM asks it to end; it drains first.
@@ -93,8 +96,11 @@ def up(
         group: numeric id of a group that may join, too.
         quotas_file: what users and programs may use at most; ``shmgpu/quotas.toml`` in the user's
             directory of configuration, where there is one. Read again on SIGHUP.
+        idle_timeout: seconds after which it ends by itself when nobody has been joined, and no call
+            open, for so long; 0: never.
         on_ready: called when programs can join.
         lent: descriptors that helpers close.
+        carried: functions, and maybe a session, that the process which started this one pickled.
         settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; session
             as a function or as ``"module:name"``; and max_helpers, how many helpers each pool may
             ever have.
@@ -104,13 +110,16 @@ def up(
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
+    idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
     limits = quotas.path_of(quotas_file)
     rows = quotas.read(limits)
     place = door.path_of(path)
     loaded = [load_module(name) for name in modules]
+    brought = pickle.loads(carried) if carried else {}
     if settings.get("session") is None:
         settings["session"] = next(
-            (m.load for m in loaded if callable(getattr(m, "load", None))), None
+            (m.load for m in loaded if callable(getattr(m, "load", None))),
+            brought.get("settings", {}).get("session"),
         )
     elif isinstance(settings["session"], str):
         settings["session"] = _named(settings["session"])
@@ -141,14 +150,27 @@ def up(
     before = signal.signal(signal.SIGHUP, lambda number, frame: reload_quotas(limits))
     try:
         core.set_quotas(rows)
-        serve(host, entrance, manifest.of_this_process(plan.pools), core.UNTIL_TOLD, group or 0)
+        serve(
+            host,
+            entrance,
+            manifest.of_this_process(plan.pools),
+            core.UNTIL_TOLD,
+            group=group or 0,
+            idle_timeout=idle_timeout,
+        )
     finally:
         signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
         core.set_quotas([])
 
 
 def serve(
-    host: RoleHost, entrance: Entrance, known: manifest.Manifest, persistent: int, group: int = 0
+    host: RoleHost,
+    entrance: Entrance,
+    known: manifest.Manifest,
+    persistent: int,
+    *,
+    group: int = 0,
+    idle_timeout: float = 0.0,
 ) -> None:
     """Run the broker behind that door to its end, and raise what :func:`up` does."""
     plan = host.plan
@@ -160,13 +182,11 @@ def serve(
         make_room_for_descriptors(plan.slots + plan.helpers)
         status = core.run(
             host,
-            helper_pool=plan.helper_pool,
-            helper_absent=plan.helper_absent,
-            min_credit=plan.min_credit,
             persistent=persistent,
             door_fd=entrance.fileno(),
             manifest_fd=descriptor,
             door_gid=group,
+            idle_ns=int(idle_timeout * 1e9),
             **plan.for_core(),
         )
         raise_outcome(host, status)

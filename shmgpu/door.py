@@ -65,7 +65,12 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
 @contextlib.contextmanager
 def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
     """One starter at a time: two that start at once end with one broker."""
-    descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LaunchError(
+            f"no broker can be started at {path} ({error}): pass another path="
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -157,7 +162,6 @@ class Door:
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
         self.path = path
-        self._owner = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with locked(path):
@@ -194,7 +198,7 @@ class Door:
         self._socket.close()
 
     def close(self) -> None:
-        """Close and, in the process that made it, remove it."""
-        if self._owner == os.getpid() and self._socket.fileno() >= 0:
+        """Close and remove it. As PID 1, the broker is not the process that made it."""
+        if self._socket.fileno() >= 0:
             self.path.unlink(missing_ok=True)
         self._socket.close()

@@ -125,9 +125,13 @@ class Settings:
             if place != "cpu":
                 self.min_credit[self.helper_pool[number]] = 2
 
-    def for_core(self) -> dict[str, int]:
+    def for_core(self) -> dict[str, Any]:
         """For :func:`core.run`."""
         return {
+            "helper_pool": self.helper_pool,
+            "helper_absent": self.helper_absent,
+            "pool_names": list(self.pools),
+            "min_credit": self.min_credit,
             "child_count": self.children,
             "slot_count": self.slots,
             "helper_count": self.helpers,

@@ -157,7 +157,7 @@ def spawn(
 
 
 def start(
-    modules: Sequence[str],
+    modules: Sequence[str] | None,
     path: pathlib.Path,
     *,
     timeout: float | None = None,
@@ -165,10 +165,13 @@ def start(
 ) -> None:
     """Start a broker at ``path`` that outlives this process; return when programs can join.
 
-    Its output goes to a file beside the socket, ending in ``.log``.
+    Without modules it serves this process's functions: those of a script are carried over by
+    value, so that what the script does is not done there, too. Its output goes to a file beside the
+    socket, ending in ``.log``.
     """
     request = {
-        "modules": [_absolute(name) for name in modules],
+        "modules": [_absolute(name) for name in modules or ()],
+        "carried": _carry_here() if modules is None else b"",
         "settings": {**settings, "path": str(path)},
     }
     spawn(request, log=path.with_suffix(".log")).wait_ready(timeout)
@@ -178,27 +181,26 @@ def _absolute(module: str) -> str:
     return os.path.abspath(module) if module.endswith(".py") else module
 
 
-def modules_here() -> list[str]:
-    """The modules, or the script, in which this process's functions are decorated."""
-    found: dict[str, None] = {}
-    for target in functions.by_row.values():
-        name = getattr(target.body, "__module__", "")
-        if name != "__main__":
-            found[name] = None
-            continue
-        path = getattr(sys.modules["__main__"], "__file__", None)
-        if path is None:
-            raise ConfigError(
-                f"{target.name} is defined in a session at a prompt, where a broker for several "
-                "programs cannot find it: put it into a module, or use shmgpu.init()"
-            )
-        found[os.path.abspath(path)] = None
-    if not found:
+def _carry_here() -> bytes:
+    """This process's functions, and its session: ``load`` of the first module that defines one."""
+    targets = functions.by_row.values()
+    if not targets:
         raise ConfigError(
             "no function is decorated in this process: import the modules that decorate them, or "
             "name them, before a broker is started"
         )
-    return list(found)
+    names = dict.fromkeys(getattr(target.body, "__module__", "") or "" for target in targets)
+    for target in targets:
+        module = sys.modules.get(getattr(target.body, "__module__", ""))
+        if target.body.__module__ in functions.MAIN and not hasattr(module, "__file__"):
+            raise ConfigError(
+                f"{target.name} is defined in a session at a prompt, where a broker for several "
+                "programs cannot find it: put it into a module, or use shmgpu.init()"
+            )
+    found = ((name, getattr(sys.modules.get(name), "load", None)) for name in names)
+    session = next((f for name, f in found if getattr(f, "__module__", None) == name), None)
+    with by_value({name for name in names if not is_importable(name)}):
+        return _carry({"session": session})
 
 
 # ---- a broker for this process alone -----------------------------------------------------------

@@ -56,11 +56,12 @@ def main(request: Mapping[str, Any]) -> None:
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
     try:
-        if "carried" in request:
+        if "door" in request:
             _serve_one(request, report)
         else:
             daemon.up(
                 request["modules"],
+                carried=request["carried"],
                 on_ready=report.ready,
                 lent=[report.descriptor],
                 **request["settings"],

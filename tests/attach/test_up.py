@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import pathlib
 import re
@@ -138,3 +139,14 @@ def test_no_descriptor_is_left_by_programs_that_come_and_go(place):
         before = len(list(fds.iterdir()))
         place.program("for _ in range(20):\n" + CALL.replace("\n", "\n    ").join(["    ", ""]))
         until(lambda: len(list(fds.iterdir())) == before, "descriptors are closed")
+
+
+def test_pools_are_called_by_their_names(place):
+    longest = "ü" * 20  # more bytes than are kept, and a letter at the cut
+    with place.up("--helpers", f"small=1,{longest}=1") as broker:
+        words = ("shmgpu", "top", str(broker.process.pid), "--once", "--interval", "0.1")
+        rows = json.loads(place.run(*words, "--json")[1])["helpers"]
+        assert [(row["pool"], row["pool_name"]) for row in rows] == [(0, "small"), (1, "ü" * 15)]
+        status, shown, complained = place.run(*words)
+        assert status == 0, complained
+        assert re.search(r"^ *0 +ready +small ", shown, re.M), shown
