@@ -99,6 +99,22 @@ def test_every_configuration_has_rows_in_both_workloads():
                 assert read.count(peer.label(configuration)) >= count
 
 
+def test_a_peer_that_is_not_installed_is_skipped_and_its_rows_say_so(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for workload, group_name in (
+        (calls.WORKLOAD, "rate_configurations"),
+        (payload.WORKLOAD, "peers"),
+    ):
+        (group,) = (group for group in workload.groups if group.name == group_name)
+        samples = harness.measure(group, harness.Effort(0.0, 1))  # runs nothing: all are missing
+        for figure in group.figures:
+            notes = harness.row_of(group, figure, samples).notes
+            assert any(
+                "ZeroMQ (direct) skipped: zmq is not installed" in note for note in notes
+            ) == ("zeromq_direct" in figure.name)
+            assert all(note.endswith("is not installed") for note in notes)
+
+
 def test_the_page_names_every_peer_and_configuration():
     page = PEERS_PAGE.read_text()
     for peer in PEERS:
