@@ -16,9 +16,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import config, core, door, functions, log, manifest, runtime, spawn
+from shmgpu import box, config, core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
-from shmgpu.errors import BrokerDied, ConfigError, LaunchError, NotRunning
+from shmgpu.errors import BrokerDied, LaunchError, NotRunning
 from shmgpu.log import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
@@ -27,7 +27,6 @@ from shmgpu.wire import BrokerWire
 
 SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waited for
 LOOK_AGAIN_S = 0.05
-HERE = {None, "", "localhost", "127.0.0.1", "::1"}
 ALREADY = {  # by role: why this process cannot join
     core.ROLE_HELPER: "a helper serves one broker and cannot join another: call functions from "
     "the programs that ask it",
@@ -89,7 +88,7 @@ def connect(
         path: of the broker's socket; ``SHMGPU_SOCKET``, or the one in the user's runtime
             directory, unless given. ``"localhost:29500"`` and the like mean that one, too.
         wait: seconds to wait for a free place when all are taken; None waits for ever.
-        host: accepted for this box (``"localhost"``), refused for another.
+        host: accepted for this box (``"localhost"``, its name, its addresses), refused for another.
         port: accepted and not needed: there is no network between processes of one box.
 
     Returns:
@@ -101,19 +100,10 @@ def connect(
             taken, another user's, another version.
         ConfigError: another host, or no socket.
     """
-    if isinstance(path, str) and ":" in path and "/" not in path and not path.startswith("@"):
-        given, path = path, None
-        host, _, number = given.rpartition(":")
-        if not number.isdigit():
-            raise ConfigError(
-                f'path={given!r} is neither a socket\'s path nor "host:port": pass one of them'
-            )
-        host = host.strip("[]")
-    if host not in HERE:
-        raise ConfigError(
-            f"host={host!r} is another box, and shmgpu shares memory within one: start a broker "
-            "there (shmgpu up) and connect() from a program that runs there"
-        )
+    address = box.split(path)
+    if address is not None:
+        path, (host, port) = None, address
+    box.refuse_others(host, port)
     _refuse_where_taken()
     return _join(door.path_of(path), wait)
 

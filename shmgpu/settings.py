@@ -177,7 +177,12 @@ def _most_of_pools(most: Any, started: Mapping[str, int]) -> dict[str, int]:
         )
     for name, value in most.items():
         number = config.SETTINGS["helpers"].parse(value, f"max_helpers[{name!r}]")
-        counts[str(name)] = max(counts[str(name)], number)
+        if number < started[str(name)]:
+            raise ConfigError(
+                f"max_helpers allows pool {name} {number}, and it is to start with "
+                f"{started[str(name)]}: raise it, or ask for fewer helpers"
+            )
+        counts[str(name)] = number
     return counts
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -168,14 +169,22 @@ def test_a_script_is_called_what_the_broker_imported_it_as(place):
 def test_without_a_broker_the_error_says_how_to_start_one(tmp_path):
     with pytest.raises(shmgpu.NotRunning, match=r"no broker listens at .*shmgpu up"):
         shmgpu.connect(tmp_path / "none.sock")
-    (tmp_path / "file.sock").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
     with pytest.raises(shmgpu.NotRunning, match="no broker listens"):
-        shmgpu.connect(tmp_path / "file.sock")
+        shmgpu.connect(tmp_path / "dead.sock")
 
 
 def test_the_network_address_of_this_box_is_the_broker_of_this_box(place, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(place))
-    for given in ({"path": "localhost:29500"}, {"host": "127.0.0.1", "port": 29500}, {}):
+    for given in (
+        {"path": "localhost:29500"},
+        {"path": "127.0.0.2:3"},
+        {"host": "127.0.0.1", "port": 29500},
+        {"host": socket.gethostname()},
+        {"host": "LOCALHOST"},
+        {},
+    ):
         with shmgpu.connect(**given, wait=LATELY):
             assert served.add_one(np.zeros(1)).tolist() == [1]
 

@@ -9,6 +9,8 @@ import signal
 import pytest
 from attach.commands import Place, until
 
+from shmgpu import door
+
 # Calls as it stands: no launch, no init, no guard against being imported.
 SCRIPT = """
 import sys
@@ -85,7 +87,7 @@ def test_it_ends_when_nobody_has_been_joined_for_so_long(place):
     broker = answer(place.run("script.py")[1])
     ends(broker)
     assert not place.path.exists()
-    log = place.path.with_suffix(".log").read_text()
+    log = door.beside(place.path, ".log").read_text()
     assert 'idle role=parent cause="nobody has been joined for 0.3 s"' in log, log
     assert answer(place.run("script.py")[1]) != broker
 

@@ -133,11 +133,14 @@ def broker(place):
 
 
 def put(place, broker, text):
-    """Have the broker read that."""
-    written(place.directory, text)
+    """Have the broker read that, or no file at all; what it tells when it has."""
+    if text is None:
+        (place.directory / "quotas.toml").unlink()
+    else:
+        written(place.directory, text)
     broker.process.send_signal(signal.SIGHUP)
     assert "MONOTONIC_USEC=" in broker.hear("RELOADING=1")
-    broker.hear("READY=1")
+    return broker.hear("READY=1")
 
 
 def use(place, name):
@@ -169,8 +172,31 @@ def test_a_program_cannot_say_itself_more_than_its_user_has(place, broker):
 
 def test_a_file_that_cannot_be_read_changes_nothing(place, broker):
     put(place, broker, '[program."greedy.py"]\nwindow = 8\n')
-    put(place, broker, "[default]\nwindws = 1\n")
-    assert use(place, "greedy.py") == [1024, 8]
+    for text, sentence in (
+        ("[default]\nwindws = 1\n", "default.windws means nothing"),
+        ("[user.nobody-is-called-so]\nwindow = 1\n", "there is no user of that name here"),
+        (None, "quotas.toml cannot be read"),
+    ):
+        told = put(place, broker, text)
+        assert "STATUS=the quotas stay as they are: " in told and sentence in told
+        assert len(told.splitlines()) == 2
+        assert use(place, "greedy.py") == [1024, 8]
+    told = put(place, broker, "")
+    assert "STATUS=1 helpers, 64 places" in told
+    assert use(place, "greedy.py") == [1024, 64]
+
+
+def test_a_program_whose_quota_is_used_up_is_told_of_the_quota(place, broker):
+    ask = (
+        "import shmgpu\n"
+        "shmgpu.connect()\n"
+        "try: shmgpu.arena.zeros(1 << 21)\n"
+        "except shmgpu.ArenaFull as error: print(error)\n"
+    )
+    put(place, broker, '[default]\narena = "256KiB"\n')
+    assert "quota raised, which leaves it that much of the 1,048,576" in place.program(ask)
+    put(place, broker, "")
+    assert place.program(ask).endswith("or launch with a larger arena=")
 
 
 @contextlib.contextmanager
