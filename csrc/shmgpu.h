@@ -299,7 +299,8 @@ int shm_leave(void);
 /* Join the broker at the other end of `door_fd`, a connected socket of its door: this process
  * becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
  * heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with the same
- * socket. Leave with shm_leave. *manifest_fd: the broker's manifest, for the caller to close. */
+ * socket. One thread at a time: SHM_ENESTED is what another gets meanwhile. Leave with shm_leave.
+ * *manifest_fd: the broker's manifest, for the caller to close. */
 int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd);
 /* In a process that the user's own code forked from a child: let go of what it inherited of that

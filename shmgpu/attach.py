@@ -64,6 +64,7 @@ class Membership:
 _membership: Membership | None = None
 
 
+@runtime.one_at_a_time
 def connect(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -106,6 +107,7 @@ def connect(
     return _join(door.path_of(path), wait)
 
 
+@runtime.one_at_a_time
 def claim(*, wait: float | None = 0.0) -> Membership:
     """In a process that the user's own program forked: take a place of its own, with an arena.
 
@@ -172,6 +174,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     return slot, link, known
 
 
+@runtime.one_at_a_time
 def ensure(
     modules: Sequence[str] | None = None,
     *,
@@ -229,6 +232,7 @@ def _first_call() -> None:
 runtime.first_call = _first_call
 
 
+@runtime.one_at_a_time
 def disconnect() -> None:
     """Leave the broker that :func:`connect` or :func:`claim` joined.
 

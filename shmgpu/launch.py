@@ -283,6 +283,7 @@ class Session:
 _session: Session | None = None
 
 
+@runtime.one_at_a_time
 def init(
     helpers: int | Mapping[str, int] | None = None,
     session: Any = None,
@@ -475,6 +476,7 @@ def _start_inline(plan: Settings) -> None:
     runtime.start(Runtime(0, port, arena, plan.pools, inline=True))
 
 
+@runtime.one_at_a_time
 def shutdown() -> None:
     """Leave the broker that :func:`init` started: helpers end, futures that are out fail.
 

@@ -7,10 +7,12 @@ by a reason, and every call raises it, until it claims a place of its own.
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shmgpu import core
 from shmgpu.errors import BrokerDied, NotRunning, ShmError
@@ -18,6 +20,9 @@ from shmgpu.errors import BrokerDied, NotRunning, ShmError
 if TYPE_CHECKING:
     from shmgpu.memory import Arena
     from shmgpu.port import Port
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NOT_RUNNING = (
     "no broker is running in this process: call this inside a child's main of "
@@ -56,6 +61,18 @@ port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
 first_call: Callable[[], None] | None = None  # joins a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
+_gate = threading.RLock()  # held by the one thread that has this process join a broker, or leave
+
+
+def one_at_a_time(change: Callable[P, R]) -> Callable[P, R]:
+    """Decorates what makes this process a child, or ends that: no two threads are in any of it."""
+
+    @functools.wraps(change)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _gate:
+            return change(*args, **kwargs)
+
+    return alone
 
 
 def start(runtime: Runtime) -> None:
@@ -85,9 +102,19 @@ def require_port() -> Port:
 
     The first call of a program that is in no broker may join one: see :mod:`shmgpu.attach`.
     """
-    if current is None and first_call is not None and str(why_not) == NOT_RUNNING:
-        first_call()
+    if _may_join():
+        _join_once()
     return require().port
+
+
+def _may_join() -> bool:
+    return current is None and first_call is not None and str(why_not) == NOT_RUNNING
+
+
+@one_at_a_time
+def _join_once() -> None:
+    if _may_join() and first_call is not None:  # no other thread's call was the first
+        first_call()
 
 
 def _fresh(reason: ShmError) -> ShmError:
@@ -100,7 +127,8 @@ def shut_down(broker_died: bool = False) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global inherited_door
+    global inherited_door, _gate
+    _gate = threading.RLock()  # whoever held it was not forked
     if current is not None:
         inherited_door = current.door
         stop(NotRunning(FORKED))
