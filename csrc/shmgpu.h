@@ -403,6 +403,8 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
 int shm_port_fd(void);         /* readable when replies may have come */
 int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
 int shm_port_outstanding(void);
+/* Is the broker gone, whether a call has noticed or not? */
+int shm_port_is_lost(void);
 int shm_port_window(void);
 
 /* ---- a helper's calls (the desk) ---- */

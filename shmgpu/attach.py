@@ -16,7 +16,7 @@ from typing import Any
 
 from shmgpu import config, core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
-from shmgpu.errors import ConfigError, LaunchError, NotRunning
+from shmgpu.errors import BrokerDied, ConfigError, LaunchError, NotRunning, ShmError
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.runtime import Runtime
@@ -31,6 +31,10 @@ ALREADY = {  # by role: why this process cannot join
 IN_ONE = (
     "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
     "launch(), use that one"
+)
+LOST = (
+    "the broker that this process had joined is gone: call shmgpu.connect() to join the next one, "
+    "or, in a program that never did, just call again"
 )
 NO_PLACES = (
     "the broker of the process that this one was forked from has no places for others: start it "
@@ -133,6 +137,7 @@ def claim(*, wait: float | None = 0.0) -> Membership:
 
 
 def _refuse_where_taken() -> None:
+    _leave_lost()
     role = core.role()
     if role != core.ROLE_NONE or runtime.current is not None:
         raise LaunchError(ALREADY.get(role, IN_ONE))
@@ -146,7 +151,7 @@ def _join(place: pathlib.Path, wait: float | None) -> Membership:
     slot, link, known = enter(connection, wait)
     _membership = Membership(str(place), known)
     functions.resolve_by(_membership.resolve, sorted(known.rows))
-    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), door=str(place)))
+    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place)))
     atexit.register(disconnect)
     return _membership
 
@@ -216,6 +221,7 @@ def ensure(
 
 def _first_call() -> None:
     """What the first call of a program in no broker does, as ``SHMGPU_AUTO`` says."""
+    _leave_lost()
     wanted = config.resolve("auto")
     if wanted == "never" or core.role() != core.ROLE_NONE:
         return
@@ -239,6 +245,22 @@ def disconnect() -> None:
     Calls that are out are given up; arrays of the arena stay readable. Does nothing when no broker
     was joined.
     """
+    _leave(NotRunning(runtime.DISCONNECTED))
+
+
+def _leave_lost() -> None:
+    """A place in a broker that is gone is none: make room for the next."""
+    current = runtime.current
+    if _membership is None or current is None or not current.port.is_lost():
+        return
+    while current.port.poll():  # what was answered before its end
+        pass
+    _leave(BrokerDied(LOST))
+    if current.port.rejoins:
+        runtime.stop()  # as before the first call
+
+
+def _leave(reason: ShmError) -> None:
     global _membership
     left, current = _membership, runtime.current
     if left is None:
@@ -249,8 +271,8 @@ def disconnect() -> None:
         return
     functions.resolve_by(None, [])
     if current is not None:
-        current.port.close(NotRunning(runtime.DISCONNECTED))
+        current.port.close(reason)
         current.port.join()
         current.port.forget()
-    runtime.stop(NotRunning(runtime.DISCONNECTED))
+    runtime.stop(reason)
     core.leave()

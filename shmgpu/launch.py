@@ -508,8 +508,8 @@ def shutdown() -> None:
 
 
 def is_running() -> bool:
-    """Whether this process is a child that can call functions."""
-    return runtime.current is not None
+    """Whether this process is a child that can call functions: not when its broker is gone."""
+    return runtime.current is not None and not runtime.current.port.is_lost()
 
 
 def rank() -> int:

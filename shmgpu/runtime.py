@@ -52,6 +52,7 @@ class Runtime:
     arena: Arena
     pools: dict[str, int]
     inline: bool = False
+    if_lost: str = ""  # what its calls say when the broker is gone; empty: as a child's
     door: str = ""  # where processes that this one forks may join; empty: nowhere
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -80,6 +81,9 @@ def start(runtime: Runtime) -> None:
     global current, port
     current = runtime
     port = runtime.port
+    core.reworded.clear()
+    if runtime.if_lost:
+        core.reworded.update(dict.fromkeys((core.EBROKER_DIED, core.ESTOPPED), runtime.if_lost))
 
 
 def stop(reason: ShmError | None = None) -> None:
@@ -100,7 +104,8 @@ def require() -> Runtime:
 def require_port() -> Port:
     """The child's port; raises NotRunning, in the words that fit.
 
-    The first call of a program that is in no broker may join one: see :mod:`shmgpu.attach`.
+    The first call of a program that is in no broker may join one, and then any call that finds
+    it gone may join the next: see :mod:`shmgpu.attach`.
     """
     if _may_join():
         _join_once()
@@ -108,13 +113,17 @@ def require_port() -> Port:
 
 
 def _may_join() -> bool:
-    return current is None and first_call is not None and str(why_not) == NOT_RUNNING
+    if current is not None:
+        return current.port.rejoins and current.port.is_lost()
+    return first_call is not None and str(why_not) == NOT_RUNNING
 
 
 @one_at_a_time
 def _join_once() -> None:
     if _may_join() and first_call is not None:  # no other thread's call was the first
         first_call()
+        if current is not None:
+            current.port.rejoins = True
 
 
 def _fresh(reason: ShmError) -> ShmError:
