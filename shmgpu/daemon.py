@@ -108,6 +108,7 @@ def up(
     rows = quotas.read(limits)
     place = door.path_of(path)
     loaded = [load_module(name) for name in modules]
+    refuse_unsafe("shmgpu up")  # they may have started a thread
     if settings.get("session") is None:
         settings["session"] = next(
             (m.load for m in loaded if callable(getattr(m, "load", None))), None
