@@ -363,7 +363,8 @@ class Function(Generic[P, R]):
             self.row = row
             by_row[row] = self
             if _resolver is not None:
-                self.row = _resolver(self)
+                # A broker of this process alone has what there was, whatever that was called.
+                self.row = _resolver(self) if _names is not None else 0
 
     def why_unknown(self) -> str:
         """Why helpers do not have this function, in a sentence."""

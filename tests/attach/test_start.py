@@ -188,6 +188,19 @@ def test_a_function_that_cannot_be_carried_is_left_out_with_a_warning(busybody, 
     assert "locked cannot be carried over" in caplog.text
 
 
+def test_a_function_that_is_defined_anew_is_not_taken_for_the_one_that_the_broker_has(busybody):
+    cell = "@shmgpu.function(arrays='numpy')\ndef f(helper):\n    return {}\n"
+    before, after = (dict(shmgpu=shmgpu, __name__="__main__") for _ in range(2))
+    exec(cell.format(1), before)
+    with start():
+        exec(cell.format(2), after)
+        assert before["f"]() == 1
+        with pytest.raises(shmgpu.BadFunction, match="decorated after the broker had started"):
+            after["f"]()
+    with start():
+        assert (before["f"](), after["f"]()) == (1, 2)
+
+
 def test_a_session_that_fails_is_raised_as_by_init(busybody):
     lock = threading.Lock()
     with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
@@ -280,6 +293,8 @@ CELLS = [
     "print(f(np.ones(2)).tolist())",
     "@shmgpu.function(arrays='numpy')\ndef late(helper):\n    return 1",
     "try:\n    late()\nexcept shmgpu.ShmError as error:\n    print(error)",
+    "@shmgpu.function(arrays='numpy')\ndef f(helper, x):\n    return x - 1",
+    "try:\n    f(np.ones(2))\nexcept shmgpu.BadFunction as error:\n    print(error)",
     "shmgpu.shutdown()",
     "with shmgpu.init(devices='cpu', arena='1MiB', threads=1):\n    print(late())",
 ]
@@ -321,4 +336,5 @@ def test_a_notebook_uses_init_with_functions_of_its_cells(place):
     lines = said.splitlines()
     assert lines[0] == "[8.0, 8.0]"
     assert lines[1].startswith("late was decorated after the broker had started")
-    assert lines[2:] == ["1"]
+    assert lines[2].startswith("f was decorated after the broker had started")
+    assert lines[3:] == ["1"]
