@@ -269,9 +269,9 @@ typedef struct shm_event {
   int is_final;                /* a death: the helper (the child) is not replaced */
   int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a child's: how often it was restarted so far, since its last
-                                  long life; of a delay: how often it was tried in vain; a helper's
-                                  final death: 1 where the rest of its pool goes on without it */
+  int attempts;                /* a helper's death: 1: it is given up, and yet tried again;
+                                * a child's: how often it was restarted so far, since its last
+                                * long life; of a delay: how often it was tried in vain */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */

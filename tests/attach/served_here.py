@@ -41,3 +41,9 @@ def large(helper, x, size):
 def late_and_large(helper, x, seconds, size):
     time.sleep(seconds)
     return np.zeros(size, np.uint8)
+
+
+@shmgpu.function(arrays="numpy")
+def crash(helper, seconds=0):
+    time.sleep(seconds)
+    os._exit(3)

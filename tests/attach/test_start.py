@@ -190,7 +190,7 @@ def test_a_function_that_cannot_be_carried_is_left_out_with_a_warning(busybody, 
 
 def test_a_function_that_is_defined_anew_is_not_taken_for_the_one_that_the_broker_has(busybody):
     cell = "@shmgpu.function(arrays='numpy')\ndef f(helper):\n    return {}\n"
-    before, after = (dict(shmgpu=shmgpu, __name__="__main__") for _ in range(2))
+    before, after = ({"shmgpu": shmgpu, "__name__": "__main__"} for _ in range(2))
     exec(cell.format(1), before)
     with start():
         exec(cell.format(2), after)
