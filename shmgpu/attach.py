@@ -137,6 +137,7 @@ def claim(*, wait: float | None = 0.0) -> Membership:
 
 
 def _refuse_where_taken() -> None:
+    runtime.refuse_while_loading()
     _leave_lost()
     role = core.role()
     if role != core.ROLE_NONE or runtime.current is not None:

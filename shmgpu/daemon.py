@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, cast
 
-from shmgpu import core, door, functions, log, manifest, quotas
+from shmgpu import core, door, functions, log, manifest, quotas, runtime
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
@@ -107,7 +107,8 @@ def up(
     limits = quotas.path_of(quotas_file)
     rows = quotas.read(limits)
     place = door.path_of(path)
-    loaded = [load_module(name) for name in modules]
+    with runtime.loading():
+        loaded = [load_module(name) for name in modules]
     refuse_unsafe("shmgpu up")  # they may have started a thread
     if settings.get("session") is None:
         settings["session"] = next(

@@ -354,6 +354,7 @@ def init(
         "slots": slots,
     }
     if inline:
+        runtime.refuse_while_loading()
         if runtime.current is not None or core.role() != core.ROLE_NONE:
             raise LaunchError("a broker is running in this process already: call shutdown() first")
     else:

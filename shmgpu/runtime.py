@@ -7,15 +7,16 @@ by a reason, and every call raises it, until it claims a place of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shmgpu import core
-from shmgpu.errors import BrokerDied, NotRunning, ShmError
+from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 if TYPE_CHECKING:
     from shmgpu.memory import Arena
@@ -40,7 +41,28 @@ IN_HELPER = (
 SHUT_DOWN = (
     "shmgpu was shut down in this process: call shmgpu.init() or shmgpu.launch() again first"
 )
+LOADING = (
+    "a broker is loading this module for its functions, and can neither join nor start another "
+    'meanwhile: put what the program does, this call too, under if __name__ == "__main__":'
+)
 DISCONNECTED = "this process has left its broker: call shmgpu.connect() again first"
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Meanwhile modules are imported whose functions a broker is to serve."""
+    global _is_loading
+    _is_loading = True
+    try:
+        yield
+    finally:
+        _is_loading = False
+
+
+def refuse_while_loading() -> None:
+    """Raise LaunchError in a module that does at its import what only the program is to do."""
+    if _is_loading:
+        raise LaunchError(LOADING)
 
 
 @dataclass
@@ -62,6 +84,7 @@ port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
 first_call: Callable[[], None] | None = None  # joins a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
+_is_loading = False  # this process will be a broker, and is importing what it will serve
 _gate = threading.RLock()  # held by the one thread that has this process join a broker, or leave
 
 
@@ -115,7 +138,7 @@ def require_port() -> Port:
 def _may_join() -> bool:
     if current is not None:
         return current.port.rejoins and current.port.is_lost()
-    return first_call is not None and str(why_not) == NOT_RUNNING
+    return first_call is not None and not _is_loading and str(why_not) == NOT_RUNNING
 
 
 @one_at_a_time
