@@ -37,6 +37,7 @@ def test_who_had_joined_hears_what_to_do_and_does_it(path, number):
         assert shmgpu.is_running()
         broker.send_signal(number)
         until(lambda: not shmgpu.is_running(), "no call is needed to see it")
+        broker.wait()
         for _ in range(2):
             with pytest.raises(shmgpu.BrokerDied, match=r"call shmgpu\.connect\(\) to join"):
                 served.add_one(x)
