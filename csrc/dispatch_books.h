@@ -23,7 +23,8 @@ typedef struct shmi_child {
   uint32_t generation;
   uint32_t outstanding;  /* calls the child may not have a reply for yet */
   uint32_t parked;       /* of these, told to make room for a result and not yet done so */
-  uint32_t window;       /* the most it may have outstanding */
+  uint32_t window;       /* the most it may have outstanding: the largest that it was ever told */
+  uint8_t was_told_window;
   uint64_t parked_at;    /* helpers that may keep such results, as a mask */
   uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
   uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */

@@ -142,6 +142,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->parked = 0;
   child->parked_at = 0;
   child->window = d->config.window;
+  child->was_told_window = 0;
   child->in_flight = 0;
   child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
@@ -151,13 +152,20 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   stats->generation = child->generation;
   stats->protocol_errors = 0;
   stats->parked_limit = 0;
+  stats->window = 0;
   shmi_schedule_set_weight(d->schedule, slot, 1);
   return shmi_dispatch_watch(d, request_fd, SHMI_PEER_IS_CHILD, slot);
 }
 
 void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
                                uint64_t parked_bytes) {
-  if (window > 0 && window < d->config.window) d->children[slot].window = window;
+  shmi_child_t *child = &d->children[slot];
+  if (window == 0 || window > d->config.window) window = d->config.window;
+  /* A smaller one than before is the child's to keep to: what it sent meanwhile was right when it
+   * was sent, whenever it comes. */
+  if (!child->was_told_window || window > child->window) child->window = window;
+  child->was_told_window = 1;
+  __atomic_store_n(&d->board->child_stats[slot].window, window, __ATOMIC_RELAXED);
   shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
   d->board->child_stats[slot].parked_limit = parked_bytes;
 }

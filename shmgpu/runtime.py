@@ -82,7 +82,7 @@ class Runtime:
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
-first_call: Callable[[], None] | None = None  # joins a broker where that is wanted
+first_call: Callable[[], None] | None = None  # joins or starts a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
 _is_loading = False  # this process will be a broker, and is importing what it will serve
 _gate = threading.RLock()  # held by the one thread that has this process join a broker, or leave
@@ -127,8 +127,8 @@ def require() -> Runtime:
 def require_port() -> Port:
     """The child's port; raises NotRunning, in the words that fit.
 
-    The first call of a program that is in no broker may join one, and then any call that finds
-    it gone may join the next: see :mod:`shmgpu.attach`.
+    The first call of a program that is in no broker joins or starts one, and then any call that
+    finds it gone does the like: see :mod:`shmgpu.attach`.
     """
     if _may_join():
         _join_once()
