@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import allocator, attach, calls, launch, load, messages, payload
+from benchmarks import allocator, attach, calls, launch, load, messages, payload, simulate
 from benchmarks.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -13,4 +13,5 @@ WORKLOADS: tuple[Workload, ...] = (
     load.WORKLOAD,
     allocator.WORKLOAD,
     launch.WORKLOAD,
+    simulate.WORKLOAD,
 )
