@@ -37,7 +37,7 @@ CALLS: Mapping[str, tuple[int, int]] = {
 WEIGHTS: Mapping[str, float] = {
     "rate": 3.0,
     "dispatcher_us": 1.0,
-    "helpers_us": 0.5,
+    "helpers_us": 1.0,
     "children_us": 1.0,
     "turns": 0.3,
 }

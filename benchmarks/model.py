@@ -53,10 +53,11 @@ class Costs:
     dispatcher_frame: float = 0.1
     helper_frame: float = 0.07
     child_frame: float = 0.1
-    switch: float = 0.6  # a process that slept runs again
+    switch: float = 0.8  # a process runs where another did
     wake_busy: float = 0.4  # for the waker, where every core is taken
     wake_idle: float = 2.0  # for the waker, where a core must be woken too
-    start_idle: float = 1.5  # for the woken, before it runs on a core that slept
+    start_idle: float = 0.8  # for the woken, before it runs on a core that slept
+    ask: float = 1.5  # a helper: to have a device begin
     late: float = 3.0  # a device's answer, beyond the time asked for
     slice: float = 150.0  # a process that ran so long gives way to one that waits for its core
 
@@ -303,7 +304,7 @@ class Broker:
             if process.core not in self.idle:
                 process.core = next(reversed(self.idle))
             del self.idle[process.core]
-            process.owed_us += self.costs.switch + self.costs.start_idle
+            process.owed_us += self.costs.start_idle
         else:
             fewest = min(map(len, self.waiting))
             if len(self.waiting[process.core]) > fewest:
@@ -420,7 +421,7 @@ class Broker:
         if self.load.kind == "core":
             yield from self._work(me, self.load.service_us)
             return
-        yield from self._work(me, 0.0)
+        yield from self._work(me, self.costs.ask)
         self._give_core(me)
         took = self.load.service_us + self.costs.late
         if self.gpus:
