@@ -48,18 +48,18 @@ class Costs:
     A *transfer* is one read or write of a pipe, however many frames it carries.
     """
 
-    turn: float = 0.5  # the dispatcher: one turn of its loop, whatever it finds
+    turn: float = 0.4  # the dispatcher: one turn of its loop, whatever it finds
     transfer: float = 0.4
-    dispatcher_frame: float = 0.1
+    dispatcher_frame: float = 0.03
     helper_frame: float = 0.07
-    child_frame: float = 0.1
-    switch: float = 0.8  # a process runs where another did
-    wake_busy: float = 0.4  # for the waker, where every core is taken
-    wake_idle: float = 2.0  # for the waker, where a core must be woken too
-    start_idle: float = 0.8  # for the woken, before it runs on a core that slept
-    ask: float = 1.5  # a helper: to have a device begin
-    late: float = 3.0  # a device's answer, beyond the time asked for
-    slice: float = 150.0  # a process that ran so long gives way to one that waits for its core
+    child_frame: float = 0.04
+    switch: float = 1.4  # a process runs where another did
+    wake_busy: float = 0.35  # for the waker, where every core is taken
+    wake_idle: float = 0.8  # for the waker, where a core must be woken too
+    start_idle: float = 0.6  # for the woken, before it runs on a core that slept
+    ask: float = 1.6  # a helper: to have a device begin
+    late: float = 1.6  # a device's answer, beyond the time asked for
+    slice: float = 250.0  # a process that ran so long gives way to one that waits for its core
 
 
 @dataclass(frozen=True)
@@ -333,12 +333,15 @@ class Broker:
         yield process.bell
         yield from self._take_core(process)
 
-    def _wake(self, waker: Process, sleeper: Process) -> None:
+    def _wake_us(self, sleeper: Process) -> float:
         if sleeper.bell is None:
-            return
-        waker.owed_us += self.costs.wake_idle if self.idle else self.costs.wake_busy
-        sleeper.bell.succeed()
-        sleeper.bell = None
+            return 0.0
+        return self.costs.wake_idle if self.idle else self.costs.wake_busy
+
+    def _wake(self, sleeper: Process) -> None:
+        if sleeper.bell is not None:
+            sleeper.bell.succeed()
+            sleeper.bell = None
 
     # ---- the dispatcher ----
 
@@ -372,17 +375,19 @@ class Broker:
             while (given := policy.next()) is not None:
                 handed.setdefault(given[0], []).append(given[1])
             for number in sorted(handed):
-                yield from self._work(me, costs.transfer)
-                self.helpers[number].pipe.extend(handed[number])
-                self._wake(me, self.helpers[number])
+                helper = self.helpers[number]
+                yield from self._work(me, costs.transfer + self._wake_us(helper))
+                helper.pipe.extend(handed[number])
+                self._wake(helper)
             for number in reversed(replies):  # the last to become due is written first
-                yield from self._work(me, costs.transfer)
-                self.children[number].pipe.extend(replies[number])
-                self._wake(me, self.children[number])
+                child = self.children[number]
+                yield from self._work(me, costs.transfer + self._wake_us(child))
+                child.pipe.extend(replies[number])
+                self._wake(child)
 
-    def _tell_dispatcher(self, waker: Process, kind: str, number: int) -> None:
+    def _tell_dispatcher(self, kind: str, number: int) -> None:
         self.ready.setdefault((kind, number))
-        self._wake(waker, self.parent)
+        self._wake(self.parent)
 
     # ---- a helper ----
 
@@ -411,10 +416,10 @@ class Broker:
                 is_last = place + 1 == len(taken)
                 held_us = self.env.now + me.owed_us - first_reply_us
                 if is_last or len(replies) == BURST or not is_short or held_us > HOLD_REPLIES_US:
-                    yield from self._work(me, costs.transfer)
+                    yield from self._work(me, costs.transfer + self._wake_us(self.parent))
                     self.answers[number].extend(replies)
                     replies = []
-                    self._tell_dispatcher(me, "helper", number)
+                    self._tell_dispatcher("helper", number)
 
     def _serve(self, me: Process, number: int) -> Iterator[Any]:
         """Run the function once."""
@@ -440,10 +445,12 @@ class Broker:
         ready = self.load.window
         yield from self._take_core(me)
         while True:
-            yield from self._work(me, costs.transfer + ready * costs.child_frame)
-            self.requests[number].extend([(number, self.env.now)] * ready)
+            began = self.env.now
+            wake_us = self._wake_us(self.parent)
+            yield from self._work(me, costs.transfer + ready * costs.child_frame + wake_us)
+            self.requests[number].extend([(number, began)] * ready)
             self.sent += ready
-            self._tell_dispatcher(me, "child", number)
+            self._tell_dispatcher("child", number)
             if not me.pipe:
                 yield from self._work(me, 0.0)
                 if not me.pipe:

@@ -50,8 +50,8 @@ NEAR: Mapping[str, Load] = {
     "core_500us": Load(children=16, helpers=2, service_us=500, kind="core"),
 }
 FAR: Mapping[str, Load] = {
+    "32x2": Load(children=32, helpers=2),
     "64x4_window4": Load(children=64, helpers=4, window=4),
-    "256x2": Load(children=256, helpers=2),
     "device_10us": Load(children=16, helpers=2, service_us=10),
     "device_50us": Load(children=32, helpers=2, service_us=50),
     "core_20us": Load(children=32, helpers=2, service_us=20, kind="core"),
@@ -225,7 +225,7 @@ def _group(name: str, loads: Mapping[str, Load], first: int, *, quick: bool) -> 
     if not quick:
         probes = (*probes, judged.big_probe())
         figures += _big_figures()
-    return Group(name, probes, tuple(figures), rounds=3, quick=quick)
+    return Group(name, probes, tuple(figures), rounds=5, quick=quick)
 
 
 WORKLOAD = Workload(

@@ -1,9 +1,10 @@
-"""The model of the broker: laws that every queueing system keeps, its calibration, its command line."""
+"""The model of the broker: the laws of queueing systems, its calibration, its command line."""
 
 import json
 import shutil
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_more_of_what_limits_never_makes_it_slower_and_more_work_never_faster():
     by_children = [rate(children=n) for n in (1, 2, 8, 32)]
     by_service = [rate(service_us=us) for us in (1000, 200, 50, 10)]
     for rates in (by_helpers, by_children, by_service):
-        assert all(more > 0.99 * less for less, more in zip(rates, rates[1:], strict=False))
+        assert all(more > 0.99 * less for less, more in pairwise(rates))
 
 
 def test_the_same_seed_gives_the_same_outcome_and_another_nearly_so():
