@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import simpy
+
+# What a process does: it waits for one event after the other.
+Steps: TypeAlias = "Generator[simpy.Event, Any, None]"
 
 # The dispatcher's and the desk's own constants, as csrc has them.
 EVENTS = 256
@@ -223,12 +226,10 @@ class Policy:
 
 @dataclass
 class Process:
-    """A process: the core that it has or had, and what wakes it."""
+    """A process of the broker."""
 
+    core: int = 0  # where it runs, or ran
     bell: simpy.Event | None = None  # it sleeps until somebody has something for it
-    core: int = 0
-    turn: simpy.Event | None = None  # it waits for its core, since:
-    since_us: float = 0.0
     owed_us: float = 0.0  # done already, and to be waited for together with what comes next
     ran_us: float = 0.0  # since it got its core
     used_us: float = 0.0  # of a core, ever
@@ -243,7 +244,10 @@ class Broker:
 
         self.load, self.box, self.costs = load, box, costs
         self.env = simpy.Environment()
-        self.waiting: list[deque[Process]] = [deque() for _ in range(box.cores)]
+        # For each core, who waits for it: since when, who, and what tells it that it has it.
+        self.waiting: list[deque[tuple[float, Process, simpy.Event]]]
+        self.waiting = [deque() for _ in range(box.cores)]
+        self.waiters = 0
         self.idle = dict.fromkeys(range(box.cores))
         self.gpus = [simpy.Resource(self.env, 1) for _ in range(box.gpus)]
         self.random = random.Random(seed).random
@@ -266,7 +270,7 @@ class Broker:
 
     # ---- cores ----
 
-    def _work(self, process: Process, cost: float) -> Iterator[Any]:
+    def _work(self, process: Process, cost: float) -> Steps:
         """Compute for what is owed and ``cost``; at the end of a slice, let others have a turn."""
         left = (process.owed_us + cost) * (1 + JITTER * (2 * self.random() - 1))
         process.owed_us = 0.0
@@ -278,27 +282,29 @@ class Broker:
             process.ran_us = 0.0
             if self.waiting[process.core]:
                 if self.idle:
-                    self._run(self.waiting[process.core].popleft(), self.idle.popitem()[0])
+                    self._run_next(process.core, self.idle.popitem()[0])
                     continue
-                self._queue(process)
-                self._run(self.waiting[process.core].popleft(), process.core)
-                yield process.turn
+                turn = self._queue(process)
+                self._run_next(process.core, process.core)
+                yield turn
                 process.owed_us += self.costs.switch
         process.ran_us += left
         yield self.env.timeout(left)
 
-    def _queue(self, process: Process) -> None:
-        process.turn = self.env.event()
-        process.since_us = self.env.now
-        self.waiting[process.core].append(process)
+    def _queue(self, process: Process) -> simpy.Event:
+        turn = self.env.event()
+        self.waiting[process.core].append((self.env.now, process, turn))
+        self.waiters += 1
+        return turn
 
-    def _run(self, process: Process, core: int) -> None:
-        """Let a process that waited have that core."""
-        assert process.turn is not None
+    def _run_next(self, queue: int, core: int) -> None:
+        """Let the first of that queue have that core."""
+        _, process, turn = self.waiting[queue].popleft()
+        self.waiters -= 1
         process.core = core
-        process.turn.succeed()
+        turn.succeed()
 
-    def _take_core(self, process: Process) -> Iterator[Any]:
+    def _take_core(self, process: Process) -> Steps:
         """Have an idle core, best the last one; else wait where fewest wait, best there too."""
         if self.idle:
             if process.core not in self.idle:
@@ -309,24 +315,23 @@ class Broker:
             fewest = min(map(len, self.waiting))
             if len(self.waiting[process.core]) > fewest:
                 process.core = next(i for i, w in enumerate(self.waiting) if len(w) == fewest)
-            self._queue(process)
-            yield process.turn
+            yield self._queue(process)
             process.owed_us += self.costs.switch
         process.ran_us = 0.0
 
     def _give_core(self, process: Process) -> None:
         """Let the next one run; who waited long elsewhere is taken over by a core without work."""
-        mine = self.waiting[process.core]
-        if mine:
-            self._run(mine.popleft(), process.core)
+        if self.waiting[process.core]:
+            self._run_next(process.core, process.core)
             return
-        for other in self.waiting:
-            if other and self.env.now - other[0].since_us > MIGRATION_US:
-                self._run(other.popleft(), process.core)
-                return
+        if self.waiters:
+            for queue, waiting in enumerate(self.waiting):
+                if waiting and self.env.now - waiting[0][0] > MIGRATION_US:
+                    self._run_next(queue, process.core)
+                    return
         self.idle[process.core] = None
 
-    def _sleep(self, process: Process) -> Iterator[Any]:
+    def _sleep(self, process: Process) -> Steps:
         """Block until somebody rings."""
         process.bell = self.env.event()
         self._give_core(process)
@@ -345,7 +350,7 @@ class Broker:
 
     # ---- the dispatcher ----
 
-    def _dispatch(self) -> Iterator[Any]:
+    def _dispatch(self) -> Steps:
         me, costs, policy = self.parent, self.costs, self.policy
         yield from self._take_core(me)
         while True:
@@ -391,7 +396,7 @@ class Broker:
 
     # ---- a helper ----
 
-    def _help(self, number: int) -> Iterator[Any]:
+    def _help(self, number: int) -> Steps:
         me, costs, load = self.helpers[number], self.costs, self.load
         replies: list[tuple[Call, float, float]] = []
         first_reply_us = 0.0
@@ -421,7 +426,7 @@ class Broker:
                     replies = []
                     self._tell_dispatcher("helper", number)
 
-    def _serve(self, me: Process, number: int) -> Iterator[Any]:
+    def _serve(self, me: Process, number: int) -> Steps:
         """Run the function once."""
         if self.load.kind == "core":
             yield from self._work(me, self.load.service_us)
@@ -440,7 +445,7 @@ class Broker:
 
     # ---- a child ----
 
-    def _call(self, number: int) -> Iterator[Any]:
+    def _call(self, number: int) -> Steps:
         me, costs = self.children[number], self.costs
         ready = self.load.window
         yield from self._take_core(me)

@@ -323,8 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tick=lambda _calls: step("calls"),
         )
     if options.json:
-        found = {"load": load, "box": box, "costs": costs}
-        document = {name: asdict(item) for name, item in found.items()}
+        document = {"load": asdict(load), "box": asdict(box), "costs": asdict(costs)}
         print(json.dumps({**document, "outcome": outcome.as_json()}, indent=2))
     else:
         print(describe(load, box, outcome))
