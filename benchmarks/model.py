@@ -40,7 +40,10 @@ HOLD_REPLIES_US = 100.0
 MIGRATION_US = 500.0
 
 JITTER = 0.1  # of every burst, either way: without it processes march in step as none do
-SATURATED = 0.85  # a resource that is used for more than this share is what limits
+# What is used for more than this share is what limits: few processes, which wait for each
+# other, never fill two cores. A helper that waits for a core is busy too, so cores win a near tie.
+SATURATED = 0.75
+NEAR_TIE = 0.1
 KINDS = ("device", "core")
 
 
@@ -133,8 +136,9 @@ class Outcome:
     @property
     def saturated(self) -> str:
         """What limits the rate: the resource used most, or "nothing" (more children bring more)."""
-        name, share = max(self.shares.items(), key=lambda item: item[1])
-        return name if share >= SATURATED else "nothing"
+        shares = self.shares
+        name = max(shares, key=lambda name: shares[name] + NEAR_TIE * (name == "cpu"))
+        return name if shares[name] >= SATURATED else "nothing"
 
     def as_json(self) -> dict[str, Any]:
         """Return the outcome as plain data."""

@@ -68,10 +68,24 @@ def test_helpers_that_never_wait_serve_one_call_a_service_time(helpers):
     assert outcome.saturated == "helpers"
 
 
+@pytest.mark.parametrize(
+    ("load", "box", "limit"),
+    [
+        (Load(256, 2), TWO, "cpu"),
+        (Load(1000, 8), Box(64), "dispatcher"),
+        (Load(1000, 8, service_us=1000), Box(64), "helpers"),
+        (Load(2, 8, service_us=1000), Box(64), "nothing"),
+    ],
+)
+def test_what_is_used_up_is_what_a_reader_of_the_load_would_say(load, box, limit):
+    assert predict(load, box, COSTS).saturated == limit
+
+
 def test_computing_helpers_are_limited_by_the_cores():
     outcome = predict(Load(16, 8, service_us=1000, kind="core"), TWO, FREE)
     assert outcome.rate == pytest.approx(2000, rel=0.05)
     assert outcome.shares["cpu"] == pytest.approx(1, rel=0.05)
+    assert outcome.saturated == "cpu"
 
 
 def test_helpers_that_share_a_gpu_take_turns():
