@@ -180,7 +180,7 @@ def _compared(place: int, name: str) -> tuple[Figure, ...]:
             (ours, "rate"),
             (theirs, "rate"),
             baseline="measured",
-            point=Point(RATES, place, "calls a second"),
+            point=Point(RATES, place, "predicted"),
         ),
         Figure(f"error_{name}", (ours, "error"), asked="<= 0.15"),
         Figure(
@@ -188,7 +188,7 @@ def _compared(place: int, name: str) -> tuple[Figure, ...]:
             (ours, "p99"),
             (theirs, "p99"),
             baseline="measured",
-            point=Point(TAILS, place, "p99, us"),
+            point=Point(TAILS, place, "predicted"),
         ),
         Figure(f"saturated_{name}", (ours, "agrees"), asked="== 1"),
     )
