@@ -74,7 +74,7 @@ CALIBRATION_UNITS = {
     **{item.name: "us" for item in fields(Costs)},
     **{f"fit_{run}": "share" for run in RUNS},
 }
-PREDICTED_UNITS = {**MEASURED_UNITS, "error": "share", "agrees": "0 or 1"}
+PREDICTED_UNITS = {**MEASURED_UNITS, "error": "share", "agrees": "share"}
 
 
 def measure(load: Load, seconds: float) -> Outcome:
