@@ -24,12 +24,12 @@ Vector = NDArray[np.float64]
 
 RUNS: Mapping[str, Load] = {
     "lone": Load(children=1, helpers=1, service_us=10.0),
-    "crowd": Load(children=256, helpers=2),
+    "crowd": Load(children=96, helpers=2),
     "window16": Load(children=32, helpers=2, window=16),
 }
 CALLS: Mapping[str, tuple[int, int]] = {
     "lone": (10, 60),
-    "crowd": (600, 2500),
+    "crowd": (300, 2500),
     "window16": (1500, 8000),
 }
 
