@@ -104,7 +104,7 @@ $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VEN
 
 # ---- what people ask for -----------------------------------------------------------------
 
-.PHONY: setup demo test storm soak faults mutants check bench example
+.PHONY: setup demo test storm soak faults mutants check bench plots example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
@@ -129,6 +129,9 @@ soak: $(VENV)/.stamp-dev $(CORE) ## half an hour: memory, descriptors, p99 must 
 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)
+
+plots: $(VENV)/.stamp-bench ## the README's plots, from the latest full run in benchmarks/results
+	@$(PY) -m benchmarks plots $(T)
 
 ifeq ($(SAN),)
 check: $(VENV)/.stamp-dev $(CORE) ## lint, types, layering, C tests plain and sanitized

@@ -2,6 +2,11 @@
 
 Both do the work of ``calls`` (``x + 1`` of 64 bytes), in one run. The pipes, frames and arenas are
 the same, so the ratios should be 1 but for noise; what is asked leaves a tenth.
+
+What the joining itself costs is measured in a process that joins, calls once and leaves, again and
+again. Beside it stand two ways to get a first answer from another process without a broker
+(``joining.py``): a connection to a server of ``multiprocessing.connection``, and a fork with two
+pipes. A guest gets an arena of its own, which is filled with zeros after it.
 """
 
 from __future__ import annotations
@@ -36,6 +41,28 @@ def _probe(name: str, clients: int, workers: int) -> Probe:
     return Probe(name, run, units, needs=("shmgpu",))
 
 
+JOINING = {
+    "attached": "benchmarks.guests:joins",
+    "multiprocessing.connection": "benchmarks.joining:connection",
+    "fork and pipes": "benchmarks.joining:fork",
+}
+
+
+def _joining(name: str) -> Probe:
+    def run(seconds: float) -> dict[str, float]:
+        result = isolate.call(
+            JOINING[name], seconds + LIMIT_S, seconds=seconds, payload_bytes=PAYLOAD_BYTES
+        )
+        return dict(result)
+
+    needs = () if name == "multiprocessing.connection" else ("shmgpu",)
+    return Probe(name, run, {"answer": "us", "leave": "us"}, needs)
+
+
+def _beside(quantity: str, baseline: str, suffix: str = "") -> Figure:
+    return Figure(f"join_{quantity}{suffix}", ("attached", quantity), (baseline, quantity))
+
+
 WORKLOAD = Workload(
     "attach",
     "Python calls as in `calls`, of processes that joined a broker, beside forked children's",
@@ -52,6 +79,17 @@ WORKLOAD = Workload(
                 Figure("latency", ("attached", "median"), ("forked", "median"), "<= 1.1"),
                 Figure("latency_p99", ("attached", "p99"), ("forked", "p99")),
             ),
+        ),
+        Group(
+            "join",
+            tuple(map(_joining, JOINING)),
+            (
+                _beside("answer", "multiprocessing.connection"),
+                _beside("answer", "fork and pipes", "_fork"),
+                _beside("leave", "multiprocessing.connection"),
+                _beside("leave", "fork and pipes", "_fork"),
+            ),
+            rounds=3,
         ),
     ),
 )

@@ -1,4 +1,7 @@
-"""The command line: choose workloads, measure, print, keep."""
+"""The command line: measure workloads, print and keep; then compare, report and plot what was kept.
+
+Measuring is what it does unless the first word is one of ``COMMANDS``.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import compare, highlights, plots, report
 from benchmarks import environment as env
-from benchmarks import report
+from benchmarks.charts import charts_of
 from benchmarks.figures import Row, Workload
 from benchmarks.harness import FAILED, FULL, QUICK, Effort, measure, rounds_of, row_of
 from benchmarks.registry import WORKLOADS
+from benchmarks.results import ResultError, as_json, load, plain_json, save
+from benchmarks.table import table
+
+PROGRAM = "python -m benchmarks"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    """Return the parser of the command line that measures."""
+    p = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Measure workloads, print a table, keep the figures.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="what to do with kept figures (--help after each says more):\n"
+        + "\n".join(f"  {name:8} {about}" for name, (_run, about) in COMMANDS.items()),
+    )
     p.add_argument("names", nargs="*", metavar="NAME", help="workload, or workload.group; or all")
     p.add_argument("--list", action="store_true", help="say what there is, measure nothing")
     p.add_argument("--quick", action="store_true", help="shorter and fewer rounds: a first look")
@@ -78,7 +92,7 @@ def listing(workloads: Sequence[Workload]) -> str:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
+def progress(total: int, unit: str = "run") -> Iterator[Callable[[str], None]]:
     """Show a bar on a terminal; in a pipe, or without tqdm, show nothing."""
     if not sys.stderr.isatty() or importlib.util.find_spec("tqdm") is None:
         yield lambda _name: None
@@ -86,7 +100,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # no thread beside what is measured
-    with tqdm(total=total, leave=False, unit="run") as bar:
+    with tqdm(total=total, leave=False, unit=unit) as bar:
 
         def step(name: str) -> None:
             bar.set_description(name, refresh=False)
@@ -108,14 +122,88 @@ def run(workloads: Sequence[Workload], effort: Effort) -> list[Row]:
     return rows
 
 
-def main(arguments: Sequence[str] | None = None, workloads: Sequence[Workload] = WORKLOADS) -> int:
-    """Run the command line; 0, or 1 when a probe failed, or 2 for a bad command."""
-    p = parser()
+def _compare(arguments: Sequence[str]) -> int:
+    p = _command("compare")
+    p.add_argument("old", type=Path, metavar="OLD", help="a file that --json wrote")
+    p.add_argument("new", type=Path, metavar="NEW", help="a later one")
+    least = 100 * compare.LEAST_CHANGE
+    p.add_argument("--percent", type=float, default=least, metavar="P",
+                   help=f"a smaller change is none (default {least:g})")  # fmt: skip
+    p.add_argument("--all", action="store_true", help="show rows that are the same, too")
+    p.add_argument("--json", type=Path, metavar="FILE", help="keep the verdicts")
+    p.add_argument("--fail-on-worse", action="store_true", help="exit status 1 if a row is worse")
     options = p.parse_args(arguments)
+    old, new = load(options.old), load(options.new)
+    warnings = compare.differences(old, new)
+    for warning in warnings:
+        print(f"The runs differ in more than the code: {warning}.", file=sys.stderr)
+    rows = compare.compare(old.rows, new.rows, options.percent / 100)
+    print(compare.text(rows, options.all))
+    if options.json:
+        save(options.json, plain_json(compare.as_data(rows, warnings)))
+    worse = any(row.verdict is compare.Verdict.WORSE for row in rows)
+    return 1 if worse and options.fail_on_worse else 0
+
+
+def _report(arguments: Sequence[str]) -> int:
+    p = _command("report")
+    p.add_argument("result", type=Path, metavar="RESULT", help="a file that --json wrote")
+    p.add_argument("--to", type=Path, metavar="DIR", help="folder (default: named after RESULT)")
+    options = p.parse_args(arguments)
+    result = load(options.result)
+    if not plots.available():
+        print(plots.MISSING, file=sys.stderr)
+    with progress(len(charts_of(result.rows)), "plot") as step:
+        written = report.write(result, options.to or options.result.with_suffix(""), step)
+    print(f"{written[0]}, with {len(written) - 1} plots")
+    return 0
+
+
+def _plots(arguments: Sequence[str]) -> int:
+    p = _command("plots")
+    p.add_argument("result", type=Path, nargs="?", metavar="RESULT",
+                   help="default: the latest full run in benchmarks/results")  # fmt: skip
+    p.add_argument("--to", type=Path, default=highlights.PLOTS, metavar="DIR",
+                   help="default: benchmarks/results/plots")  # fmt: skip
+    options = p.parse_args(arguments)
+    if not plots.available():
+        raise ResultError(plots.MISSING)
+    result = load(options.result) if options.result else highlights.latest()
+    drawn, left_out = highlights.write(result, options.to)
+    print(*(f"{path}, of {result.path}" for path in drawn), *left_out, sep="\n")
+    return 0
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "compare": (_compare, "say what became better or worse between two kept runs"),
+    "report": (_report, "write a page with tables and plots of a kept run"),
+    "plots": (_plots, "draw the plots of the front page anew"),
+}
+
+
+def _command(name: str) -> argparse.ArgumentParser:
+    about = COMMANDS[name][1]
+    return argparse.ArgumentParser(prog=f"{PROGRAM} {name}", description=f"{about}.".capitalize())
+
+
+def main(arguments: Sequence[str] | None = None, workloads: Sequence[Workload] = WORKLOADS) -> int:
+    """Run the command line: 2 for a bad command or file, 1 if a probe failed or a row is worse."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in COMMANDS:
+        return _measure(words, workloads)
+    try:
+        return COMMANDS[words[0]][0](words[1:])
+    except (ResultError, OSError) as error:
+        print(f"{PROGRAM} {words[0]}: {error}", file=sys.stderr)
+        return 2
+
+
+def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
+    options = parser().parse_args(arguments)
     try:
         chosen = select(options.names, workloads)
     except ValueError as error:
-        print(f"{p.prog}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     if options.quick and not options.names:
         chosen = quick_part(chosen)
@@ -133,7 +221,7 @@ def main(arguments: Sequence[str] | None = None, workloads: Sequence[Workload] =
         if workload.preface:
             print(workload.preface())
     rows = run(chosen, effort)
-    print(report.table(rows))
+    print(table(rows))
     if options.json:
-        report.save(options.json, report.as_json(rows, environment, options.quick))
+        save(options.json, as_json(rows, environment, options.quick, effort.seconds))
     return 1 if any(FAILED in note for row in rows for note in row.notes) else 0

@@ -1,4 +1,4 @@
-"""What the figures were measured on: machine, limits, versions, load, commit.
+"""What the figures were measured on: machine, GPUs, limits, versions, settings, load, commit.
 
 Everything is read, nothing is changed; what cannot be read is None.
 """
@@ -17,7 +17,20 @@ from typing import Any
 
 from benchmarks.native import FLAGS, ROOT, compiler
 
-PACKAGES = ("shmgpu", "torch", "numpy", "pyzmq", "faster-fifo")
+# shmgpu, what it stands on, and every peer; a package that is not installed is None.
+PACKAGES = (
+    "shmgpu",
+    "cffi",
+    "numpy",
+    "torch",
+    "faster-fifo",
+    "iceoryx2",
+    "pyzmq",
+    "ray",
+    "simpy",
+    "tensordict",
+    "torchrl",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -34,8 +47,12 @@ def describe() -> dict[str, Any]:
         "container": _container_limits(),
         "kernel": platform.release(),
         "machine": platform.machine(),
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "gpus": _gpus(),
         "load_average": list(os.getloadavg()),
         "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith("SHMGPU_")},
         "packages": {name: _version(name) for name in PACKAGES},
         "compiler": _first_line([compiler(), "--version"]),
         "flags": " ".join(FLAGS),
@@ -69,11 +86,22 @@ def _read(path: str | Path) -> str | None:
 
 
 def _first_line(command: list[str], folder: Path | None = None) -> str | None:
+    lines = _lines(command, folder)
+    return lines[0] if lines else None
+
+
+def _lines(command: list[str], folder: Path | None = None) -> list[str] | None:
+    """Return what the command printed; None where it is not there or failed."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    return lines[0] if done.returncode == 0 and lines else None
+    return done.stdout.splitlines() if done.returncode == 0 else None
+
+
+def _gpus() -> list[str]:
+    """Return each GPU's name, driver and memory, as nvidia-smi says them."""
+    wanted = ["--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return _lines(["nvidia-smi", *wanted]) or []
 
 
 def _version(package: str) -> str | None:

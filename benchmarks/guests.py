@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from benchmarks.figures import ProbeFailed
 from benchmarks.stage import Stage
 
 JOIN_LIMIT_S = 30.0
+JOIN_SLOTS = 8  # a place that was left is cleaned while the next guest takes another
+LEAST_JOINS = 5
 
 BROKER = """
 import sys, shmgpu.daemon
@@ -46,11 +49,16 @@ def broker(path: Path, slots: int, helpers: int) -> Iterator[None]:
         process.wait()
 
 
-def client(path: Path, stage: Stage, rank: int, payload_bytes: int) -> None:
-    """Join, check one answer, then call as often as the stage says."""
+def wait_for(path: Path) -> None:
+    """Wait until the broker's socket is there."""
     limit = time.monotonic() + JOIN_LIMIT_S
     while not path.exists() and time.monotonic() < limit:
         time.sleep(0.01)
+
+
+def client(path: Path, stage: Stage, rank: int, payload_bytes: int) -> None:
+    """Join, check one answer, then call as often as the stage says."""
+    wait_for(path)
     with shmgpu.connect(path, wait=JOIN_LIMIT_S):
         x = shmgpu.arena.empty((payload_bytes // 4,), "float32")
         x[:] = 0
@@ -85,3 +93,33 @@ def attached_calls(
     if any(ended):
         raise ProbeFailed(f"{sum(map(bool, ended))} of {clients} clients failed")
     return stage.result()
+
+
+def joins(seconds: float, payload_bytes: int) -> dict[str, float]:
+    """Join, call once and leave, again and again, as the only guest.
+
+    Returns the medians in microseconds: ``answer``, from before ``connect()`` to the first answer,
+    and ``leave``, of ``disconnect()``.
+    """
+    answer_us, leave_us = [], []
+    now = time.perf_counter_ns
+    with tempfile.TemporaryDirectory(prefix="shmgpu-bench-") as folder:
+        path = Path(folder) / "broker.sock"
+        with broker(path, JOIN_SLOTS, 1):
+            wait_for(path)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end or len(answer_us) < LEAST_JOINS:
+                began = now()
+                shmgpu.connect(path, wait=JOIN_LIMIT_S)
+                x = shmgpu.arena.zeros((payload_bytes // 4,), "float32")
+                answer = add_one(x)
+                answered = now()
+                right = np.array_equal(answer, x + 1)
+                del x, answer
+                left = now()
+                shmgpu.disconnect()
+                leave_us.append((now() - left) / 1000)
+                answer_us.append((answered - began) / 1000)
+                if not right:
+                    raise ProbeFailed("shmgpu gave a wrong answer")
+    return {"answer": statistics.median(answer_us), "leave": statistics.median(leave_us)}

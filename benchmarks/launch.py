@@ -2,74 +2,61 @@
 
 No model is loaded and no arena populated. Every launch is made by a fresh interpreter, after its
 imports; once with shmgpu alone and once with torch imported, whose many objects and threads are
-what a fork has to cope with in real use.
+what a fork has to cope with in real use. The curve over children is held against bare forks: as
+many processes that do nothing, forked one after the other and waited for.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import os
-import re
 import statistics
 import time
-from pathlib import Path
 
 from benchmarks import isolate
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
+from benchmarks.processes import cpu_ns, cpu_ticks, import_torch, memory_mib, modules
 
 CHILDREN = 32
 HELPERS = 2
 LIMIT_S = 60.0
 IDLE_S = 2.0
-SETTLE_S = 1.0
+SETTLE_S = 0.5
+CURVE = {False: (1, 8, 32, 128), True: (8, 128)}  # children, without and with torch
+IN_QUICK = (8,)
+WALL = Curve("launch over children", "children")
 
 
-def _import_torch() -> None:
-    import torch  # noqa: F401
-
-
-def shmgpu_wall(with_torch: bool) -> float:
+def shmgpu_wall(with_torch: bool, children: int = CHILDREN) -> float:
     """Return the seconds that a launch of children with nothing to do takes, start to end."""
     # Only here, so that the suite can be listed where shmgpu is not built.
     import shmgpu
 
-    if with_torch:
-        _import_torch()
+    import_torch(with_torch)
 
     def nothing(rank: int) -> None:
         return None
 
     began = time.perf_counter()
-    shmgpu.launch(nothing, children=CHILDREN, helpers=HELPERS, devices=["cpu"])
+    shmgpu.launch(nothing, children=children, helpers=HELPERS, devices=["cpu"])
     return time.perf_counter() - began
 
 
-def private_dirty_bytes() -> int:
-    """Return the bytes of this process's pages that are written to and nobody else's."""
-    match = re.search(r"^Private_Dirty:\s+(\d+) kB", _proc("self", "smaps_rollup"), re.MULTILINE)
-    if match is None:
-        raise ProbeFailed("/proc/self/smaps_rollup has no Private_Dirty")
-    return int(match[1]) * 1024
+def bare_wall(with_torch: bool, children: int = CHILDREN) -> float:
+    """Return the seconds that as many bare forks take that end at once, helpers included."""
+    import shmgpu  # noqa: F401  so that the process is of the same size
 
-
-def cpu_ticks(pid: int) -> int:
-    """Return the clock ticks of user and system time that a process has used."""
-    # The name may hold spaces and brackets: the fields count from behind the last one.
-    fields = _proc(str(pid), "stat").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
-def cpu_ns(pid: int) -> float:
-    """Return the nanoseconds a process's first thread has run; NaN where the kernel is silent."""
-    try:
-        return float(_proc(str(pid), "schedstat").split()[0])
-    except OSError:
-        return math.nan
-
-
-def _proc(who: str, name: str) -> str:
-    return (Path("/proc") / who / name).read_text()
+    import_torch(with_torch)
+    began = time.perf_counter()
+    pids = []
+    for _ in range(children + HELPERS):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return time.perf_counter() - began
 
 
 def shmgpu_idle(with_torch: bool) -> dict[str, float]:
@@ -77,8 +64,7 @@ def shmgpu_idle(with_torch: bool) -> dict[str, float]:
     # Only here, so that the suite can be listed where shmgpu is not built.
     import shmgpu
 
-    if with_torch:
-        _import_torch()
+    import_torch(with_torch)
     began = time.monotonic()
 
     def until(seconds: float) -> None:
@@ -86,10 +72,10 @@ def shmgpu_idle(with_torch: bool) -> dict[str, float]:
 
     def idle(rank: int) -> list[float]:
         until(SETTLE_S)
-        before = private_dirty_bytes()
+        before, _ = memory_mib()
         until(2 * SETTLE_S)
         gc.collect()
-        after = private_dirty_bytes()
+        after, _ = memory_mib()
         until(3 * SETTLE_S)
         dispatcher = os.getppid()  # a child's parent is the dispatcher
         ticks, ns = cpu_ticks(dispatcher), cpu_ns(dispatcher)
@@ -97,30 +83,36 @@ def shmgpu_idle(with_torch: bool) -> dict[str, float]:
         return [before, after, cpu_ticks(dispatcher) - ticks, cpu_ns(dispatcher) - ns]
 
     results = shmgpu.launch(idle, children=CHILDREN, helpers=HELPERS, devices=["cpu"])
-    mib = 1 << 20
     return {
-        "dirty": max(result[0] for result in results) / mib,
-        "dirty_collected": max(result[1] for result in results) / mib,
+        "dirty": max(result[0] for result in results),
+        "dirty_collected": max(result[1] for result in results),
         "ticks": float(results[0][2]),
         "ns": float(results[0][3]),
     }
 
 
-def _wall_group(with_torch: bool) -> Group:
-    suffix = "_torch" if with_torch else ""
+def _wall_probe(name: str, target: str, with_torch: bool, children: int = CHILDREN) -> Probe:
+    counted = not with_torch  # importing torch fills a round by itself
 
     def run(repetitions: float) -> dict[str, float]:
-        target = "benchmarks.launch:shmgpu_wall"
         walls = [
-            isolate.call(target, LIMIT_S, with_torch=with_torch) for _ in range(int(repetitions))
+            isolate.call(
+                f"benchmarks.launch:{target}", LIMIT_S, with_torch=with_torch, children=children
+            )
+            for _ in range(int(repetitions) if counted else 1)
         ]
         return {"wall": statistics.median(walls)}
 
-    needs = ("shmgpu", "torch") if with_torch else ("shmgpu",)
+    return Probe(name, run, {"wall": "s"}, modules(with_torch), counted)
+
+
+def _wall_group(with_torch: bool) -> Group:
+    suffix = "_torch" if with_torch else ""
     return Group(
         f"wall{suffix}",
-        (Probe("shmgpu", run, {"wall": "s"}, needs, counted=True),),
+        (_wall_probe("shmgpu", "shmgpu_wall", with_torch),),
         (Figure(f"wall{suffix}", ("shmgpu", "wall"), asked="< 0.25"),),
+        rounds=5,
     )
 
 
@@ -132,22 +124,50 @@ def _idle_group(with_torch: bool) -> Group:
         return dict(result)
 
     units = {"dirty": "MiB", "dirty_collected": "MiB", "ticks": "ticks", "ns": "ns"}
-    needs = ("shmgpu", "torch") if with_torch else ("shmgpu",)
     return Group(
         f"idle{suffix}",
-        (Probe("shmgpu", run, units, needs),),
+        (Probe("shmgpu", run, units, modules(with_torch)),),
         (
             Figure(f"dirty{suffix}", ("shmgpu", "dirty"), asked="<= 3"),
             Figure(f"dirty_collected{suffix}", ("shmgpu", "dirty_collected"), asked="<= 3"),
             Figure(f"idle_ticks{suffix}", ("shmgpu", "ticks"), asked="== 0"),
             Figure(f"idle_cpu{suffix}", ("shmgpu", "ns")),
         ),
-        rounds=3,
+        rounds=1,  # nothing here is a time that varies
+        quick=not with_torch,
+    )
+
+
+def _curve_group(children: int, with_torch: bool) -> Group:
+    name = f"wall_children_{children}" + ("_torch" if with_torch else "")
+    series = "with torch" if with_torch else "without torch"
+    return Group(
+        name,
+        (
+            _wall_probe("shmgpu", "shmgpu_wall", with_torch, children),
+            _wall_probe("bare forks", "bare_wall", with_torch, children),
+        ),
+        (
+            Figure(
+                name,
+                ("shmgpu", "wall"),
+                ("bare forks", "wall"),
+                point=Point(WALL, children, series),
+            ),
+        ),
+        rounds=2,
+        quick=children in IN_QUICK and not with_torch,
     )
 
 
 WORKLOAD = Workload(
     "launch",
     "starting and ending 32 children and 2 helpers; memory and CPU while they idle",
-    (_wall_group(False), _wall_group(True), _idle_group(False), _idle_group(True)),
+    (
+        _wall_group(False),
+        _wall_group(True),
+        _idle_group(False),
+        _idle_group(True),
+        *(_curve_group(children, torch) for torch, sizes in CURVE.items() for children in sizes),
+    ),
 )

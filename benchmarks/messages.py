@@ -2,61 +2,90 @@
 
 Both programs are built by the same compiler with the same flags and take the same arguments;
 ``benchmarks/c/stage.h`` counts for both.
+
+Three curves go through one common point, 32 children, 2 helpers and a window of 1: over children,
+over helpers, over the window. The relay is run at every point of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from benchmarks.figures import Figure, Group, Probe, Workload
+from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
 from benchmarks.native import build, run_json
 
 START_LIMIT_S = 90.0
-HANDOVER = 16
+HANDOVER = 16  # frames handed to a helper ahead by the relay, or a whole window if that is more
 LIBRARIES: Mapping[str, str | None] = {"messages": "*.c", "relay": None}
 LABELS = {"messages": "shmgpu", "relay": "relay"}
 
+COMMON = {"children": 32, "helpers": 2, "window": 1}
+WINDOW16 = {**COMMON, "window": 16}
+MEASURED = (COMMON, WINDOW16, {**COMMON, "children": 256})  # by the groups with a target
+SIZES = {
+    "children": (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    "helpers": (1, 2, 4, 8),
+    "window": (1, 2, 4, 8, 16, 32, 64),
+}
+CURVES = {
+    "children": Curve("messages over children", "children"),
+    "helpers": Curve("messages over helpers", "helpers"),
+    "window": Curve("messages over the window", "messages a child has out"),
+}
+IN_QUICK = (8,)
 
-def _probe(
-    program: str,
-    *,
-    children: int,
-    helpers: int,
-    window: int = 1,
-    active: int | None = None,
-    label: str | None = None,
-) -> Probe:
+
+def carried(program: str, seconds: float, **sizes: int) -> dict[str, Any]:
+    """Run one of the two programs; ``sizes`` are its arguments, as in ``window=16``."""
+    handover = max(HANDOVER, sizes.get("window", 1))
+    arguments = {**sizes, "handover": handover, "seconds": seconds}
+    words = [
+        word
+        for name, size in arguments.items()
+        for word in (f"--{name.replace('_', '-')}", str(size))
+    ]
+    path = build(program, library=LIBRARIES[program])
+    return run_json([path, *words], seconds + START_LIMIT_S)
+
+
+def _probe(program: str, *, label: str | None = None, **sizes: int) -> Probe:
     """Run ``program``: its rate, and when one child alone is active its latency."""
-    timed = window == 1 and (active or children) == 1
+    timed = sizes.get("window", 1) == 1 and sizes.get("active", sizes["children"]) == 1
 
     def run(seconds: float) -> dict[str, float]:
-        arguments = {
-            "--children": children,
-            "--active": active or children,
-            "--helpers": helpers,
-            "--window": window,
-            "--handover": HANDOVER,
-            "--seconds": seconds,
-        }
-        path = build(program, library=LIBRARIES[program])
-        words = [str(word) for pair in arguments.items() for word in pair]
-        result = run_json([path, *words], seconds + START_LIMIT_S)
+        result = carried(program, seconds, **sizes)
+        quantities = {"rate": result["rate"]}
         if timed:
-            return {"median": result["median_ns"] / 1000, "p99": result["p99_ns"] / 1000}
-        return {"rate": result["rate"]}
+            quantities["median"] = result["median_ns"] / 1000
+            quantities["p99"] = result["p99_ns"] / 1000
+        return quantities
 
-    units = {"median": "us", "p99": "us"} if timed else {"rate": "1/s"}
+    units = {"rate": "1/s", "median": "us", "p99": "us"} if timed else {"rate": "1/s"}
     return Probe(label or LABELS[program], run, units)
 
 
-def _against_relay(name: str, children: int, window: int, asked: str | None) -> Group:
-    def probe(program: str) -> Probe:
-        return _probe(program, children=children, helpers=2, window=window)
+def _beside_relay(sizes: Mapping[str, int]) -> tuple[Probe, Probe]:
+    return _probe("messages", **sizes), _probe("relay", **sizes)
 
+
+def _rate(name: str, asked: str | None = None, point: Point | None = None) -> Figure:
+    return Figure(name, ("shmgpu", "rate"), ("relay", "rate"), asked, point=point)
+
+
+def _points(sizes: Mapping[str, int]) -> tuple[Figure, ...]:
+    """Return a figure for each curve that goes through this point."""
+    return tuple(
+        _rate(f"rate_over_{along}_{sizes[along]}", None, Point(curve, sizes[along], "shmgpu"))
+        for along, curve in CURVES.items()
+        if sizes == {**COMMON, along: sizes[along]}
+    )
+
+
+def _point_group(along: str, size: int) -> Group:
+    sizes = {**COMMON, along: size}
     return Group(
-        name,
-        (probe("messages"), probe("relay")),
-        (Figure(f"rate_{name}", ("shmgpu", "rate"), ("relay", "rate"), asked),),
+        f"{along}_{size}", _beside_relay(sizes), _points(sizes), rounds=2, quick=size in IN_QUICK
     )
 
 
@@ -64,8 +93,14 @@ WORKLOAD = Workload(
     "messages",
     "round trips of empty messages from C, beside a raw relay of poll, read and write",
     (
-        _against_relay("window1", 32, 1, ">= 0.85"),
-        _against_relay("window16", 32, 16, ">= 0.85"),
+        Group(
+            "window1", _beside_relay(COMMON), (_rate("rate_window1", ">= 0.85"), *_points(COMMON))
+        ),
+        Group(
+            "window16",
+            _beside_relay(WINDOW16),
+            (_rate("rate_window16", ">= 0.85"), *_points(WINDOW16)),
+        ),
         Group(
             "children256",
             (
@@ -84,6 +119,7 @@ WORKLOAD = Workload(
                     "rate_children256_relay",
                     ("shmgpu, 256 children", "rate"),
                     ("relay", "rate"),
+                    point=Point(CURVES["children"], 256, "shmgpu"),
                 ),
             ),
         ),
@@ -107,6 +143,12 @@ WORKLOAD = Workload(
                     "shmgpu, alone",
                 ),
             ),
+        ),
+        *(
+            _point_group(along, size)
+            for along, sizes in SIZES.items()
+            for size in sizes
+            if {**COMMON, along: size} not in MEASURED
         ),
     ),
 )

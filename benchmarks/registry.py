@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks import allocator, attach, calls, launch, load, messages, payload, simulate
+from benchmarks import (
+    allocator,
+    attach,
+    batching,
+    calls,
+    gpu,
+    launch,
+    load,
+    memory,
+    messages,
+    payload,
+    respawn,
+    simulate,
+)
 from benchmarks.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -11,7 +24,11 @@ WORKLOADS: tuple[Workload, ...] = (
     attach.WORKLOAD,
     payload.WORKLOAD,
     load.WORKLOAD,
+    batching.WORKLOAD,
     allocator.WORKLOAD,
     launch.WORKLOAD,
+    respawn.WORKLOAD,
+    memory.WORKLOAD,
+    gpu.WORKLOAD,
     simulate.WORKLOAD,
 )

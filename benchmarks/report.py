@@ -1,93 +1,265 @@
-"""Rows as a table for people and as JSON for programs."""
+"""A page of one kept run: what was asked beside what was measured, tables, and a plot per curve.
+
+The page is Markdown with PNGs in a folder beside it. It says what a result says and adds no
+judgement; where plots cannot be drawn, the tables of the curves still stand.
+"""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from benchmarks import plots
+from benchmarks.charts import Chart, charts_of, workload_of
+from benchmarks.environment import busy_warning
 from benchmarks.figures import Row
+from benchmarks.results import Result, save
+from benchmarks.table import chart_lines, notes_of, number, place, ratio_text, spread_text
 
-SCHEMA = 1
-HEADINGS = ("figure", "value", "", "baseline", "its value", "ratio", "spread", "asked", "met")
-_LEFT = frozenset({0, 2, 3, 7, 8})
+PAGE = "report.md"
+PLOTS = "plots"
+SIMULATED = "simulate"
+PREDICTED, MEASURED = "predicted", "measured"
+Pair = tuple[str, float | None, float | None]  # name, predicted, measured
 
-
-def number(value: float | None) -> str:
-    """Return a number in at most four digits that matter, thousands separated."""
-    if value is None:
-        return "-"
-    if math.isnan(value) or math.isinf(value):
-        return str(value)
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def _spread(row: Row) -> str:
-    pair = row.spread.get("ratio") or row.spread.get("value")
-    return f"{number(pair[0])} .. {number(pair[1])}" if pair else "-"
+HEADINGS = ("figure", "value", "unit", "baseline", "its value", "ratio", "spread")
+ABOUT = """\
+Ratios are a row's own value over its baseline's, taken in turn in the same run. The spread holds
+the quartiles over the rounds (least and greatest of fewer than five), of the ratio where there is
+one. What misses its target is in bold."""
+ASKED = ("figure", "against", "asked", "measured", "spread")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def write(
+    result: Result, folder: Path, tick: Callable[[str], None] = lambda _name: None
+) -> list[Path]:
+    """Write the page and its plots into ``folder``, and return the files, the page first.
+
+    ``tick`` is called with each plot's name once it is drawn.
+    """
+    charts = charts_of(result.rows)
+    drawn: dict[int, Path] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    if plots.available() and charts:
+        (folder / PLOTS).mkdir(exist_ok=True)
+        for chart, name in zip(charts, file_names(charts), strict=True):
+            path = folder / PLOTS / name
+            if chart.xs:
+                plots.draw(drawable(chart), path)
+                drawn[id(chart)] = path
+            tick(chart.title)
+    page = folder / PAGE
+    pictures = {key: f"{PLOTS}/{path.name}" for key, path in drawn.items()}
+    save(page, page_of(result, charts, pictures))
+    return [page, *drawn.values()]
+
+
+def drawable(chart: Chart) -> Chart:
+    """Return the chart with no more lines than an eye can tell apart, where it has families."""
+    return chart.best_of_families() if len(chart.lines) > plots.MOST_LINES else chart
+
+
+def file_names(charts: Sequence[Chart]) -> list[str]:
+    """Return a file's name for each chart, no two alike."""
+    names: list[str] = []
+    for chart in charts:
+        stem = slug(chart.title)
+        tries = (stem, f"{stem}-{slug(chart.unit)}", *(f"{stem}-{n}" for n in range(2, 99)))
+        names.append(next(f"{name}.png" for name in tries if f"{name}.png" not in names))
+    return names
+
+
+def slug(text: str) -> str:
+    """Return text as a part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def page_of(result: Result, charts: Sequence[Chart], pictures: dict[int, str]) -> str:
+    """Return the page; ``pictures`` gives the file of a chart by its identity."""
+    rows = result.rows
+    parts = ["# Benchmark report", *_preface(result), *_environment(result)]
+    asked = [row for row in rows if row.asked is not None]
+    if asked:
+        parts += ["## What was asked", _summary(asked), _markdown([ASKED, *map(_asked, asked)])]
+    for workload in dict.fromkeys(map(workload_of, rows)):
+        if workload == SIMULATED:
+            continue
+        mine = [chart for chart in charts if chart.workload == workload]
+        parts += [f"## {workload}", *_figures(rows, workload)]
+        for chart in mine:
+            parts += [f"### {chart.heading}"]
+            parts += _picture(chart, pictures)
+            parts += [_markdown(chart_lines(chart))] if chart.xs else ["Nothing was measured."]
+    parts += _prediction(rows, charts, pictures)
+    notes = notes_of(rows)
+    if notes:
+        parts += ["## What is missing, and why", "\n".join(f"- {_cell(note)}" for note in notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _preface(result: Result) -> list[str]:
+    parts = [ABOUT]
+    if result.quick:
+        parts.append("**A quick run**: short rounds and few, for a first look.")
+    warning = busy_warning(dict(result.environment)) if _has_load(result) else None
+    return [*parts, f"**{warning}**"] if warning else parts
+
+
+def _has_load(result: Result) -> bool:
+    return bool(result.environment.get("load_average") and result.environment.get("cores_allowed"))
+
+
+_NAMES = {
+    "time": "measured",
+    "commit": "commit",
+    "cpu": "processor",
+    "cores_allowed": "cores",
+    "gpus": "GPUs",
+    "memory_bytes": "memory",
+    "kernel": "Linux",
+    "load_average": "load average before",
+    "python": "Python",
+    "packages": "packages",
+    "libc": "C library",
+    "compiler": "compiler",
+    "flags": "compiler flags",
+}
+
+
+def _environment(result: Result) -> list[str]:
+    lines = [("", "")]
+    for key, name in _NAMES.items():
+        value = result.environment.get(key)
+        if not value:
+            continue
+        if key == "memory_bytes":
+            value = f"{value / (1 << 30):.1f} GiB"
+        if key == "load_average":
+            value = ", ".join(f"{load:.2f}" for load in value)
+        if isinstance(value, dict):
+            value = ", ".join(f"{name} {version}" for name, version in value.items() if version)
+        if isinstance(value, list):
+            value = ", ".join(map(str, value))
+        lines.append((name, str(value)))
+    return ["## Environment", _markdown(lines)] if len(lines) > 1 else []
+
+
+def _summary(asked: Iterable[Row]) -> str:
+    verdicts = [row.met for row in asked]
+    met, missed, open_ = (verdicts.count(verdict) for verdict in (True, False, None))
+    text = f"{met} of {len(verdicts)} targets are met"
+    text += f", {missed} missed" if missed else ""
+    return text + (f", {open_} not measured." if open_ else ".")
+
+
+def _asked(row: Row) -> tuple[str, ...]:
+    judged = row.value if row.baseline is None else row.ratio
+    unit = f" {row.unit}" if row.baseline is None and judged is not None else ""
+    measured = f"{number(judged) if row.baseline is None else ratio_text(judged)}{unit}"
+    measured = f"**{measured}**" if row.met is False else measured
     return (
-        row.name,
-        number(row.value),
-        row.unit,
-        row.baseline or "-",
-        number(row.baseline_value),
-        "-" if row.ratio is None else f"{row.ratio:.3f}",
-        _spread(row),
-        row.asked or "",
-        {True: "yes", False: "NO", None: ""}[row.met],
+        f"`{row.name}`",
+        row.baseline or "",
+        f"{row.asked}{' ' + row.unit if row.baseline is None else ''}",
+        measured,
+        spread_text(row),
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as an aligned table; the spread is the ratio's where there is one."""
-    lines = [HEADINGS, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    rule = tuple("-" * width for width in widths)
-    text = []
-    for line in [lines[0], rule, *lines[1:]]:
-        cells = [
-            cell.ljust(width) if column in _LEFT else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+def _figures(rows: Iterable[Row], workload: str) -> list[str]:
+    """Return the table of a workload's rows that lie on no curve, if it has any."""
+    lines = [
+        (
+            f"`{row.name}`",
+            number(row.value),
+            row.unit,
+            row.baseline or "",
+            number(row.baseline_value) if row.baseline else "",
+            ratio_text(row.ratio) if row.baseline else "",
+            spread_text(row),
+        )
+        for row in rows
+        if workload_of(row) == workload and row.point is None
+    ]
+    return [_markdown([HEADINGS, *lines])] if lines else []
+
+
+def _picture(chart: Chart, pictures: dict[int, str]) -> list[str]:
+    file = pictures.get(id(chart))
+    # Square brackets would end the text early.
+    what = f"{chart.heading}, by {chart.curve.x}".translate(str.maketrans("[]", "()"))
+    if file is None:
+        return []
+    some = [] if drawable(chart) is chart else ["Drawn is the best configuration of each."]
+    return [f"![{what}]({file})", *some]
+
+
+def _prediction(
+    rows: Sequence[Row], charts: Sequence[Chart], pictures: dict[int, str]
+) -> list[str]:
+    """Return the section that holds the simulation's numbers against the measured ones."""
+    mine = [row for row in rows if workload_of(row) == SIMULATED]
+    parts = []
+    for chart in charts:
+        if chart.workload == SIMULATED:
+            parts += [f"### {chart.heading}", *_picture(chart, pictures)]
+            parts += _side_by_side(_pairs(chart)) or [_markdown(chart_lines(chart))]
+    plain = [row for row in mine if row.point is None]
+    pairs = [_pair(row) for row in plain if row.baseline == MEASURED]
+    parts += _side_by_side(pairs)
+    parts += _figures([row for row in plain if row.baseline != MEASURED], SIMULATED)
+    return ["## Prediction beside measurement", *parts] if parts else []
+
+
+def _pair(row: Row) -> Pair:
+    at = f"{place(row.point.x, row.point.curve.x)}: " if row.point else ""
+    return f"{at}`{row.name}`", row.value, row.baseline_value
+
+
+def _pairs(chart: Chart) -> list[Pair]:
+    """Return a chart's predictions with what was measured in their place, if anything was.
+
+    They are rows whose baseline is the measurement, or a line of each.
+    """
+    pairs = [_pair(row) for row in chart.rows if row.baseline == MEASURED]
+    predicted, measured = chart.line(PREDICTED), chart.line(MEASURED)
+    if not pairs and predicted and measured:
+        pairs = [
+            (place(x, chart.curve.x), mark.value, measured.marks[x].value)
+            for x, mark in predicted.marks.items()
+            if x in measured.marks
         ]
-        text.append("  ".join(cells).rstrip())
-    notes: dict[str, list[str]] = {}
-    for row in rows:
-        for note in row.notes:
-            notes.setdefault(note, []).append(row.name)
-    text += [f"{', '.join(names)}: {note}" for note, names in notes.items()]
-    return "\n".join(text)
+    return pairs
 
 
-def as_json(rows: Sequence[Row], environment: dict[str, Any], quick: bool) -> str:
-    """Return the run as one JSON document; infinite and undefined numbers become null."""
-    document = {
-        "schema": SCHEMA,
-        "quick": quick,
-        "environment": environment,
-        "rows": [row.as_json() for row in rows],
-    }
-    return json.dumps(_finite(document), indent=2, allow_nan=False) + "\n"
+def _side_by_side(pairs: Sequence[Pair]) -> list[str]:
+    """Return how far predictions are off, in a sentence and in a table; nothing for no pairs."""
+    if not pairs:
+        return []
+    off = [a / b - 1 if a is not None and b else None for _name, a, b in pairs]
+    known = [abs(share) for share in off if share is not None]
+    lines = [("", PREDICTED, MEASURED, "deviation")]
+    lines += [
+        (name, number(a), number(b), "-" if share is None else f"{100 * share:+.1f} %")
+        for (name, a, b), share in zip(pairs, off, strict=True)
+    ]
+    parts = [_markdown(lines)]
+    if known:
+        parts.insert(
+            0,
+            f"Off by {100 * max(known):.0f} % at most, by {100 * sum(known) / len(known):.0f} % "
+            f"on average of {len(known)}.",
+        )
+    return parts
 
 
-def _finite(item: Any) -> Any:
-    if isinstance(item, float):
-        return item if math.isfinite(item) else None
-    if isinstance(item, dict):
-        return {key: _finite(value) for key, value in item.items()}
-    if isinstance(item, list | tuple):
-        return [_finite(value) for value in item]
-    return item
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
-def save(path: Path, text: str) -> None:
-    """Write the document in one step, so that a run that is cut short leaves no half file."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return the lines as a table, the first one as its heading."""
+    heading, *rest = [[_cell(cell) for cell in line] for line in lines]
+    rule = ["---"] * len(heading)
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heading, rule, *rest])

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -343,6 +344,10 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   stats->helpers = config->helper_count;
   stats->window = (int32_t)config->window;
   stats->arena_bytes = shmi_arena_bytes();
+  for (int i = 0; i < config->helper_count; i++) {
+    memcpy(shmi_board()->helper_stats[i].pool_name, config->pool_name[config->helper_pool[i]],
+           sizeof config->pool_name[0] - 1);
+  }
   return shmi_dispatch_create(&crew.dispatch, &dispatch);
 }
 

@@ -84,8 +84,8 @@ void shmi_dispatch_give_up_helper(shmi_dispatch_t *dispatch, int helper, int poo
  * finished what it holds and no result of its own waits for room, its pipe is closed, so it ends. */
 void shmi_dispatch_retire_helper(shmi_dispatch_t *dispatch, int helper);
 int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *dispatch, int helper);
-/* Of a child that was just added: what it may have outstanding, its weight in the fair queue, what
- * helpers keep for it. 0: as anybody. */
+/* What a child may have outstanding, its weight in the fair queue, what helpers keep for it, from now
+ * on. 0: as anybody. */
 void shmi_dispatch_limit_child(shmi_dispatch_t *dispatch, int child, uint32_t window,
                                uint32_t weight, uint64_t parked_bytes);
 /* Close the pipe to every helper: each ends when it has served what it holds. */

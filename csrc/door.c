@@ -32,10 +32,12 @@ typedef struct guest {
 } guest_t;
 
 static int door_fd = -1;
+static int is_shut; /* nobody is let in any more */
 static guest_t guests[GUESTS]; /* mean something while the door is open */
 
 int shmi_door_open(int lent_fd) {
   if (lent_fd <= 0) return SHM_OK;
+  is_shut = 0;
   for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
   door_fd = shmi_descriptor_own(fcntl(lent_fd, F_DUPFD_CLOEXEC, 0));
   if (door_fd < 0) {
@@ -64,14 +66,40 @@ void shmi_door_close(void) {
   shmi_descriptor_close(&door_fd);
 }
 
-static void refuse(guest_t *guest, int status, const char *sentence) {
+static void tell_no(guest_t *guest, int status, const char *sentence) {
   shmi_welcome_t answer = {.magic = SHMI_GUEST_MAGIC,
                            .version = SHMI_GUEST_VERSION,
                            .status = status};
   snprintf(answer.sentence, sizeof answer.sentence, "%s", sentence);
   send(guest->fd, &answer, sizeof answer, MSG_NOSIGNAL | MSG_DONTWAIT);
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
   send_away(guest);
+}
+
+static void refuse(guest_t *guest, int status, const char *sentence) {
+  if (status != SHM_ESTOPPED) { /* that it ends, the log says once */
+    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
+  }
+  tell_no(guest, status, sentence);
+}
+
+static void refuse_command(guest_t *guest, const shmi_hello_t *hello, int status,
+                           const char *sentence) {
+  if (hello->kind == SHMI_HELLO_SCALE) {
+    shmi_detail_set("%s", sentence);
+    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_SCALE_REFUSED,
+                                 .index = hello->pool,
+                                 .attempts = hello->helpers,
+                                 .exit_status = status});
+  }
+  tell_no(guest, status, sentence);
+}
+
+void shmi_door_shut(void) {
+  is_shut = 1;
+  if (door_fd >= 0) shmi_door_look(-1); /* those who wait outside */
+  for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
+    if (guests[i].fd >= 0) refuse(&guests[i], SHM_ESTOPPED, "");
+  }
 }
 
 /* The kernel's word for who stands there. */
@@ -113,6 +141,10 @@ static void open_to_all_who_knock(void) {
       if (guests[i].fd < 0) guest = &guests[i];
     }
     guest_t crowded = {.fd = fd};
+    if (is_shut) {
+      refuse(&crowded, SHM_ESTOPPED, "");
+      continue;
+    }
     if (guest == NULL) {
       refuse(&crowded, SHM_ENO_CHILD_SLOT, "too many processes stand at the broker's door");
       continue;
@@ -194,7 +226,6 @@ static void let_in(guest_t *guest, int slot) {
   peer_of(guest->fd, &who);
   shm_quota_t quota = shmi_quota_of(who.uid, guest->program);
   uint32_t window = shmi_crew_window(shmi_crew.config.window, capacity);
-  if (quota.window != 0 && quota.window < window) window = quota.window;
   uint64_t arena_bytes = shmi_arena_bytes();
   if (quota.arena_bytes != 0 && quota.arena_bytes < arena_bytes) arena_bytes = quota.arena_bytes;
   shmi_welcome_t welcome = {
@@ -244,12 +275,13 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
   char sentence[SHMI_GUEST_SENTENCE_BYTES];
   int most, before = shmi_crew_wanted(hello->pool, &most), status = SHM_OK;
   if (before < 0) {
-    refuse(guest, SHM_EBAD_POOL, "");
+    refuse_command(guest, hello, SHM_EBAD_POOL, "");
     return;
   }
   if (hello->kind == SHMI_HELLO_SCALE) {
     if (!may_command(guest->fd)) {
-      refuse(guest, SHM_EREFUSED, "the broker belongs to another user, who alone may scale it");
+      refuse_command(guest, hello, SHM_EREFUSED,
+                     "the broker belongs to another user, who alone may scale it");
       return;
     }
     if (hello->helpers < 1 || hello->helpers > most) {
@@ -257,12 +289,13 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
                "the pool can have from 1 to %d helpers: start the broker with a larger "
                "--max-helpers to have more",
                most);
-      refuse(guest, SHM_EBAD_CONFIG, sentence);
+      refuse_command(guest, hello, SHM_EBAD_CONFIG, sentence);
       return;
     }
     status = shmi_crew_scale(hello->pool, hello->helpers);
     if (status != SHM_OK) {
-      refuse(guest, status, shm_error_detail());
+      snprintf(sentence, sizeof sentence, "%s", shm_error_detail());
+      refuse_command(guest, hello, status, sentence);
       return;
     }
   }
@@ -334,7 +367,8 @@ int shm_set_quotas(const shm_quota_t *rows, int count) {
     const shmi_crew_child_t *child = &shmi_crew.children[i];
     if (!child->is_guest || child->process.pid == 0) continue;
     shm_quota_t quota = shmi_quota_of(child->uid, child->program);
-    shmi_dispatch_limit_child(shmi_crew.dispatch, i, 0, quota.weight, quota.parked_bytes);
+    shmi_dispatch_limit_child(shmi_crew.dispatch, i, quota.window, quota.weight,
+                              quota.parked_bytes);
   }
   return SHM_OK;
 }

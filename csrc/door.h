@@ -18,6 +18,9 @@
 
 /* From the start of the launch on; lent_fd stays the caller's. 0: there is no door. */
 int shmi_door_open(int lent_fd);
+/* From now on send everybody away, who stands there and who comes, with the word that the broker is
+ * ending; then, at its end, close. */
+void shmi_door_shut(void);
 void shmi_door_close(void);
 /* Something happened at the door (guest < 0) or with a guest. */
 void shmi_door_look(int guest);

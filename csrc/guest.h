@@ -16,7 +16,7 @@
 #include "status.h"
 
 enum {
-  SHMI_GUEST_VERSION = 1, /* raised with any change of frames, board or this file */
+  SHMI_GUEST_VERSION = 2, /* raised with any change of frames, board or this file */
   SHMI_GUEST_NAME_BYTES = 64,
   SHMI_GUEST_SENTENCE_BYTES = 256
 };
@@ -51,7 +51,7 @@ typedef struct shmi_welcome {
   int32_t status;
   int32_t slot;
   uint32_t generation;
-  uint32_t window;
+  uint32_t window; /* the most it may ever be given; by now: the board's child_stats.window */
   uint64_t arena_address; /* the broker's */
   uint64_t arena_bytes;
   int32_t helpers_before, helpers_now; /* of the pool asked for */

@@ -52,7 +52,7 @@ typedef struct reply_queue { /* a ring that grows: replies outlive their entries
 static struct port {
   pthread_mutex_t lock;
   int request_fd, reply_fd, event_fd;
-  uint32_t window;
+  uint32_t window; /* entries of the table; the calls that may be out now: window_now() */
   uint32_t outstanding;
   uint32_t free_list; /* entry + 1 */
   uint32_t followers; /* entry + 1 */
@@ -188,8 +188,15 @@ static entry_t *entry_of(uint64_t sequence) {
   return entry->state != ENTRY_FREE && entry->sequence == sequence ? entry : NULL;
 }
 
+/* The broker may make it smaller or larger at any time (a quota that is read anew). */
+static uint32_t window_now(void) {
+  uint64_t told =
+      __atomic_load_n(&shmi_board()->child_stats[port.child].window, __ATOMIC_RELAXED);
+  return told == 0 || told > port.window ? port.window : (uint32_t)told;
+}
+
 static entry_t *entry_take(int state, const shm_msg_t *msg) {
-  if (port.free_list == 0) return NULL;
+  if (port.free_list == 0 || port.outstanding >= window_now()) return NULL;
   uint32_t index = port.free_list - 1;
   entry_t *entry = &port.entries[index];
   port.free_list = entry->next;
@@ -715,7 +722,7 @@ int shm_port_outstanding(void) {
   pthread_mutex_unlock(&port.lock);
   return count;
 }
-int shm_port_window(void) { return port.open ? (int)port.window : SHM_ENOT_CHILD; }
+int shm_port_window(void) { return port.open ? (int)window_now() : SHM_ENOT_CHILD; }
 
 /* ---- the talk's calls ---- */
 

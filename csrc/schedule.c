@@ -217,6 +217,19 @@ static void turn_taken(shmi_schedule_t *s, int domain, int priority, uint32_t ch
   ring->turns = 0;
 }
 
+/* The child's message was taken along in a batch, in its turn or before it: either way its next
+ * one waits for the next round. */
+static void turn_used(shmi_schedule_t *s, int domain, int priority, uint32_t child) {
+  uint32_t cursor = s->domains[domain].rings[priority].cursor;
+  const queue_t *q = queue_of(s, domain, priority, child);
+  if (cursor == child + 1) {
+    turn_taken(s, domain, priority, child);
+  } else if (q->head != SHMI_NONE && q->ring_next != cursor) {
+    ring_leave(s, domain, priority, child);
+    ring_enter(s, domain, priority, child);
+  }
+}
+
 /* ---- holds: batches that wait to fill ---- */
 
 static void hold_timer_update(shmi_schedule_t *s) {
@@ -501,6 +514,7 @@ static int gather(shmi_schedule_t *s, int domain, int priority, uint64_t now_ns,
       } else {
         rows += r->frame.rows;
         out[count++] = number;
+        turn_used(s, domain, priority, child - 1);
       }
     } else if (missed == 0) {
       missed = child;

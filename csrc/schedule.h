@@ -12,7 +12,7 @@
  *   placement  a message bound to helpers by a mask queues at the least loaded of them; all
  *              others queue at their pool.
  *   batches    the message at the head takes along queued ones of its batch key, one a child
- *              and round, until max_rows. Greedy, unless the function asks for a delay: then
+ *              and round, until max_rows; who is taken along has had its turn. Greedy, unless the function asks for a delay: then
  *              messages are held until the batch is full or the delay is over.
  *   gangs      a message for several helpers at once waits in one queue for all children, is
  *              handed to all its helpers in one step, and so comes in the same order in every

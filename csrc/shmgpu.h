@@ -217,6 +217,9 @@ typedef struct shm_config {
   int manifest_fd;             /* memory file handed to whoever joins; 0: none */
   uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
   uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
+  char pool_name[16][32];      /* per pool: what it is called; those who look on are told */
+  uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when nobody has been joined, and no call
+                                  open, for so long; 0: never */
 } shm_config_t;
 
 /* What a broker lives on for when it has forked no child. */
@@ -250,7 +253,10 @@ enum shm_event_kind {
   SHM_EVENT_CHILD_LEFT = 16,      /* and left it, or died */
   SHM_EVENT_CHILD_REFUSED = 17,   /* a process asked to join and was refused: reason in exit_status */
   SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
-  SHM_EVENT_SCALED = 19           /* a pool (index) gets so many helpers (attempts; before: deaths) */
+  SHM_EVENT_SCALED = 19,          /* a pool (index) gets so many helpers (attempts; before: deaths) */
+  SHM_EVENT_IDLE = 20,            /* the broker ends: nobody has been joined for delay_ns */
+  SHM_EVENT_SCALE_REFUSED = 21    /* a pool (index) was to get attempts helpers: see exit_status, and
+                                     shm_error_detail() */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
@@ -325,7 +331,8 @@ typedef struct shm_quota {
 enum shm_quota_limits { SHM_MAX_QUOTAS = 256, SHM_MAX_WEIGHT = 1000 };
 /* In the parent, before shm_run or in one of its callbacks: the whole table anew. A row with a user
  * or a program goes before one with neither; where several such rows fit, the smallest value holds.
- * Who is joined already keeps window and arena, and gets the new weight and parked_bytes. */
+ * Who is joined already keeps its arena, and gets the rest anew: of a smaller window, its library
+ * sends nothing until so few are out. */
 int shm_set_quotas(const shm_quota_t *rows, int count);
 
 /* What this process must add to an address in its arena to get the broker's: 0 unless it joined
@@ -444,9 +451,26 @@ enum shm_bytes_kind {
 };
 void shm_count_bytes(int kind, uint64_t bytes); /* adds to the calling role's own counter */
 
+enum shm_child_state {
+  SHM_CHILD_UNUSED = 0,
+  SHM_CHILD_RUNNING = 1,
+  SHM_CHILD_ENDED = 2,
+  SHM_CHILD_QUARANTINED = 3,   /* gone, while helpers may still write to its arena */
+  SHM_CHILD_CLEARING = 4       /* gone; its arena is written with zeros */
+};
+enum shm_helper_state {
+  SHM_HELPER_UNUSED = 0,
+  SHM_HELPER_STARTING = 1,
+  SHM_HELPER_READY = 2,
+  SHM_HELPER_DEAD = 3,
+  SHM_HELPER_GIVEN_UP = 4,
+  SHM_HELPER_LEAVING = 5,      /* finishes what it holds before it ends */
+  SHM_HELPER_ABSENT = 6        /* not needed now */
+};
+
 typedef struct shm_child_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 running, 2 ended, 3 quarantined, 4 being cleared */
+  int32_t state;               /* a shm_child_state */
   uint32_t generation;
   uint32_t queued;             /* now */
   uint64_t frames_sent;        /* by the child; counted by the child */
@@ -459,13 +483,13 @@ typedef struct shm_child_stats {
   uint64_t restarts;           /* how often its main was run anew */
   uint64_t arena_used_bytes;   /* last reported by the child */
   uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: as of anybody */
+  uint64_t window;             /* calls it may have outstanding by now; 0: as many as anybody */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
 
 typedef struct shm_helper_stats {
   int32_t pid;
-  int32_t state;               /* 0 never used, 1 starting, 2 ready, 3 dead, 4 given up,
-                                  5 finishing before it ends, 6 not needed now */
+  int32_t state;               /* a shm_helper_state */
   uint32_t generation;
   uint32_t pool;
   uint32_t in_flight;          /* now */
@@ -477,6 +501,7 @@ typedef struct shm_helper_stats {
   uint64_t batched;            /* messages in those */
   uint64_t busy_ns;            /* executing */
   uint64_t bytes[6];
+  char pool_name[32];          /* "": it has none */
 } shm_helper_stats_t;
 
 typedef struct shm_broker_stats {

@@ -36,6 +36,7 @@ static struct {
   uint64_t deadline_ns;   /* of the phase */
   uint64_t drained_ns;    /* draining: since when there has been nothing left to do; 0: there is */
   uint64_t release_ns;    /* ending: when calls are handed out again; 0: they are */
+  uint64_t idle_since_ns; /* running: when somebody was last joined; 0: somebody is */
 } now;
 
 #define crew shmi_crew
@@ -87,13 +88,20 @@ static void fail(int outcome) {
   if (now.outcome == SHM_OK) now.outcome = outcome;
   if (now.phase >= DRAINING) return;
   shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
-  shmi_door_close(); /* nobody new */
+  shmi_door_shut();
   if (outcome == SHM_ESIGNALLED && now.phase == RUNNING) {
     enter_phase(DRAINING);
     shmi_dispatch_hold(crew.dispatch, 1);
   } else {
     begin_ending(SIGTERM);
   }
+}
+
+static void begin_closing(void) {
+  let_go(SHM_ESTOPPED);
+  shmi_door_shut();
+  enter_phase(CLOSING);
+  shmi_dispatch_close_helpers(crew.dispatch);
 }
 
 static int everybody_left(void) {
@@ -138,10 +146,7 @@ static void begin_running(void) {
 static void advance(void) {
   if (now.phase == STARTING) begin_running();
   if (now.phase >= RUNNING && now.phase <= ENDING && everybody_left()) {
-    let_go(SHM_ESTOPPED);
-    shmi_door_close();
-    enter_phase(CLOSING);
-    shmi_dispatch_close_helpers(crew.dispatch);
+    begin_closing();
   }
   if (now.phase == CLOSING && crew.helpers_alive == 0) now.phase = OVER;
 }
@@ -157,6 +162,29 @@ static void drain(uint64_t at_ns, uint64_t *next_ns) {
     return;
   }
   sooner(next_ns, at_ns + DRAIN_LOOK_MS * MS);
+}
+
+static int is_in_use(void) {
+  return crew.children_alive > 0 || crew.guests_alive > 0 || shmi_door_has_somebody() ||
+         !shmi_dispatch_is_drained(crew.dispatch);
+}
+
+/* Nobody is left who could be told to end, and no call: on to the end at once. */
+static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
+  if (crew.config.idle_ns == 0 || crew.config.persistent != SHM_UNTIL_TOLD) return;
+  if (is_in_use()) {
+    now.idle_since_ns = 0;
+    return;
+  }
+  if (now.idle_since_ns == 0) now.idle_since_ns = at_ns;
+  if (at_ns - now.idle_since_ns < crew.config.idle_ns) {
+    sooner(next_ns, now.idle_since_ns + crew.config.idle_ns);
+    return;
+  }
+  shmi_door_look(-1); /* one who knocks at this very moment is let in */
+  if (shmi_door_has_somebody()) return;
+  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_IDLE, .delay_ns = crew.config.idle_ns});
+  begin_closing();
 }
 
 static void release(uint64_t at_ns, uint64_t *next_ns) {
@@ -483,6 +511,7 @@ static uint64_t timers(uint64_t at_ns) {
   if (now.phase == RUNNING) {
     replace_helpers(at_ns, &next_ns);
     if (now.restarts_waiting > 0) restart_children(at_ns, &next_ns);
+    end_idle(at_ns, &next_ns);
   }
   if (now.phase >= RUNNING && now.phase <= ENDING) end_hung_helpers(at_ns, &next_ns);
   shmi_door_timers(at_ns, &next_ns);
@@ -535,7 +564,10 @@ int shmi_supervise(void) {
       advance();
       next_ns = timers(at_ns);
     } while (now.phase != before);
-    if (now.phase == OVER) return now.outcome;
+    if (now.phase == OVER) {
+      shmi_door_close();
+      return now.outcome;
+    }
     int64_t timeout_ns = -1;
     if (next_ns != 0) timeout_ns = next_ns > at_ns ? (int64_t)(next_ns - at_ns) : 0;
     int turn = shmi_dispatch_turn(crew.dispatch, timeout_ns, shmi_signals_wait_mask());

@@ -7,6 +7,9 @@
  *       |                                        answered, or the grace is over |    |
  *       +------------ failure --------------------------------------------> ending --+
  *
+ * A broker that lives until it is told to end goes from running to closing, too, when it has an
+ * idle_ns and nobody has been joined, nor any call open, for so long.
+ *
  *   draining  helpers finish what they hold; what is queued, and what comes, waits
  *   ending    children are told to end (SIGTERM, then after the grace SIGKILL), and served again
  *   closing   helpers' pipes are closed: each serves what it holds and ends (then TERM, KILL)

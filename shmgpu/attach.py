@@ -11,18 +11,22 @@ import os
 import pathlib
 import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import config, core, door, functions, log, manifest, runtime, spawn
+from shmgpu import box, config, core, door, functions, log, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
-from shmgpu.errors import ConfigError, LaunchError, NotRunning
+from shmgpu.errors import BrokerDied, LaunchError, NotRunning
+from shmgpu.log import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.runtime import Runtime
 from shmgpu.wire import BrokerWire
 
-HERE = {None, "", "localhost", "127.0.0.1", "::1"}
+SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waited for
+LOOK_AGAIN_S = 0.05
 ALREADY = {  # by role: why this process cannot join
     core.ROLE_HELPER: "a helper serves one broker and cannot join another: call functions from "
     "the programs that ask it",
@@ -48,7 +52,14 @@ class Membership:
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
-        return self.manifest.row_of(target)
+        row = self.manifest.row_of(target)
+        if row and self.manifest.has_other_code(target):
+            logger.warning(
+                "the broker runs other code as %s than this program has: end it (shmgpu down) and "
+                "start one with this program's",
+                manifest.name_of(target),
+            )
+        return row
 
     def disconnect(self) -> None:
         """As :func:`disconnect`."""
@@ -77,7 +88,7 @@ def connect(
         path: of the broker's socket; ``SHMGPU_SOCKET``, or the one in the user's runtime
             directory, unless given. ``"localhost:29500"`` and the like mean that one, too.
         wait: seconds to wait for a free place when all are taken; None waits for ever.
-        host: accepted for this box (``"localhost"``), refused for another.
+        host: accepted for this box (``"localhost"``, its name, its addresses), refused for another.
         port: accepted and not needed: there is no network between processes of one box.
 
     Returns:
@@ -89,19 +100,10 @@ def connect(
             taken, another user's, another version.
         ConfigError: another host, or no socket.
     """
-    if isinstance(path, str) and ":" in path and "/" not in path and not path.startswith("@"):
-        given, path = path, None
-        host, _, number = given.rpartition(":")
-        if not number.isdigit():
-            raise ConfigError(
-                f'path={given!r} is neither a socket\'s path nor "host:port": pass one of them'
-            )
-        host = host.strip("[]")
-    if host not in HERE:
-        raise ConfigError(
-            f"host={host!r} is another box, and shmgpu shares memory within one: start a broker "
-            "there (shmgpu up) and connect() from a program that runs there"
-        )
+    address = box.split(path)
+    if address is not None:
+        path, (host, port) = None, address
+    box.refuse_others(host, port)
     _refuse_where_taken()
     return _join(door.path_of(path), wait)
 
@@ -137,10 +139,14 @@ def _refuse_where_taken() -> None:
 
 
 def _join(place: pathlib.Path, wait: float | None) -> Membership:
-    global _membership
     connection = door.knock(place)
     if connection is None:
         raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+    return _enter(place, connection, wait)
+
+
+def _enter(place: pathlib.Path, connection: socket.socket, wait: float | None) -> Membership:
+    global _membership
     slot, link, known = enter(connection, wait)
     _membership = Membership(str(place), known)
     functions.resolve_by(_membership.resolve, sorted(known.rows))
@@ -183,32 +189,44 @@ def ensure(
     """Join the user's broker, and start one first where none runs.
 
     Two programs that start one at once end with one broker. It outlives this program, until
-    ``shmgpu down``; what it prints goes to a file beside its socket that ends in ``.log``.
+    ``shmgpu down`` unless an ``idle_timeout`` is given; what it prints goes to a file beside its
+    socket that ends in ``.log``. One that is just ending is waited for, and the next one started.
 
     Args:
-        modules: whose functions it serves, names or files; those in which this program's are
-            decorated, unless given.
+        modules: whose functions it serves, names or files; this program's own functions, unless
+            given, and as session a function ``load`` of theirs.
         path: see :func:`connect`.
         wait: see :func:`connect`.
         timeout: seconds that its start may take; None waits until it is ready or has failed.
         settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
-            session (its name), slots, ... One that runs already is taken as it is.
+            session (its name), slots, idle_timeout, ... One that runs already is taken as it is.
 
     Raises:
         SessionError, LaunchError, ConfigError: it could not be started, or did not let this in.
     """
     _refuse_where_taken()
     place = door.path_of(path)
+    if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
+        return _join(place, wait)
     connection = door.knock(place)
-    if connection is None:
-        with door.locked(place, ".starting"):
-            connection = door.knock(place)  # somebody else was faster
+    until: float | None = None
+    while True:
+        if connection is not None:
+            try:
+                return _enter(place, connection, wait)
+            except (BrokerDied, core.NoAnswer):  # it is ending, or loading
+                if until is not None and time.monotonic() > until:
+                    raise
+            time.sleep(LOOK_AGAIN_S)
+        with door.locked(place, ".starting"):  # whoever starts one has this until it can be joined
+            connection = door.knock(place)
             if connection is None:
-                named = spawn.modules_here() if modules is None else modules
-                spawn.start(named, place, timeout=timeout, **settings)
-    if connection is not None:
-        connection.close()
-    return _join(place, wait)
+                spawn.start(modules, place, timeout=timeout, **settings)
+                connection = door.knock(place)
+        if until is None:
+            until = time.monotonic() + SETTLES_WITHIN_S
+        elif connection is None and time.monotonic() > until:
+            raise LaunchError(f"brokers at {place} end before they can be joined: read their log")
 
 
 def _first_call() -> None:
@@ -216,16 +234,25 @@ def _first_call() -> None:
     wanted = config.resolve("auto")
     if wanted == "never" or core.role() != core.ROLE_NONE:
         return
-    if wanted == "start":
-        ensure()
-        return
-    place = door.path_of(None)
-    connection = door.knock(place)
-    if connection is not None:
-        connection.close()
-        _join(place, 0.0)
+    with _first:
+        if runtime.current is not None:  # another thread's call was the first
+            return
+        if wanted == "start":
+            ensure(idle_timeout=config.resolve("idle_timeout"))
+            return
+        place = door.path_of(None)
+        connection = door.knock(place)
+        if connection is not None:
+            _enter(place, connection, 0.0)
 
 
+def _after_fork_in_child() -> None:
+    global _first
+    _first = threading.Lock()
+
+
+_first = threading.Lock()  # one thread joins, the others wait for it
+os.register_at_fork(after_in_child=_after_fork_in_child)
 runtime.first_call = _first_call
 
 

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, control, daemon, device, doctor, door, spawn, top, trace
+from shmgpu import config, control, daemon, device, doctor, door, modules, spawn, top, trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.views import align
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
+NO_GROUP = (1 << 32) - 1  # gid_t's "leave it as it is"
 MOST_CHILDREN = 512  # so that each has a held-out image to classify
 DEMO_TRACE = "shmgpu-demo.trace.json"
 
@@ -147,6 +148,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
     add("--group", metavar="NAME", help="a group whose members may join, too")
     add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
+    add(
+        "--idle-timeout",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="end when nobody has been joined for so long (never)",
+    )
     add("--detach", action="store_true", help="return when it is ready, and let it run on")
     standing.set_defaults(run=_up)
 
@@ -339,6 +347,7 @@ def show(
 def _up(options: argparse.Namespace) -> int:
     settings = {
         "slots": options.max_children,
+        "idle_timeout": options.idle_timeout,
         "group": _group(options.group),
         "quotas_file": options.quotas and os.path.abspath(options.quotas),
         **{
@@ -350,9 +359,9 @@ def _up(options: argparse.Namespace) -> int:
         },
     }
     if options.detach:
-        place = door.path_of(options.path).absolute()
+        place = door.path_of(options.path)
         spawn.start(options.modules, place, **settings)
-        print(f"a broker serves at {place}; its log is {place.with_suffix('.log')}")
+        print(f"a broker serves at {place}; its log is {door.beside(place, '.log')}")
         return 0
 
     def ready() -> None:
@@ -361,6 +370,9 @@ def _up(options: argparse.Namespace) -> int:
 
     try:
         daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
+    except modules.NotLoaded as error:
+        print(f"shmgpu: {error}\n\n{error.traceback_text}", end="", file=sys.stderr)
+        return 1
     except SystemExit as ended:  # it was asked to, and has drained
         return 0 if ended.code == 128 + signal.SIGTERM else 1
     return 0
@@ -373,6 +385,8 @@ def _group(name: str | None) -> int | None:
         number = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
     except KeyError:
         raise ConfigError(f"--group {name}: there is no such group here") from None
+    if number >= NO_GROUP:
+        raise ConfigError(f"--group {name}: no group has a number from {NO_GROUP} on")
     if number == 0:
         raise ConfigError("--group root lets nobody in who may not come anyway: leave it away")
     return number

@@ -137,7 +137,10 @@ SETTINGS: dict[str, Setting] = {
         _one_of("never", "on-failure"), "never", "what becomes of a child that failed"
     ),
     "auto": Setting(
-        _one_of("join", "start", "never"), "join", "what a first call outside a broker does"
+        _one_of("join", "start", "never"), "start", "what a first call outside a broker does"
+    ),
+    "idle_timeout": Setting(
+        parse_seconds, 60.0, "how long a broker that a first call started outlives its programs"
     ),
     "max_restarts": Setting(_whole(1, 1000000), 5, "how often one child is restarted at most"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),

@@ -448,10 +448,12 @@ def child_stats(child: int) -> dict[str, Any]:
 
 
 def helper_stats(helper: int) -> dict[str, Any]:
-    """Counters of one helper; ``bytes`` is a dict by kind."""
+    """Counters of one helper, and its pool's name; ``bytes`` is a dict by kind."""
     stats = _ffi.new("shm_helper_stats_t *")
     check(_lib.shm_get_helper_stats(helper, stats), "the statistics could not be read")
     row: dict[str, Any] = _as_dict(stats, "shm_helper_stats_t")
+    name = _ffi.string(stats.pool_name).decode(errors="ignore")  # it may be cut within a letter
+    row["pool_name"] = name or str(row["pool"])
     row["bytes"] = dict(zip(BYTES_NAMES, (int(n) for n in stats.bytes), strict=True))
     return row
 
@@ -630,6 +632,8 @@ EVENT_NAMES = {
         "CHILD_REFUSED",
         "HELPER_RETIRED",
         "SCALED",
+        "IDLE",
+        "SCALE_REFUSED",
     )
 }
 REASON_HUNG = int(_lib.SHM_REASON_HUNG)
@@ -641,6 +645,7 @@ RESTARTS = {
 }
 
 
+POOL_NAME_BYTES: int = _ffi.sizeof(_ffi.new("shm_helper_stats_t *").pool_name)
 UNTIL_TOLD = int(_lib.SHM_UNTIL_TOLD)
 UNTIL_FIRST_LEFT = int(_lib.SHM_UNTIL_FIRST_LEFT)
 MAX_QUOTAS = int(_lib.SHM_MAX_QUOTAS)
@@ -653,6 +658,7 @@ def run(
     helper_pool: list[int],
     min_credit: list[int],
     helper_absent: Sequence[bool],
+    pool_names: Sequence[str],
     **settings: int,
 ) -> int:
     """shm_run: become the parent, or (``caller_is_child=1``) fork one. Returns the status."""
@@ -669,6 +675,8 @@ def run(
         config.min_credit[index] = credit
     for index, absent in enumerate(helper_absent):
         config.helper_absent[index] = absent
+    for index, pool_name in enumerate(pool_names):
+        config.pool_name[index] = pool_name.encode()[: POOL_NAME_BYTES - 1]
     table = _ffi.new("shm_host_t *")
     table.fork = _lib.shmpy_fork
     table.run_helper = _lib.shmpy_run_helper
@@ -688,6 +696,10 @@ def run(
             _kept.remove(keep_for_the_broker)
 
 
+class NoAnswer(errors.LaunchError):
+    """Somebody listens at the door and says nothing."""
+
+
 def join(door: int, program: str, wait_ns: int) -> int:
     """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
     manifest = _ffi.new("int *")
@@ -696,7 +708,9 @@ def join(door: int, program: str, wait_ns: int) -> int:
         if status != EINTR:
             break
     if status == ETIMEOUT:
-        raise errors.LaunchError("the broker was not joined: it does not answer (is it stopped?)")
+        raise NoAnswer(
+            "the broker was not joined: it does not answer (is it still loading, or stopped?)"
+        )
     if status < 0:
         raise error_of(status, "the broker was not joined", error_detail())
     return int(manifest[0])

@@ -7,24 +7,25 @@ programs join through the door.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import functools
 import os
 import pathlib
+import pickle
 import signal
 import socket
-import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, cast
+from typing import Any, ParamSpec
 
-from shmgpu import core, door, functions, log, manifest, quotas
+from shmgpu import config, core, door, functions, log, manifest, modules, quotas
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.log import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
+
+P = ParamSpec("P")
 
 Entrance = door.Door | door.PrivateDoor
 
@@ -34,91 +35,80 @@ PLANNED = (
 )
 
 
-def load_module(name: str) -> ModuleType:
-    """Import a module by its dotted name, or a file by its path; raises ConfigError.
+def _held(run: Callable[P, None]) -> Callable[P, None]:
+    """SIGHUP, which would end this process, does nothing until there are quotas to read anew."""
 
-    A file is imported under its stem, as a program that is run is called by those who join.
-    """
-    path = pathlib.Path(name)
-    if path.suffix != ".py":
-        sys.path.insert(0, os.getcwd())
+    @functools.wraps(run)
+    def runs(*args: P.args, **kwargs: P.kwargs) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return run(*args, **kwargs)  # which refuses that
+        before = signal.signal(signal.SIGHUP, lambda number, frame: None)
         try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            raise ConfigError(
-                f"{name} cannot be imported ({error}): name a module, or a file ending in .py"
-            ) from error
+            return run(*args, **kwargs)
         finally:
-            sys.path.remove(os.getcwd())
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"{name} is no file: name a module, or a file ending in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
-    return module
+            signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+
+    return runs
 
 
-def _named(name: str) -> Callable[..., Any]:
-    """The session function that ``module:name`` names; raises ConfigError."""
-    module, _, attribute = name.rpartition(":")
-    if not module:
-        raise ConfigError(f"session={name!r} must be MODULE:NAME")
-    loaded = sys.modules.get(pathlib.Path(module).stem) if module.endswith(".py") else None
-    found = getattr(loaded or load_module(module), attribute, None)
-    if not callable(found):
-        raise ConfigError(f"session={name!r}: {module} has no function {attribute}")
-    return cast("Callable[..., Any]", found)
-
-
+@_held
 def up(
-    modules: Sequence[str],
+    served: Sequence[str],
     *,
     path: str | os.PathLike[str] | None = None,
     slots: int = 64,
     group: int | None = None,
     quotas_file: str | os.PathLike[str] | None = None,
+    idle_timeout: float = 0.0,
     on_ready: Callable[[], None] | None = None,
     lent: Sequence[int] = (),
+    carried: bytes = b"",
     **settings: Any,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM asks it to end; it drains first.
 
     Args:
-        modules: names or files of the modules whose decorated functions it serves. A function
+        served: names or files of the modules whose decorated functions it serves. A function
             named ``load`` in the first that has one is the session function.
         path: of the socket; see :func:`shmgpu.connect`.
         slots: how many programs may be joined at once.
         group: numeric id of a group that may join, too.
         quotas_file: what users and programs may use at most; ``shmgpu/quotas.toml`` in the user's
             directory of configuration, where there is one. Read again on SIGHUP.
+        idle_timeout: seconds after which it ends by itself when nobody has been joined, and no call
+            open, for so long; 0: never.
         on_ready: called when programs can join.
         lent: descriptors that helpers close.
+        carried: functions, and maybe a session, that the process which started this one pickled.
         settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; session
             as a function or as ``"module:name"``; and max_helpers, how many helpers each pool may
             ever have.
 
     Raises:
-        ConfigError, LaunchError, SessionError: it could not start.
+        ConfigError, LaunchError, SessionError: it could not start; of a module that raised,
+            :class:`shmgpu.modules.NotLoaded`.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
+    idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
     limits = quotas.path_of(quotas_file)
-    rows = quotas.read(limits)
+    quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
     place = door.path_of(path)
-    loaded = [load_module(name) for name in modules]
+    door.prepare(place)
+    loaded = [modules.load(name) for name in served]
+    brought = pickle.loads(carried) if carried else {}
     if settings.get("session") is None:
         settings["session"] = next(
-            (m.load for m in loaded if callable(getattr(m, "load", None))), None
+            (m.load for m in loaded if callable(getattr(m, "load", None))),
+            brought.get("settings", {}).get("session"),
         )
     elif isinstance(settings["session"], str):
-        settings["session"] = _named(settings["session"])
+        settings["session"] = modules.named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
     if not functions.by_row:
         raise ConfigError(
-            f"{', '.join(modules)} decorates no function: name the module in which "
+            f"{', '.join(served)} decorates no function: name the module in which "
             "@shmgpu.function stands"
         )
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))
@@ -129,26 +119,48 @@ def up(
         host.close()
         raise
 
+    told = ""  # to the service manager, once programs can join
+    status = f"{plan.helpers_started} helpers, {slots} places, at {place}"
+
     def ready() -> None:
-        text = f"{plan.helpers_started} helpers, {slots} places, at {place}"
-        logger.info("ready: %s", text)
-        notify(f"READY=1\nSTATUS={text}")
+        nonlocal told
+        told = status
+        logger.info("ready: %s", status)
+        notify(f"READY=1\nSTATUS={status}")
         if on_ready is not None:
             on_ready()
 
     host.on_ready = ready
     host.on_draining = lambda: notify("STOPPING=1\nSTATUS=finishing what helpers hold")
-    before = signal.signal(signal.SIGHUP, lambda number, frame: reload_quotas(limits))
+
+    def hung_up(number: int, frame: object) -> None:
+        if core.role() != core.ROLE_HELPER:  # they inherit this
+            reload_quotas(limits, told)
+
+    signal.signal(signal.SIGHUP, hung_up)
     try:
-        core.set_quotas(rows)
-        serve(host, entrance, manifest.of_this_process(plan.pools), core.UNTIL_TOLD, group or 0)
+        core.set_quotas(quotas.read(limits))
+        serve(
+            host,
+            entrance,
+            manifest.of_this_process(plan.pools),
+            core.UNTIL_TOLD,
+            group=group or 0,
+            idle_timeout=idle_timeout,
+        )
     finally:
-        signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
         core.set_quotas([])
 
 
 def serve(
-    host: RoleHost, entrance: Entrance, known: manifest.Manifest, persistent: int, group: int = 0
+    host: RoleHost,
+    entrance: Entrance,
+    known: manifest.Manifest,
+    persistent: int,
+    *,
+    group: int = 0,
+    idle_timeout: float = 0.0,
 ) -> None:
     """Run the broker behind that door to its end, and raise what :func:`up` does."""
     plan = host.plan
@@ -160,13 +172,11 @@ def serve(
         make_room_for_descriptors(plan.slots + plan.helpers)
         status = core.run(
             host,
-            helper_pool=plan.helper_pool,
-            helper_absent=plan.helper_absent,
-            min_credit=plan.min_credit,
             persistent=persistent,
             door_fd=entrance.fileno(),
             manifest_fd=descriptor,
             door_gid=group,
+            idle_ns=int(idle_timeout * 1e9),
             **plan.for_core(),
         )
         raise_outcome(host, status)
@@ -177,18 +187,28 @@ def serve(
         host.close()
 
 
-def reload_quotas(limits: pathlib.Path | None) -> None:
-    """Read the file anew; what cannot be read leaves the limits as they are."""
+def reload_quotas(limits: pathlib.Path | None, status: str) -> None:
+    """Read the file anew; what cannot be read leaves the limits as they are, and is told of.
+
+    Args:
+        limits: the file.
+        status: what the service manager shows of a broker whose quotas are in order; "" of one
+            that is not ready, and tells it nothing.
+    """
     # The service manager orders these by the clock (sd_notify(3), Type=notify-reload).
-    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    if status:
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         rows = quotas.read(limits)
         core.set_quotas(rows)
     except ConfigError as error:
-        logger.error("the quotas stay as they are: %s", error)
+        refused = f"the quotas stay as they are: {' '.join(str(error).split())}"
+        logger.error("%s", refused)
+        status = status and refused
     else:
         logger.info("quotas read anew: %d tables of %s", len(rows), limits or "no file")
-    notify("READY=1")
+    if status:
+        notify(f"READY=1\nSTATUS={status}")
 
 
 def notify(state: str) -> None:

@@ -19,38 +19,72 @@ import tempfile
 from collections.abc import Iterator
 
 from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.log import logger
 
 NAME = "broker.sock"
 LONGEST = 100  # bytes of a path that a Unix socket can have, and some to spare
 BACKLOG = 64
+NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
 
 
 def runtime_directory() -> pathlib.Path:
-    """A directory that is this user's alone, made if need be; raises LaunchError."""
+    """Where the user's own socket lies, in a directory that is theirs alone; makes nothing.
+
+    Raises:
+        LaunchError: what lies there is no such directory.
+    """
     given = os.environ.get("XDG_RUNTIME_DIR")
     base = pathlib.Path(given) if given else pathlib.Path(f"/run/user/{os.getuid()}")
     if base.is_dir() and os.access(base, os.W_OK):
         place = base / "shmgpu"
     else:
         place = pathlib.Path(tempfile.gettempdir()) / f"shmgpu-{os.getuid()}"
+        if given and given not in _warned_of:
+            _warned_of.add(given)
+            logger.warning(
+                "XDG_RUNTIME_DIR=%s is no directory that you can write to, so the broker's socket "
+                "is looked for in %s",
+                given,
+                place,
+            )
+    _refuse_shared(place)
+    return place
+
+
+_warned_of: set[str] = set()
+
+
+def _refuse_shared(place: pathlib.Path) -> None:
     try:
-        place.mkdir(mode=0o700, exist_ok=True)
         found = place.lstat()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise LaunchError(
-            f"no directory for the broker's socket can be made ({error}): set XDG_RUNTIME_DIR to "
-            "one that is yours, or pass path="
+            f"the directory of the broker's socket cannot be looked at ({error}): set "
+            "XDG_RUNTIME_DIR to one that is yours, or pass path="
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise LaunchError(
             f"{place} is not a directory that only you can write to: remove it, or pass path="
         )
-    return place
 
 
-def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
-    """The socket's path: the one given, that of ``SHMGPU_SOCKET``, or the user's own."""
-    chosen = path or os.environ.get("SHMGPU_SOCKET")
+def path_of(path: str | bytes | os.PathLike[str] | None) -> pathlib.Path:
+    """The socket's path: the one given, that of ``SHMGPU_SOCKET``, or the user's own.
+
+    Raises:
+        ConfigError: what was given is no path, or too long.
+        LaunchError: as :func:`runtime_directory`.
+    """
+    if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
+        raise ConfigError(f"path={path!r} is no path: pass that of the broker's socket, as text")
+    chosen = os.fsdecode(path) if path else os.environ.get("SHMGPU_SOCKET")
+    if chosen and "\0" in chosen:
+        raise ConfigError(
+            f"path={chosen!r} holds a zero byte, which no path can: write an abstract socket's "
+            "name with @"
+        )
     found = pathlib.Path(chosen) if chosen else runtime_directory() / NAME
     if len(os.fsencode(found)) > LONGEST:
         raise ConfigError(
@@ -62,10 +96,62 @@ def path_of(path: str | os.PathLike[str] | None) -> pathlib.Path:
     return absolute if len(os.fsencode(absolute)) <= LONGEST else found
 
 
+def beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    """The file of that suffix that goes with the socket at ``path``, whatever that is called."""
+    return path.with_name(path.name + suffix)
+
+
+def prepare(path: pathlib.Path) -> None:
+    """Make the user's own directory where the socket goes there, and nothing else.
+
+    Raises:
+        ConfigError: no broker can listen at ``path``; what lies there is left as it is.
+        LaunchError: the directory cannot be made.
+    """
+    if str(path).startswith("@"):
+        raise ConfigError(
+            f"path={str(path)!r} names no file, and a broker's socket is one, so that its "
+            "permissions say who may join: pass a path without @"
+        )
+    folder = path.parent
+    try:
+        if not folder.is_dir() and folder == runtime_directory():
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _refuse_shared(folder)
+        found = path.lstat() if folder.is_dir() else None
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LaunchError(f"no broker can be started at {path} ({error}): pass path=") from error
+    if found is None:
+        raise ConfigError(f"there is no directory {folder}: make it, or pass another path=")
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(NO_SOCKET.format(path))
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Take a socket away, and never what is none."""
+    try:
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    except FileNotFoundError:
+        pass
+
+
 @contextlib.contextmanager
 def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
-    """One starter at a time: two that start at once end with one broker."""
-    descriptor = os.open(path.with_suffix(suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """One starter at a time: two that start at once end with one broker.
+
+    Raises:
+        ConfigError, LaunchError: as :func:`prepare`.
+    """
+    prepare(path)
+    try:
+        descriptor = os.open(beside(path, suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LaunchError(
+            f"no broker can be started at {path} ({error}): pass another path="
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -83,7 +169,11 @@ def knock(path: pathlib.Path | str) -> socket.socket | None:
             _refuse_strangers(connection)
     except OSError as error:
         connection.close()
-        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        if not name.startswith("@") and _is_no_socket(name):  # a file, too, refuses a connection
+            raise ConfigError(NO_SOCKET.format(path)) from None
+        if error.errno == errno.ECONNREFUSED:
             return None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise ConfigError(
@@ -92,6 +182,14 @@ def knock(path: pathlib.Path | str) -> socket.socket | None:
             ) from error
         raise ConfigError(f"{path} is no broker's socket ({error}): pass the right path=") from None
     return connection
+
+
+def _is_no_socket(name: str) -> bool:
+    """Whether something else is known to lie there."""
+    try:
+        return not stat.S_ISSOCK(os.stat(name).st_mode)
+    except OSError:
+        return False
 
 
 def _refuse_strangers(connection: socket.socket) -> None:
@@ -148,16 +246,16 @@ class Door:
     """A listening socket at ``path``, removed when it is closed.
 
     Args:
-        path: where; what a dead broker left there is replaced.
+        path: where; the socket that a dead broker left there is replaced, and nothing else.
         group: numeric id of a group that may knock, too; None: the user alone.
 
     Raises:
+        ConfigError: something lies there that is no socket, or it has no directory.
         LaunchError: a broker listens there already, or the socket cannot be made.
     """
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
         self.path = path
-        self._owner = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with locked(path):
@@ -168,16 +266,20 @@ class Door:
                         f"a broker listens at {path} already: use it (shmgpu.connect()), end it, "
                         "or pass another path="
                     )
-                path.unlink(missing_ok=True)
+                _remove(path)
                 before = os.umask(0o177)
                 try:
                     self._socket.bind(str(path))
                 finally:
                     os.umask(before)
-                if group is not None:
-                    os.chown(path, -1, group)
-                    os.chmod(path, 0o660)
-                self._socket.listen(BACKLOG)
+                try:
+                    if group is not None:
+                        os.chown(path, -1, group)
+                        os.chmod(path, 0o660)
+                    self._socket.listen(BACKLOG)
+                except BaseException:
+                    _remove(path)
+                    raise
         except OSError as error:
             self._socket.close()
             raise LaunchError(f"the broker's socket {path} cannot be made ({error})") from error
@@ -194,7 +296,7 @@ class Door:
         self._socket.close()
 
     def close(self) -> None:
-        """Close and, in the process that made it, remove it."""
-        if self._owner == os.getpid() and self._socket.fileno() >= 0:
-            self.path.unlink(missing_ok=True)
+        """Close and remove it. As PID 1, the broker is not the process that made it."""
+        if self._socket.fileno() >= 0:
+            _remove(self.path)
         self._socket.close()

@@ -252,6 +252,17 @@ def draining(event: dict[str, int], **_: Any) -> None:
     )
 
 
+def idle(event: dict[str, int], **_: Any) -> None:
+    """The broker ends because nobody needs it."""
+    emit(
+        logging.INFO,
+        "idle",
+        role="parent",
+        cause=f"nobody has been joined for {event['delay_ns'] / 1e9:g} s",
+        action="the broker ends",
+    )
+
+
 def helper_retired(event: dict[str, int], **_: Any) -> None:
     """One that its pool no longer needs has ended."""
     emit(
@@ -263,13 +274,25 @@ def helper_retired(event: dict[str, int], **_: Any) -> None:
     )
 
 
-def scaled(event: dict[str, int], **_: Any) -> None:
+def scale_refused(event: dict[str, int], *, pool: str, **_: Any) -> None:
+    """Somebody asked for what a pool cannot have, or was not the one to ask."""
+    emit(
+        logging.WARNING,
+        "scale_refused",
+        role="parent",
+        pool=pool,
+        helpers=event["attempts"],
+        cause=core.error_detail() or core.status_text(event["exit_status"]),
+    )
+
+
+def scaled(event: dict[str, int], *, pool: str, **_: Any) -> None:
     """A pool is to have more helpers, or fewer."""
     emit(
         logging.INFO,
         "scaled",
         role="parent",
-        pool=event["index"],
+        pool=pool,
         helpers=event["attempts"],
         before=event["deaths"],
     )
@@ -294,7 +317,9 @@ WRITERS: dict[str, Callable[..., None]] = {
         child_protocol,
         draining,
         helper_retired,
+        idle,
         scaled,
+        scale_refused,
     )
 }
 

@@ -142,9 +142,6 @@ def launch(
     try:
         status = core.run(
             host,
-            helper_pool=plan.helper_pool,
-            helper_absent=plan.helper_absent,
-            min_credit=plan.min_credit,
             **host.open_private_door(),
             **plan.for_core(),
         )
@@ -378,9 +375,6 @@ def init(
         try:
             status = core.run(
                 host,
-                helper_pool=plan.helper_pool,
-                helper_absent=plan.helper_absent,
-                min_credit=plan.min_credit,
                 caller_is_child=1,
                 **host.open_private_door(),
                 **plan.for_core(),

@@ -5,10 +5,13 @@ Owns the form: JSON in a memory file that the door hands over.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from shmgpu import functions
@@ -16,6 +19,8 @@ from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
 
 _LIMIT = 16 << 20  # bytes of one that are read
+_VERSION = f"{sys.hexversion >> 16:04x}:"  # major and minor
+_VERSION_LETTERS = len(_VERSION)
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,12 @@ class Manifest:
     Attributes:
         rows: row of each function, by ``module:qualname``.
         pools: number of each pool, by name.
+        prints: fingerprint of each function's code, by its row; none where it has no code.
     """
 
     rows: Mapping[str, int]
     pools: Mapping[str, int]
+    prints: Mapping[int, str] = field(default_factory=dict)
 
     def row_of(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function; 0: none of that name, or of a script's function, more than one.
@@ -42,11 +49,18 @@ class Manifest:
         found = [row for known, row in self.rows.items() if known.endswith(f".{name}")]
         return found[0] if len(found) == 1 else 0
 
+    def has_other_code(self, target: functions.Function[Any, Any]) -> bool:
+        """Whether the broker runs other code by that function's name than this process has."""
+        known, own = self.prints.get(self.row_of(target), ""), fingerprint(target)
+        # What two interpreters compile of one source differs.
+        return known[:_VERSION_LETTERS] == own[:_VERSION_LETTERS] and known != own
+
     def write(self) -> int:
         """Into a memory file; its descriptor."""
         descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC)
         with open(descriptor, "wb", closefd=False) as file:
-            file.write(json.dumps({"rows": dict(self.rows), "pools": dict(self.pools)}).encode())
+            told = {"rows": self.rows, "pools": self.pools, "prints": self.prints}
+            file.write(json.dumps(told).encode())
         return descriptor
 
     @classmethod
@@ -56,11 +70,34 @@ class Manifest:
             found = json.loads(os.pread(descriptor, _LIMIT, 0))
             rows = {str(name): int(row) for name, row in found["rows"].items()}
             pools = {str(name): int(number) for name, number in found["pools"].items()}
+            prints = {int(row): str(text) for row, text in found["prints"].items()}
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
-        return cls(rows, pools)
+        return cls(rows, pools, prints)
 
 
 def of_this_process(pools: Mapping[str, int]) -> Manifest:
     """Of a broker that this process is about to start."""
-    return Manifest({name_of(f): row for row, f in functions.by_row.items()}, pools)
+    rows = functions.by_row
+    prints = {row: text for row, f in rows.items() if (text := fingerprint(f))}
+    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints)
+
+
+def fingerprint(target: functions.Function[Any, Any]) -> str:
+    """Of a function's code, without what it refers to; "" for a body that has none (a callable)."""
+    code = getattr(target.body, "__code__", None)
+    return _VERSION + _digest(code).hexdigest() if isinstance(code, CodeType) else ""
+
+
+def _digest(code: CodeType) -> hashlib.blake2b:
+    """Where it stands in its file is left out: a line more above it changes nothing."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr((code.co_code, code.co_names, code.co_varnames)).encode())
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            digest.update(_digest(value).digest())
+        elif isinstance(value, frozenset):  # whose order differs from process to process
+            digest.update(repr(sorted(map(repr, value))).encode())
+        else:
+            digest.update(repr(value).encode())
+    return digest

@@ -77,14 +77,18 @@ class Arena:
         """The error of an allocation that could not be had."""
         stats = self.stats()
         free, largest = stats["free_bytes"], stats["largest_free_bytes"]
+        capacity = stats["capacity_bytes"]
         return ArenaFull(
-            f"the arena has no room for {size_bytes:,} bytes: {free:,} of "
-            f"{stats['capacity_bytes']:,} are free and the largest block is {largest:,}; "
-            "drop arrays that are no longer needed, or launch with a larger arena=",
+            f"the arena has no room for {size_bytes:,} bytes: {free:,} of {capacity:,} are free "
+            f"and the largest block is {largest:,}; drop arrays that are no longer needed, or "
+            f"{self._way_to_more(capacity)}",
             size_bytes,
             free,
             largest,
         )
+
+    def _way_to_more(self, capacity: int) -> str:
+        return "launch with a larger arena="
 
 
 class SharedArena(Arena):
@@ -116,6 +120,15 @@ class SharedArena(Arena):
                 "allocate, not a process that it forked"
             )
         return super().refused(size_bytes)
+
+    def _way_to_more(self, capacity: int) -> str:
+        whole = core.broker_stats()["arena_bytes"]
+        if capacity >= whole:
+            return super()._way_to_more(capacity)
+        return (
+            f"have this program's quota raised, which leaves it that much of the {whole:,} that an "
+            "arena of its broker has"
+        )
 
 
 class LocalArena(Arena):

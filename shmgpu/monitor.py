@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmgpu import core, trace
+from shmgpu import core, spawn, trace
 from shmgpu.errors import NotRunning, ShmError
 from shmgpu.stats import stats
 
@@ -138,7 +138,10 @@ def _command(pid: int) -> str:
         raw = pathlib.Path("/proc", str(pid), "cmdline").read_bytes()
     except OSError:
         return ""
-    text = " ".join(raw.decode(errors="replace").rstrip("\0").split("\0"))
+    words = raw.decode(errors="replace").rstrip("\0").split("\0")
+    if spawn.STARTER in words:  # its interpreter and this file are nothing to tell brokers by
+        words = ["shmgpu", *words[words.index(spawn.STARTER) + 1 :]]
+    text = " ".join(words)
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -205,7 +205,7 @@ class RoleHost(core.Host):
         message = f"{type(error).__name__}: {said}"
         self.child_reports.write(child, Report("error", None, message, text))
 
-    def open_private_door(self) -> dict[str, int]:
+    def open_private_door(self) -> dict[str, Any]:
         """For :func:`core.run`: what lets processes that children fork join; maybe nothing."""
         if self.plan.slots == self.plan.children:
             return {}
@@ -259,6 +259,9 @@ class RoleHost(core.Host):
         if self.on_draining is not None:
             self.on_draining()
 
+    def _on_idle(self, event: dict[str, int]) -> None:
+        self._on_draining(event)
+
     def _on_helper_failed(self, event: dict[str, int]) -> dict[str, str]:
         self.helper_failed = event["index"]
         report = self.helper_reports.read(event["index"])
@@ -290,6 +293,12 @@ class RoleHost(core.Host):
             "is_told": report is not None,
             "restarts_left": self.plan.max_restarts - event["attempts"] - 1,
         }
+
+    def _on_scaled(self, event: dict[str, int]) -> dict[str, str]:
+        names = dict(enumerate(self.plan.pools))
+        return {"pool": names.get(event["index"], str(event["index"]))}
+
+    _on_scale_refused = _on_scaled
 
     def _on_over(self, event: dict[str, int]) -> None:
         self._over()

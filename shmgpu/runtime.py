@@ -54,7 +54,7 @@ class Runtime:
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
-first_call: Callable[[], None] | None = None  # joins a broker where that is wanted
+first_call: Callable[[], None] | None = None  # joins or starts a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
 
 
@@ -83,7 +83,7 @@ def require() -> Runtime:
 def require_port() -> Port:
     """The child's port; raises NotRunning, in the words that fit.
 
-    The first call of a program that is in no broker may join one: see :mod:`shmgpu.attach`.
+    The first call of a program that is in no broker joins or starts one: see :mod:`shmgpu.attach`.
     """
     if current is None and first_call is not None and str(why_not) == NOT_RUNNING:
         first_call()

@@ -125,9 +125,13 @@ class Settings:
             if place != "cpu":
                 self.min_credit[self.helper_pool[number]] = 2
 
-    def for_core(self) -> dict[str, int]:
+    def for_core(self) -> dict[str, Any]:
         """For :func:`core.run`."""
         return {
+            "helper_pool": self.helper_pool,
+            "helper_absent": self.helper_absent,
+            "pool_names": list(self.pools),
+            "min_credit": self.min_credit,
             "child_count": self.children,
             "slot_count": self.slots,
             "helper_count": self.helpers,
@@ -173,7 +177,12 @@ def _most_of_pools(most: Any, started: Mapping[str, int]) -> dict[str, int]:
         )
     for name, value in most.items():
         number = config.SETTINGS["helpers"].parse(value, f"max_helpers[{name!r}]")
-        counts[str(name)] = max(counts[str(name)], number)
+        if number < started[str(name)]:
+            raise ConfigError(
+                f"max_helpers allows pool {name} {number}, and it is to start with "
+                f"{started[str(name)]}: raise it, or ask for fewer helpers"
+            )
+        counts[str(name)] = number
     return counts
 
 

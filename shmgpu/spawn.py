@@ -20,33 +20,31 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from shmgpu import errors, functions, manifest
+from shmgpu import door, errors, functions, manifest
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 from shmgpu.log import logger
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
-# In the new interpreter, before anything is imported that has threads. A broker that outlives who
-# started it is forked off here, so that it is nobody's child.
-BOOTSTRAP = """\
-import os, pickle, sys
-request = pickle.load(open(int(sys.argv[1]), "rb"))
-if request["outlives"] and os.fork():
-    os._exit(0)
-sys.path[:] = request["sys_path"]
-from shmgpu.spawned import main
-main(request)
-"""
+# The program of the new interpreter: a file, so that its command line says what it serves.
+STARTER = str(pathlib.Path(__file__).with_name("starter.py"))
 
 
 class Spawned:
     """A process that was started and says on a pipe how it fares."""
 
-    def __init__(self, process: subprocess.Popen[bytes], report: int, log: pathlib.Path | None):
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        report: int,
+        log: pathlib.Path | None,
+        log_begins: int,
+    ) -> None:
         self.process = process
         self._report = report
         self._log = log
+        self._log_begins = log_begins  # what stands before that is of earlier starts
 
     def wait_ready(self, timeout: float | None) -> None:
         """Return when programs can join.
@@ -72,7 +70,7 @@ class Spawned:
             os.close(self._report)
         told = json.loads(said)
         if "error" in told:
-            raise _error(told)
+            raise self._error(told)
 
     def end(self, timeout: float) -> None:
         """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
@@ -86,32 +84,40 @@ class Spawned:
         if self._log is None:
             return ": what it printed says why"
         try:
-            lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+            with open(self._log, "rb") as file:
+                file.seek(self._log_begins)
+                lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
         except OSError:
             lines = []
         return f"; its log, {self._log}, ends:\n" + "\n".join(lines) if lines else ""
 
-
-def _error(told: Mapping[str, Any]) -> Exception:
-    kind = getattr(errors, str(told["error"]), LaunchError)
-    message = str(told["message"])
-    if kind is SessionError:
-        return SessionError(message, int(told["helper"]), str(told["traceback"]))
-    known = isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError))
-    return kind(message) if known else LaunchError(message)
+    def _error(self, told: Mapping[str, Any]) -> Exception:
+        kind = getattr(errors, str(told["error"]), None)
+        message = str(told["message"])
+        if kind is SessionError:
+            return SessionError(message, int(told["helper"]), str(told["traceback"]))
+        if isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError)):
+            return kind(message)
+        return LaunchError(message + (f"; the traceback is in {self._log}" if self._log else ""))
 
 
 def spawn(
-    request: Mapping[str, Any], *, log: pathlib.Path | None = None, lent: Sequence[int] = ()
+    request: Mapping[str, Any],
+    *,
+    words: Sequence[str],
+    log: pathlib.Path | None = None,
+    lent: Sequence[int] = (),
 ) -> Spawned:
     """Start an interpreter with that request; ``lent`` descriptors keep their numbers there.
 
+    Its command line ends in ``words``, for whoever looks at the processes of this box.
     With a log the process has that for its output and outlives this one; without, it shares this
     one's, and is this one's child.
     """
     file = os.memfd_create("shmgpu-request", os.MFD_CLOEXEC)
     report, reporting = os.pipe2(os.O_CLOEXEC)
     output: IO[bytes] | None = None
+    log_begins = 0
     environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
     environment["SHMGPU_AUTO"] = "never"  # a script that calls as it is loaded: not in the broker
     try:
@@ -128,13 +134,14 @@ def spawn(
         os.lseek(file, 0, os.SEEK_SET)
         if log is not None:
             output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
+            log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, str(file)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, STARTER, *words],
+            stdin=file,
             stdout=output,
             stderr=output,
             env=environment,
-            pass_fds=[file, reporting, *lent],
+            pass_fds=[reporting, *lent],
             start_new_session=True,  # what is typed at a terminal is this program's
         )
         if log is not None:
@@ -150,14 +157,14 @@ def spawn(
         os.close(reporting)
         if output is not None:
             output.close()
-    return Spawned(process, report, log)
+    return Spawned(process, report, log, log_begins)
 
 
 # ---- a broker for all programs of the user ---------------------------------------------------
 
 
 def start(
-    modules: Sequence[str],
+    modules: Sequence[str] | None,
     path: pathlib.Path,
     *,
     timeout: float | None = None,
@@ -165,40 +172,44 @@ def start(
 ) -> None:
     """Start a broker at ``path`` that outlives this process; return when programs can join.
 
-    Its output goes to a file beside the socket, ending in ``.log``.
+    Without modules it serves this process's functions: those of a script are carried over by
+    value, so that what the script does is not done there, too. Its output goes to a file beside the
+    socket, called like that and ``.log``.
     """
+    door.prepare(path)
     request = {
-        "modules": [_absolute(name) for name in modules],
+        "modules": [_absolute(name) for name in modules or ()],
+        "carried": _carry_here() if modules is None else b"",
         "settings": {**settings, "path": str(path)},
     }
-    spawn(request, log=path.with_suffix(".log")).wait_ready(timeout)
+    words = ["up", *(modules or [sys.argv[0]]), "--path", str(path)]
+    spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
 
 
 def _absolute(module: str) -> str:
     return os.path.abspath(module) if module.endswith(".py") else module
 
 
-def modules_here() -> list[str]:
-    """The modules, or the script, in which this process's functions are decorated."""
-    found: dict[str, None] = {}
-    for target in functions.by_row.values():
-        name = getattr(target.body, "__module__", "")
-        if name != "__main__":
-            found[name] = None
-            continue
-        path = getattr(sys.modules["__main__"], "__file__", None)
-        if path is None:
-            raise ConfigError(
-                f"{target.name} is defined in a session at a prompt, where a broker for several "
-                "programs cannot find it: put it into a module, or use shmgpu.init()"
-            )
-        found[os.path.abspath(path)] = None
-    if not found:
+def _carry_here() -> bytes:
+    """This process's functions, and its session: ``load`` of the first module that defines one."""
+    targets = functions.by_row.values()
+    if not targets:
         raise ConfigError(
             "no function is decorated in this process: import the modules that decorate them, or "
             "name them, before a broker is started"
         )
-    return list(found)
+    names = dict.fromkeys(getattr(target.body, "__module__", "") or "" for target in targets)
+    for target in targets:
+        module = sys.modules.get(getattr(target.body, "__module__", ""))
+        if target.body.__module__ in functions.MAIN and not hasattr(module, "__file__"):
+            raise ConfigError(
+                f"{target.name} is defined in a session at a prompt, where a broker for several "
+                "programs cannot find it: put it into a module, or use shmgpu.init()"
+            )
+    found = ((name, getattr(sys.modules.get(name), "load", None)) for name in names)
+    session = next((f for name, f in found if getattr(f, "__module__", None) == name), None)
+    with by_value({name for name in names if not is_importable(name)}):
+        return _carry({"session": session})
 
 
 # ---- a broker for this process alone -----------------------------------------------------------
@@ -231,7 +242,11 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     try:
         with by_value(here):
             carried = _carry(settings)
-        spawned = spawn({"carried": carried, "door": entrance.fileno()}, lent=[entrance.fileno()])
+        spawned = spawn(
+            {"carried": carried, "door": entrance.fileno()},
+            words=["init", sys.argv[0]],
+            lent=[entrance.fileno()],
+        )
     except BaseException:
         connection.close()
         raise

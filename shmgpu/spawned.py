@@ -15,7 +15,8 @@ from typing import Any
 
 from shmgpu import config, core, daemon, functions, manifest, settings
 from shmgpu.door import PrivateDoor
-from shmgpu.errors import SessionError
+from shmgpu.errors import SessionError, ShmError
+from shmgpu.modules import NotLoaded
 from shmgpu.roles import RoleHost
 
 
@@ -44,7 +45,10 @@ class Report:
 
     def failed(self, error: BaseException) -> None:
         """It did not come to that."""
-        told: dict[str, Any] = {"error": type(error).__name__, "message": str(error) or repr(error)}
+        message = str(error)
+        if not isinstance(error, ShmError):  # a type and a text only together say what it was
+            message = "".join(traceback.format_exception_only(error)).strip()
+        told: dict[str, Any] = {"error": type(error).__name__, "message": message}
         if isinstance(error, SessionError):
             told |= {"helper": error.helper, "traceback": error.traceback_text}
         self.say(told)
@@ -56,11 +60,12 @@ def main(request: Mapping[str, Any]) -> None:
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
     try:
-        if "carried" in request:
+        if "door" in request:
             _serve_one(request, report)
         else:
             daemon.up(
                 request["modules"],
+                carried=request["carried"],
                 on_ready=report.ready,
                 lent=[report.descriptor],
                 **request["settings"],
@@ -68,11 +73,21 @@ def main(request: Mapping[str, Any]) -> None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        waits = report.descriptor >= 0
+        if request["outlives"] or report.descriptor < 0:
+            _log(error)
         report.failed(error)
-        if not waits:
-            traceback.print_exc()
         sys.exit(1)
+
+
+def _log(error: BaseException) -> None:
+    """Say it, and where, to standard error."""
+    if isinstance(error, NotLoaded):
+        print(f"shmgpu: {error}\n\n{error.traceback_text}", end="", file=sys.stderr)
+    elif isinstance(error, ShmError):
+        print(f"shmgpu: {error}", file=sys.stderr)
+    else:
+        traceback.print_exc()
+    sys.stderr.flush()
 
 
 def _serve_one(request: Mapping[str, Any], report: Report) -> None:

@@ -148,7 +148,7 @@ def tables(sample: dict[str, Any]) -> tuple[Table, Table, Table]:
         (
             _key("helper", "helper", str, falls=False),
             _key("state", "state", str, left=True, falls=False),
-            _key("pool", "pool", str, falls=False),
+            _key("pool_name", "pool", str, left=True, falls=False),
             _key("pid", "pid", str, falls=False),
             _key("generation", "gen", count),
             _key("busy", "busy", bar),

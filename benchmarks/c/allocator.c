@@ -1,15 +1,16 @@
-/* allocator -- recorded allocation traces, replayed against our TLSF and against glibc malloc.
+/* allocator -- allocation traces, replayed against our TLSF and against other people's malloc.
  *
  *   build:  cc -std=c11 -D_GNU_SOURCE -O2 -Icsrc benchmarks/c/allocator.c csrc/tlsf.c \
  *              csrc/status.c -o allocator
- *   usage:  allocator [--rounds N] TRACE...           (N is 5 unless told)
+ *   usage:  allocator [--rounds N] [--mimalloc LIBRARY] TRACE...      (N is 5 unless told)
  *
  * Every round of every trace runs twice, first glibc, then tlsf (A B A B ...), each in a
  * process that was executed for it, so that all memory is untouched: tlsf works over a fresh
- * memfd, mapped shared, of twice the trace's peak (at least 64 MiB). Prints one line of JSON
- * for each run and exits 0, or a sentence on stderr and exits 1. Its keys:
+ * memfd, mapped shared, of twice the trace's peak (at least 64 MiB). With --mimalloc it runs
+ * once, on the malloc of that library, which takes glibc's place in that process. Prints one
+ * line of JSON for each run and exits 0, or a sentence on stderr and exits 1. Its keys:
  *
- *   allocator            "glibc" or "tlsf"
+ *   allocator            "glibc", "tlsf" or "mimalloc"
  *   trace, round         the trace's file name without its ending; from 0
  *   operations           allocations and frees in the trace
  *   ns_per_op            first replay on untouched memory, faults included. As a user would,
@@ -19,13 +20,14 @@
  *                        such sizes: median over batches of 32 pairs
  *   peak_live_bytes      most bytes that the trace had asked for and not yet freed
  *   peak_footprint_bytes heap_bytes + metadata_bytes
- *   heap_bytes           tlsf: highest byte ever handed out, in pages. glibc: growth of the
- *                        peak resident set, its block headers included
- *   metadata_bytes       tlsf: resident pages of the side table. glibc: 0
+ *   heap_bytes           tlsf: highest byte ever handed out, in pages. The others: growth of
+ *                        the peak resident set, their block headers included
+ *   metadata_bytes       tlsf: resident pages of the side table. The others: 0
  *   footprint_ratio      peak_footprint_bytes / peak_live_bytes
  *
  * heap, metadata and footprint are those of the first replay.
  */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -125,7 +127,7 @@ static trace_t load(const char *path) {
   return trace;
 }
 
-/* ---- the two allocators ------------------------------------------------------------ */
+/* ---- the allocators ---------------------------------------------------------------- */
 
 static shmi_tlsf_t *tlsf;
 
@@ -242,7 +244,18 @@ static void make_arena(uint64_t peak_bytes) {
 
 /* ---- runs -------------------------------------------------------------------------- */
 
-static void run(bool ours, const char *path, const char *round) {
+/* Whose malloc this process has: a library that could not be preloaded leaves glibc's. */
+static void check_malloc(bool wanted) {
+  bool there = dlsym(RTLD_DEFAULT, "mi_version") != NULL;
+  if (there == wanted) return;
+  fprintf(stderr, "allocator: this process's malloc is %s\n",
+          there ? "mimalloc's already" : "not mimalloc's: it could not be preloaded");
+  exit(1);
+}
+
+static void run(const char *which, const char *path, const char *round) {
+  bool ours = strcmp(which, "tlsf") == 0;
+  check_malloc(strcmp(which, "mimalloc") == 0);
   trace_t trace = load(path);
   void **blocks = pages(trace.blocks * sizeof *blocks);
   const char *name = strrchr(path, '/');
@@ -266,20 +279,21 @@ static void run(bool ours, const char *path, const char *round) {
          "\"ns_per_op\": %.1f, \"warm_ns_per_op\": %.1f, \"median_pair_ns\": %.1f, "
          "\"peak_live_bytes\": %llu, \"peak_footprint_bytes\": %llu, \"heap_bytes\": %llu, "
          "\"metadata_bytes\": %llu, \"footprint_ratio\": %.4f}\n",
-         ours ? "tlsf" : "glibc", (int)strcspn(name, "."), name, round, trace.count,
+         which, (int)strcspn(name, "."), name, round, trace.count,
          (double)first / count, (double)warm / count, pair_ns,
          (unsigned long long)trace.peak_bytes, (unsigned long long)(heap + metadata),
          (unsigned long long)heap, (unsigned long long)metadata,
          (double)(heap + metadata) / (double)trace.peak_bytes);
 }
 
-static void run_in_fresh_process(const char *which, char *path, int round) {
+static void run_in_fresh_process(const char *which, const char *library, char *path, int round) {
   char number[16];
   snprintf(number, sizeof number, "%d", round);
   fflush(stdout);
   pid_t pid = fork();
   if (pid == -1) die("fork");
   if (pid == 0) {
+    if (library && setenv("LD_PRELOAD", library, 1) == -1) die("setenv");
     execl("/proc/self/exe", "allocator", "--run", which, path, number, (char *)NULL);
     die("cannot execute itself");
   }
@@ -292,22 +306,31 @@ static void run_in_fresh_process(const char *which, char *path, int round) {
 
 int main(int argc, char **argv) {
   if (argc == 5 && strcmp(argv[1], "--run") == 0) {
-    run(strcmp(argv[2], "tlsf") == 0, argv[3], argv[4]);
+    run(argv[2], argv[3], argv[4]);
     return 0;
   }
   int first = 1, rounds = 5;
-  if (argc > 2 && strcmp(argv[1], "--rounds") == 0) {
-    rounds = atoi(argv[2]);
-    first = 3;
+  const char *mimalloc = NULL;
+  for (; first + 1 < argc && strncmp(argv[first], "--", 2) == 0; first += 2) {
+    if (strcmp(argv[first], "--rounds") == 0)
+      rounds = atoi(argv[first + 1]);
+    else if (strcmp(argv[first], "--mimalloc") == 0)
+      mimalloc = argv[first + 1];
+    else
+      rounds = 0; /* an unknown name: fall through to the usage line */
   }
   if (first >= argc || rounds < 1) {
-    fprintf(stderr, "usage: allocator [--rounds N] TRACE...\n");
+    fprintf(stderr, "usage: allocator [--rounds N] [--mimalloc LIBRARY] TRACE...\n");
     return 1;
   }
   for (int i = first; i < argc; i++) {
     for (int round = 0; round < rounds; round++) {
-      run_in_fresh_process("glibc", argv[i], round);
-      run_in_fresh_process("tlsf", argv[i], round);
+      if (mimalloc) {
+        run_in_fresh_process("mimalloc", mimalloc, argv[i], round);
+        continue;
+      }
+      run_in_fresh_process("glibc", NULL, argv[i], round);
+      run_in_fresh_process("tlsf", NULL, argv[i], round);
     }
   }
   return 0;

@@ -4,9 +4,9 @@
  * difference is who carries the messages. --handover is accepted and has no effect: how many
  * frames a helper is handed ahead is the dispatcher's own decision.
  *
- * The function called does nothing, and its parameter block is one cache line, so what is
- * measured is the way there and back and everything the broker does on it: stamping,
- * validation, policy, statistics, trace.
+ * The function called does nothing, unless it is given a service time, and its parameter
+ * block is one cache line. So what is measured is the way there and back and everything the
+ * broker does on it: stamping, validation, policy, statistics, trace.
  */
 #include "shmgpu.h"
 #include "stage.h"
@@ -16,9 +16,11 @@ enum { PARAMS_BYTES = 64, ARENA_BYTES = 1 << 20 };
 static stage_options_t options;
 static stage_t *stage;
 
-static void nothing(void *params)
+/* The function: nothing, or a service of a given time. */
+static void serve(void *params)
 {
   (void)params;
+  stage_serve(stage, &options);
 }
 
 static int failed(const char *what, int status)
@@ -35,7 +37,7 @@ static int run_window(int child, void *const params[])
   uint64_t total = 0;
   int out = 0, answered = options.window;
   for (int i = 0; i < options.window; i++)
-    messages[i] = (shm_msg_t){nothing, params[i]};
+    messages[i] = (shm_msg_t){serve, params[i]};
   for (;;) {
     int sent = shm_send_msgs(messages, answered);
     if (sent < 0)
@@ -71,7 +73,7 @@ static int run_child(void *arg)
   if (status < 0)
     return failed("shm_set_window", status);
 
-  shm_msg_t message = {nothing, NULL};
+  shm_msg_t message = {serve, NULL};
   void *params[STAGE_MAX_WINDOW];
   for (int i = 0; i < options.window; i++) {
     params[i] = shm_malloc(PARAMS_BYTES);
@@ -117,7 +119,7 @@ int main(int argc, char **argv)
 {
   options = stage_options(argc, argv);
   stage = stage_open();
-  int status = shm_register(nothing, "nothing", PARAMS_BYTES);
+  int status = shm_register(serve, "serve", PARAMS_BYTES);
   if (status < 0)
     return failed("shm_register", status);
 

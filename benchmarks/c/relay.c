@@ -64,8 +64,14 @@ static void run_helper(const line_t *line)
 {
   frame_t frames[FRAMES_PER_PAGE];
   int count;
-  while ((count = read_page(line->in[0], frames)) > 0)
-    write_page(line->out[1], frames, count);
+  while ((count = read_page(line->in[0], frames)) > 0) {
+    if (options.service_us == 0)
+      write_page(line->out[1], frames, count);
+    for (int i = 0; i < count && options.service_us > 0; i++) {
+      stage_serve(stage, &options);
+      write_page(line->out[1], &frames[i], 1); /* whoever is served need not wait for the rest */
+    }
+  }
 }
 
 static void run_child(int child, const line_t *line)

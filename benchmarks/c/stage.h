@@ -40,12 +40,20 @@ typedef struct {
   int helpers;
   int window;      /* messages a child has out at a time */
   int handover;    /* frames handed to a helper ahead, at most */
+  int service_us;  /* how long a helper's function takes */
+  int spins;       /* whether it needs a core for that, or waits as for a device */
   double seconds;  /* the measured span */
 } stage_options_t;
 
 typedef struct {
   _Alignas(128) _Atomic uint64_t round_trips; /* one writer each: its child */
 } stage_counter_t;
+
+/* One writer each: its helper. A service that goes on is counted from `began_ns` by who reads. */
+typedef struct {
+  _Alignas(128) _Atomic uint64_t served_ns;
+  _Atomic uint64_t began_ns; /* 0: none goes on */
+} stage_service_t;
 
 typedef struct {
   _Alignas(128) _Atomic uint32_t ready;
@@ -57,6 +65,9 @@ typedef struct {
   uint64_t round_trips;
   uint64_t least, most; /* of the active children: who was served least and most */
   _Atomic uint64_t samples;
+  uint64_t served_ns; /* by all helpers within the span */
+  _Atomic uint32_t helpers_seen;
+  stage_service_t service[STAGE_MAX_HELPERS];
   stage_counter_t counter[STAGE_MAX_CHILDREN];
   uint32_t sample_ns[STAGE_SAMPLES]; /* written by child 0, and only when it is alone */
 } stage_t;
@@ -95,7 +106,7 @@ static inline _Noreturn void stage_die(const char *what)
 
 static inline stage_options_t stage_options(int argc, char **argv)
 {
-  stage_options_t o = {32, 0, 2, 1, 16, 1.0};
+  stage_options_t o = {32, 0, 2, 1, 16, 0, 0, 1.0};
   for (int i = 1; i + 1 < argc; i += 2) {
     const char *name = argv[i];
     const char *value = argv[i + 1];
@@ -109,6 +120,10 @@ static inline stage_options_t stage_options(int argc, char **argv)
       o.window = atoi(value);
     else if (strcmp(name, "--handover") == 0)
       o.handover = atoi(value);
+    else if (strcmp(name, "--service-us") == 0)
+      o.service_us = atoi(value);
+    else if (strcmp(name, "--spins") == 0)
+      o.spins = atoi(value);
     else if (strcmp(name, "--seconds") == 0)
       o.seconds = atof(value);
     else
@@ -119,10 +134,10 @@ static inline stage_options_t stage_options(int argc, char **argv)
   if (argc % 2 == 0 || o.children < 1 || o.children > STAGE_MAX_CHILDREN || o.active < 1 ||
       o.active > o.children || o.helpers < 1 || o.helpers > STAGE_MAX_HELPERS || o.window < 1 ||
       o.window > STAGE_MAX_WINDOW || o.handover < 1 || o.handover > STAGE_MAX_WINDOW ||
-      !(o.seconds > 0)) {
+      o.service_us < 0 || !(o.seconds > 0)) {
     fprintf(stderr,
             "usage: %s [--children 1..%d] [--active 1..children] [--helpers 1..%d]\n"
-            "          [--window 1..%d] [--handover 1..%d] [--seconds S]\n",
+            "          [--window 1..%d] [--handover 1..%d] [--service-us N] [--spins 0|1] [--seconds S]\n",
             argv[0], STAGE_MAX_CHILDREN, STAGE_MAX_HELPERS, STAGE_MAX_WINDOW, STAGE_MAX_WINDOW);
     exit(2);
   }
@@ -177,7 +192,52 @@ static inline void stage_sample(stage_t *stage, uint64_t ns)
   atomic_store_explicit(&stage->samples, n + 1, memory_order_relaxed);
 }
 
+/* ---- in a helper ------------------------------------------------------------ */
+
+/* Whoever serves first becomes helper 0 of the stage: it needs no number but its own. */
+static inline stage_service_t *stage_helper(stage_t *stage)
+{
+  static stage_service_t *mine;
+  if (mine == NULL) {
+    mine = &stage->service[atomic_fetch_add(&stage->helpers_seen, 1) % STAGE_MAX_HELPERS];
+    prctl(PR_SET_TIMERSLACK, 1); /* ns: by default a sleep may last 50 us longer */
+  }
+  return mine;
+}
+
+/* Take the time that a helper's function takes. How long it really took is what is counted. */
+static inline void stage_serve(stage_t *stage, const stage_options_t *o)
+{
+  if (o->service_us == 0)
+    return;
+  stage_service_t *mine = stage_helper(stage);
+  uint64_t began_ns = stage_now_ns();
+  atomic_store_explicit(&mine->began_ns, began_ns, memory_order_relaxed);
+  uint64_t wanted_ns = (uint64_t)o->service_us * 1000u, now_ns;
+  if (!o->spins)
+    stage_sleep_s((double)o->service_us * 1e-6);
+  while ((now_ns = stage_now_ns()) - began_ns < wanted_ns) {
+  }
+  uint64_t served_ns = atomic_load_explicit(&mine->served_ns, memory_order_relaxed);
+  atomic_store_explicit(&mine->began_ns, 0, memory_order_relaxed);
+  atomic_store_explicit(&mine->served_ns, served_ns + now_ns - began_ns, memory_order_release);
+}
+
 /* ---- the clock -------------------------------------------------------------- */
+
+/* The service done until now, by all helpers, what goes on included. */
+static inline uint64_t stage_served_ns(const stage_t *stage, uint64_t now_ns)
+{
+  uint64_t sum_ns = 0;
+  for (int i = 0; i < STAGE_MAX_HELPERS; i++) {
+    const stage_service_t *service = &stage->service[i];
+    sum_ns += atomic_load_explicit(&service->served_ns, memory_order_acquire);
+    uint64_t began_ns = atomic_load_explicit(&service->began_ns, memory_order_relaxed);
+    if (began_ns != 0 && began_ns < now_ns)
+      sum_ns += now_ns - began_ns;
+  }
+  return sum_ns;
+}
 
 static inline void stage_clock(stage_t *stage, const stage_options_t *o)
 {
@@ -197,6 +257,7 @@ static inline void stage_clock(stage_t *stage, const stage_options_t *o)
   uint64_t began_ns = stage_now_ns();
   for (int i = 0; i < o->active; i++)
     before[i] = atomic_load(&stage->counter[i].round_trips);
+  uint64_t served_ns = stage_served_ns(stage, began_ns);
   atomic_store(&stage->measuring, 1);
   stage_sleep_s(o->seconds);
   atomic_store(&stage->measuring, 0);
@@ -207,7 +268,9 @@ static inline void stage_clock(stage_t *stage, const stage_options_t *o)
     stage->least = served < stage->least ? served : stage->least;
     stage->most = served > stage->most ? served : stage->most;
   }
-  stage->measured_s = (double)(stage_now_ns() - began_ns) * 1e-9;
+  uint64_t ended_ns = stage_now_ns();
+  stage->served_ns = stage_served_ns(stage, ended_ns) - served_ns;
+  stage->measured_s = (double)(ended_ns - began_ns) * 1e-9;
   stage_raise(&stage->stop);
 }
 
@@ -255,6 +318,9 @@ static inline int stage_report(stage_t *stage, const stage_options_t *o, const c
          (unsigned long long)stage->round_trips,
          (double)stage->round_trips / stage->measured_s, (unsigned long long)stage->least,
          (unsigned long long)stage->most);
+  if (o->service_us > 0)
+    printf(", \"service_us\": %d, \"busy\": %.6f", o->service_us,
+           (double)stage->served_ns * 1e-9 / (stage->measured_s * o->helpers));
   if (kept > 0) {
     qsort(stage->sample_ns, kept, sizeof stage->sample_ns[0], stage_compare);
     printf(", \"samples\": %zu, \"median_ns\": %u, \"p99_ns\": %u", kept,

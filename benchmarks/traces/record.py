@@ -5,12 +5,8 @@ the making of its model to the end: parameters, gradients, activations, optimise
 temporaries inside operations. The profiler reports every allocation and every free with its
 address; ties in time keep the profiler's order.
 
-One event a line: ``+BYTES`` allocates, ``-AGE`` frees the block that was allocated AGE
-allocations ago (1 is the latest). Lines that begin with ``#`` say what was recorded. Blocks
-still alive at the end are the replayer's to free.
-
-    python benchmarks/traces/record.py [NAME...]      record (needs torch and scikit-learn)
-    python benchmarks/traces/record.py --describe     print the distribution of what is kept
+    python -m benchmarks.traces.record [NAME...]      record (needs torch and scikit-learn)
+    python -m benchmarks.traces.record --describe     print the distribution of what is kept
 """
 
 from __future__ import annotations
@@ -18,9 +14,10 @@ from __future__ import annotations
 import collections
 import pathlib
 import random
-import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+
+from benchmarks.traces.form import Trace, table
 
 HERE = pathlib.Path(__file__).resolve().parent
 MAX_TRACE_BYTES = 300_000
@@ -134,59 +131,33 @@ def memory_events(program: Callable[[], None]) -> list[tuple[int, int]]:
     return [(ptr, size) for _, _, ptr, size in events]
 
 
-def as_lines(events: list[tuple[int, int]]) -> Iterator[str]:
-    """Turn events into lines; frees of what was allocated before the recording are left out."""
+def text_of(about: str, events: list[tuple[int, int]]) -> str:
+    """Turn events into a trace; frees of what was allocated before the recording are left out."""
+    trace = Trace(about)
+    used = len(about) + 3
     born: dict[int, int] = {}
-    count = 0
     for address, size in events:
         if size > 0:
             if address in born:
                 raise ValueError("the profiler lost a free: record again")
-            born[address] = count
-            count += 1
-            yield f"+{size}"
+            born[address] = trace.allocate(size)
         elif size < 0 and address in born:
-            yield f"-{count - born.pop(address)}"
+            trace.free(born.pop(address))
+        else:
+            continue
+        used += len(trace.lines[-1]) + 1
+        if used > MAX_TRACE_BYTES:
+            trace.lines.pop()
+            break
+    return trace.text()
 
 
 def record(name: str) -> None:
     """Record one program into NAME.trace, cut after MAX_TRACE_BYTES."""
     program = PROGRAMS[name]
     program()  # what PyTorch sets up once for itself is not the program's
-    text = [f"# {name}: {program.__doc__}"]
-    used = len(text[0]) + 1
-    for line in as_lines(memory_events(program)):
-        used += len(line) + 1
-        if used > MAX_TRACE_BYTES:
-            break
-        text.append(line)
-    (HERE / f"{name}.trace").write_text("\n".join(text) + "\n")
-
-
-def describe(path: pathlib.Path) -> str:
-    """Return a Markdown table row: counts, sizes' quantiles, lifetimes, peak live bytes."""
-    sizes: list[int] = []
-    dead: set[int] = set()
-    lifetimes: list[int] = []
-    live = peak = 0
-    for line in path.read_text().splitlines():
-        if line.startswith("+"):
-            sizes.append(int(line[1:]))
-            live += sizes[-1]
-            peak = max(peak, live)
-        elif line.startswith("-"):
-            block = len(sizes) - int(line[1:])
-            dead.add(block)
-            live -= sizes[block]
-            lifetimes.append(int(line[1:]))
-    size = statistics.quantiles(sizes, n=100, method="inclusive")
-    life = statistics.quantiles(lifetimes, n=100, method="inclusive")
-    cells = [
-        path.stem, len(sizes), len(dead), len(set(sizes)), min(sizes), round(size[24]),
-        round(size[49]), round(size[74]), round(size[98]), max(sizes),
-        f"{life[49]:.0f} / {life[89]:.0f} / {max(lifetimes)}", f"{peak / 2**20:.2f} MiB",
-    ]  # fmt: skip
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    text = text_of(f"{name}: {program.__doc__}", memory_events(program))
+    (HERE / f"{name}.trace").write_text(text)
 
 
 def main(arguments: list[str]) -> None:
@@ -194,13 +165,7 @@ def main(arguments: list[str]) -> None:
     if arguments != ["--describe"]:
         for name in arguments or PROGRAMS:
             record(name)
-    print(
-        "| trace | allocations | frees | distinct sizes | min | 25 % | median | 75 % | 99 % "
-        "| max (bytes) | lifetime p50 / p90 / max (allocations) | peak live |"
-    )
-    print("|" + "---|" * 12)
-    for path in sorted(HERE.glob("*.trace")):
-        print(describe(path))
+    print(table(sorted(HERE.glob("*.trace"))))
 
 
 if __name__ == "__main__":

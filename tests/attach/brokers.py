@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 import shmgpu
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -94,3 +96,12 @@ def said(code: str, **more: Any) -> str:
     done = program(code, **more)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def as_nobody(*groups: str) -> tuple[str, ...]:
+    """For ``before=``: another user, in these groups."""
+    rest = ["--groups", ",".join(groups)] if groups else ["--clear-groups"]
+    return ("setpriv", "--reuid", "65534", "--regid", "65534", *rest)

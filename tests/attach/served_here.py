@@ -32,12 +32,24 @@ def slow(helper, x, seconds):
     return np.array([helper.id, *x])
 
 
+turns = 0  # in each helper: how many calls it has numbered
+
+
+@shmgpu.function(arrays="numpy")
+def numbered(helper, x):
+    global turns
+    turns += 1
+    time.sleep(0.002)  # long enough that no helper is handed many ahead
+    return np.array([turns])
+
+
 @shmgpu.function(arrays="numpy")
 def large(helper, x, size):
     return np.zeros(size, np.uint8)
 
 
 @shmgpu.function(arrays="numpy")
-def late_and_large(helper, x, seconds, size):
-    time.sleep(seconds)
-    return np.zeros(size, np.uint8)
+def held(helper, x, gate, size=1):
+    while not os.path.exists(gate):
+        time.sleep(0.005)
+    return np.full(size, helper.id, np.uint8)

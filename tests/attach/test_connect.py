@@ -9,9 +9,9 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import threading
 
 import numpy as np
@@ -169,14 +169,22 @@ def test_a_script_is_called_what_the_broker_imported_it_as(place):
 def test_without_a_broker_the_error_says_how_to_start_one(tmp_path):
     with pytest.raises(shmgpu.NotRunning, match=r"no broker listens at .*shmgpu up"):
         shmgpu.connect(tmp_path / "none.sock")
-    (tmp_path / "file.sock").touch()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(tmp_path / "dead.sock"))
     with pytest.raises(shmgpu.NotRunning, match="no broker listens"):
-        shmgpu.connect(tmp_path / "file.sock")
+        shmgpu.connect(tmp_path / "dead.sock")
 
 
 def test_the_network_address_of_this_box_is_the_broker_of_this_box(place, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(place))
-    for given in ({"path": "localhost:29500"}, {"host": "127.0.0.1", "port": 29500}, {}):
+    for given in (
+        {"path": "localhost:29500"},
+        {"path": "127.0.0.2:3"},
+        {"host": "127.0.0.1", "port": 29500},
+        {"host": socket.gethostname()},
+        {"host": "LOCALHOST"},
+        {},
+    ):
         with shmgpu.connect(**given, wait=LATELY):
             assert served.add_one(np.zeros(1)).tolist() == [1]
 
@@ -252,50 +260,6 @@ if os.fork() == 0:
 os.wait()
 """
         assert said(code).splitlines() == ["interrupted", "full"]
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-
-
-def as_nobody(*groups: str) -> tuple[str, ...]:
-    rest = ["--groups", ",".join(groups)] if groups else ["--clear-groups"]
-    return ("setpriv", "--reuid", "65534", "--regid", "65534", *rest)
-
-
-CALL = """
-import sys, numpy, shmgpu
-from attach import served
-try:
-    with shmgpu.connect({!r}):
-        print(served.add_one(numpy.zeros(1)).tolist())
-except shmgpu.ShmError as error:
-    print(type(error).__name__, error)
-"""
-
-
-@pytest.fixture
-def open_folder():
-    """Where everybody may look: pytest keeps its own folders from other users."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield pathlib.Path(folder)
-
-
-@needs_root
-def test_another_user_is_refused(open_folder):
-    path = open_folder / "b.sock"
-    with brokers.up(path, helpers=1):
-        assert path.stat().st_mode & 0o777 == 0o600
-        out = said(CALL.format(str(path)), before=as_nobody())
-        assert out.startswith("ConfigError") and "belongs to another user" in out
-        path.chmod(0o666)  # the file lets everybody knock: the broker itself still looks
-        out = said(CALL.format(str(path)), before=as_nobody())
-        assert out.startswith("LaunchError") and "belongs to another user" in out
-    with brokers.up(path, helpers=1, group=12345):
-        assert path.stat().st_mode & 0o777 == 0o660
-        assert said(CALL.format(str(path)), before=as_nobody("12345")) == "[1.0]"
-        out = said(CALL.format(str(path)), before=as_nobody())
-        assert "belongs to another user" in out
 
 
 # ---- leaving -------------------------------------------------------------------------------

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 
 import pytest
 from attach.commands import Place
@@ -23,6 +27,46 @@ futures = [served_here.slow.submit(x, 0.2) for _ in range(70)]
 while (row := counted())["answered"] == before["answered"]:
     out = row["submitted"] - before["submitted"]
 print(free // 1024, out)
+"""
+
+ANSWERED = str((*[0] * 40, 0))  # 40 calls by helper 0, and no protocol error
+
+# Does what it is told on standard input, and prints what came of it.
+SERVANT = """
+import pathlib, sys
+import numpy as np, served_here, shmgpu
+shmgpu.connect()
+x = shmgpu.arena.zeros(1)
+calls = []
+
+def keep(size):
+    try:
+        return served_here.large(x, int(size)).nbytes
+    except shmgpu.ShmError as error:
+        return error
+
+def counted(key):
+    return shmgpu.stats()["children"][shmgpu.rank()][key]
+
+def submit(gate, count):  # how many of these calls go out before any is answered
+    before = counted("frames_sent")
+    calls.extend(served_here.held.submit(x, gate) for _ in range(int(count)))
+    return counted("frames_sent") - before
+
+def number(count):  # once the broker has them
+    before = counted("submitted")
+    calls.extend(served_here.numbered.submit(x) for _ in range(int(count)))
+    while counted("submitted") < before + int(count): pass
+
+def results():
+    found = [one.result(20)[0] for one in calls]
+    calls.clear()
+    return *map(int, found), counted("protocol_errors")
+
+print("joined", flush=True)
+for line in sys.stdin:
+    name, *words = line.split()
+    print(globals()[name](*words), flush=True)
 """
 
 
@@ -77,16 +121,8 @@ def place(tmp_path_factory):
     written(made.directory, "")
     for name in ("greedy.py", "other.py"):
         (made.directory / name).write_text(USE)
-    (made.directory / "large.py").write_text(
-        "import sys, numpy as np, served_here, shmgpu\n"
-        "shmgpu.connect()\n"
-        "print('joined', flush=True)\n"
-        "for line in sys.stdin:\n"
-        "    try:\n"
-        "        print(served_here.large(np.zeros(1), int(line)).nbytes, flush=True)\n"
-        "    except shmgpu.ShmError as error:\n"
-        "        print(error, flush=True)\n"
-    )
+    for name in ("light.py", "heavy.py"):
+        (made.directory / name).write_text(SERVANT)
     return made
 
 
@@ -97,11 +133,14 @@ def broker(place):
 
 
 def put(place, broker, text):
-    """Have the broker read that."""
-    written(place.directory, text)
+    """Have the broker read that, or no file at all; what it tells when it has."""
+    if text is None:
+        (place.directory / "quotas.toml").unlink()
+    else:
+        written(place.directory, text)
     broker.process.send_signal(signal.SIGHUP)
     assert "MONOTONIC_USEC=" in broker.hear("RELOADING=1")
-    broker.hear("READY=1")
+    return broker.hear("READY=1")
 
 
 def use(place, name):
@@ -133,17 +172,38 @@ def test_a_program_cannot_say_itself_more_than_its_user_has(place, broker):
 
 def test_a_file_that_cannot_be_read_changes_nothing(place, broker):
     put(place, broker, '[program."greedy.py"]\nwindow = 8\n')
-    put(place, broker, "[default]\nwindws = 1\n")
-    assert use(place, "greedy.py") == [1024, 8]
+    for text, sentence in (
+        ("[default]\nwindws = 1\n", "default.windws means nothing"),
+        ("[user.nobody-is-called-so]\nwindow = 1\n", "there is no user of that name here"),
+        (None, "quotas.toml cannot be read"),
+    ):
+        told = put(place, broker, text)
+        assert "STATUS=the quotas stay as they are: " in told and sentence in told
+        assert len(told.splitlines()) == 2
+        assert use(place, "greedy.py") == [1024, 8]
+    told = put(place, broker, "")
+    assert "STATUS=1 helpers, 64 places" in told
+    assert use(place, "greedy.py") == [1024, 64]
 
 
-def test_what_helpers_keep_for_a_program_changes_while_it_runs(place, broker):
-    import subprocess
-    import sys
-
+def test_a_program_whose_quota_is_used_up_is_told_of_the_quota(place, broker):
+    ask = (
+        "import shmgpu\n"
+        "shmgpu.connect()\n"
+        "try: shmgpu.arena.zeros(1 << 21)\n"
+        "except shmgpu.ArenaFull as error: print(error)\n"
+    )
+    put(place, broker, '[default]\narena = "256KiB"\n')
+    assert "quota raised, which leaves it that much of the 1,048,576" in place.program(ask)
     put(place, broker, "")
+    assert place.program(ask).endswith("or launch with a larger arena=")
+
+
+@contextlib.contextmanager
+def running(place, name):
+    """What to ask a servant of that name with."""
     program = subprocess.Popen(
-        [sys.executable, "large.py"],
+        [sys.executable, name],
         env=place.environment,
         cwd=place.directory,
         stdin=subprocess.PIPE,
@@ -151,22 +211,69 @@ def test_what_helpers_keep_for_a_program_changes_while_it_runs(place, broker):
         text=True,
     )
 
-    def ask(size):
-        program.stdin.write(f"{size}\n")
+    def ask(words):
+        program.stdin.write(f"{words}\n")
         program.stdin.flush()
         return program.stdout.readline().strip()
 
     try:
         assert program.stdout.readline() == "joined\n"
-        assert ask(100_000) == "100000"  # kept by the helper until there was room
-        put(place, broker, '[program."large.py"]\nparked = "64KiB"\n')
-        assert "larger than a helper keeps" in ask(400_000)
-        put(place, broker, "")
-        assert ask(400_000) == "400000"
+        yield ask
     finally:
         program.stdin.close()
         program.wait(timeout=20)
         program.stdout.close()
+
+
+def test_what_helpers_keep_for_a_program_changes_while_it_runs(place, broker):
+    put(place, broker, "")
+    with running(place, "light.py") as ask:
+        assert ask("keep 100000") == "100000"  # kept by the helper until there was room
+        put(place, broker, '[program."light.py"]\nparked = "64KiB"\n')
+        assert "larger than a helper keeps" in ask("keep 400000")
+        put(place, broker, "")
+        assert ask("keep 400000") == "400000"
+
+
+def test_the_window_changes_while_a_program_runs_and_no_call_is_lost_by_that(place, broker):
+    put(place, broker, "")
+    with running(place, "light.py") as ask:
+        for number, (text, window) in enumerate(
+            [("", 40), ("window = 8", 8), ("window = 16", 16), ("window = 3", 3), ("", 40)]
+        ):
+            put(place, broker, f'[program."light.py"]\n{text}\n')
+            assert ask(f"submit gate{number} 40") == str(window)
+            put(place, broker, '[program."light.py"]\nwindow = 4\n')  # with more than that out
+            (place.directory / f"gate{number}").touch()
+            assert ask("results") == ANSWERED
+
+
+def test_what_was_sent_before_the_window_shrank_is_answered(place, broker):
+    put(place, broker, "")
+    with running(place, "light.py") as ask:
+        broker.process.send_signal(signal.SIGSTOP)
+        try:
+            assert ask("submit shrunk 40") == "40"  # they lie in the pipe
+            written(place.directory, '[program."light.py"]\nwindow = 4\n')
+            broker.process.send_signal(signal.SIGHUP)
+        finally:
+            broker.process.send_signal(signal.SIGCONT)
+        broker.hear("READY=1")
+        (place.directory / "shrunk").touch()
+        assert ask("results") == ANSWERED
+
+
+def test_the_weight_changes_while_a_program_runs(place, broker):
+    put(place, broker, "")
+    with running(place, "light.py") as light, running(place, "heavy.py") as heavy:
+        put(place, broker, '[program."heavy.py"]\nweight = 8\n')
+        assert light("submit weighed 1") == "1"  # nothing else runs until all are queued
+        assert light("number 16") == heavy("number 16") == "None"
+        (place.directory / "weighed").touch()
+        lights = ast.literal_eval(light("results"))[1:-1]
+        heavies = ast.literal_eval(heavy("results"))[:-1]
+    before_the_last = sum(one < heavies[-1] for one in lights)
+    assert before_the_last <= 4  # two turns, and what a helper was handed ahead; else all but one
 
 
 def test_the_users_own_file_is_found(tmp_path, monkeypatch):

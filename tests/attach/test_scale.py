@@ -91,18 +91,20 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
     scale(place, "2")
     states(place, [READY, READY, ABSENT])
     said = place.program(
-        "import numpy as np, served_here, shmgpu, subprocess, sys\n"
+        "import pathlib, numpy as np, served_here, shmgpu, subprocess, sys\n"
         "shmgpu.connect()\n"
-        "one = served_here.slow.options(helpers=[1]).submit(np.zeros(1), 0.5)\n"
+        "one = served_here.held.options(helpers=[1]).submit(np.zeros(1), 'let_go')\n"
         "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
         "command = [sys.executable, '-m', 'shmgpu.cli', 'scale', '1']\n"
         "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())\n"
-        "print(shmgpu.stats()['helpers'][1]['state'], one.result().tolist())\n"
+        "print(shmgpu.stats()['helpers'][1]['state'])\n"
+        "pathlib.Path('let_go').touch()\n"
+        "print(one.result().tolist())\n"
     ).splitlines()
     assert said[0] == (
         "pool default: 1 helper, 1 fewer: it ends when it has finished what it holds"
     )
-    assert said[1] == f"{LEAVING} [1.0, 0.0]"
+    assert said[1:] == [str(LEAVING), "[1]"]
     states(place, [READY, ABSENT, ABSENT])
 
 
@@ -113,7 +115,8 @@ def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place)
         "-c",
         "import numpy as np, served_here, shmgpu\n"
         "shmgpu.connect()\n"
-        "call = served_here.late_and_large.options(helpers=[1]).submit(np.zeros(1), 0.5, 300_000)\n"
+        "held = served_here.held.options(helpers=[1])\n"
+        "call = held.submit(np.zeros(1), 'stopped', 300_000)\n"
         "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
         "print('asked', flush=True)\n"
         "print(call.result().nbytes)\n",
@@ -121,6 +124,7 @@ def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place)
     try:
         assert guest.stdout.readline() == "asked\n"
         guest.send_signal(signal.SIGSTOP)  # it cannot make room for now
+        (place.directory / "stopped").touch()
         place.program(
             "import shmgpu\n"
             "shmgpu.connect()\n"
@@ -148,6 +152,20 @@ def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
         "    print(error)\n"
     )
     assert "none of the helpers asked for exists" in said
+
+
+def test_the_log_says_what_was_scaled_and_what_was_refused(tmp_path):
+    place = Place(tmp_path)
+    with place.up("--helpers", "few=1", "--max-helpers", "few=2", SHMGPU_LOG="info") as broker:
+        scale(place, "2")
+        assert place.run("shmgpu", "scale", "9")[0] == 1
+        broker.process.send_signal(signal.SIGTERM)
+        log = broker.end()
+    assert "scaled role=parent pool=few helpers=2 before=1" in log
+    assert (
+        'scale_refused role=parent pool=few helpers=9 cause="the pool can have from 1 to 2' in log
+    )
+    assert "child_refused" not in log
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import pathlib
 import re
@@ -12,7 +13,7 @@ import stat
 import pytest
 from attach.commands import Place, until
 
-from shmgpu import cli
+from shmgpu import cli, monitor
 
 SERVED = "attach.served_here"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -88,6 +89,10 @@ def test_what_a_killed_broker_left_is_replaced(place):
         (["--session", "attach.served_here:double_not", SERVED], "has no function double_not"),
         (["--quotas", "missing.toml", SERVED], "missing.toml cannot be read"),
         (["--max-helpers", "other=2", SERVED], "names the pool 'other'"),
+        (
+            ["--helpers", "4", "--max-helpers", "2", SERVED],
+            "max_helpers allows pool default 2, and",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_a_sentence(place, words, sentence, monkeypatch, capsys):
@@ -118,6 +123,37 @@ def test_detach_returns_when_it_serves_and_tells_why_when_it_does_not(place):
     assert place.run("shmgpu", "down")[0] == 0
 
 
+def test_brokers_that_run_apart_are_told_from_each_other_by_what_they_serve(place):
+    words = ("shmgpu", "up", "--detach", "--arena", "1MiB", "served_here")
+    paths = [str(place.directory / name) for name in ("one.sock", "two.sock")]
+    try:
+        for path in paths:
+            status, _, complained = place.run(*words, "--path", path)
+            assert status == 0, complained
+        commands = [one.command for one in monitor.find()]
+        for path in paths:
+            assert f"shmgpu up served_here --path {path}" in commands
+    finally:
+        for path in paths:
+            place.run("shmgpu", "down", "--path", path)
+
+
+def test_a_hangup_while_modules_load_does_not_end_it(place):
+    (place.directory / "served_late.py").write_text(
+        "import os, signal, served_here\nos.kill(os.getpid(), signal.SIGHUP)\n"
+    )
+    with place.up("served_late") as broker:
+        assert not any("RELOADING" in told for told in broker.heard)
+        broker.process.send_signal(signal.SIGHUP)
+        broker.hear("RELOADING=1")
+        broker.hear("READY=1")
+
+
+def test_the_package_is_the_command(place):
+    status, said, complained = place.run("-m", "shmgpu", "up", "--help")
+    assert status == 0 and said.startswith("usage: shmgpu up"), complained
+
+
 def test_the_service_file_is_well_formed():
     text = (ROOT / "examples" / "shmgpu.service").read_text()
     unit = configparser.ConfigParser(strict=False, interpolation=None)
@@ -138,3 +174,14 @@ def test_no_descriptor_is_left_by_programs_that_come_and_go(place):
         before = len(list(fds.iterdir()))
         place.program("for _ in range(20):\n" + CALL.replace("\n", "\n    ").join(["    ", ""]))
         until(lambda: len(list(fds.iterdir())) == before, "descriptors are closed")
+
+
+def test_pools_are_called_by_their_names(place):
+    longest = "ü" * 20  # more bytes than are kept, and a letter at the cut
+    with place.up("--helpers", f"small=1,{longest}=1") as broker:
+        words = ("shmgpu", "top", str(broker.process.pid), "--once", "--interval", "0.1")
+        rows = json.loads(place.run(*words, "--json")[1])["helpers"]
+        assert [(row["pool"], row["pool_name"]) for row in rows] == [(0, "small"), (1, "ü" * 15)]
+        status, shown, complained = place.run(*words)
+        assert status == 0, complained
+        assert re.search(r"^ *0 +ready +small ", shown, re.M), shown

@@ -544,6 +544,54 @@ TEST(a_batch_is_one_piece_of_work_to_the_estimate) {
   close_schedule();
 }
 
+TEST(between_two_turns_of_a_flood_everybody_who_waited_is_served_in_batches_too) {
+  enum { CHILDREN = 9, FLOOD = 4 };
+  functions[1].batch_max_rows = 4;
+  open_schedule(CHILDREN, 1, 1);
+  for (int i = 0; i < 200; i++) put_batched(FLOOD, 1, 7, 1);
+  for (int child = 0; child < CHILDREN; child++) {
+    if (child != FLOOD) put_batched(child, 1, 7, 1);
+  }
+  int waits[CHILDREN] = {0}, turns = 0;
+  for (int batch = 0; batch < 90; batch++) {
+    int count = next(), flood_came = 0, comes_back[CHILDREN] = {0};
+    CHECK_EQ(count, 4);
+    for (int i = 0; i < count; i++) {
+      int child = child_of(out[i]);
+      waits[child] = 0;
+      comes_back[child] = child != FLOOD;
+      done(out[i], 0);
+      if (child != FLOOD) continue;
+      flood_came = 1;
+      turns++;
+      for (int other = 0; other < CHILDREN; other++) CHECK(!waits[other]);
+    }
+    for (int child = 0; child < CHILDREN; child++) {
+      if (flood_came) waits[child] = child != FLOOD && !comes_back[child];
+      if (comes_back[child]) put_batched(child, 1, 7, 1);
+    }
+  }
+  CHECK(turns >= 90 * 4 / CHILDREN);
+  for (int child = 0; child < CHILDREN; child++) {
+    uint32_t number;
+    while ((number = shmi_schedule_drop_child(s, child)) != SHMI_NONE) {
+      shmi_schedule_free(s, number);
+    }
+  }
+  close_schedule();
+}
+
+TEST(whoever_is_taken_along_out_of_turn_has_had_it) {
+  functions[1].batch_max_rows = 2;
+  open_schedule(4, 1, 1);
+  uint32_t a = put_batched(0, 1, 7, 1), b = put_batched(1, 1, 8, 1), c0 = put_batched(2, 1, 7, 1),
+           c1 = put_batched(2, 1, 9, 1), d = put_batched(3, 1, 10, 1);
+  uint32_t first[] = {a, c0}, in_order[] = {b, d, c1};
+  expect_batch(first, 2);
+  for (int i = 0; i < 3; i++) expect_batch(&in_order[i], 1);
+  close_schedule();
+}
+
 /* ---- batches that wait to fill ---- */
 
 TEST(a_delayed_batch_waits_for_company_until_its_time) {

@@ -38,14 +38,14 @@ GUESTS = "tests/attach/test_connect.py::"
 MUTANTS = [
     Mutant(
         "F01",
-        "csrc/dispatch.c",
+        "csrc/dispatch_helpers.c",
         "(!was_executing ||",
         "(0 ||",
         HELPER_DEATHS + "test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once",
     ),
     Mutant(
         "F01",
-        "csrc/dispatch.c",
+        "csrc/dispatch_helpers.c",
         "r->attempts < 2",
         "r->attempts < 3",
         HELPER_DEATHS + "test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time",
@@ -66,15 +66,15 @@ MUTANTS = [
     ),
     Mutant(
         "F02",
-        "csrc/dispatch.c",
-        "  if (child->in_flight == 0) leave_quarantine(d, slot);",
-        "  leave_quarantine(d, slot);",
+        "csrc/dispatch_children.c",
+        "  if (child->in_flight == 0) shmi_dispatch_leave_quarantine(d, slot);",
+        "  shmi_dispatch_leave_quarantine(d, slot);",
         CHILDREN
         + "test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero",
     ),
     Mutant(
         "F02",
-        "csrc/dispatch.c",
+        "csrc/dispatch_handout.c",
         "if (child->wants_clearing) {",
         "if (0) {",
         CHILDREN
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         "F06",
-        "csrc/dispatch.c",
+        "csrc/dispatch_helpers.c",
         "if (due <= now_ns) hung |= UINT64_C(1) << h;",
         "if (due <= now_ns) continue;",
         HANGS + "test_f06_a_call_beyond_its_hang_after_ends_its_helper",
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         "F06",
-        "csrc/dispatch.c",
+        "csrc/dispatch_helpers.c",
         "r->function->hang_after_ns == 0) continue;",
         "0) continue;",
         HANGS + "test_f06_a_function_without_hang_after_may_take_as_long_as_it_likes",
@@ -238,11 +238,9 @@ MUTANTS = [
     ),
     Mutant(
         "F26",
-        "csrc/dispatch.c",
-        "epoll_ctl(d->epoll_fd, EPOLL_CTL_DEL, d->helpers[h].up_fd, NULL);\n"
-        "  shmi_descriptor_close(&d->helpers[h].up_fd);",
-        "struct epoll_event level = event_of(PEER_HELPER, h);\n  level.events = EPOLLIN;\n"
-        "  epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, d->helpers[h].up_fd, &level);",
+        "csrc/dispatch_helpers.c",
+        "shmi_dispatch_unwatch(d, &d->helpers[h].up_fd);",
+        "shmi_dispatch_watch_anew(d, d->helpers[h].up_fd, SHMI_PEER_IS_HELPER, h);",
         WAITING + "test_f26_a_helper_that_hangs_up_and_lives_on_costs_the_dispatcher_nothing",
     ),
     Mutant(
@@ -340,21 +338,21 @@ MUTANTS = [
     ),
     Mutant(
         "F33",
-        "csrc/dispatch.c",
+        "csrc/dispatch_replies.c",
         "if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {",
         "if (0) {",
         CHILDREN + "test_f33_a_reply_of_an_old_generation_is_dropped_and_counted",
     ),
     Mutant(
         "F36",
-        "csrc/dispatch.c",
+        "csrc/dispatch_helpers.c",
         "if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {",
         "if (0) {",
         HELPER_DEATHS + "test_f36_a_reply_that_died_with_its_helper_is_answered_exactly_once",
     ),
     Mutant(
         "F07",
-        "csrc/dispatch.c",
+        "csrc/dispatch_children.c",
         "    d->children[slot].state = SHMI_PEER_OFFENDED;\n    d->flags |= SHMI_TURN_OFFENDED;",
         "    (void)0;",
         HOSTILE
@@ -362,7 +360,7 @@ MUTANTS = [
     ),
     Mutant(
         "F07",
-        "csrc/dispatch.c",
+        "csrc/dispatch_children.c",
         "  if (child->outstanding >= child->window) {",
         "  if (0) {",
         IN_C + "test_f07_a_flood_beyond_the_window_ends_the_child_that_floods_and_nobody_else",
@@ -376,7 +374,7 @@ MUTANTS = [
     ),
     Mutant(
         "F08",
-        "csrc/dispatch.c",
+        "csrc/dispatch_replies.c",
         "        child->outstanding--;\n",
         "        child->outstanding -= 0;\n",
         HOSTILE + "test_f08_a_child_that_never_reads_its_replies_holds_nobody_up_and_is_not_ended",
@@ -418,7 +416,7 @@ MUTANTS = [
     ),
     Mutant(
         "F13",
-        "csrc/dispatch.c",
+        "csrc/dispatch_children.c",
         "else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);",
         "else status = SHM_OK;",
         HOSTILE + "test_f13_parameters_that_are_not_a_block_of_ones_own_arena_are_refused",
@@ -461,16 +459,16 @@ MUTANTS = [
     ),
     Mutant(
         "F25",
-        "csrc/dispatch.c",
+        "csrc/dispatch_replies.c",
         "if (written < count) return 0;",
         "if (written < count) forget_replies(d, child);",
         HOSTILE + "test_f25_replies_that_do_not_fit_a_full_pipe_arrive_when_there_is_room_again",
     ),
     Mutant(
         "F32",
-        "csrc/dispatch.c",
-        "  count_dropped(d, slot, child->parked); /* told to make room",
-        "  count_dropped(d, slot, 0); /* told to make room",
+        "csrc/dispatch_children.c",
+        "shmi_dispatch_count_dropped(d, slot, child->parked);",
+        "shmi_dispatch_count_dropped(d, slot, 0);",
         STORM + "test_f32_a_call_that_waits_for_room_when_its_child_dies_is_counted_as_dropped",
     ),
     Mutant(

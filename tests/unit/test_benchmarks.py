@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import allocator, cli, environment, harness, isolate, load, native, report  # noqa: E402
+from benchmarks import allocator, cli, environment, harness, isolate, load, native, results, table  # noqa: E402
 from benchmarks.figures import (  # noqa: E402
     Asked,
     Figure,
@@ -200,7 +200,7 @@ def test_the_json_has_the_environment_and_one_row_a_figure(tmp_path, capsys):
 def test_an_infinite_ratio_still_makes_valid_json():
     row = only_row(pair([1.0], [0.0]), 1)
     assert row.ratio == math.inf
-    assert json.loads(report.as_json([row], {}, quick=True))["rows"][0]["ratio"] is None
+    assert json.loads(results.as_json([row], {}, quick=True))["rows"][0]["ratio"] is None
 
 
 def test_the_command_fails_when_a_probe_failed(capsys):
@@ -212,7 +212,7 @@ def test_the_command_fails_when_a_probe_failed(capsys):
 
 def test_the_columns_of_the_table_are_aligned():
     rows = [only_row(pair([1.0], [2.0], asked), 1) for asked in ("<= 0.6", None)]
-    heading, rule, *lines = report.table(rows).splitlines()
+    heading, rule, *lines = table.table(rows).splitlines()
     assert len({line.index("0.500") for line in lines}) == 1
     assert heading.index("baseline") == lines[0].index("B")
     assert set(rule) == {"-", " "}
@@ -223,7 +223,7 @@ def test_the_columns_of_the_table_are_aligned():
     [(None, "-"), (0.12345, "0.1235"), (26.04, "26.04"), (1040000.4, "1,040,000")],
 )
 def test_numbers_are_printed_with_the_digits_that_matter(value, text):
-    assert report.number(value) == text
+    assert table.number(value) == text
 
 
 def test_list_names_every_workload_and_measures_nothing(capsys):

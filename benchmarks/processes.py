@@ -1,0 +1,114 @@
+"""What workloads about processes share: how big one is, what it used, and a bare one beside it.
+
+A ``BareWorker`` is what is left of a helper or child when all that shmgpu does is taken away: a
+fork and two pipes. It is the limit that starting, replacing and keeping processes is held against.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.figures import ProbeFailed
+
+MIB = 1 << 20
+_LENGTH = struct.Struct("<I")
+
+
+def modules(with_torch: bool) -> tuple[str, ...]:
+    """Return what a probe needs that runs shmgpu, with torch or without."""
+    return ("shmgpu", "torch") if with_torch else ("shmgpu",)
+
+
+def import_torch(wanted: bool) -> None:
+    """Make this process as large as a user's: forks have to cope with torch's many objects."""
+    if wanted:
+        import torch  # noqa: F401
+
+
+def memory_mib() -> tuple[float, float]:
+    """Return this process's private dirty pages and its proportional share of all, in MiB."""
+    text = _proc("self", "smaps_rollup")
+    return _rollup(text, "Private_Dirty"), _rollup(text, "Pss")
+
+
+def _rollup(text: str, key: str) -> float:
+    match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
+    if match is None:
+        raise ProbeFailed(f"/proc/self/smaps_rollup has no {key}")
+    return int(match[1]) * 1024 / MIB
+
+
+def cpu_ticks(pid: int) -> int:
+    """Return the clock ticks of user and system time that a process has used."""
+    # The name may hold spaces and brackets: the fields count from behind the last one.
+    fields = _proc(str(pid), "stat").rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def cpu_ns(pid: int) -> float:
+    """Return the nanoseconds a process's first thread has run; NaN where the kernel is silent."""
+    try:
+        return float(_proc(str(pid), "schedstat").split()[0])
+    except OSError:
+        return math.nan
+
+
+def _proc(who: str, name: str) -> str:
+    return (Path("/proc") / who / name).read_text()
+
+
+class BareWorker:
+    """A forked process that answers every request over two pipes with ``serve(request)``."""
+
+    def __init__(self, serve: Callable[[bytes], bytes]) -> None:
+        request_in, self._request = os.pipe()
+        self._answer, answer_out = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(self._request)
+                os.close(self._answer)
+                while request := _receive(request_in):
+                    _send(answer_out, serve(request))
+            finally:
+                os._exit(0)
+        os.close(request_in)
+        os.close(answer_out)
+
+    def ask(self, request: bytes) -> bytes:
+        """Return the answer to a request that is not empty. Raises ProbeFailed."""
+        _send(self._request, request)
+        answer = _receive(self._answer)
+        if not answer:
+            raise ProbeFailed("a bare worker died")
+        return answer
+
+    def kill(self) -> None:
+        """End the process by SIGKILL and wait until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.end()
+
+    def end(self) -> None:
+        """Close the pipes, which ends the process, and wait until it is gone.
+
+        Younger workers hold this one's write end as well, as forks do: end the youngest first.
+        """
+        os.close(self._request)
+        os.close(self._answer)
+        os.waitpid(self.pid, 0)
+
+
+def _send(fd: int, message: bytes) -> None:
+    os.write(fd, _LENGTH.pack(len(message)) + message)
+
+
+def _receive(fd: int) -> bytes:
+    """Return a message; nothing at the end of the stream. Messages are far below a pipe's size."""
+    head = os.read(fd, _LENGTH.size)
+    return os.read(fd, _LENGTH.unpack(head)[0]) if head else b""

@@ -1,0 +1,110 @@
+/* dispatch_books -- what the dispatcher's files share: who is there, and what is in flight.
+ *
+ * dispatch.c            the turn: wait, have everything read, handed out and written
+ * dispatch_children.c   what children send; how they come and go
+ * dispatch_helpers.c    what helpers answer; how they come, are let go, and die
+ * dispatch_handout.c    calls, room for results and zeros for dead arenas, on their way to helpers
+ * dispatch_replies.c    outcomes on their way to children
+ *
+ * For these five alone: others see dispatch.h.
+ */
+#ifndef SHMI_DISPATCH_BOOKS_H
+#define SHMI_DISPATCH_BOOKS_H
+
+#include "board.h"
+#include "dispatch.h"
+#include "schedule.h"
+
+enum shmi_peer { SHMI_PEER_IS_CHILD, SHMI_PEER_IS_HELPER, SHMI_PEER_IS_SUPERVISOR };
+
+typedef struct shmi_child {
+  int request_fd, reply_fd;
+  int state;
+  uint32_t generation;
+  uint32_t outstanding;  /* calls the child may not have a reply for yet */
+  uint32_t parked;       /* of these, told to make room for a result and not yet done so */
+  uint32_t window;       /* the most it may have outstanding: the largest that it was ever told */
+  uint8_t was_told_window;
+  uint64_t parked_at;    /* helpers that may keep such results, as a mask */
+  uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
+  uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */
+  uint8_t wants_clearing, is_cleared_now; /* to be cleared; a helper is at it */
+  uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
+  uint32_t dirty_next;   /* in the list of children with replies */
+  uint8_t is_dirty;
+} shmi_child_t;
+
+typedef struct shmi_helper {
+  int down_fd, up_fd;
+  int state;
+  uint32_t generation;
+  uint64_t deliveries;      /* the last number given */
+  uint64_t lowest;          /* every delivery below it is finished */
+  uint32_t in_flight;       /* calls and grows written or about to be */
+  int is_retiring;
+  uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
+  uint32_t out_count;
+  uint32_t by_delivery[SHMI_BOARD_RING];
+  shmi_frame_t out[SHMI_BOARD_RING];
+} shmi_helper_t;
+
+struct shmi_dispatch {
+  shmi_dispatch_config_t config;
+  shmi_schedule_t *schedule;
+  shmi_child_t *children;
+  shmi_helper_t *helpers;
+  int epoll_fd;
+  int flags;        /* shmi_turn bits gathered outside a turn */
+  int coarse_waits; /* the kernel has no epoll_pwait2: waits are rounded up to milliseconds */
+  uint32_t dirty; /* child + 1: head of the list of children with replies */
+  uint64_t helper_mask; /* those that there are, or will be again */
+  uint64_t retiring;    /* those whose pipe is to be closed */
+  uint64_t now_ns;
+  uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
+  int holding;      /* no call is handed out */
+  int clearing;     /* slots in that state */
+  const shmi_board_t *board;
+};
+
+/* dispatch.c */
+int shmi_dispatch_watch(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int index);
+/* Have what is still to be read there reported once more. */
+void shmi_dispatch_watch_anew(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int index);
+void shmi_dispatch_unwatch(shmi_dispatch_t *d, int *fd); /* and close it */
+
+/* dispatch_children.c */
+/* Edge-triggered: whatever lies in the pipe is read now, or never heard of again. A read that
+ * came back short has emptied the pipe; at_end (the writer is gone) reads on to the end. */
+void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end);
+
+/* dispatch_helpers.c */
+void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* likewise */
+/* Those that are retiring and hold nothing any more: close their pipes. */
+void shmi_dispatch_close_retired(shmi_dispatch_t *d);
+
+/* dispatch_handout.c */
+void shmi_dispatch_hand_out(shmi_dispatch_t *d);
+/* Request `number`, room for a result that helper h keeps, waits for its turn in h's pipe. */
+void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number);
+/* Room that a dead child made for results is no room any more. */
+void shmi_dispatch_drop_grows(shmi_dispatch_t *d, int slot);
+/* A helper has ended a delivery, and writes to that child's arena for it no more. */
+void shmi_dispatch_released(shmi_dispatch_t *d, int slot);
+/* No helper can write to that dead child's arena any more. */
+void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot);
+/* A stretch was cleared, or its helper died over it: then it is cleared again. */
+void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status);
+
+/* dispatch_replies.c */
+/* Every call counted as submitted comes to be counted either as answered (its outcome is on its
+ * way to its child, who may read it or die first) or as dropped (its child died before). */
+void shmi_dispatch_count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls);
+/* Request `number` is over with this outcome: enter its trace, make it its own reply, and queue
+ * that for its child. The child may be gone, then it is dropped. */
+void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
+                          uint64_t token, uint32_t started, uint32_t finished);
+void shmi_dispatch_answer_plain(shmi_dispatch_t *d, uint32_t number, int status);
+void shmi_dispatch_forget_replies(shmi_dispatch_t *d, int slot);
+void shmi_dispatch_flush_replies(shmi_dispatch_t *d);
+
+#endif

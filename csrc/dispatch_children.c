@@ -1,0 +1,215 @@
+/* dispatch_children -- what children send; how they come and go. See dispatch_books.h. */
+#include "dispatch_books.h"
+
+#include "arena.h"
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "fault.h"
+#include "registry.h"
+
+enum {
+  BURSTS = 32,  /* of one child in one turn: twice what a pipe holds */
+  PATIENCE = 16 /* protocol errors of one child before it is ended */
+};
+
+static void protocol_error(shmi_dispatch_t *d, int slot) {
+  d->board->broker->protocol_errors++;
+  if (++d->board->child_stats[slot].protocol_errors >= PATIENCE) {
+    d->children[slot].state = SHMI_PEER_OFFENDED;
+    d->flags |= SHMI_TURN_OFFENDED;
+  }
+}
+
+static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
+  shmi_child_t *child = &d->children[slot];
+  if (child->outstanding >= child->window) {
+    protocol_error(d, slot); /* not answered: its reply pipe may hold no more */
+    return;
+  }
+  shmi_frame_bounds_t bounds = {.arena_base = shmi_arena_address(slot),
+                                .arena_bytes = shmi_arena_bytes(),
+                                .helper_mask = d->helper_mask,
+                                .pool_count = d->config.pools};
+  int status = shmi_frame_check_request(frame, &bounds);
+  const shmi_function_t *function = NULL;
+  if (status == SHM_OK) {
+    function = shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
+    if (function == NULL) status = SHM_EBAD_FUNCTION;
+    else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);
+  }
+  if (status == SHM_EBAD_FRAME) {
+    protocol_error(d, slot);
+    return;
+  }
+  child->outstanding++;
+  d->board->broker->submitted++;
+  d->board->child_stats[slot].submitted++;
+  frame->slot = (uint16_t)slot;
+  frame->generation = child->generation;
+  frame->flags &= SHMI_FRAME_GANG;
+  frame->status = 0;
+  frame->placement &= d->helper_mask;
+  if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
+    uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
+    if (number != SHMI_NONE) shmi_dispatch_answer_plain(d, number, status);
+    return;
+  }
+  shmi_schedule_enqueue(d->schedule, frame, function, d->now_ns);
+}
+
+static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
+  shmi_child_t *child = &d->children[slot];
+  int h = frame->slot;
+  shmi_frame_t stamped = *frame;
+  stamped.slot = (uint16_t)slot;
+  stamped.generation = child->generation;
+  /* A child that grows what was never parked would get more answers than it has calls. */
+  uint32_t number = child->parked > 0 ? shmi_schedule_admit(d->schedule, &stamped, d->now_ns)
+                                      : SHMI_NONE;
+  if (number == SHMI_NONE) {
+    protocol_error(d, slot);
+    return;
+  }
+  if (--child->parked == 0) child->parked_at = 0;
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  r->helper = (uint8_t)h;
+  r->handed_ns = d->now_ns;
+  if (h >= d->config.helpers || d->helpers[h].state != SHMI_PEER_UP ||
+      d->helpers[h].generation != frame->result.token) {
+    r->helper = 255;
+    /* The parked result died with its helper. */
+    shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
+    return;
+  }
+  shmi_dispatch_wait_to_grow(d, h, number);
+}
+
+static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
+  uint32_t number = shmi_schedule_cancel(d->schedule, slot, frame->sequence);
+  if (number == SHMI_NONE) return; /* handed over or answered: that reply stands */
+  d->board->broker->cancelled++;
+  shmi_dispatch_answer_plain(d, number, SHM_ECANCELLED);
+}
+
+static void child_left(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  shmi_dispatch_unwatch(d, &child->request_fd);
+  if (child->state == SHMI_PEER_UP) child->state = SHMI_PEER_LEFT;
+  d->flags |= SHMI_TURN_LEFT;
+}
+
+/* One that writes as fast as it is read gets a new edge instead of the whole turn, and an offender
+ * is not listened to any more. */
+void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
+  shmi_child_t *child = &d->children[slot];
+  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  int got, bursts = 0;
+  do {
+    if (child->request_fd < 0 || child->state == SHMI_PEER_OFFENDED) return;
+    if (++bursts > BURSTS && !at_end) {
+      shmi_dispatch_watch_anew(d, child->request_fd, SHMI_PEER_IS_CHILD, slot);
+      break;
+    }
+    got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
+    if (got < 0 && got != SHM_EINTR) {
+      if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
+        d->board->child_stats[slot].protocol_errors = PATIENCE;
+        protocol_error(d, slot);
+      }
+      child_left(d, slot);
+      return;
+    }
+    if (got > 0) SHMI_FAULT(AFTER_READ);
+    for (int i = 0; i < got; i++) {
+      switch (frames[i].kind) {
+        case SHMI_FRAME_CALL: take_call(d, slot, &frames[i]); break;
+        case SHMI_FRAME_GROW: take_grow(d, slot, &frames[i]); break;
+        case SHMI_FRAME_CANCEL: take_cancel(d, slot, &frames[i]); break;
+        default: protocol_error(d, slot);
+      }
+    }
+  } while (got == SHMI_CHANNEL_BURST || got == SHM_EINTR || (at_end && got > 0));
+  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+}
+
+int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int reply_fd, int pid) {
+  shmi_child_t *child = &d->children[slot];
+  child->request_fd = request_fd;
+  child->reply_fd = reply_fd;
+  child->generation++;
+  child->outstanding = 0;
+  child->parked = 0;
+  child->parked_at = 0;
+  child->window = d->config.window;
+  child->was_told_window = 0;
+  child->in_flight = 0;
+  child->cleared_to = 0;
+  child->state = SHMI_PEER_UP;
+  shm_child_stats_t *stats = &d->board->child_stats[slot];
+  stats->pid = pid;
+  stats->state = SHM_CHILD_RUNNING;
+  stats->generation = child->generation;
+  stats->protocol_errors = 0;
+  stats->parked_limit = 0;
+  stats->window = 0;
+  shmi_schedule_set_weight(d->schedule, slot, 1);
+  return shmi_dispatch_watch(d, request_fd, SHMI_PEER_IS_CHILD, slot);
+}
+
+void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
+                               uint64_t parked_bytes) {
+  shmi_child_t *child = &d->children[slot];
+  if (window == 0 || window > d->config.window) window = d->config.window;
+  /* A smaller one than before is the child's to keep to: what it sent meanwhile was right when it
+   * was sent, whenever it comes. */
+  if (!child->was_told_window || window > child->window) child->window = window;
+  child->was_told_window = 1;
+  __atomic_store_n(&d->board->child_stats[slot].window, window, __ATOMIC_RELAXED);
+  shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
+  d->board->child_stats[slot].parked_limit = parked_bytes;
+}
+
+uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
+  return d->children[slot].generation;
+}
+
+int shmi_dispatch_child_state(const shmi_dispatch_t *d, int slot) {
+  return d->children[slot].state;
+}
+
+void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  if (child->state == SHMI_PEER_NONE || child->state >= SHMI_PEER_QUARANTINED) return;
+  if (child->request_fd >= 0) shmi_dispatch_unwatch(d, &child->request_fd);
+  child->state = SHMI_PEER_QUARANTINED;
+  child->wants_clearing = 0;
+  shmi_dispatch_drop_grows(d, slot);
+  uint32_t number;
+  while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
+    shmi_dispatch_count_dropped(d, slot, 1);
+    shmi_schedule_free(d->schedule, number);
+  }
+  shmi_dispatch_forget_replies(d, slot);
+  /* Those told to make room will not do it any more. */
+  shmi_dispatch_count_dropped(d, slot, child->parked);
+  child->parked = 0;
+  shmi_descriptor_close(&child->reply_fd);
+  d->board->child_stats[slot].state = SHM_CHILD_QUARANTINED;
+  d->board->child_stats[slot].pid = 0;
+  d->board->child_stats[slot].queued = 0;
+  if (child->in_flight == 0) shmi_dispatch_leave_quarantine(d, slot);
+}
+
+void shmi_dispatch_clear_child(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  child->wants_clearing = 1;
+  if (child->state == SHMI_PEER_NONE) shmi_dispatch_leave_quarantine(d, slot);
+  d->now_ns = shmi_clock_ns();
+  shmi_dispatch_hand_out(d);
+}
+
+void shmi_dispatch_tell_ready(shmi_dispatch_t *d, int slot, int status) {
+  shmi_frame_t frame = {.kind = SHMI_FRAME_READY, .status = shmi_status_to_wire(status)};
+  if (d->children[slot].reply_fd >= 0) shmi_channel_write(d->children[slot].reply_fd, &frame, 1);
+}

@@ -1,0 +1,204 @@
+/* dispatch_handout -- what is on its way to helpers. See dispatch_books.h. */
+#include "dispatch_books.h"
+
+#include <string.h>
+
+#include "arena.h"
+#include "channel.h"
+
+enum {
+  IN_FLIGHT_MAX = 896,     /* frames a helper's pipe is sure to hold */
+  CLEAR_AT_ONCE = 16 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
+};
+
+void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  if (child->wants_clearing) {
+    child->state = SHMI_PEER_CLEARING;
+    d->board->child_stats[slot].state = SHM_CHILD_CLEARING;
+    d->clearing++;
+    return;
+  }
+  child->state = SHMI_PEER_NONE;
+  d->board->child_stats[slot].state = SHM_CHILD_ENDED;
+  d->flags |= SHMI_TURN_FREED;
+}
+
+void shmi_dispatch_released(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  if (--child->in_flight == 0 && child->state == SHMI_PEER_QUARANTINED) {
+    shmi_dispatch_leave_quarantine(d, slot);
+  }
+}
+
+static void put_out(shmi_dispatch_t *d, shmi_helper_t *helper, uint32_t number, int more) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  int slot = r->frame.slot;
+  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+  if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[slot].in_flight++;
+  uint64_t delivery = ++helper->deliveries;
+  d->board->broker->in_flight++;
+  if (helper->in_flight++ == 0) helper->lowest = delivery;
+  helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
+  shmi_frame_t *frame = &helper->out[helper->out_count++];
+  *frame = r->frame;
+  frame->flags = more ? SHMI_FRAME_MORE : 0;
+  if (r->members != 0) {
+    frame->flags |= SHMI_FRAME_GANG;
+    frame->members = r->members;
+  } else {
+    r->delivery = delivery;
+  }
+  frame->delivery = delivery;
+  frame->handed_ns = d->now_ns;
+}
+
+static void write_out(shmi_helper_t *helper) {
+  uint32_t written = 0;
+  while (written < helper->out_count) {
+    int got = shmi_channel_write(helper->down_fd, helper->out + written,
+                                 (int)(helper->out_count - written));
+    if (got == SHM_EINTR) continue;
+    if (got < 0) { /* dead: all of this is on the books, and comes back when it is removed */
+      written = helper->out_count;
+      break;
+    }
+    /* Full: a user beyond the kernel's soft limit of pipe pages is given small ones. The rest
+     * follows when the helper, which then has work, has answered. */
+    if (got == 0) break;
+    written += (uint32_t)got;
+  }
+  helper->out_count -= written;
+  if (helper->out_count > 0) {
+    memmove(helper->out, helper->out + written, helper->out_count * sizeof *helper->out);
+  }
+}
+
+static void hand_out_grows(shmi_dispatch_t *d, shmi_helper_t *helper) {
+  while (helper->grow_head != SHMI_NONE && helper->in_flight < IN_FLIGHT_MAX) {
+    uint32_t number = helper->grow_head;
+    helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
+    put_out(d, helper, number, 0);
+  }
+}
+
+void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number) {
+  shmi_helper_t *helper = &d->helpers[h];
+  shmi_schedule_request(d->schedule, number)->next = SHMI_NONE;
+  if (helper->grow_head == SHMI_NONE) helper->grow_head = number;
+  else shmi_schedule_request(d->schedule, helper->grow_tail)->next = number;
+  helper->grow_tail = number;
+}
+
+void shmi_dispatch_drop_grows(shmi_dispatch_t *d, int slot) {
+  for (int h = 0; h < d->config.helpers; h++) {
+    uint32_t number = d->helpers[h].grow_head;
+    d->helpers[h].grow_head = SHMI_NONE;
+    while (number != SHMI_NONE) {
+      shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+      uint32_t next = r->next;
+      r->next = SHMI_NONE;
+      if (r->frame.slot == slot) {
+        shmi_dispatch_count_dropped(d, slot, 1);
+        shmi_schedule_free(d->schedule, number);
+      } else {
+        shmi_dispatch_wait_to_grow(d, h, number);
+      }
+      number = next;
+    }
+  }
+}
+
+static int least_busy_helper(const shmi_dispatch_t *d) {
+  int found = -1;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].state != SHMI_PEER_UP || d->helpers[h].is_retiring ||
+        d->helpers[h].in_flight >= IN_FLIGHT_MAX) {
+      continue;
+    }
+    if (found < 0 || d->helpers[h].in_flight < d->helpers[found].in_flight) found = h;
+  }
+  return found;
+}
+
+/* Have the next stretch of every arena that is to be cleared written with zeros. */
+static uint64_t hand_out_clears(shmi_dispatch_t *d) {
+  uint64_t touched = 0;
+  for (int slot = 0; slot < d->config.children; slot++) {
+    shmi_child_t *child = &d->children[slot];
+    if (child->state != SHMI_PEER_CLEARING || child->is_cleared_now) continue;
+    uint64_t offset, bytes;
+    if (!shmi_arena_next_data(slot, child->cleared_to, CLEAR_AT_ONCE, &offset, &bytes)) {
+      d->clearing--;
+      d->board->broker->arenas_cleared++;
+      child->wants_clearing = 0;
+      shmi_dispatch_leave_quarantine(d, slot);
+      continue;
+    }
+    int h = least_busy_helper(d);
+    if (h < 0) continue;
+    shmi_frame_t frame = {.result = {.token = bytes, .value = shmi_arena_address(slot) + offset},
+                          .slot = (uint16_t)slot,
+                          .kind = SHMI_FRAME_CLEAR,
+                          .generation = child->generation};
+    uint32_t number = shmi_schedule_admit(d->schedule, &frame, d->now_ns);
+    if (number == SHMI_NONE) continue;
+    child->is_cleared_now = 1;
+    put_out(d, &d->helpers[h], number, 0);
+    touched |= UINT64_C(1) << h;
+  }
+  return touched;
+}
+
+void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status) {
+  const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, number)->frame;
+  shmi_child_t *child = &d->children[frame->slot];
+  child->is_cleared_now = 0;
+  if (status == SHM_OK) {
+    child->cleared_to = frame->result.value + frame->result.token - shmi_arena_address(frame->slot);
+    d->board->broker->cleared_bytes += frame->result.token;
+  }
+  shmi_schedule_free(d->schedule, number);
+}
+
+void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
+  uint32_t batch[SHM_MAX_BATCH];
+  uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, &d->helpers[h]);
+    if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
+  }
+  int h, count;
+  uint32_t gang;
+  while (!d->holding &&
+         (gang = shmi_schedule_next_gang(d->schedule, d->now_ns)) != SHMI_NONE) {
+    uint64_t members = shmi_schedule_request(d->schedule, gang)->members;
+    touched |= members;
+    for (; members != 0; members &= members - 1) {
+      put_out(d, &d->helpers[__builtin_ctzll(members)], gang, 0);
+    }
+  }
+  while (!d->holding && (count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch,
+                                                    SHMI_CREDIT_MAX / 2)) > 0) {
+    shmi_helper_t *helper = &d->helpers[h];
+    for (int i = 0; i < count; i++) put_out(d, helper, batch[i], i + 1 < count);
+    touched |= UINT64_C(1) << h;
+    if (count > 1) {
+      d->board->helper_stats[h].batches++;
+      d->board->helper_stats[h].batched += (uint64_t)count;
+    }
+  }
+  while (touched != 0) {
+    h = __builtin_ctzll(touched);
+    touched &= touched - 1;
+    write_out(&d->helpers[h]);
+    d->board->helper_stats[h].in_flight = d->helpers[h].in_flight;
+  }
+  uint32_t expired;
+  while ((expired = shmi_schedule_take_expired(d->schedule)) != SHMI_NONE) {
+    int slot = shmi_schedule_request(d->schedule, expired)->frame.slot;
+    d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+    d->board->broker->expired++;
+    shmi_dispatch_answer_plain(d, expired, SHM_ETIMEOUT);
+  }
+}

@@ -1,0 +1,297 @@
+/* dispatch_helpers -- what helpers answer; how they come, are let go, and die. See
+ * dispatch_books.h.
+ */
+#include "dispatch_books.h"
+
+#include <string.h>
+
+#include "channel.h"
+#include "clock.h"
+#include "descriptor.h"
+#include "registry.h"
+
+enum { READ_FRAMES = 256 };
+
+static void forget_delivery(shmi_dispatch_t *d, shmi_helper_t *helper, uint64_t delivery) {
+  uint32_t *number = &helper->by_delivery[delivery % SHMI_BOARD_RING];
+  const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
+  if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
+  *number = SHMI_NONE;
+  d->board->broker->in_flight--;
+  helper->in_flight--;
+  while (helper->in_flight > 0 &&
+         helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
+    helper->lowest++;
+  }
+}
+
+static uint32_t in_flight_at(const shmi_helper_t *helper, uint64_t delivery) {
+  if (helper->in_flight == 0 || delivery < helper->lowest || delivery > helper->deliveries) {
+    return SHMI_NONE;
+  }
+  return helper->by_delivery[delivery % SHMI_BOARD_RING];
+}
+
+/* One helper of a gang has ended its part; the last one's end is the call's. The value is the
+ * first helper's, the status the first failure. */
+static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
+                          uint32_t started, uint32_t finished) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (h == r->helper && r->gang_status == SHM_OK) r->gang_value = value;
+  if (status != SHM_OK && r->gang_status == SHM_OK) {
+    r->gang_status = status;
+    r->gang_value = value;
+  }
+  if (finished > 0) { /* it ended its part, rather than died */
+    d->board->helper_stats[h].finished++;
+    d->board->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+  }
+  if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
+  shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
+}
+
+static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
+                   uint32_t started, uint32_t finished) {
+  shmi_helper_t *helper = &d->helpers[h];
+  uint32_t number = in_flight_at(helper, delivery);
+  if (number == SHMI_NONE) { /* stale: nobody's any more */
+    d->board->broker->dropped++;
+    return;
+  }
+  forget_delivery(d, helper, delivery);
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  if (r->frame.kind == SHMI_FRAME_CLEAR) {
+    shmi_dispatch_finish_clear(d, number, status);
+    return;
+  }
+  if (r->members != 0) {
+    finish_member(d, h, number, status, value, started, finished);
+    return;
+  }
+  if (r->frame.kind == SHMI_FRAME_CALL) {
+    uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+    shm_helper_stats_t *stats = &d->board->helper_stats[h];
+    stats->finished++;
+    if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
+    shmi_schedule_finished(d->schedule, number, service_ns > 0 ? service_ns : 1);
+  }
+  shmi_dispatch_answer(d, number, status, value, helper->generation, started, finished);
+}
+
+/* Returns 0 at end of file. */
+static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
+  shmi_helper_t *helper = &d->helpers[h];
+  shmi_frame_t frames[READ_FRAMES];
+  for (;;) {
+    int got = shmi_channel_read(helper->up_fd, frames, READ_FRAMES);
+    if (got == SHM_EINTR) continue;
+    if (got == 0) return 1;
+    if (got < 0) return 0;
+    for (int i = 0; i < got; i++) {
+      const shmi_frame_t *frame = &frames[i];
+      if (frame->kind == SHMI_FRAME_REPLY) {
+        finish(d, h, frame->delivery, shmi_status_from_wire(frame->status), frame->result.value,
+               frame->started_units, frame->finished_units);
+      } else if (frame->kind == SHMI_FRAME_READY && helper->state == SHMI_PEER_STARTING) {
+        int made = frame->status == 0;
+        helper->state = made ? SHMI_PEER_UP : SHMI_PEER_FAILED;
+        if (!helper->is_retiring) {
+          d->board->helper_stats[h].state = made ? SHM_HELPER_READY : SHM_HELPER_DEAD;
+          if (made) shmi_schedule_helper_up(d->schedule, h);
+        }
+        d->flags |= SHMI_TURN_READY;
+      }
+    }
+    d->board->helper_stats[h].in_flight = helper->in_flight;
+    if (got < READ_FRAMES && !at_end) return 1;
+  }
+}
+
+void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end) {
+  /* At the end of file its pidfd tells the rest. */
+  if (!read_helper(d, h, at_end)) shmi_dispatch_unwatch(d, &d->helpers[h].up_fd);
+}
+
+static int keeps_a_result(const shmi_dispatch_t *d, int h) {
+  for (int slot = 0; slot < d->config.children; slot++) {
+    if (d->children[slot].parked > 0 && (d->children[slot].parked_at >> h & 1) != 0) return 1;
+  }
+  return 0;
+}
+
+void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
+  if (d->dirty != 0) return; /* a reply on its way may be of a result that it keeps */
+  for (uint64_t left = d->retiring; left != 0; left &= left - 1) {
+    int h = __builtin_ctzll(left);
+    shmi_helper_t *helper = &d->helpers[h];
+    if (helper->in_flight > 0 || helper->grow_head != SHMI_NONE || keeps_a_result(d, h)) continue;
+    shmi_descriptor_close(&helper->down_fd);
+    d->retiring &= ~(UINT64_C(1) << h);
+  }
+}
+
+int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int pid,
+                             uint32_t generation) {
+  shmi_helper_t *helper = &d->helpers[h];
+  helper->down_fd = down_fd;
+  helper->up_fd = up_fd;
+  helper->state = SHMI_PEER_STARTING;
+  helper->generation = generation;
+  helper->deliveries = 0;
+  helper->lowest = 1;
+  helper->in_flight = 0;
+  helper->out_count = 0;
+  helper->is_retiring = 0;
+  d->helper_mask |= UINT64_C(1) << h;
+  memset(helper->by_delivery, 0, sizeof helper->by_delivery);
+  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  stats->pid = pid;
+  stats->state = SHM_HELPER_STARTING;
+  stats->generation = generation;
+  stats->pool = d->config.helper_pool[h];
+  return shmi_dispatch_watch(d, up_fd, SHMI_PEER_IS_HELPER, h);
+}
+
+int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->helpers[h].state; }
+
+/* A delivery of a dead helper that nothing was heard of: what became of it? */
+static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t executing,
+                    shmi_victim_t *victim) {
+  shmi_helper_t *helper = &d->helpers[h];
+  uint32_t number = in_flight_at(helper, delivery);
+  if (number == SHMI_NONE) return;
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  int is_call = r->frame.kind == SHMI_FRAME_CALL;
+  if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {
+    int status = shmi_status_from_wire((uint16_t)outcome->status);
+    if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* parked, and gone with it */
+    finish(d, h, delivery, status, outcome->value, outcome->started_units,
+           outcome->finished_units);
+    return;
+  }
+  uint64_t first = executing >> 16, count = executing & 0xffff;
+  int was_executing = executing != 0 && delivery >= first && delivery < first + count;
+  forget_delivery(d, helper, delivery);
+  if (r->frame.kind == SHMI_FRAME_CLEAR) {
+    shmi_dispatch_finish_clear(d, number, SHM_EHELPER_DIED);
+    return;
+  }
+  if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
+    finish_member(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
+    return;
+  }
+  if (is_call && was_executing && victim->sequence == 0) {
+    victim->sequence = r->frame.sequence;
+    victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
+  }
+  const shmi_child_t *child = &d->children[r->frame.slot];
+  int has_caller = child->state == SHMI_PEER_UP && child->generation == r->frame.generation;
+  if (!is_call) {
+    shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
+    return;
+  }
+  int again = has_caller && /* nobody's call is run for nobody: answering drops it */
+              (!was_executing ||
+               ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
+  if (again) {
+    /* A call that was never begun may be handed over as often as helpers die. */
+    if (!was_executing) r->attempts--;
+    else d->board->broker->retried++;
+    d->board->broker->requeued++;
+    shmi_schedule_requeue(d->schedule, number);
+  } else {
+    shmi_schedule_finished(d->schedule, number, 0);
+    shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
+  }
+}
+
+void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victim) {
+  shmi_helper_t *helper = &d->helpers[h];
+  *victim = (shmi_victim_t){0};
+  if (helper->state == SHMI_PEER_NONE) return;
+  d->now_ns = shmi_clock_ns();
+  if (helper->up_fd >= 0) read_helper(d, h, 1); /* what it wrote before it died */
+  shmi_schedule_helper_down(d->schedule, h); /* after that: it may have said that it is ready */
+  uint64_t executing =
+      atomic_load_explicit(&shmi_board_helper(h)->executing, memory_order_acquire);
+  /* Newest first, so that those queued again keep their order. */
+  for (uint64_t n = helper->deliveries;
+       n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
+    recover(d, h, n, executing, victim);
+  }
+  while (helper->grow_head != SHMI_NONE) {
+    uint32_t number = helper->grow_head;
+    helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
+    shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
+  }
+  int was_asked = helper->down_fd < 0; /* its pipe was closed: this is its orderly end */
+  d->retiring &= ~(UINT64_C(1) << h);
+  helper->state = SHMI_PEER_NONE;
+  shmi_descriptor_close(&helper->down_fd);
+  shmi_descriptor_close(&helper->up_fd);
+  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  stats->state = helper->is_retiring ? SHM_HELPER_ABSENT : SHM_HELPER_DEAD;
+  stats->pid = 0;
+  stats->in_flight = 0;
+  if (!was_asked) {
+    stats->deaths++;
+    d->board->broker->helper_deaths++;
+  }
+  shmi_dispatch_hand_out(d);
+  shmi_dispatch_flush_replies(d);
+}
+
+void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
+  uint32_t number;
+  d->board->helper_stats[h].state = SHM_HELPER_GIVEN_UP;
+  d->helper_mask &= ~(UINT64_C(1) << h);
+  while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
+    shmi_dispatch_answer_plain(d, number, SHM_ENO_HELPERS);
+  }
+  shmi_dispatch_flush_replies(d);
+}
+
+void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
+  shmi_dispatch_give_up_helper(d, h, 0);
+  d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
+  if (d->helpers[h].state == SHMI_PEER_NONE) return; /* dead, and not replaced yet */
+  shmi_schedule_helper_down(d->schedule, h);
+  d->helpers[h].is_retiring = 1;
+  d->retiring |= UINT64_C(1) << h;
+  d->board->helper_stats[h].state = SHM_HELPER_LEAVING;
+  shmi_dispatch_close_retired(d);
+}
+
+int shmi_dispatch_helper_is_closed(const shmi_dispatch_t *d, int h) {
+  return d->helpers[h].state != SHMI_PEER_NONE && d->helpers[h].down_fd < 0;
+}
+
+void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
+  for (int h = 0; h < d->config.helpers; h++) shmi_descriptor_close(&d->helpers[h].down_fd);
+}
+
+uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
+  *next_ns = 0;
+  if (d->least_hang_ns == 0) return 0;
+  uint64_t hung = 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    shmi_helper_t *helper = &d->helpers[h];
+    if (helper->state != SHMI_PEER_UP || helper->in_flight == 0) continue;
+    /* What it begins next, it does not tell anybody: so look again in time for any function. */
+    uint64_t again_ns = now_ns + d->least_hang_ns;
+    if (*next_ns == 0 || again_ns < *next_ns) *next_ns = again_ns;
+    shmi_helper_page_t *page = shmi_board_helper(h);
+    uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
+    if (executing == 0) continue;
+    uint32_t number = in_flight_at(helper, executing >> 16);
+    if (number == SHMI_NONE) continue;
+    const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+    if (r->frame.kind != SHMI_FRAME_CALL || r->function->hang_after_ns == 0) continue;
+    uint64_t due = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed) +
+                   r->function->hang_after_ns;
+    if (due <= now_ns) hung |= UINT64_C(1) << h;
+    else if (due < *next_ns) *next_ns = due;
+  }
+  return hung;
+}

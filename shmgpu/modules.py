@@ -1,0 +1,136 @@
+"""The modules that a broker serves: loading them, and what is said of one that cannot be loaded.
+
+Owns the sentence (which module, which line, which exception) and the part of the traceback that is
+the user's own. Decorated functions register themselves as their module runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType, TracebackType
+from typing import Any, cast
+
+from shmgpu.errors import ConfigError, LaunchError
+
+OURS = str(pathlib.Path(__file__).parent) + os.sep
+
+
+class NotLoaded(LaunchError):
+    """A module raised while it was imported.
+
+    Attributes:
+        traceback_text: from the module on, as text.
+    """
+
+    def __init__(self, message: str, traceback_text: str) -> None:
+        super().__init__(message)
+        self.traceback_text = traceback_text
+
+
+def load(name: str) -> ModuleType:
+    """Import a module by its dotted name, or a file by its path.
+
+    A file is imported under its stem, as a program that is run is called by those who join.
+
+    Raises:
+        ConfigError: there is none of that name.
+        NotLoaded: it raised, or asked the interpreter to end.
+    """
+    path = pathlib.Path(name)
+    return _file(name, path) if path.suffix == ".py" else _module(name)
+
+
+def named(name: str) -> Callable[..., Any]:
+    """The session function that ``module:name`` names; raises as :func:`load`."""
+    module, _, attribute = name.rpartition(":")
+    if not module:
+        raise ConfigError(f"session={name!r} must be MODULE:NAME")
+    loaded = sys.modules.get(pathlib.Path(module).stem) if module.endswith(".py") else None
+    found = getattr(loaded or load(module), attribute, None)
+    if not callable(found):
+        raise ConfigError(f"session={name!r}: {module} has no function {attribute}")
+    return cast("Callable[..., Any]", found)
+
+
+def _file(name: str, path: pathlib.Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{name} is no file: name a module, or a file ending in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    with _told(name):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    if not all(name.split(".")):
+        raise ConfigError(f"{name!r} is no module's name: name a module, or a file ending in .py")
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        with _told(name):
+            return importlib.import_module(name)
+    except NotLoaded as error:
+        missing = getattr(error.__cause__, "name", None)
+        if isinstance(error.__cause__, ModuleNotFoundError) and f"{name}.".startswith(
+            f"{missing}."
+        ):
+            raise ConfigError(
+                f"{name} cannot be imported ({error.__cause__}): name a module, or a file ending "
+                "in .py"
+            ) from error
+        raise
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have done it
+            sys.path.remove(here)
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Meanwhile what the module raises becomes :class:`NotLoaded`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        own = _own(error.__traceback__)
+        said = type(error).__name__ + (f": {text}" if (text := _text(error)) else "")
+        where = _line(error, own)
+        raise NotLoaded(
+            f"{name} cannot be loaded: {f'{where} raises ' if where else ''}{said}",
+            "".join(traceback.format_exception(type(error), error, own)),
+        ) from error
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} ({error.filename}, line {error.lineno})"
+    return " ".join(str(error).split())
+
+
+def _own(frames: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames that led to the module's first line."""
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        if not file.startswith((OURS, "<frozen importlib", importlib.__file__)):
+            break
+        frames = frames.tb_next
+    return frames
+
+
+def _line(error: BaseException, own: TracebackType | None) -> str:
+    """Where the module itself was; "" when it had not begun."""
+    if own is None:
+        return ""
+    file = own.tb_frame.f_code.co_filename
+    lines = [n for frame, n in traceback.walk_tb(own) if frame.f_code.co_filename == file]
+    return f"line {lines[-1]} of {file}"

@@ -1,0 +1,161 @@
+"""Where a broker's socket lies: what a start may replace there, and what nobody may touch."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import tempfile
+
+import pytest
+from attach.commands import Place
+
+import shmgpu
+from shmgpu import cli, door
+
+UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
+CALL = (
+    "import numpy as np, served_here, shmgpu\n"
+    "with shmgpu.connect():\n"
+    "    print(served_here.double(np.ones(1)).tolist())\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """No runtime directory exists, and the one for temporary files is the test's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(door, "_warned_of", set())
+    return tmp_path
+
+
+def a_file(path):
+    path.write_text("precious")
+
+
+def a_link(path):
+    path.with_name("target").write_text("precious")
+    path.symlink_to("target")
+
+
+@pytest.mark.parametrize("make", [a_file, a_link, pathlib.Path.mkdir])
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_what_is_no_socket_is_refused_and_left_as_it_is(tmp_path, make, detach, capsys):
+    path = tmp_path / "notes.txt"
+    make(path)
+    before = sorted((one.name, one.lstat().st_mtime_ns) for one in tmp_path.iterdir())
+    assert cli.main([*UP, *detach, "--path", str(path)]) == 1
+    assert f"{path} is no socket" in capsys.readouterr().err
+    assert sorted((one.name, one.lstat().st_mtime_ns) for one in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", b"/etc/passwd", "/etc"])
+def test_what_is_no_socket_is_not_taken_for_a_broker_that_ended(path):
+    with pytest.raises(shmgpu.ConfigError, match=r"/etc\S* is no socket"):
+        shmgpu.connect(path)
+
+
+@pytest.mark.parametrize("name", ["x.log", "x.lock", "x.starting", "notes.txt", "plain"])
+def test_a_socket_may_be_called_anything(place, name):
+    neighbour = place.directory / "notes.log"
+    neighbour.write_text("precious")
+    path = str(place.directory / name)
+    status, said, complained = place.run("shmgpu", *UP[:-1], "--detach", "--path", path, UP[-1][7:])
+    assert status == 0, complained
+    assert said == f"a broker serves at {path}; its log is {path}.log\n"
+    try:
+        assert place.program(CALL, SHMGPU_SOCKET=path) == "[2.0]"
+    finally:
+        assert place.run("shmgpu", "down", "--path", path)[0] == 0
+    assert neighbour.read_text() == "precious"
+    assert os.path.exists(f"{path}.log")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--path", "@foo"], "pass a path without @"),
+        (["--path", "missing/x.sock"], "there is no directory"),
+        (["--group", "99999999999"], "--group 99999999999: no group has a number from 4294967295"),
+    ],
+)
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_a_place_that_cannot_be_had_is_refused_and_nothing_is_left(
+    tmp_path, monkeypatch, words, sentence, detach, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHMGPU_SOCKET", str(tmp_path / "broker.sock"))
+    assert cli.main([*UP, *detach, *words]) == 1
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_whose_group_cannot_be_set_is_taken_away(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(shmgpu.LaunchError, match="cannot be made"):
+        door.Door(tmp_path / "broker.sock", 1)
+    assert not (tmp_path / "broker.sock").exists()
+
+
+@pytest.mark.parametrize(("path", "sentence"), [(5, "is no path"), ("\0abc", "holds a zero byte")])
+def test_what_is_no_path_is_refused_in_a_sentence(path, sentence):
+    with pytest.raises(shmgpu.ConfigError, match=sentence):
+        shmgpu.connect(path)
+
+
+def test_a_path_may_be_bytes(tmp_path):
+    with pytest.raises(shmgpu.NotRunning, match=f"no broker listens at {tmp_path}/none"):
+        shmgpu.connect(os.fsencode(tmp_path / "none"))
+
+
+def test_who_only_looks_for_a_broker_makes_nothing_and_hears_of_a_bad_directory(nowhere, caplog):
+    with pytest.raises(shmgpu.NotRunning):
+        shmgpu.connect()
+    with pytest.raises(shmgpu.NotRunning):
+        shmgpu.connect()
+    assert list(nowhere.iterdir()) == []
+    said = [one.getMessage() for one in caplog.records if "XDG_RUNTIME_DIR" in one.getMessage()]
+    assert len(said) == 1 and f"XDG_RUNTIME_DIR={nowhere / 'missing'} is no directory" in said[0]
+
+
+def test_who_starts_one_makes_the_users_directory(nowhere):
+    path = door.path_of(None)
+    with door.locked(path):
+        assert path.parent == nowhere / f"shmgpu-{os.getuid()}"
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_can_write_to_is_not_used(nowhere):
+    squatted = nowhere / f"shmgpu-{os.getuid()}"
+    squatted.mkdir()
+    squatted.chmod(0o777)
+    with pytest.raises(shmgpu.LaunchError, match="not a directory that only you can write to"):
+        shmgpu.connect()
+
+
+def test_a_broker_that_ends_leaves_what_has_taken_its_place(tmp_path):
+    path = tmp_path / "broker.sock"
+    entrance = door.Door(path)
+    path.unlink()
+    path.write_text("precious")
+    entrance.close()
+    assert path.read_text() == "precious"
+
+
+def test_a_socket_of_another_kind_is_no_brokers(tmp_path):
+    path = tmp_path / "stream.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(shmgpu.ConfigError, match="no broker's socket"):
+            door.Door(path)
+    assert path.exists()

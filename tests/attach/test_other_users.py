@@ -1,0 +1,81 @@
+"""A second user: let in by group or not at all, and never one who commands."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+from attach import brokers, served
+from attach.brokers import as_nobody, needs_root, said
+
+import shmgpu
+
+GROUP = 12345
+
+CALL = """
+import sys, numpy, shmgpu
+from attach import served
+try:
+    with shmgpu.connect({!r}):
+        print(served.add_one(numpy.zeros(1)).tolist())
+except shmgpu.ShmError as error:
+    print(type(error).__name__, error)
+"""
+
+
+COMMAND = """
+import sys
+from shmgpu import cli
+sys.exit(cli.main({!r}))
+"""
+
+
+@pytest.fixture
+def open_folder():
+    """Where everybody may look: pytest keeps its own folders from other users."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder)
+
+
+@needs_root
+def test_another_user_is_refused(open_folder):
+    path = open_folder / "b.sock"
+    with brokers.up(path, helpers=1):
+        assert path.stat().st_mode & 0o777 == 0o600
+        out = said(CALL.format(str(path)), before=as_nobody())
+        assert out.startswith("ConfigError") and "belongs to another user" in out
+        path.chmod(0o666)  # the file lets everybody knock: the broker itself still looks
+        out = said(CALL.format(str(path)), before=as_nobody())
+        assert out.startswith("LaunchError") and "belongs to another user" in out
+    with brokers.up(path, helpers=1, group=GROUP):
+        assert path.stat().st_mode & 0o777 == 0o660
+        assert said(CALL.format(str(path)), before=as_nobody(str(GROUP))) == "[1.0]"
+        out = said(CALL.format(str(path)), before=as_nobody())
+        assert "belongs to another user" in out
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("group", "command", "sentence"),
+    [
+        (None, "scale", "belongs to another user, who has not let you in"),
+        (None, "down", "belongs to another user, who has not let you in"),
+        (GROUP, "scale", "belongs to another user, who alone may scale it"),
+        (GROUP, "down", "is another user's: only they and root can end it"),
+    ],
+)
+def test_another_user_can_neither_scale_a_broker_nor_end_it(open_folder, group, command, sentence):
+    path = open_folder / "b.sock"
+    groups = () if group is None else (str(group),)
+    words = [command, *(["2"] if command == "scale" else []), "--path", str(path)]
+    with brokers.up(path, helpers=1, max_helpers=2, group=group) as broker:
+        done = brokers.program(COMMAND.format(words), before=as_nobody(*groups))
+        assert done.returncode == 1 and sentence in done.stderr, done.stderr
+        assert broker.poll() is None
+        with shmgpu.connect(path):
+            assert served.add_one(np.zeros(1)).tolist() == [1]
+            assert [row["pid"] > 0 for row in shmgpu.stats()["helpers"]] == [True, False]

@@ -1,0 +1,97 @@
+"""Which network addresses mean this box, found out without asking the network."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from shmgpu import ConfigError, box
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """A name that would have to be asked for is an error of the test."""
+    real = socket.getaddrinfo
+
+    def numeric_only(host, port, family=0, kind=0, protocol=0, flags=0):
+        assert flags & socket.AI_NUMERICHOST, f"{host} was looked up"
+        return real(host, port, family, kind, protocol, flags)
+
+    def refused(*_):
+        raise AssertionError("a name was looked up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", numeric_only)
+    for name in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getfqdn"):
+        monkeypatch.setattr(socket, name, refused)
+
+
+@pytest.fixture
+def hosts(tmp_path, monkeypatch):
+    path = tmp_path / "hosts"
+    path.write_text("127.0.1.1 Gpubox.example.org gpubox # not other\n192.0.2.7 other\nbad line\n")
+    monkeypatch.setattr(box, "HOSTS", path)
+
+
+def own_addresses():
+    """What the interfaces have, as a connected datagram socket's own end shows: sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return []  # no route
+        return [probe.getsockname()[0]]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST", "Localhost.", "api.localhost", "127.0.0.1", "127.0.0.2", "::1"),
+        *("0.0.0.0", "::", "::ffff:127.0.0.1", "gpubox", "GPUBOX.example.org", os.uname().nodename),
+        *(os.uname().nodename.upper(), *own_addresses()),
+    ],
+)
+def test_this_box_goes_by_many_names(hosts, host):
+    assert box.is_this(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["other", "10.255.254.253", "192.0.2.7", "2001:db8::7", "224.0.0.1", "not", "no such", "1"],
+)
+def test_another_box_is_not_this_one(hosts, host):
+    assert not box.is_this(host)
+
+
+def test_without_a_hosts_file_names_are_still_told_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(box, "HOSTS", tmp_path / "missing")
+    assert box.is_this("localhost") and not box.is_this("gpubox")
+
+
+@pytest.mark.parametrize(
+    "text", ["localhost:99999999", ":5", "localhost:0", "localhost:", "localhost:x", "a:٣"]
+)
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConfigError, match='neither a socket\'s path nor "host:port"'):
+        box.split(text)
+
+
+def test_an_address_is_told_from_a_path():
+    assert box.split("[::1]:29500") == ("::1", 29500)
+    assert box.split("127.0.0.2:3") == ("127.0.0.2", 3)
+    for path in (None, "/run/a:b", "@a:1", "broker.sock", b"a:1"):
+        assert box.split(path) is None
+
+
+@pytest.mark.parametrize("port", ["zzz", 0, 65536, -1, 1.5, True, ""])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(ConfigError, match="is no port"):
+        box.refuse_others("localhost", port)
+    box.refuse_others("localhost", "29500")
+    box.refuse_others(None, 1)
+
+
+def test_a_host_that_is_no_text_is_refused():
+    with pytest.raises(ConfigError, match="host=5 is no host"):
+        box.refuse_others(5, None)
