@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-Runner = Callable[[float], Mapping[str, float]]
+Runner = Callable[[float], Mapping[str, float | str]]
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -67,7 +67,8 @@ class Probe:
 
     ``run`` takes the seconds to measure for or, with ``counted=True``, a number of repetitions
     that the harness calibrates so that a run takes the round's seconds. It returns one number for
-    each quantity in ``units``. ``needs`` names modules that must be installed.
+    each quantity in ``units``, or a few words on why it did not measure that one. ``needs`` names
+    modules that must be installed.
     """
 
     name: str

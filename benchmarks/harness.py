@@ -41,14 +41,26 @@ class Samples:
     numbers: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    unmeasured: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def why_missing(self, probe: str) -> str:
-        """Return a few words on why a probe has no samples; empty when it has."""
+    def why_missing(self, quantity: tuple[str, str]) -> str:
+        """Return a few words on why a probe's quantity has no samples; empty when it has."""
+        probe = quantity[0]
         if probe in self.failed:
             return probe + FAILED + self.failed[probe]
         if probe in self.skipped:
             return probe + SKIPPED + self.skipped[probe]
+        if quantity in self.unmeasured:
+            return probe + SKIPPED + self.unmeasured[quantity]
         return ""
+
+    def add(self, quantity: tuple[str, str], given: float | str) -> None:
+        """Keep a round's number; one round that gave words instead loses the others."""
+        if isinstance(given, str):
+            self.unmeasured[quantity] = given
+            self.numbers.pop(quantity, None)
+        elif quantity not in self.unmeasured:
+            self.numbers.setdefault(quantity, []).append(float(given))
 
 
 def missing_module(probe: Probe) -> str | None:
@@ -114,14 +126,14 @@ def _run_once(probe: Probe, seconds: float, amounts: dict[str, float], samples: 
     except ProbeFailed as reason:
         samples.failed[probe.name] = str(reason)
     else:
-        for quantity, number in result.items():
-            samples.numbers.setdefault((probe.name, quantity), []).append(float(number))
+        for quantity, given in result.items():
+            samples.add((probe.name, quantity), given)
         return
     for quantity in probe.units:
         samples.numbers.pop((probe.name, quantity), None)
 
 
-def _check_quantities(probe: Probe, result: Mapping[str, float]) -> None:
+def _check_quantities(probe: Probe, result: Mapping[str, float | str]) -> None:
     if set(result) != set(probe.units):
         raise ProbeFailed(f"it gave {sorted(result)} where {sorted(probe.units)} was declared")
 
@@ -166,8 +178,8 @@ def row_of(group: Group, figure: Figure, samples: Samples, prefix: str = "") -> 
     if figure.asked is not None and judged is not None:
         met = Asked.parse(figure.asked).met_by(judged)
     baseline = figure.baseline or (figure.against[0] if figure.against else None)
-    probes = [figure.of[0]] + ([figure.against[0]] if figure.against else [])
-    notes = [note for note in map(samples.why_missing, dict.fromkeys(probes)) if note]
+    read = [figure.of] + ([figure.against] if figure.against else [])
+    notes = dict.fromkeys(note for note in map(samples.why_missing, read) if note)
     return Row(
         name=prefix + figure.name,
         value=value,

@@ -1,22 +1,37 @@
-"""payload: what a call costs when its argument is 64 MiB instead of 64 B.
+"""payload: what a call costs by the size of its argument, of its result, of both.
 
-The function touches its argument's first element only, so nothing but the call itself is left to
-measure. One child makes both kinds of call by turns, in blocks, through one helper: the two sizes
-see the same machine at the same time.
+``call_64MiB`` is the claim: a function that touches its argument's first element only, so that
+nothing but the call itself is left to measure. One child makes calls with 64 MiB and with 64 B by
+turns, in blocks, through one helper: the two sizes see the same machine at the same time.
+
+The curves have one client and one worker, and do the tasks of ``task.py``. Each series is one fresh
+interpreter that goes along all sizes: shmgpu with NumPy arrays and with tensors, the same function
+called without any other process (what the machine's memory allows), and the peers.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from benchmarks import isolate
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks import isolate, sizes
+from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.peers import PEERS
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.task import DIRECTIONS, ITEM_BYTES, Task
 
 SMALL_BYTES = 64
 LARGE_BYTES = 64 << 20
 BLOCK_CALLS = 50
 LIMIT_S = 90.0
+CURVE_LIMIT_S = 240.0
+# A point takes this share of the round's seconds: there are many, and a median needs few calls.
+POINT_SHARE = 0.05
+CURVE_ROUNDS = 3
+PEERS_ROUNDS = 1  # each is many points, of which the largest take seconds
+DECLARED_FROM_BYTES = 1 << 20
 
 
 def shmgpu_payload(seconds: float) -> dict[str, float]:
@@ -57,9 +72,148 @@ def _run(seconds: float) -> dict[str, float]:
     return dict(result)
 
 
+def shmgpu_sizes(
+    arrays: str, seconds: float, most_bytes: int = sizes.LARGEST_BYTES
+) -> dict[str, float | str]:
+    """Go along the sizes with ``numpy`` arrays or ``torch`` tensors, in one child of one launch.
+
+    Each task has a function of its own, as a peer's worker has its task: only the array goes. From
+    ``DECLARED_FROM_BYTES`` on, where a copy costs more than a declaration, the result is declared,
+    so that the function writes it where it is read.
+    """
+    import importlib
+
+    import shmgpu
+
+    xp = importlib.import_module(arrays)
+
+    def function_of(task: Task) -> Any:
+        result = shmgpu.Declared((task.answer_items,))
+        if ITEM_BYTES * task.answer_items >= DECLARED_FROM_BYTES:
+
+            def function(helper, x):  # type: ignore[no-untyped-def]
+                task.answer_into(xp, x, helper.out)
+
+            return shmgpu.function(arrays=arrays, out=result)(named(function, task))  # type: ignore[call-overload]
+
+        def function(helper, x):  # type: ignore[no-untyped-def]
+            return task.answer(xp, x)
+
+        return shmgpu.function(arrays=arrays)(named(function, task))  # type: ignore[call-overload]
+
+    def named(function: Any, task: Task) -> Any:
+        # Rows of the sealed table are told apart by name.
+        function.__qualname__ = f"{task.direction}_{task.nbytes}"
+        return function
+
+    functions = {task: function_of(task) for task in sizes.tasks()}
+
+    def median_us(task: Task) -> float:
+        x = shmgpu.arena.empty((task.request_items,), "float32")
+        x[:] = 1
+        argument = x if arrays == "numpy" else xp.from_numpy(x)
+        function = functions[task]
+
+        def call() -> Any:
+            answer = function(argument)
+            return answer if arrays == "numpy" else answer.numpy()
+
+        return _timed(task, x, call, seconds)
+
+    def run(rank: int) -> dict[str, float | str]:
+        return sizes.along(median_us, most_bytes)
+
+    room = 2 * most_bytes + (64 << 20)
+    results = shmgpu.launch(run, children=1, helpers=1, devices=["cpu"], arena=room)
+    return dict(results[0])
+
+
+def in_process_sizes(seconds: float) -> dict[str, float | str]:
+    """Go along the sizes with no other process: the function writes into an array that is there."""
+    import numpy as np
+
+    def median_us(task: Task) -> float:
+        x, out = task.request(), np.zeros(task.answer_items, "float32")
+
+        def call() -> Any:
+            task.answer_into(np, x, out)
+            return out
+
+        return _timed(task, x, call, seconds)
+
+    return sizes.along(median_us)
+
+
+def _timed(task: Task, x: Any, call: Callable[[], Any], seconds: float) -> float:
+    """Check one whole answer, then return the median time of a call."""
+    task.check(x, call())
+    stopwatch = Stopwatch(seconds)
+    stopwatch.drive(0, task.step(x, call))
+    return stopwatch.median_us()
+
+
+def _series(name: str, needs: tuple[str, ...], target: str, more: Mapping[str, Any]) -> Probe:
+    def run(seconds: float) -> Mapping[str, float | str]:
+        given = {"seconds": seconds * POINT_SHARE, **more}
+        result: dict[str, float | str] = isolate.call(target, CURVE_LIMIT_S, **given)
+        return result
+
+    return Probe(name, run, dict.fromkeys(sizes.QUANTITIES, "us"), needs)
+
+
+IN_PROCESS = _series("in process", ("numpy",), "benchmarks.payload:in_process_sizes", {})
+SHMGPU = {
+    arrays: _series(
+        f"shmgpu, {title}",
+        ("shmgpu",),
+        "benchmarks.payload:shmgpu_sizes",
+        {"arrays": arrays},
+    )
+    for arrays, title in (("numpy", "NumPy"), ("torch", "torch"))
+}
+CURVES = {
+    direction: Curve(f"payload, {words}", "bytes")
+    for direction, words in (
+        ("in", "in: the argument has the bytes"),
+        ("out", "out: the result has the bytes"),
+        ("both", "both ways: argument and result have the bytes"),
+    )
+}
+
+
+def _figures(key: str, probe: Probe, against: Probe | None) -> tuple[Figure, ...]:
+    """Return a series' points, named ``in_64B_<key>``, each beside the same point of another."""
+    return tuple(
+        Figure(
+            f"{point}_{key}",
+            (probe.name, point),
+            (against.name, point) if against else None,
+            point=Point(CURVES[direction], float(nbytes), probe.name),
+        )
+        for direction in DIRECTIONS
+        for size, nbytes in sizes.SIZES.items()
+        for point in (sizes.quantity(direction, size),)
+    )
+
+
+def _peers() -> Group:
+    """Return the group that has every configuration of every peer, beside shmgpu."""
+    ours = SHMGPU["numpy"]
+    probes, figures = [ours], []
+    for peer in PEERS:
+        for configuration in peer.configurations:
+            more = {"name": peer.name, "configuration": configuration}
+            probe = _series(
+                peer.label(configuration), peer.needs, "benchmarks.peers:run_sizes", more
+            )
+            probes.append(probe)
+            figures += _figures(f"{peer.key}_{peer.slug(configuration)}", probe, ours)
+    return Group("peers", tuple(probes), tuple(figures), rounds=PEERS_ROUNDS, quick=False)
+
+
 WORKLOAD = Workload(
     "payload",
-    "a call that touches its argument's first element only, at 64 MiB and at 64 B",
+    "a call by the bytes of its argument and of its result, from 64 B to 256 MiB",
     (
         Group(
             "size",
@@ -74,5 +228,16 @@ WORKLOAD = Workload(
                 ),
             ),
         ),
+        Group(
+            "sizes",
+            (IN_PROCESS, *SHMGPU.values()),
+            (
+                *_figures("in_process", IN_PROCESS, None),
+                *_figures("shmgpu_numpy", SHMGPU["numpy"], IN_PROCESS),
+                *_figures("shmgpu_torch", SHMGPU["torch"], IN_PROCESS),
+            ),
+            rounds=CURVE_ROUNDS,
+        ),
+        _peers(),
     ),
 )

@@ -14,6 +14,7 @@ from benchmarks import (
     messages,
     payload,
     respawn,
+    simulate,
 )
 from benchmarks.figures import Workload
 
@@ -29,4 +30,5 @@ WORKLOADS: tuple[Workload, ...] = (
     respawn.WORKLOAD,
     memory.WORKLOAD,
     gpu.WORKLOAD,
+    simulate.WORKLOAD,
 )

@@ -134,3 +134,8 @@ int shmi_channel_unread(int fd) {
   int bytes = 0;
   return fd >= 0 && ioctl(fd, FIONREAD, &bytes) == 0 ? bytes : 0;
 }
+
+int shmi_channel_has_ended(int fd) {
+  struct pollfd one = {.fd = fd};
+  return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLHUP) != 0;
+}

@@ -40,4 +40,7 @@ int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns);
 /* Bytes that were written and not read yet; asked at either end. */
 int shmi_channel_unread(int fd);
 
+/* Has nobody the other end of this pipe, which is read from? */
+int shmi_channel_has_ended(int fd);
+
 #endif

@@ -26,6 +26,7 @@
 enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };
 
 static int is_member;
+static pid_t joining;         /* the process of which a thread is in shm_join; 0: of none */
 static ino_t asked;           /* the socket where hello was said and no answer has come; 0: none */
 static uint64_t answer_by_ns; /* of that; 0: never too late */
 
@@ -106,11 +107,8 @@ static void forget_broker(void) {
   is_member = 0;
 }
 
-int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
-             int *manifest_fd) {
-  if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
-  shmi_detail_set("%s", "");
-  *manifest_fd = -1;
+static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+                int *manifest_fd) {
   struct stat socket; /* numbers of descriptors come again: an asker may have given up */
   if (fstat(door_fd, &socket) != 0) {
     shmi_detail_errno("asking to be let in");
@@ -158,6 +156,24 @@ int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signal
   }
   is_member = 1;
   return SHM_OK;
+}
+
+int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+             int *manifest_fd) {
+  shmi_detail_set("%s", "");
+  *manifest_fd = -1;
+  pid_t me = getpid(), nobody = __atomic_load_n(&joining, __ATOMIC_RELAXED);
+  /* What a process inherited from one that was joining when it forked is nobody's there. */
+  if (nobody == me ||
+      !__atomic_compare_exchange_n(&joining, &nobody, me, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+    shmi_detail_set("another thread is just joining one");
+    return SHM_ENESTED;
+  }
+  int status = shmi_role() == SHM_ROLE_NONE
+                   ? join(door_fd, program, wait_ns, heeds_signals, manifest_fd)
+                   : SHM_ENESTED;
+  __atomic_store_n(&joining, 0, __ATOMIC_RELEASE);
+  return status;
 }
 
 static int copy_block(void *address, size_t bytes, int is_live, void *offset) {

@@ -270,6 +270,8 @@ static void settle_all(int status, int led_by_drainer) {
   futex_raise(&port.room_futex);
 }
 
+static int is_lost(void) { return port.broken || shmi_channel_has_ended(port.reply_fd); }
+
 /* ---- leading ---- */
 
 static int64_t until(uint64_t deadline_ns) {
@@ -722,6 +724,7 @@ int shm_port_outstanding(void) {
   pthread_mutex_unlock(&port.lock);
   return count;
 }
+int shm_port_is_lost(void) { return port.open && is_lost(); }
 int shm_port_window(void) { return port.open ? (int)window_now() : SHM_ENOT_CHILD; }
 
 /* ---- the talk's calls ---- */
@@ -826,7 +829,7 @@ static void empty(void) {
  * look up from its read is left behind with what it reads from: its call was never answered. */
 static void turn_out(void) {
   uint64_t until_ns = shmi_clock_ns() + CLOSE_NS;
-  settle_all(SHM_ENOT_RUNNING, 0);
+  settle_all(is_lost() ? SHM_EBROKER_DIED : SHM_ENOT_RUNNING, 0);
   while (port.leading || port.followers != 0 || port.room_waiters > 0 || port.drainers > 0) {
     if (shmi_clock_ns() > until_ns) {
       port.entries = NULL;

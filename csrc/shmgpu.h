@@ -275,9 +275,9 @@ typedef struct shm_event {
   int is_final;                /* a death: the helper (the child) is not replaced */
   int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a child's: how often it was restarted so far, since its last
-                                  long life; of a delay: how often it was tried in vain; a helper's
-                                  final death: 1 where the rest of its pool goes on without it */
+  int attempts;                /* a helper's death: 1: it is given up, and yet tried again;
+                                * a child's: how often it was restarted so far, since its last
+                                * long life; of a delay: how often it was tried in vain */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
@@ -305,7 +305,8 @@ int shm_leave(void);
 /* Join the broker at the other end of `door_fd`, a connected socket of its door: this process
  * becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
  * heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with the same
- * socket. Leave with shm_leave. *manifest_fd: the broker's manifest, for the caller to close. */
+ * socket. One thread at a time: SHM_ENESTED is what another gets meanwhile. Leave with shm_leave.
+ * *manifest_fd: the broker's manifest, for the caller to close. */
 int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd);
 /* In a process that the user's own code forked from a child: let go of what it inherited of that
@@ -409,6 +410,8 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
 int shm_port_fd(void);         /* readable when replies may have come */
 int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
 int shm_port_outstanding(void);
+/* Is the broker gone, whether a call has noticed or not? */
+int shm_port_is_lost(void);
 int shm_port_window(void);
 
 /* ---- a helper's calls (the desk) ---- */

@@ -1,14 +1,17 @@
 /* signals -- see signals.h. */
 #include "signals.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <stddef.h>
 
 #include "channel.h"
 
 static struct {
   sigset_t caller_mask, wait_mask;
-  struct sigaction caller_int, caller_term, caller_chld, caller_pipe;
+  struct sigaction caller_int, caller_term, caller_hup, caller_chld, caller_pipe;
 } kept;
+static pthread_t waiter; /* the parent's loop */
 
 /* Written by handlers. */
 static volatile sig_atomic_t stop_requests, stop_signal;
@@ -17,15 +20,38 @@ int shm_stop_signal(void) { return (int)stop_signal; }
 int shmi_signals_requests(void) { return (int)stop_requests; }
 const sigset_t *shmi_signals_wait_mask(void) { return &kept.wait_mask; }
 
+/* A signal is for the loop, which it is to wake: a thread of the host's, or of a library, that the
+ * kernel picked instead hands it on. */
+static int was_handed_on(int signal) {
+  if (pthread_equal(pthread_self(), waiter)) return 0;
+  int before = errno;
+  pthread_kill(waiter, signal);
+  errno = before;
+  return 1;
+}
+
+static void on_hangup(int signal) {
+  if (!was_handed_on(signal)) kept.caller_hup.sa_handler(signal);
+}
+
 static void on_stop_signal(int signal) {
+  if (was_handed_on(signal)) return;
   stop_requests = stop_requests + 1;
   stop_signal = signal;
+}
+
+static int has_handler(const struct sigaction *action) {
+  return (action->sa_flags & SA_SIGINFO) == 0 && action->sa_handler != SIG_DFL &&
+         action->sa_handler != SIG_IGN;
 }
 
 void shmi_signals_take(int ignore_interrupt) {
   struct sigaction stop = {.sa_handler = on_stop_signal};
   struct sigaction standard = {.sa_handler = SIG_DFL}, ignore = {.sa_handler = SIG_IGN};
+  struct sigaction hangup = {.sa_handler = on_hangup};
+  waiter = pthread_self();
   sigemptyset(&stop.sa_mask);
+  sigemptyset(&hangup.sa_mask);
   sigset_t blocked;
   sigemptyset(&blocked);
   sigaddset(&blocked, SIGINT);
@@ -40,6 +66,8 @@ void shmi_signals_take(int ignore_interrupt) {
   /* The parent of an init() shares the caller's terminal: Ctrl-C there is the caller's own. */
   sigaction(SIGINT, ignore_interrupt ? &ignore : &stop, &kept.caller_int);
   sigaction(SIGTERM, &stop, &kept.caller_term);
+  sigaction(SIGHUP, NULL, &kept.caller_hup);
+  if (has_handler(&kept.caller_hup)) sigaction(SIGHUP, &hangup, NULL);
   sigaction(SIGCHLD, &standard, &kept.caller_chld); /* ignored, it would reap behind our back */
   sigaction(SIGPIPE, &ignore, &kept.caller_pipe);
   shmi_channel_sigpipe(1);
@@ -48,6 +76,7 @@ void shmi_signals_take(int ignore_interrupt) {
 void shmi_signals_give_back(void) {
   sigaction(SIGINT, &kept.caller_int, NULL);
   sigaction(SIGTERM, &kept.caller_term, NULL);
+  sigaction(SIGHUP, &kept.caller_hup, NULL);
   sigaction(SIGCHLD, &kept.caller_chld, NULL);
   sigaction(SIGPIPE, &kept.caller_pipe, NULL);
   pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
@@ -73,6 +102,7 @@ void shmi_signals_of_role(int role, pid_t parent) {
   sigaction(SIGINT, &ignore, NULL);
   sigaction(SIGTERM, role == SHM_ROLE_HELPER ? &term : &standard, NULL);
   sigaction(SIGPIPE, &ignore, NULL);
+  sigaction(SIGHUP, &kept.caller_hup, NULL);
   sigaction(SIGCHLD, &kept.caller_chld, NULL);
   pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
   shmi_channel_sigpipe(1);

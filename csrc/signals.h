@@ -10,7 +10,7 @@
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *
  * Handlers only count. SIGINT, SIGTERM and SIGHUP are blocked but while the loop waits, so one can never
- * slip in between looking and waiting.
+ * slip in between looking and waiting; one that another thread gets is handed on to the loop's.
  *
  * Owns: the dispositions while a broker runs. Must never: act on a signal.
  */

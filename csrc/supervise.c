@@ -14,6 +14,7 @@
 enum {
   BACKOFF_FIRST_MS = 50,
   BACKOFF_MAX_MS = 5000,
+  GIVEN_UP_MAX_MS = 30000, /* of a helper that is given up and, by a broker that stands by itself, tried again */
   SIGNALS_EVERY_MS = 50,
   HANG_GRACE_MS = 1000, /* between SIGABRT, which leaves a stack, and SIGKILL */
   DRAIN_LOOK_MS = 5,    /* whether children have read their replies is told by nobody */
@@ -213,11 +214,11 @@ static void press(uint64_t at_ns) {
 /* ---- deaths ---- */
 
 /* The first at once, then later and later. */
-static uint64_t backoff_ns(int in_a_row) {
+static uint64_t backoff_ns(int in_a_row, uint64_t most_ms) {
   if (in_a_row <= 1) return 0;
   int doublings = in_a_row - 2 < 16 ? in_a_row - 2 : 16;
   uint64_t wait_ms = (uint64_t)BACKOFF_FIRST_MS << doublings;
-  return (wait_ms < BACKOFF_MAX_MS ? wait_ms : BACKOFF_MAX_MS) * MS;
+  return (wait_ms < most_ms ? wait_ms : most_ms) * MS;
 }
 
 static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
@@ -276,9 +277,9 @@ static void child_ended(int index, int pid, int exit_status) {
                     .is_failure = failed && child->reason != SHM_REASON_ENDING,
                     .reason = child->reason,
                     .attempts = child->restarts,
-                    .delay_ns = again ? backoff_ns(child->short_lives) : 0});
+                    .delay_ns = again ? backoff_ns(child->short_lives, BACKOFF_MAX_MS) : 0});
   if (again) {
-    child->respawn_ns = at_ns + backoff_ns(child->short_lives);
+    child->respawn_ns = at_ns + backoff_ns(child->short_lives, BACKOFF_MAX_MS);
     now.restarts_waiting++;
     shmi_dispatch_clear_child(crew.dispatch, index);
     return;
@@ -329,7 +330,9 @@ static void helper_ended(int index, int pid, int exit_status) {
   helper->deaths++;
   helper->short_deaths = in_a_row(helper->short_deaths, helper->started_ns, at_ns);
   int given_up = helper->short_deaths >= crew.config.max_deaths;
-  int has_others = given_up && crew.config.persistent == SHM_UNTIL_TOLD && others_are_up(index);
+  /* A broker that others rely on goes on, and tries again; a launch ends. */
+  int goes_on = given_up && crew.config.persistent == SHM_UNTIL_TOLD;
+  uint64_t wait_ns = backoff_ns(helper->short_deaths, goes_on ? GIVEN_UP_MAX_MS : BACKOFF_MAX_MS);
   shmi_crew_tell((shm_event_t){
       .kind = helper->failed ? SHM_EVENT_HELPER_FAILED : SHM_EVENT_HELPER_DIED,
       .index = index,
@@ -337,10 +340,10 @@ static void helper_ended(int index, int pid, int exit_status) {
       .exit_status = exit_status,
       .generation = helper->generation,
       .deaths = helper->deaths,
-      .is_final = given_up || now.phase != RUNNING,
+      .is_final = (given_up && !goes_on) || now.phase != RUNNING,
       .reason = helper->reason,
-      .attempts = has_others,
-      .delay_ns = backoff_ns(helper->short_deaths),
+      .attempts = goes_on,
+      .delay_ns = wait_ns,
       .sequence = victim.sequence,
       .function = victim.function});
   if (now.phase == STARTING) { /* a launch is all or nothing */
@@ -350,12 +353,9 @@ static void helper_ended(int index, int pid, int exit_status) {
     fail(SHM_ESESSION);
     return;
   }
-  if (has_others) { /* a broker that others rely on goes on with what it has */
-    helper->is_wanted = 0;
-    shmi_dispatch_give_up_helper(crew.dispatch, index, 0);
-    return;
-  }
-  if (given_up) {
+  if (goes_on) { /* those that wait would do so through the pause, maybe for the next death */
+    shmi_dispatch_give_up_helper(crew.dispatch, index, !others_are_up(index));
+  } else if (given_up) {
     shmi_detail_set("helper %d died %d times, each within %llu s of its start", index,
                     helper->short_deaths,
                     (unsigned long long)(crew.config.death_window_ns / SECOND));
@@ -363,7 +363,7 @@ static void helper_ended(int index, int pid, int exit_status) {
     fail(helper->failed ? SHM_ESESSION : SHM_ENO_HELPERS);
     return;
   }
-  helper->respawn_ns = at_ns + backoff_ns(helper->short_deaths);
+  helper->respawn_ns = at_ns + wait_ns;
 }
 
 /* One that we did not fork is over for us, whatever it goes on to do. */

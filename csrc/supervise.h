@@ -15,7 +15,9 @@
  *   closing   helpers' pipes are closed: each serves what it holds and ends (then TERM, KILL)
  *
  * A helper that dies is replaced at once, then after 50 ms, doubling up to 5 s, while its deaths
- * come within death_window_ns of its starts; max_deaths of those in a row end the launch. A child
+ * come within death_window_ns of its starts; max_deaths of those in a row end the launch. A broker
+ * that stands by itself goes on: from then on each such death fails the calls that wait for the pool
+ * if it has no other helper, and the next try comes up to 30 s later. A child
  * that fails is started anew likewise, where the launch says so and max_restarts allow, once no
  * helper can write to its arena any more and the arena is zero again.
  *

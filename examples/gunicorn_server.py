@@ -9,6 +9,8 @@ One file is both gunicorn's configuration and the application. Two workers share
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 
@@ -31,8 +33,11 @@ def predict(helper, row):
 # ---- gunicorn's hooks ----------------------------------------------------------------------
 
 
-def when_ready(server):
-    """In the master, before it forks a worker."""
+def pre_fork(server, worker):
+    """In the master, before it forks a worker: start the broker, or another if that was killed."""
+    if shmgpu.is_running():
+        return
+    shmgpu.shutdown()
     # One place more than workers: the next worker may start before the last one's is clean.
     shmgpu.init(helpers=1, session=load, devices="cpu", arena="4MiB", slots=workers + 1)
 
@@ -52,6 +57,12 @@ def on_exit(server):
 
 def app(environ, start_response):
     row = shmgpu.arena.array(json.loads(environ["wsgi.input"].read()), "float32")
-    answer = {"scores": predict(row).tolist(), "place": shmgpu.rank()}
+    try:
+        scores = predict(row)
+    except shmgpu.BrokerDied:
+        os.kill(os.getpid(), signal.SIGTERM)  # the worker that replaces this one has a broker
+        start_response("503 Service Unavailable", [("Retry-After", "1")])
+        return [b""]
+    answer = {"scores": scores.tolist(), "place": shmgpu.rank()}
     start_response("200 OK", [("Content-Type", "application/json")])
     return [json.dumps(answer).encode()]

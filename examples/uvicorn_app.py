@@ -51,6 +51,8 @@ async def app(scope, receive, send):
     if scope["type"] == "lifespan":
         await lifespan(receive, send)
         return
+    if not shmgpu.is_running():  # the broker that was joined has ended: another may run by now
+        shmgpu.connect(wait=30)
     rows = shmgpu.arena.array([json.loads(await body_of(receive))], "float32")
     scores = await predict.aio(rows)  # the loop goes on meanwhile
     answer = json.dumps({"scores": scores[0].tolist(), "place": shmgpu.rank()}).encode()

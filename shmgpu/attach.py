@@ -11,14 +11,13 @@ import os
 import pathlib
 import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import box, config, core, door, functions, logs, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
-from shmgpu.errors import BrokerDied, LaunchError, NotRunning
+from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
@@ -35,6 +34,10 @@ ALREADY = {  # by role: why this process cannot join
 IN_ONE = (
     "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
     "launch(), use that one"
+)
+LOST = (
+    "the broker that this process had joined is gone: call shmgpu.connect() to join the next one, "
+    "or, in a program that never did, just call again"
 )
 NO_PLACES = (
     "the broker of the process that this one was forked from has no places for others: start it "
@@ -75,6 +78,7 @@ class Membership:
 _membership: Membership | None = None
 
 
+@runtime.one_at_a_time
 def connect(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -108,6 +112,7 @@ def connect(
     return _join(door.path_of(path), wait)
 
 
+@runtime.one_at_a_time
 def claim(*, wait: float | None = 0.0) -> Membership:
     """In a process that the user's own program forked: take a place of its own, with an arena.
 
@@ -133,6 +138,8 @@ def claim(*, wait: float | None = 0.0) -> Membership:
 
 
 def _refuse_where_taken() -> None:
+    runtime.refuse_while_loading()
+    _leave_lost()
     role = core.role()
     if role != core.ROLE_NONE or runtime.current is not None:
         raise LaunchError(ALREADY.get(role, IN_ONE))
@@ -150,7 +157,7 @@ def _enter(place: pathlib.Path, connection: socket.socket, wait: float | None) -
     slot, link, known = enter(connection, wait)
     _membership = Membership(str(place), known)
     functions.resolve_by(_membership.resolve, sorted(known.rows))
-    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), door=str(place)))
+    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place)))
     atexit.register(disconnect)
     return _membership
 
@@ -178,6 +185,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     return slot, link, known
 
 
+@runtime.one_at_a_time
 def ensure(
     modules: Sequence[str] | None = None,
     *,
@@ -231,37 +239,45 @@ def ensure(
 
 def _first_call() -> None:
     """What the first call of a program in no broker does, as ``SHMGPU_AUTO`` says."""
+    _leave_lost()
     wanted = config.resolve("auto")
     if wanted == "never" or core.role() != core.ROLE_NONE:
         return
-    with _first:
-        if runtime.current is not None:  # another thread's call was the first
-            return
-        if wanted == "start":
-            ensure(idle_timeout=config.resolve("idle_timeout"))
-            return
-        place = door.path_of(None)
-        connection = door.knock(place)
-        if connection is not None:
-            _enter(place, connection, 0.0)
+    if wanted == "start":
+        ensure(idle_timeout=config.resolve("idle_timeout"))
+        return
+    place = door.path_of(None)
+    connection = door.knock(place)
+    if connection is not None:
+        _enter(place, connection, 0.0)
 
 
-def _after_fork_in_child() -> None:
-    global _first
-    _first = threading.Lock()
-
-
-_first = threading.Lock()  # one thread joins, the others wait for it
-os.register_at_fork(after_in_child=_after_fork_in_child)
 runtime.first_call = _first_call
 
 
+@runtime.one_at_a_time
 def disconnect() -> None:
     """Leave the broker that :func:`connect` or :func:`claim` joined.
 
     Calls that are out are given up; arrays of the arena stay readable. Does nothing when no broker
     was joined.
     """
+    _leave(NotRunning(runtime.DISCONNECTED))
+
+
+def _leave_lost() -> None:
+    """A place in a broker that is gone is none: make room for the next."""
+    current = runtime.current
+    if _membership is None or current is None or not current.port.is_lost():
+        return
+    while current.port.poll():  # what was answered before its end
+        pass
+    _leave(BrokerDied(LOST))
+    if current.port.rejoins:
+        runtime.stop()  # as before the first call
+
+
+def _leave(reason: ShmError) -> None:
     global _membership
     left, current = _membership, runtime.current
     if left is None:
@@ -273,8 +289,8 @@ def disconnect() -> None:
     runtime.end()
     functions.resolve_by(None, [])
     if current is not None:
-        current.port.close(NotRunning(runtime.DISCONNECTED))
+        current.port.close(reason)
         current.port.join()
         current.port.forget()
-    runtime.stop(NotRunning(runtime.DISCONNECTED))
+    runtime.stop(reason)
     core.leave()

@@ -119,6 +119,9 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
 }
 
 
+reworded: dict[int, str] = {}  # what to do about a status, where this process has another answer
+
+
 def status_name(status: int) -> str:
     """Name of a status code, such as ``"SHM_EARENA_FULL"``."""
     name: bytes = _ffi.string(_lib.shm_status_name(status))
@@ -142,7 +145,7 @@ def error_detail() -> str:
 
 def error_of(status: int, about: str = "", detail: str = "") -> errors.ShmError:
     """The exception that stands for a status; ``about`` opens the sentence, ``detail`` ends it."""
-    sentence = status_text(status)
+    sentence = reworded.get(status) or status_text(status)
     if about:
         sentence = f"{about}: {sentence}"
     if detail:
@@ -344,6 +347,7 @@ port_cancel: Callable[[int], int] = _lib.shm_port_cancel
 port_fd: Callable[[], int] = _lib.shm_port_fd
 port_event_fd: Callable[[], int] = _lib.shm_port_event_fd
 port_window: Callable[[], int] = _lib.shm_port_window
+port_is_lost: Callable[[], int] = _lib.shm_port_is_lost
 port_outstanding: Callable[[], int] = _lib.shm_port_outstanding
 count_bytes: Callable[[int, int], None] = _lib.shm_count_bytes
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import config, core, door, functions, logs, manifest, modules, quotas
+from shmgpu import config, core, door, functions, logs, manifest, modules, quotas, runtime
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.logs import logger
@@ -95,8 +95,10 @@ def up(
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
     place = door.path_of(path)
     door.prepare(place)
-    loaded = [modules.load(name) for name in served]
-    brought = pickle.loads(carried) if carried else {}
+    with runtime.loading():
+        loaded = [modules.load(name) for name in served]
+        brought = pickle.loads(carried) if carried else {}
+    refuse_unsafe("shmgpu up")  # they may have started a thread
     if settings.get("session") is None:
         settings["session"] = next(
             (m.load for m in loaded if callable(getattr(m, "load", None))),

@@ -338,9 +338,8 @@ def _in(event: dict[str, int]) -> str:
 
 def _replacement(event: dict[str, int]) -> str:
     if not event["is_final"]:
-        return f"replaced {_in(event)}"
-    if event["attempts"]:
-        return "not replaced: the rest of its pool goes on"
+        tried = "given up, and tried again" if event["attempts"] else "replaced"
+        return f"{tried} {_in(event)}"
     return "not replaced: the launch ends"
 
 

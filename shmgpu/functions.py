@@ -154,22 +154,24 @@ class _LoopReaders:
 
     def __init__(self) -> None:
         self.waiting: dict[asyncio.AbstractEventLoop, int] = {}
+        self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
         count = self.waiting.get(loop, 0)
         self.waiting[loop] = count + 1
         if count == 0:
-            for descriptor in port.wire.descriptors():
+            self.watched[loop] = port.wire.descriptors()
+            for descriptor in self.watched[loop]:
                 loop.add_reader(descriptor, port.poll)
 
-    def leave(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
         count = self.waiting.pop(loop, 1) - 1
         if count > 0:
             self.waiting[loop] = count
-        elif not loop.is_closed():
-            for descriptor in port.wire.descriptors():
-                if descriptor >= 0:
-                    loop.remove_reader(descriptor)
+            return
+        for descriptor in self.watched.pop(loop, ()):
+            if descriptor >= 0 and not loop.is_closed():
+                loop.remove_reader(descriptor)
 
 
 _readers = _LoopReaders()
@@ -202,7 +204,7 @@ class _LoopSink:
         if self.timer is not None:
             self.timer.cancel()
         if not self.port.wire.immediate:
-            _readers.leave(self.loop, self.port)
+            _readers.leave(self.loop)
         if self.future.done():
             return
         if isinstance(error, CallCancelled):
@@ -361,7 +363,8 @@ class Function(Generic[P, R]):
             self.row = row
             by_row[row] = self
             if _resolver is not None:
-                self.row = _resolver(self)
+                # A broker of this process alone has what there was, whatever that was called.
+                self.row = _resolver(self) if _names is not None else 0
 
     def why_unknown(self) -> str:
         """Why helpers do not have this function, in a sentence."""
@@ -383,7 +386,7 @@ class Function(Generic[P, R]):
             CallTimeout, HelperDied, BrokerDied, ArenaFull, BadParams, BadFunction, NotRunning.
         """
         port = runtime.port
-        if port is None:
+        if port is None or (port.rejoins and port.is_lost()):
             port = runtime.require_port()
         result: R
         if len(args) == 1 and not kwargs:
@@ -519,7 +522,7 @@ def _aio(
         call = port.submit(target, args, kwargs, settings, sink, False)
     except BaseException:
         if not port.wire.immediate:
-            _readers.leave(loop, port)
+            _readers.leave(loop)
         raise
 
     def ended(done: asyncio.Future[Any]) -> None:

@@ -290,6 +290,7 @@ class Session:
 _session: Session | None = None
 
 
+@runtime.one_at_a_time
 def init(
     helpers: int | Mapping[str, int] | None = None,
     session: Any = None,
@@ -368,6 +369,7 @@ def init(
         "slots": slots,
     }
     if inline:
+        runtime.refuse_while_loading()
         if runtime.current is not None or core.role() != core.ROLE_NONE:
             raise LaunchError("a broker is running in this process already: call shutdown() first")
     else:
@@ -487,6 +489,7 @@ def _start_inline(plan: Settings) -> None:
     runtime.start(Runtime(0, port, arena, plan.pools, inline=True))
 
 
+@runtime.one_at_a_time
 def shutdown() -> None:
     """Leave the broker that :func:`init` started: helpers end, futures that are out fail.
 
@@ -520,8 +523,8 @@ def shutdown() -> None:
 
 
 def is_running() -> bool:
-    """Whether this process is a child that can call functions."""
-    return runtime.current is not None
+    """Whether this process is a child that can call functions: not when its broker is gone."""
+    return runtime.current is not None and not runtime.current.port.is_lost()
 
 
 def rank() -> int:

@@ -52,6 +52,7 @@ class Port:
         self._deadlines = False
         self._closed: ShmError | None = None
         self._repeats = not wire.immediate
+        self.rejoins = False  # whoever calls where the broker is gone joins the next one
 
     # ---- a blocking call -----------------------------------------------------------------
 
@@ -456,6 +457,10 @@ class Port:
         self.arguments.forget()
         self._out.clear()
         self._queue.clear()
+
+    def is_lost(self) -> bool:
+        """Whether the broker is gone, even if no call has noticed yet."""
+        return not self.wire.immediate and bool(core.port_is_lost())
 
     @property
     def outstanding(self) -> int:

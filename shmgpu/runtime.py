@@ -7,17 +7,23 @@ by a reason, and every call raises it, until it claims a place of its own.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from shmgpu import core
-from shmgpu.errors import BrokerDied, NotRunning, ShmError
+from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 if TYPE_CHECKING:
     from shmgpu.memory import Arena
     from shmgpu.port import Port
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 NOT_RUNNING = (
     "no broker is running in this process: call this inside a child's main of "
@@ -35,7 +41,28 @@ IN_HELPER = (
 SHUT_DOWN = (
     "shmgpu was shut down in this process: call shmgpu.init() or shmgpu.launch() again first"
 )
+LOADING = (
+    "a broker is loading this module for its functions, and can neither join nor start another "
+    'meanwhile: put what the program does, this call too, under if __name__ == "__main__":'
+)
 DISCONNECTED = "this process has left its broker: call shmgpu.connect() again first"
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Meanwhile modules are imported whose functions a broker is to serve."""
+    global _is_loading
+    _is_loading = True
+    try:
+        yield
+    finally:
+        _is_loading = False
+
+
+def refuse_while_loading() -> None:
+    """Raise LaunchError in a module that does at its import what only the program is to do."""
+    if _is_loading:
+        raise LaunchError(LOADING)
 
 
 @dataclass
@@ -47,6 +74,7 @@ class Runtime:
     arena: Arena
     pools: dict[str, int]
     inline: bool = False
+    if_lost: str = ""  # what its calls say when the broker is gone; empty: as a child's
     door: str = ""  # where processes that this one forks may join; empty: nowhere
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -57,6 +85,19 @@ why_not: ShmError = NotRunning(NOT_RUNNING)
 ending: list[Callable[[], None]] = []  # what this child does before it leaves its broker
 first_call: Callable[[], None] | None = None  # joins or starts a broker where that is wanted
 inherited_door: str | None = None  # of the child that this process was forked from; None: of none
+_is_loading = False  # this process will be a broker, and is importing what it will serve
+_gate = threading.RLock()  # held by the one thread that has this process join a broker, or leave
+
+
+def one_at_a_time(change: Callable[P, R]) -> Callable[P, R]:
+    """Decorates what makes this process a child, or ends that: no two threads are in any of it."""
+
+    @functools.wraps(change)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _gate:
+            return change(*args, **kwargs)
+
+    return alone
 
 
 def start(runtime: Runtime) -> None:
@@ -64,6 +105,9 @@ def start(runtime: Runtime) -> None:
     global current, port
     current = runtime
     port = runtime.port
+    core.reworded.clear()
+    if runtime.if_lost:
+        core.reworded.update(dict.fromkeys((core.EBROKER_DIED, core.ESTOPPED), runtime.if_lost))
 
 
 def stop(reason: ShmError | None = None) -> None:
@@ -90,11 +134,26 @@ def require() -> Runtime:
 def require_port() -> Port:
     """The child's port; raises NotRunning, in the words that fit.
 
-    The first call of a program that is in no broker joins or starts one: see :mod:`shmgpu.attach`.
+    The first call of a program that is in no broker joins or starts one, and then any call that
+    finds it gone does the like: see :mod:`shmgpu.attach`.
     """
-    if current is None and first_call is not None and str(why_not) == NOT_RUNNING:
-        first_call()
+    if _may_join():
+        _join_once()
     return require().port
+
+
+def _may_join() -> bool:
+    if current is not None:
+        return current.port.rejoins and current.port.is_lost()
+    return first_call is not None and not _is_loading and str(why_not) == NOT_RUNNING
+
+
+@one_at_a_time
+def _join_once() -> None:
+    if _may_join() and first_call is not None:  # no other thread's call was the first
+        first_call()
+        if current is not None:
+            current.port.rejoins = True
 
 
 def _fresh(reason: ShmError) -> ShmError:
@@ -107,7 +166,8 @@ def shut_down(broker_died: bool = False) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global inherited_door
+    global inherited_door, _gate
+    _gate = threading.RLock()  # whoever held it was not forked
     if current is not None:
         inherited_door = current.door
         stop(NotRunning(FORKED))

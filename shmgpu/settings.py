@@ -218,7 +218,8 @@ def refuse_unsafe(what: str) -> None:
 
 
 def refuse_nested(what: str) -> None:
-    """Raise LaunchError where this process is in a broker."""
+    """Raise LaunchError where this process is in a broker, or about to be one."""
+    runtime.refuse_while_loading()
     role = core.role()
     forked = runtime.inherited_door is not None
     if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current or forked:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, daemon, functions, manifest, settings
+from shmgpu import config, core, daemon, functions, manifest, runtime, settings
 from shmgpu.door import PrivateDoor
 from shmgpu.errors import SessionError, ShmError
 from shmgpu.modules import NotLoaded
@@ -94,7 +94,8 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     """A broker for the one process that stands at its door."""
     os.set_inheritable(request["door"], False)
     entrance = PrivateDoor.of(request["door"])
-    carried = pickle.loads(request["carried"])
+    with runtime.loading():
+        carried = pickle.loads(request["carried"])
     wanted = dict(carried["settings"])
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")

@@ -53,3 +53,9 @@ def held(helper, x, gate, size=1):
     while not os.path.exists(gate):
         time.sleep(0.005)
     return np.full(size, helper.id, np.uint8)
+
+
+@shmgpu.function(arrays="numpy")
+def crash(helper, seconds=0):
+    time.sleep(seconds)
+    os._exit(3)

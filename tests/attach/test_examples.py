@@ -116,9 +116,10 @@ def server(log: pathlib.Path, *command: object, **more: str):
 
 
 def answers(path: pathlib.Path) -> bool:
+    """Whether a request is answered, rightly: not while there is no server, or no broker."""
     try:
         ask(path)
-    except OSError:
+    except (OSError, ValueError, http.client.HTTPException):
         return False
     return True
 
@@ -177,3 +178,31 @@ def test_uvicorns_four_workers_join_a_broker(tmp_path):
         assert sum(row["answered"] for row in answered) >= 41
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text, text
+
+
+@needs("gunicorn")
+def test_gunicorn_starts_another_broker_when_its_own_is_killed(tmp_path):
+    path = tmp_path / "web.sock"
+    command = ["gunicorn", "--config", EXAMPLES / "gunicorn_server.py", "--chdir", EXAMPLES]
+    command += ["--bind", f"unix:{path}", "--no-control-socket", "gunicorn_server:app"]
+    with server(tmp_path / "log", *command) as master:
+        until(lambda: path.exists() and answers(path), "the server answers")
+        (broker,) = (pid for pid in children_of(master.pid) if children_of(pid))
+        os.kill(broker, signal.SIGKILL)
+        until(lambda: broker not in children_of(master.pid), "it has ended")
+        until(lambda: all(answers(path) for _ in range(10)), "the server answers again")
+
+
+@needs("uvicorn")
+def test_uvicorns_workers_join_the_next_broker(tmp_path):
+    path, program = tmp_path / "web.sock", EXAMPLES / "uvicorn_app.py"
+    words = ("uvicorn", "--workers", 2, "--app-dir", EXAMPLES, "--uds", path, "uvicorn_app:app")
+    with contextlib.ExitStack() as running:
+        for _ in range(2):
+            with brokers.up(tmp_path / "b.sock", str(program)) as broker:
+                if not path.exists():
+                    address = str(tmp_path / "b.sock")
+                    running.enter_context(server(tmp_path / "log", *words, SHMGPU_SOCKET=address))
+                until(lambda: path.exists() and answers(path), "the server answers")
+                until(lambda: all(answers(path) for _ in range(10)), "each worker does")
+                broker.kill()

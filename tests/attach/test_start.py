@@ -128,6 +128,49 @@ def test_a_script_is_served_by_its_own_functions(place):
     assert place.run("shmgpu", "down")[0] == 0
 
 
+UNGUARDED = {
+    "ensure": "shmgpu.ensure(['unguarded.py'], devices='cpu', arena='1MiB', threads=1)",
+    "connect": "shmgpu.connect()",
+    "claim": "shmgpu.claim()",
+    "init": "shmgpu.init(devices='cpu', arena='1MiB')",
+    "inline": "shmgpu.init(inline=True)",
+    "launch": "shmgpu.launch(print, devices='cpu', arena='1MiB')",
+}
+
+
+@pytest.mark.parametrize("what", UNGUARDED)
+def test_what_only_the_program_is_to_do_is_refused_as_its_module_is_loaded(place, what):
+    """Whoever starts the broker hears of it at once, and no process is left."""
+    (place.directory / "unguarded.py").write_text(
+        "import shmgpu\nfrom shmgpu.attach import ensure\nshmgpu.ensure = ensure\n"
+        "@shmgpu.function(arrays='numpy')\ndef f(helper):\n    return 1\n" + UNGUARDED[what]
+    )
+    script = place.directory / "script.py"
+    script.write_text(
+        "from shmgpu.attach import ensure\n"
+        "ensure(['unguarded.py'], devices='cpu', arena='1MiB', threads=1)\n"
+    )
+    status, _, complained = place.run(str(script))
+    assert status == 1
+    assert "LaunchError: a broker is loading this module" in complained
+    assert 'under if __name__ == "__main__":' in complained
+    status, _, complained = place.run("shmgpu", "up", "unguarded.py")
+    assert status == 1 and "a broker is loading this module" in complained
+    until(lambda: not processes_that_hold(place.directory), "nobody waits for anything")
+
+
+def processes_that_hold(directory):
+    """Those that work there."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.readlink(f"/proc/{name}/cwd") == str(directory):
+                found.append(name)
+        except OSError:
+            pass  # it has ended
+    return found
+
+
 # ---- for one ---------------------------------------------------------------------------------
 
 
@@ -186,6 +229,19 @@ def test_a_function_that_cannot_be_carried_is_left_out_with_a_warning(busybody, 
         with pytest.raises(shmgpu.BadFunction):
             locked()
     assert "locked cannot be carried over" in caplog.text
+
+
+def test_a_function_that_is_defined_anew_is_not_taken_for_the_one_that_the_broker_has(busybody):
+    cell = "@shmgpu.function(arrays='numpy')\ndef f(helper):\n    return {}\n"
+    before, after = ({"shmgpu": shmgpu, "__name__": "__main__"} for _ in range(2))
+    exec(cell.format(1), before)
+    with start():
+        exec(cell.format(2), after)
+        assert before["f"]() == 1
+        with pytest.raises(shmgpu.BadFunction, match="decorated after the broker had started"):
+            after["f"]()
+    with start():
+        assert (before["f"](), after["f"]()) == (1, 2)
 
 
 def test_a_session_that_fails_is_raised_as_by_init(busybody):
@@ -280,6 +336,8 @@ CELLS = [
     "print(f(np.ones(2)).tolist())",
     "@shmgpu.function(arrays='numpy')\ndef late(helper):\n    return 1",
     "try:\n    late()\nexcept shmgpu.ShmError as error:\n    print(error)",
+    "@shmgpu.function(arrays='numpy')\ndef f(helper, x):\n    return x - 1",
+    "try:\n    f(np.ones(2))\nexcept shmgpu.BadFunction as error:\n    print(error)",
     "shmgpu.shutdown()",
     "with shmgpu.init(devices='cpu', arena='1MiB', threads=1):\n    print(late())",
 ]
@@ -321,4 +379,5 @@ def test_a_notebook_uses_init_with_functions_of_its_cells(place):
     lines = said.splitlines()
     assert lines[0] == "[8.0, 8.0]"
     assert lines[1].startswith("late was decorated after the broker had started")
-    assert lines[2:] == ["1"]
+    assert lines[2].startswith("f was decorated after the broker had started")
+    assert lines[3:] == ["1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import ctypes
 import json
 import os
 import pathlib
@@ -52,6 +53,44 @@ def test_a_broker_tells_when_it_is_ready_serves_and_drains_on_sigterm(place):
         assert re.fullmatch(r"\[[01]\.0, 0\.0\]\n", said)
         broker.end()
     assert not place.path.exists()
+
+
+THREADS = """
+import ctypes, shmgpu
+libc = ctypes.CDLL(None)
+for _ in range(2):
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sleep, ctypes.c_void_p(1000))
+
+@shmgpu.function(arrays="numpy")
+def f(helper):
+    return 1
+"""
+
+
+def test_signals_that_a_librarys_thread_gets_are_heard(place):
+    (place.directory / "has_threads.py").write_text(THREADS)
+    with place.up("has_threads.py") as broker:
+        pid = broker.process.pid
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
+        libc = ctypes.CDLL(None)
+        for thread, number, told in zip(
+            threads[-2:],
+            (signal.SIGHUP, signal.SIGTERM),
+            ("RELOADING=1", "STOPPING=1"),
+            strict=True,
+        ):
+            assert libc.tgkill(pid, thread, number) == 0
+            broker.hear(told)
+        broker.end()
+
+
+def test_a_module_that_starts_a_python_thread_is_refused(place):
+    (place.directory / "busy.py").write_text(
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()\n"
+    )
+    status, _, complained = place.run("shmgpu", "up", "busy.py", "served_here")
+    assert status == 1 and "threads run can hang" in complained and "ticker" in complained
 
 
 def test_down_ends_it_and_says_who_it_was(place):

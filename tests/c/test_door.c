@@ -2,6 +2,7 @@
  * runs a broker in this process and plays its guests from others. */
 #include "broker.h"
 
+#include <pthread.h>
 #include <stddef.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -265,6 +266,30 @@ static void more_and_fewer(void) {
   CHECK_EQ(shm_leave(), SHM_OK);
 }
 TEST(a_pool_gets_more_helpers_and_fewer) { with_guests(1, more_and_fewer); }
+
+/* ---- one thread at a time ---- */
+
+static void *waits_at_a_silent_door(void *door) {
+  int manifest_fd;
+  CHECK_EQ(shm_join(*(int *)door, "guest", -1, 0, &manifest_fd), SHM_EBROKER_DIED);
+  return NULL;
+}
+TEST(no_two_threads_of_a_process_join_at_once) {
+  int ours[2], others[2], manifest_fd;
+  CHECK_SYS(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ours));
+  CHECK_SYS(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, others));
+  pthread_t thread;
+  CHECK_EQ(pthread_create(&thread, NULL, waits_at_a_silent_door, &ours[0]), 0);
+  shmi_hello_t hello;
+  CHECK_EQ(recv(ours[1], &hello, sizeof hello, 0), sizeof hello); /* it is inside */
+  CHECK_EQ(shm_join(others[0], "guest", 0, 0, &manifest_fd), SHM_ENESTED);
+  CHECK_EQ(manifest_fd, -1);
+  CHECK_EQ(recv(others[1], &hello, sizeof hello, MSG_DONTWAIT), -1);
+  close(ours[1]);
+  pthread_join(thread, NULL);
+  close(others[1]);
+  CHECK_EQ(shm_join(others[0], "guest", 0, 0, &manifest_fd), SHM_EBROKER_DIED);
+}
 
 /* ---- quotas ---- */
 

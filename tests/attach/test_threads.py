@@ -1,0 +1,117 @@
+"""Threads of one program that come into a broker, or leave it, at the same moment."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from attach import brokers, served
+from attach.brokers import said
+
+import shmgpu
+
+THREADS = 8
+
+
+def at_once(body, count=THREADS):
+    """What the function returned, or raised, in each of so many threads that begin together."""
+    barrier = threading.Barrier(count)
+    outcomes = []
+
+    def run(number):
+        barrier.wait()
+        try:
+            outcomes.append(body(number))
+        except BaseException as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(brokers.DEADLINE_S)
+        assert not thread.is_alive()
+    return outcomes
+
+
+FIRST_CALLS = """
+import numpy as np, shmgpu
+from attach import served
+from attach.test_threads import at_once
+
+def body(number):
+    return [served.add_one(np.full(3, number + turn)).tolist() for turn in range(20)]
+
+outcomes = at_once(body)
+expected = [[[n + t + 1] * 3 for t in range(20)] for n in range(8)]
+assert sorted(outcomes, key=str) == sorted(expected, key=str), outcomes
+print(sum(child["pid"] > 0 for child in shmgpu.stats()["children"]), shmgpu.rank())
+"""
+
+
+def test_threads_that_make_first_calls_share_one_place(tmp_path):
+    path = tmp_path / "b.sock"
+    with brokers.up(path):
+        for _ in range(3):  # each finds the broker as the one before left it
+            assert said(FIRST_CALLS, SHMGPU_SOCKET=str(path), SHMGPU_AUTO="join").split()[0] == "1"
+
+
+def test_of_threads_that_connect_one_succeeds(place):
+    for _ in range(5):
+        outcomes = at_once(lambda number: shmgpu.connect(place, wait=5))
+        errors = [one for one in outcomes if isinstance(one, BaseException)]
+        assert len(errors) == THREADS - 1
+        assert {type(error) for error in errors} == {shmgpu.LaunchError}
+        assert all("in a broker already" in str(error) for error in errors)
+        x = shmgpu.arena.zeros(1000)
+        assert (served.add_one(x) == 1).all()
+        at_once(lambda number: shmgpu.disconnect())
+        assert not shmgpu.is_running()
+
+
+def test_threads_that_begin_and_end_one_of_their_own_end_with_none():
+    def body(number):
+        try:
+            shmgpu.init(devices="cpu", arena="1MiB", threads=1)
+        except shmgpu.LaunchError as error:
+            assert "cannot start a broker inside a child" in str(error)
+            return "refused"
+        answer = served.add_one(np.zeros(1)).tolist()
+        shmgpu.shutdown()
+        return answer
+
+    outcomes = at_once(body, 3)
+    assert [1.0] in outcomes and all(one in ("refused", [1.0]) for one in outcomes), outcomes
+    assert not shmgpu.is_running()
+
+
+JOINS_BESIDE = """
+import os, signal, sys, threading, numpy as np, shmgpu
+from attach import brokers, served
+from shmgpu import runtime
+
+full, free = sys.argv[1:]
+
+def somebody_joins():
+    free = runtime._gate.acquire(blocking=False)
+    if free:
+        runtime._gate.release()
+    return not free
+
+threading.Thread(target=shmgpu.connect, args=(full,), kwargs={"wait": None}, daemon=True).start()
+brokers.until(somebody_joins, "a thread waits at the door")
+if os.fork() == 0:
+    signal.alarm(20)
+    shmgpu.connect(free)
+    os.write(1, str(served.add_one(np.zeros(1)).tolist()).encode())
+    os._exit(0)
+assert os.wait()[1] == 0
+os._exit(0)
+"""
+
+
+def test_a_process_that_is_forked_while_a_thread_joins_can_join_for_itself(tmp_path):
+    full, free = tmp_path / "full.sock", tmp_path / "free.sock"
+    with brokers.up(full, slots=1, helpers=1), brokers.up(free, helpers=1), shmgpu.connect(full):
+        code = f"import sys\nsys.argv = ['', {str(full)!r}, {str(free)!r}]\n{JOINS_BESIDE}"
+        assert said(code) == "[1.0]"
