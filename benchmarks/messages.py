@@ -65,6 +65,11 @@ def _probe(program: str, *, label: str | None = None, **sizes: int) -> Probe:
     return Probe(label or LABELS[program], run, units)
 
 
+def lone_latency(label: str) -> Probe:
+    """Return the probe of a lone child's round trip through one helper: rate, median and p99."""
+    return _probe("messages", label=label, children=1, helpers=1)
+
+
 def _beside_relay(sizes: Mapping[str, int]) -> tuple[Probe, Probe]:
     return _probe("messages", **sizes), _probe("relay", **sizes)
 

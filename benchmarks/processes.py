@@ -40,8 +40,14 @@ def memory_mib() -> tuple[float, float]:
 def _rollup(text: str, key: str) -> float:
     match = re.search(rf"^{key}:\s+(\d+) kB", text, re.MULTILINE)
     if match is None:
-        raise ProbeFailed(f"/proc/self/smaps_rollup has no {key}")
+        raise ProbeFailed(f"/proc has no {key} of a process")
     return int(match[1]) * 1024 / MIB
+
+
+def resident_mib(pid: int) -> float:
+    """Return what a process (0: this one) has in memory, in MiB."""
+    status = _proc(str(pid) if pid else "self", "status")
+    return _rollup(status, "VmRSS")
 
 
 def cpu_ticks(pid: int) -> int:

@@ -15,6 +15,8 @@ from benchmarks import (
     payload,
     respawn,
     simulate,
+    tensors,
+    training,
 )
 from benchmarks.figures import Workload
 
@@ -29,6 +31,8 @@ WORKLOADS: tuple[Workload, ...] = (
     launch.WORKLOAD,
     respawn.WORKLOAD,
     memory.WORKLOAD,
+    tensors.WORKLOAD,
+    training.WORKLOAD,
     gpu.WORKLOAD,
     simulate.WORKLOAD,
 )

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.nn.layers import (
-    Linear,
+from shmgpu.nn.containers import ModuleList, Sequential
+from shmgpu.nn.layers import Conv2d, Embedding, LayerNorm, Linear
+from shmgpu.nn.losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+)
+from shmgpu.nn.module import Module, Parameter
+from shmgpu.nn.simple import (
+    GELU,
+    AvgPool2d,
+    Dropout,
+    Flatten,
+    LeakyReLU,
+    LogSoftmax,
+    MaxPool2d,
     ReLU,
-    Sequential,
     Sigmoid,
+    SiLU,
+    Softmax,
     Tanh,
 )
-from shmgpu.nn.losses import BCELoss, MSELoss
-from shmgpu.nn.module import Module, Parameter
 from shmgpu.optim import SGD, Adam, AdamW
 from shmgpu.tensors import FUNCTIONS
 
@@ -33,17 +49,34 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "GELU",
     "SGD",
     "Adam",
     "AdamW",
+    "AvgPool2d",
     "BCELoss",
+    "BCEWithLogitsLoss",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "L1Loss",
+    "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSoftmax",
     "MSELoss",
+    "MaxPool2d",
     "Module",
+    "ModuleList",
+    "NLLLoss",
     "Parameter",
     "ReLU",
     "Sequential",
+    "SiLU",
     "Sigmoid",
+    "Softmax",
     "Tanh",
     "mse_loss",
     "relu",

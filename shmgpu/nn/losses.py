@@ -32,7 +32,31 @@ class MSELoss(_Loss):
     function = "mse_loss"
 
 
+class L1Loss(_Loss):
+    """The difference without its sign."""
+
+    function = "l1_loss"
+
+
+class CrossEntropyLoss(_Loss):
+    """Of any scores (N, classes, ...), and the right classes."""
+
+    function = "cross_entropy"
+
+
+class NLLLoss(_Loss):
+    """Of logarithms of probabilities, and the right classes."""
+
+    function = "nll_loss"
+
+
 class BCELoss(_Loss):
-    """The cross entropy of probabilities of two classes."""
+    """Of probabilities of two classes."""
 
     function = "binary_cross_entropy"
+
+
+class BCEWithLogitsLoss(_Loss):
+    """Of what a sigmoid would make probabilities of."""
+
+    function = "binary_cross_entropy_with_logits"

@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "F02",
         "csrc/dispatch_children.c",
-        "  if (child->in_flight == 0) shmi_dispatch_leave_quarantine(d, slot);",
+        "  if (child->in_flight > 0) return;\n  shmi_dispatch_leave_quarantine(d, slot);",
         "  shmi_dispatch_leave_quarantine(d, slot);",
         CHILDREN
         + "test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero",

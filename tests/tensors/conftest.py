@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import shmgpu
 from shmgpu import lazy
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread():
+    """A pool of OpenMP's threads in this process would be in the way of every later launch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["torch", "numpy"])

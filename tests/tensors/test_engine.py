@@ -30,7 +30,7 @@ NEVER_FUSED = [Options(*flags, False) for flags in itertools.product([True, Fals
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
 slow_machine = settings(
-    deadline=None, max_examples=60, suppress_health_check=list(HealthCheck), print_blob=True
+    deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), print_blob=True
 )
 
 
@@ -226,7 +226,7 @@ CHAINS = (
 
 
 @needs_compiler
-@settings(slow_machine, max_examples=40)
+@settings(slow_machine, max_examples=6)
 @given(programs(CHAINS, [(20, 20), (20, 20), (1, 20), (20, 1), (1,), ()], 40))
 def test_fused_chains_give_equal_results(backend, drawn):
     program, seed = drawn
@@ -509,7 +509,7 @@ def _sample():
 SAMPLE = _sample()
 
 
-@settings(slow_machine, max_examples=400)
+@settings(slow_machine, max_examples=150)
 @given(st.data())
 def test_damaged_programs_are_refused_or_are_programs(data):
     code = bytearray(SAMPLE.encode())
@@ -525,7 +525,7 @@ def test_damaged_programs_are_refused_or_are_programs(data):
 WILD = [-1, 0, 1, 2, 1 << 31, 1 << 62, -(1 << 63), 1.5, float("nan"), True, None, "x", "(", "to"]
 
 
-@settings(slow_machine, max_examples=600)
+@settings(slow_machine, max_examples=150)
 @given(st.data())
 def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
     """Values are changed, not bytes: all get past the codec, and reach the rules and kernels."""

@@ -1,0 +1,126 @@
+"""training: steps a second of whole training loops, beside PyTorch eager in process.
+
+One thread each, the inputs drawn alike, the loss read at every step. ``mlp``: 784-128-10, batch 32,
+fresh inputs, squared error, SGD. ``memory``: how much helper and child have grown over the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.figures import Figure, Group, ProbeFailed, Workload
+from benchmarks.tensors import probe
+
+BATCH = 32
+WARM_UPS = 50
+
+
+def _mlp(nn: Any) -> Any:
+    return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def _steps(step: Any, seconds: float) -> float:
+    """Return how many steps a second are done."""
+    for _ in range(WARM_UPS):
+        step()
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        step()
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
+def _step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def step() -> float:
+        x = tensor(rng.standard_normal((BATCH, 784), dtype=np.float32))
+        y = tensor(rng.standard_normal((BATCH, 10), dtype=np.float32))
+        loss = loss_of(model(x), y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        value = float(loss.item())
+        if not value < 100:
+            raise ProbeFailed(f"the loss became {value}")
+        return value
+
+    return step
+
+
+def shmgpu_mlp(seconds: float) -> dict[str, float]:
+    """Return the steps a second through a helper."""
+    import shmgpu
+    from shmgpu import nn
+
+    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+        model = _mlp(nn)
+        optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
+        return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
+
+
+def eager_mlp(seconds: float) -> dict[str, float]:
+    """Return the same with PyTorch in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    model = _mlp(torch.nn)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss_of = torch.nn.functional.mse_loss
+    return {"rate": _steps(_step(model, optimiser, torch.from_numpy, loss_of), seconds)}
+
+
+def shmgpu_growth(seconds: float) -> dict[str, float]:
+    """Return by how many MiB helper and child have grown from the 500th step to the last."""
+    import shmgpu
+    from benchmarks.processes import resident_mib
+    from shmgpu import nn
+
+    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+        model = _mlp(nn)
+        step = _step(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
+        pids = {"helper": shmgpu.stats()["helpers"][0]["pid"], "child": 0}
+        for _ in range(500):
+            step()
+        before = {name: resident_mib(pid) for name, pid in pids.items()}
+        for _ in range(int(max(seconds, 1) * 1000)):
+            step()
+        return {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
+
+
+_RATE = {"rate": "1/s"}
+
+WORKLOAD = Workload(
+    "training",
+    "training loops through a helper, beside PyTorch eager in process",
+    (
+        Group(
+            "mlp",
+            (
+                probe("shmgpu", "benchmarks.training:shmgpu_mlp", _RATE),
+                probe("PyTorch eager", "benchmarks.training:eager_mlp", _RATE),
+            ),
+            (Figure("mlp", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.0"),),
+        ),
+        Group(
+            "memory",
+            (
+                probe(
+                    "shmgpu",
+                    "benchmarks.training:shmgpu_growth",
+                    {"helper": "MiB", "child": "MiB"},
+                ),
+            ),
+            (
+                Figure("helper_growth", ("shmgpu", "helper"), asked="<= 1"),
+                Figure("child_growth", ("shmgpu", "child"), asked="<= 1"),
+            ),
+            seconds=10.0,
+            rounds=1,
+            quick=False,
+        ),
+    ),
+)
