@@ -24,6 +24,7 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, BROWN = "#CC79A7", "#56B4E9", "#7F7F7F", "#8C5A2B"
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY, BROWN)
 MARKERS = "osD^vP*X"
+AROUND = ("-", ":", "-.")  # where there are more lines than colours
 INK, FAINT = "#222222", "#DDDDDD"
 
 WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.4, 150
@@ -108,9 +109,9 @@ def looks(lines: Sequence[Line]) -> list[dict[str, Any]]:
             index = chosen[line.name] = next(free)
         look = {
             "color": COLOURS[index % len(COLOURS)],
-            "marker": MARKERS[index % len(MARKERS)],
+            "marker": MARKERS[(index + index // len(COLOURS)) % len(MARKERS)],
             "linewidth": 2.2 if index == 0 else 1.7,
-            "linestyle": "--" if line.baseline else "-",
+            "linestyle": "--" if line.baseline else AROUND[index // len(COLOURS) % len(AROUND)],
         }
         result.append(look)
     return result

@@ -1,4 +1,4 @@
-"""Train a small transformer to write Python, beside the same model in PyTorch, and draw both losses.
+"""Train a small transformer to write Python, beside the same model in PyTorch.
 
     python examples/characters.py [--steps 200] [--alone] [PICTURE.png]
 

@@ -164,9 +164,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Any:
         """The same shape."""
-        return FUNCTIONS["layer_norm"](
-            x, self.normalized_shape, self.weight, self.bias, self.eps
-        )
+        return FUNCTIONS["layer_norm"](x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Its sizes."""
