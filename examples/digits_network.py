@@ -16,7 +16,7 @@ import shmgpu as gt
 from shmgpu import nn, optim
 from shmgpu.progress import Bar
 
-EPOCHS, BATCH = 12, 64
+EPOCHS, BATCH = 40, 64
 
 
 class Network(nn.Module):
