@@ -1,6 +1,6 @@
 """Train a small transformer to write Python, beside the same model in PyTorch.
 
-    python examples/characters.py [--steps 200] [--alone] [PICTURE.png]
+    python examples/characters.py [--steps 100] [--alone] [PICTURE.png]
 
 The text is the standard library's own sources. Both models begin with the same weights and see the
 same text, so their losses are the same, step for step, but for rounding. ``--alone`` leaves out
@@ -179,7 +179,7 @@ def draw(path, losses, theirs):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("picture", nargs="?", type=pathlib.Path)
     options = parser.parse_args()
