@@ -108,7 +108,7 @@ def up(
         settings["session"] = modules.named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
-    if not functions.by_row:
+    if not carried and not functions.of_users():
         raise ConfigError(
             f"{', '.join(served)} decorates no function: name the module in which "
             "@shmgpu.function stands"

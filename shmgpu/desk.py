@@ -261,7 +261,8 @@ class Desk:
             entry.out_numpy = self._numpy_outs(entry)[0]
             if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
                 entry.out_torch = self._torch_outs(entry)[0]
-        if not target.pickle and not any(type(v) is bytearray for v in entry.values):
+        plain = not target.pickle and not any(type(v) is bytearray for v in entry.values)
+        if plain and target.remembers:
             self._remember(data, entry, target)
         return entry
 

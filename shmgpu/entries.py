@@ -24,6 +24,7 @@ class Served(Protocol):
     arrays_kind: str
     pickle: bool
     batch_max_rows: int
+    remembers: bool
 
 
 class Device(Protocol):

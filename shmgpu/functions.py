@@ -55,6 +55,14 @@ _names: list[str] | None = None  # of what that broker has; None: what this proc
 unfindable: set[str] | None = None
 
 
+OWN = "shmgpu."  # modules of the package have functions of its own, which compute tensors
+
+
+def of_users() -> list[Function[Any, Any]]:
+    """The functions that programs decorated, without the package's own."""
+    return [one for one in by_row.values() if not name_of(one).startswith(OWN)]
+
+
 def register_late() -> None:
     """Before a broker starts: enter the functions that were decorated while the last one ran."""
     waiting = _late[:]
@@ -332,6 +340,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
+        self.remembers = True  # helpers remember calls; for nothing, where no two are alike
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self._options: dict[str, Any] = {
             "batch": batch,
@@ -373,9 +382,10 @@ class Function(Generic[P, R]):
                 f"{self.name} was decorated after the broker had started, so helpers do not "
                 "know it: move its definition above launch() or init()"
             )
+        there = ", ".join(name for name in _names if not name.startswith(OWN))
         return (
             f"the broker that was joined has no {self.body.__module__}:{self.name}: start it with "
-            f"the module that defines it; it has {', '.join(_names) or 'no functions'}"
+            f"the module that defines it; it has {there or 'no functions'}"
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -46,7 +46,12 @@ class Target:
         self.pages = mmap.mmap(-1, 2 * ARENA)
         self.first = core.address_of(self.pages)
         function = types.SimpleNamespace(
-            name="look", body=self.look, arrays_kind="numpy", pickle=False, batch_max_rows=8
+            name="look",
+            body=self.look,
+            arrays_kind="numpy",
+            pickle=False,
+            batch_max_rows=8,
+            remembers=True,
         )
         self.desk = BatchDesk(
             Helper(0, "cpu", "default", 1),
