@@ -541,6 +541,7 @@ def _pinned(order: list[Node], alive: set[Node]) -> set[Node]:
 
 
 _backend = "torch"
+runtime.computes_with_torch = True
 
 
 def use_backend(name: str) -> None:
@@ -551,6 +552,7 @@ def use_backend(name: str) -> None:
     if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name
+    runtime.computes_with_torch = name == "torch"
 
 
 def use_helpers(numbers: Sequence[int]) -> None:

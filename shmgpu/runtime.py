@@ -79,6 +79,7 @@ class Runtime:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+computes_with_torch = False  # tensors were named here, and torch is to compute them
 current: Runtime | None = None
 port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)

@@ -80,7 +80,8 @@ class Settings:
         seed = config.resolve("seed", seed)
         self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
         device.prepare_environment()
-        if any(f.arrays_kind == "torch" for f in functions.by_row.values()):
+        takes_tensors = any(one.arrays_kind == "torch" for one in functions.of_users())
+        if takes_tensors or runtime.computes_with_torch:
             _import_torch()
         self.setups: list[Setup] = []
         threads = config.resolve("threads", threads)
