@@ -55,7 +55,7 @@ _names: list[str] | None = None  # of what that broker has; None: what this proc
 unfindable: set[str] | None = None
 
 
-OWN = "shmgpu."  # modules of the package have functions of its own, which compute tensors
+OWN = "shmgpu.residents:"  # the package's own functions, which every broker has, have such names
 
 
 def of_users() -> list[Function[Any, Any]]:
