@@ -310,7 +310,16 @@ class Recorder:
         message.alive = alive
         message.life = self._home(order, read)
         draft = Draft(order, message.kept, read, _pinned(order, alive), Resident)
-        message.donated = draft.donated_nodes
+        message.known = self._known(draft)
+        unneeded = message.life.unneeded
+        message.freed = [unneeded.popleft() for _ in range(len(unneeded))]
+        self._pack(message, draft)
+        if observer is not None:
+            observer.drafted(message, draft, is_move=False)
+        return message
+
+    def _known(self, draft: Draft) -> Known:
+        """The program of that structure, made where there is none yet."""
         known = self._programs.get(draft.key)
         if known is None:
             program = draft.program(Resident)
@@ -319,19 +328,21 @@ class Recorder:
             known = self._programs[draft.key] = Known(
                 next(self._numbers), program.encode(), struct.Struct("<" + number_format(program))
             )
-        message.known = known
-        message.handles = []
-        message.arrays = []
+        return known
+
+    def _pack(self, message: Message, draft: Draft) -> None:
+        """Write down what is sent beside the program: what it is given, and what is let go of."""
+        known = message.known
+        message.donated = draft.donated_nodes
+        handles, message.arrays = [], []
         for node in draft.arrays:
             value = node.value
             if type(value) is Resident:
-                message.handles.append(value.handle)
+                handles.append(value.handle)
             else:
                 message.arrays.append(value.array)
-        unneeded = message.life.unneeded
-        message.freed = [unneeded.popleft() for _ in range(len(unneeded))]
+        message.handles = handles
         freed = [handle for handle, _ in message.freed]
-        handles = message.handles
         message.head = b"".join(
             (
                 HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed)),
@@ -339,9 +350,6 @@ class Recorder:
                 known.numbers.pack(*draft.numbers),
             )
         )
-        if observer is not None:
-            observer.drafted(message, draft, is_move=False)
-        return message
 
     def _home(self, order: list[Node], read: list[Node]) -> HelperLife:
         """The helper that computes this, with all that it needs moved there."""
@@ -375,20 +383,11 @@ class Recorder:
         it lies. The tensor stays there until an operation has made another of it.
         """
         message = Message()
-        message.read, message.kept, message.donated, message.freed = [node], [], [], []
+        message.read, message.kept, message.freed = [node], [], []
         message.life = node.value.life
         draft = Draft([], [], [node], {node}, Resident)
-        known = self._programs.get(draft.key)
-        if known is None:
-            program = draft.program(Resident)
-            known = self._programs[draft.key] = Known(
-                next(self._numbers), program.encode(), struct.Struct("<")
-            )
-        message.known = known
-        message.handles, message.arrays = [node.value.handle], []
-        message.head = HEAD.pack(known.number, self.flags, 0, 1, 0) + struct.pack(
-            "<q", node.value.handle
-        )
+        message.known = self._known(draft)
+        self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
@@ -420,13 +419,11 @@ class Recorder:
                     if code or UNKNOWN_PROGRAM not in str(error):
                         raise
                     results = call(message.head, known.code, *message.arrays)
-        except HelperDied as error:
+        except HelperDied:
             self._bury(life)
             if message.handles:
                 self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-                return bool(message.kept) or bool(message.read)
-            del error
-            return False
+            return bool(message.handles)
         except RemoteError as error:
             if UNKNOWN_TENSOR in str(error):
                 self._bury(life)
