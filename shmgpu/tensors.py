@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, dtypes, graph, lazy
+from shmgpu import arena, arrays, autograd, dtypes, graph, lazy, seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
@@ -398,8 +398,8 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 
 def manual_seed(seed: int) -> None:
-    """What is drawn from now on follows from this number."""
-    creation.SEEDS.seed(seed)
+    """What is drawn from now on follows from this number, whatever ``launch(seed=)`` was given."""
+    seeds.TENSORS.seed(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
