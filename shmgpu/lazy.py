@@ -176,6 +176,11 @@ class Recorder:
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
 
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The numbers of those that its tensors may live on."""
+        return tuple(self._lives)
+
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
         with self._lock:
@@ -541,11 +546,16 @@ _backend = "torch"
 runtime.computes_with_torch = True
 
 
+def check_backend(name: str) -> None:
+    """ValueError for a library that there is not."""
+    if name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+
+
 def use_backend(name: str) -> None:
     """Compute with that library from now on: ValueError for another name."""
     global _backend
-    if name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    check_backend(name)
     if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name

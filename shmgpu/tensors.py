@@ -604,21 +604,6 @@ def no_grad() -> Any:
 # ---- settings, in the spelling of GT -----------------------------------------------------------
 
 
-def set_backend(name: str, device: str | None = None) -> None:
-    """Which library computes tensors from now on.
-
-    Args:
-        name: ``"torch"`` or ``"numpy"``.
-        device: accepted where it is what the helpers have; a broker's helpers got their devices
-            when it started.
-
-    Raises:
-        ValueError: there is no such library here.
-        RuntimeError: tensors are held by the other one.
-    """
-    lazy.use_backend(name)
-
-
 def set_verbosity(level: int) -> None:
     """How much is logged: 0 errors, 1 warnings, 2 what happens, 3 everything."""
     levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
