@@ -158,12 +158,11 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
-        flags: which optimisations helpers leave out, as bits; see the engine.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
-        self.flags = 0
+        self._flags = 0
         self._lives = {number: HelperLife(number) for number in helpers}
         execute = residents.EXECUTE[backend]
         self._calls = {number: execute.options(helpers=[number]) for number in helpers}
@@ -180,6 +179,17 @@ class Recorder:
     def helpers(self) -> tuple[int, ...]:
         """The numbers of those that its tensors may live on."""
         return tuple(self._lives)
+
+    @property
+    def flags(self) -> int:
+        """Which optimisations helpers leave out, as bits; see the engine."""
+        return self._flags
+
+    @flags.setter
+    def flags(self, flags: int) -> None:
+        if flags != self._flags:  # helpers compile a program as they are told with its bytes
+            self._programs.clear()
+        self._flags = flags
 
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
@@ -350,7 +360,7 @@ class Recorder:
         freed = [handle for handle, _ in message.freed]
         message.head = b"".join(
             (
-                HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed)),
+                HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed)),
                 struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed),
                 known.numbers.pack(*draft.numbers),
             )
