@@ -159,7 +159,7 @@ class Tenant:
     def fail(self, first: int, last: int, error: BaseException) -> None:
         """Under these handles (not the last) there will be none."""
         why = (
-            f"this tensor was not made: an operation of its step failed after the step had been "
+            "this tensor is lost: an operation of its step failed after the step had been "
             f"answered, with {type(error).__name__}: {error}"
         )
         self.failed.update((handle, why) for handle in range(first, last))
