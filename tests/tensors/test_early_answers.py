@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ SIZE = 700  # of matrices whose products take milliseconds
 
 @pytest.fixture
 def helper():
-    with gt.init(helpers=1, devices=["cpu"], threads=1, arena="32MiB"):
+    with gt.init(helpers=1, devices=["cpu"], threads=1, arena="24MiB"):
         yield
 
 
@@ -58,18 +59,23 @@ def test_inputs_that_are_let_go_of_are_not_written_over_while_they_are_read(help
 
 
 def test_an_arena_without_room_waits_for_what_is_still_read(helper):
-    ones = gt.ones(SIZE, SIZE)
-    half = np.zeros(4 << 20, np.float32)  # 16 MiB: two of them do not fit
-    for number in range(3):
-        half[:] = number
-        x = gt.tensor(half)
-        rest = x[:10] + slow(ones)[0, 0]
-        assert x[:4].sum().item() == 4 * number
+    values = [np.full(4 << 20, number, np.float32) for number in (1, 2)]  # two do not fit
+    x = gt.tensor(values[0])
+    rest = x[:10] + slow(gt.ones(SIZE, SIZE))[0, 0]
+    assert x[:4].sum().item() == 4
+    os.kill(row()["pid"], signal.SIGSTOP)
+    try:
+        assert row()["goes_on"] == 1
         del x
-        half[:] = -1
-        other = gt.tensor(half)
-        np.testing.assert_allclose(rest.data, number + 1, rtol=1e-4)
-        del other
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            second = pool.submit(gt.tensor, values[1])
+            with pytest.raises(concurrent.futures.TimeoutError):
+                second.result(timeout=0.5)
+            os.kill(row()["pid"], signal.SIGCONT)
+            assert second.result(timeout=20).sum().item() == 2 * (4 << 20)
+    finally:
+        os.kill(row()["pid"], signal.SIGCONT)
+    np.testing.assert_allclose(rest.data, 2, rtol=1e-4)
 
 
 def test_a_failure_after_the_answer_is_raised_where_its_outcome_is_used(helper):
