@@ -7,7 +7,9 @@ from one list of what the families of operations record.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -434,9 +436,26 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
         made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
-    if not call.__doc__:
-        call.__doc__ = f"As ``torch.{record.__name__}``; see shmgpu/ops/README.md."
+    call.__dict__["__signature__"] = _of_tensors(inspect.signature(record))
     return call
+
+
+_SHOWN = {"Node": "Tensor", "Operand": "Tensor | complex", "Dim": "int | Sequence[int] | None"}
+_SHOWN |= {"Shape": "Sequence[int]", "Found": "(values, indices)"}
+
+
+def _of_tensors(of_nodes: inspect.Signature) -> inspect.Signature:
+    """What ``help()`` shows: the same in the words of whoever calls."""
+
+    def shown(annotation: Any) -> Any:
+        return re.sub(r"\w+", lambda word: _SHOWN.get(word[0], word[0]), str(annotation))
+
+    return of_nodes.replace(
+        parameters=[
+            one.replace(annotation=shown(one.annotation)) for one in of_nodes.parameters.values()
+        ],
+        return_annotation=shown(of_nodes.return_annotation),
+    )
 
 
 def as_argument(value: Any) -> Any:
