@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, dtypes, graph, lazy, seeds
+from shmgpu import arena, arrays, autograd, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
@@ -321,12 +321,7 @@ def _leaf(data: Any, dtype: Any) -> Node:
         if dtype is None and data.dtype == np.float64:
             dtype = float32  # as PyTorch takes Python's floats
     copied = arena.array(data, dtypes.of_any(dtype) if dtype is not None else None)
-    kind = dtypes.of_numpy(copied.dtype)
-    if kind not in TYPES:
-        raise TypeError(
-            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
-        )
-    return graph.leaf(spec_of(kind, copied.shape), Held(copied))
+    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied))
 
 
 def _as_index(index: Any) -> Any:
@@ -359,9 +354,41 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     return made
 
 
+class _Lent(np.ndarray[Any, Any]):
+    """An array of the caller's that a tensor shows: a type that no view of it passes over."""
+
+
 def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
-    """A tensor of the array's elements."""
-    return tensor(array, requires_grad=requires_grad)
+    """A tensor of the array's elements; of one in this child's arena without a copy.
+
+    Such an array (``shmgpu.arena``, or what a function returned) is on loan: it is read only until
+    nothing needs it any more, neither the tensor, nor what was recorded from it and waits, nor an
+    array that ``.data`` gave. Any other array is copied.
+
+    Args:
+        array: a C-contiguous NumPy array to be lent; or anything that :func:`tensor` takes.
+        requires_grad: collect gradients.
+
+    Raises:
+        TypeError: tensors have no such element type, or a gradient is wanted of one without.
+    """
+    lazy.current()
+    if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
+        return tensor(array, requires_grad=requires_grad)
+    kind = _kind(array)
+    lent = array.view(_Lent)
+    plans.lend(array)
+    weakref.finalize(lent, plans.return_loans, [array]).atexit = False
+    return _made(graph.leaf(spec_of(kind, array.shape), Held(lent)), requires_grad)
+
+
+def _kind(array: np.ndarray[Any, Any]) -> DType:
+    kind = dtypes.of_numpy(array.dtype)
+    if kind not in TYPES:
+        raise TypeError(
+            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
+        )
+    return kind
 
 
 # ---- made where they are needed ----------------------------------------------------------------
