@@ -62,6 +62,7 @@ PYTHON_ROOMS = [
     "plans",
     "repeats",
     "wire",
+    "letters",
     "arguments",
     "results",
     "port",
