@@ -63,6 +63,7 @@ PYTHON_ROOMS = [
     "plans",
     "repeats",
     "wire",
+    "letters",
     "arguments",
     "results",
     "port",
