@@ -112,6 +112,7 @@ PYTHON_ROOMS = [
     "debug",
     "timeline",
     "talk",
+    "serve",
     "doctor",
     "demo",
     "cli",
