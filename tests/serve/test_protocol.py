@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 pytest.importorskip("orjson")
 
 from shmgpu.serve import datatypes, protocol
+from shmgpu.serve.classes import best_classes
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol import Limits, OutputTensor, ProtocolError
 
@@ -257,7 +258,7 @@ class TestAnswersToTheStockClient:
 
     def test_classes_of_whole_numbers_and_of_one_row(self):
         output = OutputTensor("s", "UINT8", (3,), np.array([7, 200, 9], np.uint8))
-        assert protocol.best_classes(output, 9).tolist() == [b"200:1", b"9:2", b"7:0"]
+        assert best_classes(output, 9).tolist() == [b"200:1", b"9:2", b"7:0"]
 
     def test_what_cannot_be_sent_is_said(self):
         latin = np.array([b"\xff"], dtype=object)
