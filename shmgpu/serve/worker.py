@@ -22,6 +22,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.table import Table
@@ -74,7 +75,7 @@ class _Worker:
             plan.timeout,
             loop,
         )
-        self.front = Front(self.calls, catalog, plan.counters, None)
+        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS)
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
