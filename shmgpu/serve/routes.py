@@ -44,6 +44,7 @@ class Front:
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
+        self.metrics: Any = None
         self.is_draining = False
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -190,6 +191,16 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def metrics(front: Front, request: Request) -> None:
+    """What Prometheus scrapes."""
+    # Not before somebody asks: most workers of most servers never do this.
+    from shmgpu.serve import metrics as collecting
+
+    if front.metrics is None:
+        front.metrics = collecting.Metrics(front.catalog, front.counters)
+    request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
@@ -198,6 +209,7 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", "/v2/health/live", live),
         ("GET", "/v2/health/ready", ready),
         ("GET", "/v2/?", server_metadata),
+        ("GET", "/metrics", metrics),
         ("GET", "/v2/models/stats", statistics),
         ("GET", f"{_MODEL}/ready", model_ready),
         ("GET", f"{_MODEL}/config", model_config),
