@@ -140,6 +140,7 @@ SERVE_ROOMS = [
     "rows",
     "catalog",
     "infer",
+    "lifecycle",
     "describe",
     "metrics",
     "edge",
