@@ -49,7 +49,7 @@ INFERENCE: list[tuple[str, str, str, Callable[[Totals], float]]] = [
     ("nv_inference_compute_output_duration_us", "Making answers of models' outputs", "unknown",
      _us("output_ns")),
     ("nv_inference_pending_request_count", "Requests handed over and not answered", "gauge",
-     lambda total: total["pending"]),
+     lambda total: total["pending_0"] + total["pending_1"]),
 ]  # fmt: skip
 
 # Why a request failed, in Triton's words.

@@ -57,15 +57,11 @@ class Front:
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
-<<<<<<< HEAD
         self.metrics: Any = None
-        self.is_draining = False
-=======
         self.lifecycle = lifecycle
         self.options = options
         self.is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
->>>>>>> wt-serve7
         self._paths: dict[bytes, tuple[str, str]] = {}
 
     def answer(self, request: Request) -> None:
@@ -231,7 +227,6 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
-<<<<<<< HEAD
 def metrics(front: Front, request: Request) -> None:
     """What Prometheus scrapes."""
     # Not before somebody asks: most workers of most servers never do this.
@@ -240,7 +235,8 @@ def metrics(front: Front, request: Request) -> None:
     if front.metrics is None:
         front.metrics = collecting.Metrics(front.catalog, front.counters)
     request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
-=======
+
+
 def index(front: Front, request: Request) -> None:
     """Every model that the server knows."""
     asked = _object(request)
@@ -280,7 +276,6 @@ def _object(request: Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ProtocolError(400, "the request is no JSON object")
     return found
->>>>>>> wt-serve7
 
 
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
