@@ -158,12 +158,11 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
-        flags: which optimisations helpers leave out, as bits; see the engine.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
-        self.flags = 0
+        self._flags = 0
         self._lives = {number: HelperLife(number) for number in helpers}
         execute = residents.EXECUTE[backend]
         self._calls = {number: execute.options(helpers=[number]) for number in helpers}
@@ -175,6 +174,22 @@ class Recorder:
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._lock = threading.RLock()
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The numbers of those that its tensors may live on."""
+        return tuple(self._lives)
+
+    @property
+    def flags(self) -> int:
+        """Which optimisations helpers leave out, as bits; see the engine."""
+        return self._flags
+
+    @flags.setter
+    def flags(self, flags: int) -> None:
+        if flags != self._flags:  # helpers compile a program as they are told with its bytes
+            self._programs.clear()
+        self._flags = flags
 
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
@@ -345,7 +360,7 @@ class Recorder:
         freed = [handle for handle, _ in message.freed]
         message.head = b"".join(
             (
-                HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed)),
+                HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed)),
                 struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed),
                 known.numbers.pack(*draft.numbers),
             )
@@ -541,11 +556,16 @@ _backend = "torch"
 runtime.computes_with_torch = True
 
 
+def check_backend(name: str) -> None:
+    """ValueError for a library that there is not."""
+    if name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+
+
 def use_backend(name: str) -> None:
     """Compute with that library from now on: ValueError for another name."""
     global _backend
-    if name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    check_backend(name)
     if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name

@@ -69,6 +69,12 @@ def execute_numpy(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any
 
 
 @function(arrays="numpy")
+def device_of(helper: Helper) -> Any:
+    """Where the helper's tensors live: ``"cpu"`` or ``"cuda:N"``."""
+    return helper.device
+
+
+@function(arrays="numpy")
 def engine_figures(helper: Helper) -> Any:
     """What each engine of the helper holds and did: see :meth:`Engine.figures`.
 

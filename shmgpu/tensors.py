@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, dtypes, graph, lazy
+from shmgpu import arena, arrays, autograd, dtypes, graph, lazy, seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
@@ -398,8 +398,8 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 
 def manual_seed(seed: int) -> None:
-    """What is drawn from now on follows from this number."""
-    creation.SEEDS.seed(seed)
+    """What is drawn from now on follows from this number, whatever ``launch(seed=)`` was given."""
+    seeds.TENSORS.seed(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
@@ -602,21 +602,6 @@ def no_grad() -> Any:
 
 
 # ---- settings, in the spelling of GT -----------------------------------------------------------
-
-
-def set_backend(name: str, device: str | None = None) -> None:
-    """Which library computes tensors from now on.
-
-    Args:
-        name: ``"torch"`` or ``"numpy"``.
-        device: accepted where it is what the helpers have; a broker's helpers got their devices
-            when it started.
-
-    Raises:
-        ValueError: there is no such library here.
-        RuntimeError: tensors are held by the other one.
-    """
-    lazy.use_backend(name)
 
 
 def set_verbosity(level: int) -> None:

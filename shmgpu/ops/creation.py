@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random as _random
 from typing import Any
 
+from shmgpu import seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
@@ -99,9 +99,6 @@ def eye(n: int, m: int, dtype: DType) -> Node:
 
 # ---- drawn ---------------------------------------------------------------------------------------
 
-# Of seeds for what is drawn: manual_seed() sets it.
-SEEDS = _random.Random(0)
-
 # Binary digits of a number from 0 to 1 so that it is never rounded up to 1.
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
@@ -180,4 +177,4 @@ DRAWN = (RANDN, RAND)
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(SEEDS.getrandbits(63), int64),), (dtype, shape))
+    return apply(op, (number(seeds.TENSORS.getrandbits(63), int64),), (dtype, shape))

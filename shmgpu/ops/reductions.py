@@ -8,10 +8,11 @@ from typing import Any
 from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub, where
+from shmgpu.ops.creation import full, ones_like
+from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub
 from shmgpu.ops.kernels import numpy_reduction, torch_reduction
 from shmgpu.ops.promotion import bool_, floats, int64, is_float
-from shmgpu.ops.shaping import reshape
+from shmgpu.ops.shaping import cat, narrow, permute, reshape, stack, take_slices
 from shmgpu.ops.stretching import Dim, stretched, stretched_back, sum
 
 
@@ -75,16 +76,33 @@ def _torch_prod(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
 
 
 def _others(g: Node, n: Node) -> Node:
-    """The product of all the others: without zeros by division, with one only its own is not 0."""
+    """The product of all the others, without dividing: right to any order where some are 0."""
     x, axes = n.inputs[0], n.params[0]
-    zero = eq(x, 0)
-    rest = where(zero, 1.0, x)
-    zeros = stretched(sum(zero, axes), axes, x)
-    product = stretched(prod(rest, axes), axes, x)
-    others = where(
-        zero, where(eq(zeros, 1), product, 0.0), where(eq(zeros, 0), div(product, rest), 0.0)
+    shape = x.spec.shape
+    order = (*[axis for axis in range(len(shape)) if axis not in axes], *axes)
+    moved = permute(x, order)
+    others = _exclusive(reshape(moved, (*rules.reduced(shape, axes, False), count(x, axes))))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return mul(stretched_back(g, n), permute(reshape(others, moved.spec.shape), tuple(back)))
+
+
+def _exclusive(x: Node) -> Node:
+    """For each element of the last axis the product of all others on it.
+
+    Up a tree of products and down again, as sums go in Blelloch, Prefix Sums and Their
+    Applications, 1990: fewer than three multiplications an element.
+    """
+    *rest, length = x.spec.shape
+    if length < 2:
+        return ones_like(x)
+    if length % 2:
+        x = cat([x, full((*rest, 1), 1, x.spec.dtype)], -1)
+    every = [slice(None)] * len(rest)
+    even, odd = (take_slices(x, [*every, slice(first, None, 2)]) for first in (0, 1))
+    above = _exclusive(mul(even, odd))
+    return narrow(
+        reshape(stack([mul(above, odd), mul(above, even)], -1), x.spec.shape), -1, 0, length
     )
-    return mul(stretched_back(g, n), others)
 
 
 PROD = Op(

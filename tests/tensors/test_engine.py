@@ -11,9 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shmgpu import ops
 from shmgpu.engine import fusion, native, session
 from shmgpu.engine.backends import NumpyBackend, TorchBackend
 from shmgpu.engine.compile import Fused, Pool, compiled
+from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
 from shmgpu.graph import leaf, scalar, spec_of
@@ -21,12 +23,14 @@ from shmgpu.ops import elementwise as e
 from shmgpu.ops import linear, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
-from shmgpu.ops.promotion import float32, float64
+from shmgpu.ops.promotion import bool_, float32, float64
 from shmgpu.program import Draft, Program, Step, decode
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
 ALL_OFF = Options(False, False, False, False)
 NEVER_FUSED = [Options(*flags, False) for flags in itertools.product([True, False], repeat=3)]
+
+IN_C = {**OF_FLOATS, **OF_ALL}
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
 slow_machine = settings(
@@ -247,6 +251,31 @@ def test_fused_chains_give_equal_results(backend, drawn):
             for ours, theirs in zip((*got[0], *got[1]), (*want[0], *want[1]), strict=True):
                 # Which of 0 and -0 is the greater one, both libraries decide by where it lies.
                 equal(ours, theirs, signs=False)
+
+
+LARGE = {dtype: spec_of(dtype, (50, 50)) for dtype in (bool_, float32, float64)}
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [float32, float64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", sorted(IN_C.keys() - {"full"}))
+def test_an_operation_in_c_gives_what_the_libraries_give_to_the_last_bit(backend, dtype, name):
+    op = ops.TABLE[name]
+    given = [LARGE[bool_ if name.startswith("logical") else dtype]] * (1 + ("{1}" in IN_C[name]))
+    if name == "where":
+        given = [LARGE[bool_], LARGE[dtype], LARGE[dtype]]
+    count = len(given)
+    first = (op, tuple(range(count)), (float64,) if name == "to" else ())
+    made = op.rule(tuple(given), first[2])
+    second = (e.LOGICAL_NOT if made.dtype is bool_ else e.NEG, (count,))  # alone it is no chain
+    program = steps_of(given, [first, second], kept=(count, count + 1))
+    want = run(program, backend, ALL_OFF, 3)
+    fused = Fused(program, backend, Options())
+    assert fused.library is not None
+    fused.library.wait()
+    got = run(program, backend, Options(), 3, fused=fused)
+    for ours, theirs in zip(got[0], want[0], strict=True):
+        equal(ours, theirs, signs=name not in ("maximum", "minimum"))
 
 
 # ---- whose memory is whose ------------------------------------------------------------------

@@ -212,7 +212,7 @@ def test_the_backend_is_chosen_by_name():
 
     before = lazy._backend
     try:
-        with gt.init(inline=True):
+        with gt.init(inline=True, devices="cpu"):
             for name in ("numpy", "torch"):
                 gt.set_backend(name, device="cpu")
                 assert (gt.tensor([1.0]) + 1).item() == 2
