@@ -11,13 +11,15 @@ import itertools
 import struct
 import sys
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import config, residents, runtime
+from shmgpu import config, core, residents, runtime
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import CallFuture
@@ -50,17 +52,34 @@ class HelperLife:
         told: numbers of the programs that it knows.
         unneeded: handles that it may let go of.
         nbytes: of what it holds for this child.
+        answered: order of the newest message that it has answered.
+        reading: arrays of that, which it may read until it answers the next: what a step is
+            asked for comes first, the rest after the answer.
         is_over: it died.
     """
 
-    __slots__ = ("is_over", "nbytes", "number", "told", "unneeded")
+    __slots__ = ("answered", "is_over", "nbytes", "number", "reading", "told", "unneeded")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.told: set[int] = set()
         self.unneeded: deque[tuple[int, int]] = deque()
         self.nbytes = 0
+        self.answered = 0
+        self.reading: list[Any] = []
         self.is_over = False
+
+    def heard(self, message: Message) -> None:
+        """It has answered that message, and so has done all of the earlier ones."""
+        if message.order > self.answered:
+            self.answered, self.reading = message.order, message.arrays
+
+    def wait(self) -> None:
+        """Until it does nothing more for messages that it has answered."""
+        began = row = core.helper_stats(self.number)
+        while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
+            time.sleep(1e-4)
+            row = core.helper_stats(self.number)
 
 
 class Resident:
@@ -114,6 +133,7 @@ class Message:
         "kept",
         "known",
         "life",
+        "order",
         "read",
         "seen",
     )
@@ -122,6 +142,7 @@ class Message:
     alive: set[Node]
     life: HelperLife
     known: Known
+    order: int
     head: bytes
     handles: list[int]
     arrays: list[Any]
@@ -173,7 +194,10 @@ class Recorder:
         self._turn = 0 if runtime.current is None else runtime.current.rank
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
+        self._order = itertools.count(1)
         self._lock = threading.RLock()
+        reclaim = weakref.WeakMethod(self._reclaim)
+        runtime.require().arena.reclaimers.append(lambda: bool((found := reclaim()) and found()))
 
     @property
     def helpers(self) -> tuple[int, ...]:
@@ -257,6 +281,7 @@ class Recorder:
             future, message = self._sent.popleft()
             try:
                 future.result()
+                message.life.heard(message)
                 if observer is not None:
                     observer.delivered(message, is_answered=True)
             except HelperDied as error:
@@ -264,6 +289,16 @@ class Recorder:
                 self._spoil(message, error)
             except RemoteError as error:
                 self._spoil(message, error)
+
+    def _reclaim(self) -> bool:
+        """The arena is full: let go of what helpers may still read, once they do not."""
+        with self._lock:
+            lives = [life for life in self._lives.values() if life.reading]
+            for life in lives:
+                if not runtime.require().inline:
+                    life.wait()
+                life.reading = []
+            return bool(lives)
 
     # ---- what is lost --------------------------------------------------------------------------
 
@@ -300,6 +335,7 @@ class Recorder:
     def _bury(self, life: HelperLife) -> None:
         """That helper is dead; whoever has its number now holds nothing."""
         life.is_over = True
+        life.reading = []
         if self._lives[life.number] is life:
             self._lives[life.number] = HelperLife(life.number)
             if observer is not None:
@@ -417,6 +453,7 @@ class Recorder:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
+        message.order = next(self._order)
         expected = sum(node.spec.nbytes for node in message.read)
         if expected > SMALL_READ:
             runtime.require().arena.allocate(expected)  # and let go of at once
@@ -449,6 +486,8 @@ class Recorder:
         except BaseException:
             life.unneeded.extendleft(reversed(message.freed))
             raise
+        if wait:
+            life.heard(message)
         life.told.add(known.number)
         life.nbytes -= sum(nbytes for _, nbytes in message.freed)
         for node in message.donated:

@@ -59,13 +59,15 @@ def _give_back() -> None:
 @function(arrays="torch")
 def execute_torch(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
     """Run a program with torch, on the helper's device."""
-    return engine_of(helper, "torch").execute(helper.caller, head, code, arrays)
+    engine = engine_of(helper, "torch")
+    return engine.execute(helper.caller, head, code, arrays, helper.afterwards)
 
 
 @function(arrays="numpy")
 def execute_numpy(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
     """Run a program with NumPy."""
-    return engine_of(helper, "numpy").execute(helper.caller, head, code, arrays)
+    engine = engine_of(helper, "numpy")
+    return engine.execute(helper.caller, head, code, arrays, helper.afterwards)
 
 
 @function(arrays="numpy")

@@ -49,7 +49,7 @@ SEEDED = "{} is seeded by a tensor"
 FAILED = "recording failed with {}: {}"
 OTHER = "another reason"
 
-Results = tuple[tuple[Any, ...], tuple[Any, ...]]
+Results = tuple[tuple[Any, ...], Sequence[Any]]  # what is read, what is kept
 Caller = tuple[int, int]
 
 
@@ -59,6 +59,11 @@ class Runnable(Protocol):
     program: Program
     compiled: Compiled | None
     flags: int
+
+
+def as_one(options: Options) -> Options:
+    """The options of a program that is recorded, or may be: it is answered as a whole."""
+    return replace(options, answer_early=False)
 
 
 class Unrecordable(Exception):
@@ -239,18 +244,22 @@ class Recording:
     ) -> None:
         program, lifted, self._seeds = recordable(ready.program, numbers, backend)
         specs = program.specs
-        self._outputs = [specs[slot] for slot in (*program.kept, *program.read)]
+        self._outputs = [specs[slot] for slot in (*program.read, *program.kept)]
         self.nbytes = sum(spec.nbytes for spec in self._outputs)
         self.nbytes += sum(program.arrays[slot].nbytes for slot in moving)
         if self.nbytes > MAX_BYTES:
             raise Unrecordable(LARGE)
         self._backend = backend
-        self._compiled = compiled(program, backend, pool, Options.of_flags(ready.flags), lends=True)
+        self._compiled = compiled(
+            program, backend, pool, as_one(Options.of_flags(ready.flags)), lends=True
+        )
         self._own = {slot: backend.empty(program.arrays[slot]) for slot in sorted(moving)}
+        self._n_read = len(program.read)
         self._homes = {
-            place: slot for place, slot in self._compiled.homes.items() if slot not in moving
+            self._n_read + place: slot
+            for place, slot in self._compiled.homes.items()
+            if slot not in moving
         }
-        self._n_kept = len(program.kept)
         self._rest = [place for place in range(len(ready.program.numbers)) if place not in lifted]
         # Numbers of one type lie in one array, so that they are brought with one copy.
         by_type: dict[Spec, list[int]] = {}
@@ -308,7 +317,7 @@ class Recording:
                 there.append(array if array is not None else given[self._passed[place]])
         if fresh:
             driver.copy(fresh, there)
-        return tuple(out[: self._n_kept]), tuple(out[self._n_kept :])
+        return tuple(out[: self._n_read]), tuple(out[self._n_read :])
 
     def keep(self, given: Sequence[Any], replay: Callable[[], None], results: Results) -> None:
         """It was recorded. What the child may let go of is not held: its memory would stay."""
@@ -320,7 +329,7 @@ class Recording:
             if id(array) in slots or place in self._homes:
                 outputs[place] = None
         self.replay = replay
-        self.results = tuple(outputs[: self._n_kept]), tuple(outputs[self._n_kept :])
+        self.results = tuple(outputs[: self._n_read]), outputs[self._n_read :]
 
 
 class Repeated:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.compile import Compiled, Fused, Pool, compiled
-from shmgpu.engine.graphs import Graphs
+from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
+from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.program import Program, decode
@@ -26,6 +27,8 @@ FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
 
+Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
+
 UNKNOWN_PROGRAM = "this helper does not know that program"
 UNKNOWN_TENSOR = "this helper does not hold that tensor"
 
@@ -36,6 +39,10 @@ class UnknownProgram(BadParams):
 
 class UnknownTensor(BadParams):
     """The helper that held the tensor is gone, and the tensor with it."""
+
+
+class NotMade(ShmError):
+    """The operation that was to make the tensor failed, after the step had been answered."""
 
 
 class TooMuch(ShmError):
@@ -105,16 +112,18 @@ class Tenant:
 
     Attributes:
         arrays: resident ones by handle.
+        failed: why there is none, by handle.
         nbytes: of these.
         programs: by the child's number of them, the oldest first.
         code_bytes: of these.
         runs, steps: programs that were run, and operations in these.
     """
 
-    __slots__ = ("arrays", "code_bytes", "nbytes", "programs", "runs", "steps")
+    __slots__ = ("arrays", "code_bytes", "failed", "nbytes", "programs", "runs", "steps")
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
+        self.failed: dict[int, str] = {}
         self.nbytes = 0
         self.programs: OrderedDict[int, Ready] = OrderedDict()
         self.code_bytes = 0
@@ -126,6 +135,8 @@ class Tenant:
         array = self.arrays.pop(handle, None)
         if array is not None:
             self.nbytes -= array.nbytes
+        elif self.failed:
+            self.failed.pop(handle, None)
 
     def know(self, number: int, ready: Ready) -> None:
         """The child may call the program by that number; the oldest make room."""
@@ -143,6 +154,19 @@ class Tenant:
         self.drop(handle)
         self.arrays[handle] = array
         self.nbytes += array.nbytes
+
+    def take(self, first: int, kept: Sequence[Any]) -> None:
+        """Keep arrays, under handles that rise."""
+        for handle, array in enumerate(kept, first):
+            self.hold(handle, array)
+
+    def fail(self, first: int, last: int, error: BaseException) -> None:
+        """Under these handles (not the last) there will be none."""
+        why = (
+            "this tensor is lost: an operation of its step failed after the step had been "
+            f"answered, with {type(error).__name__}: {error}"
+        )
+        self.failed.update((handle, why) for handle in range(first, last))
 
 
 class Engine:
@@ -188,12 +212,20 @@ class Engine:
             self._graphs.forget(slot)
 
     def execute(
-        self, caller: tuple[int, int], head: bytes, code: bytes, arrays: tuple[Any, ...]
+        self,
+        caller: tuple[int, int],
+        head: bytes,
+        code: bytes,
+        arrays: tuple[Any, ...],
+        later: Later | None = None,
     ) -> tuple[Any, ...] | None:
         """Run a program; what the child wants to see, or None where that is nothing.
 
+        ``later`` takes what need not be done before the child sees that, and what to tell of its
+        failure: it is done before the next program.
+
         Raises:
-            UnknownProgram, UnknownTensor, TooMuch: see there; nothing was done.
+            UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
             BadParams: the message is damaged.
         """
         tenant = self.tenant(*caller)
@@ -216,7 +248,7 @@ class Engine:
             ready = known
         if ready.compiled is None:
             self._compile(ready)
-        given = self._given(ready, tenant.arrays, handles, arrays)
+        given = self._given(ready, tenant, handles, arrays)
         try:
             at += 8 * (used + freed)
             numbers = ready.numbers.unpack_from(head, at)
@@ -238,32 +270,51 @@ class Engine:
                 tenant.drop(handles[place])
         with self.backend.running():
             if self._graphs is None or not ready.is_captured:
-                kept, read = compiled.run(given, numbers)
+                read, kept = compiled.run(given, numbers)
             else:
-                kept, read = self._graphs.run(caller, ready, given, numbers, head[at:])
-        for _, place in ready.donated:
-            tenant.drop(handles[place])
-        for handle, array in enumerate(kept, first):
-            tenant.hold(handle, array)
+                read, kept = self._graphs.run(caller, ready, given, numbers, head[at:])
+        del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
+        for _, place in ready.donated:
+            tenant.drop(handles[place])
+        rest = compiled.rest
+        if rest is None:
+            tenant.take(first, kept)
+        elif later is None:
+            self._finish(tenant, rest, kept, first)
+        else:
+            last = first + len(ready.program.kept)
+            later(
+                lambda: self._finish(tenant, rest, kept, first),
+                lambda error: tenant.fail(first, last, error),
+            )
         return read or None
+
+    def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
+        with self.backend.running():
+            kept = rest(live)
+        tenant.take(first, kept)
 
     def _given(
         self,
         ready: Ready,
-        held: dict[int, Any],
+        tenant: Tenant,
         handles: tuple[int, ...],
         arrays: tuple[Any, ...],
     ) -> list[Any]:
         """The arrays in the order of their slots, each what the program says it is."""
         given = []
+        held = tenant.arrays
         sent, resident = iter(arrays), iter(handles)
         try:
             for is_resident, shape, dtype in ready.given:
                 if is_resident:
-                    array = held.get(next(resident))
+                    handle = next(resident)
+                    array = held.get(handle)
                     if array is None:
+                        if handle in tenant.failed:
+                            raise NotMade(tenant.failed[handle])
                         raise UnknownTensor(UNKNOWN_TENSOR)
                 else:
                     array = next(sent)
@@ -310,6 +361,8 @@ class Engine:
 
     def _compile(self, ready: Ready) -> None:
         options = Options.of_flags(ready.flags)
+        if self._graphs is not None and ready.is_captured:
+            options = as_one(options)
         ready.compiled = compiled(ready.program, self.backend, self._pool, options)
         ready.runs = 0
         self._make_room()

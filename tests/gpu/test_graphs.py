@@ -15,7 +15,7 @@ from shmgpu.engine import graphs
 
 DEVICES = device.available()
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-NO_CAPTURE = 16  # the flag of a program that is not captured
+NO_CAPTURE = 32  # the flag of a program that is not captured
 STEPS = 40
 
 pytestmark = [

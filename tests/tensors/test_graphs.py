@@ -288,7 +288,7 @@ def test_capturing_can_be_switched_off(engine):
     child = Child(engine)
     handle = make_weights(child)
     for _ in range(8):
-        (handle,), _ = child.run(step_program(), (handle,), (0.5,), flags=16)
+        (handle,), _ = child.run(step_program(), (handle,), (0.5,), flags=32)
     assert float(engine.tenant(0, 1).arrays[handle][0, 0]) == 1 - 8 * 0.5
     assert engine.backend.standing_in.events == [] and engine.figures()["fallbacks"] == {}
 

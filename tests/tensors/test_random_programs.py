@@ -137,7 +137,15 @@ def _memory_is_planned_for_the_smallest(monkeypatch):
     monkeypatch.setattr(plan, "MIN_BUFFER", 0)
 
 
-LEFT_OUT = {"all": 0, "no reuse": 1, "no plan": 2, "no dropping": 4, "no fusion": 8, "none": 15}
+LEFT_OUT = {
+    "all": 0,
+    "no reuse": 1,
+    "no plan": 2,
+    "no dropping": 4,
+    "no fusion": 8,
+    "no early answer": 16,
+    "none": 31,
+}
 
 
 @pytest.fixture(params=LEFT_OUT.values(), ids=LEFT_OUT)
@@ -147,7 +155,7 @@ def flags(request):
 
 
 def test_every_optimisation_is_switched():
-    assert len(dataclasses.fields(Options)) == 4, "a new one needs its bit in the fixture above"
+    assert len(dataclasses.fields(Options)) == 5, "a new one needs its bit in the fixture above"
 
 
 def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkeypatch):
