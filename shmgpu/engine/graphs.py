@@ -418,6 +418,11 @@ class Repeated:
         return self.recording
 
 
+def _failure(error: Exception) -> str:
+    said = (str(error).splitlines() or [""])[0]
+    return FAILED.format(type(error).__name__, said[:160])
+
+
 # ---- all of them ---------------------------------------------------------------------------------
 
 
@@ -487,6 +492,9 @@ class Graphs:
         except Unrecordable as error:
             self._give_up(one, str(error))
             return None
+        except Exception as error:  # no memory for what it would have of its own, say
+            self._give_up(one, _failure(error))
+            return None
         self._recordings[one] = None
         self._make_room()
         return recording
@@ -505,8 +513,7 @@ class Graphs:
             try:
                 recording.keep(given, *self._driver.record(work, recording.generators))
             except Exception as error:
-                said = (str(error).splitlines() or [""])[0]
-                self._give_up(one, FAILED.format(type(error).__name__, said[:160]))
+                self._give_up(one, _failure(error))
                 return None
             self.captured += 1
         assert recording.replay is not None
@@ -529,7 +536,8 @@ class Graphs:
             self._let_go(self._known.pop(key))
 
     def _let_go(self, one: Repeated) -> None:
-        if self._recordings.pop(one, self) is None:
+        if one in self._recordings:
+            del self._recordings[one]
             self._driver.finish()  # the device may still be at it
         one.recording = None
 

@@ -35,7 +35,7 @@ from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
 from shmgpu.engine.plan import Options
 from shmgpu.graph import spec_of
-from shmgpu.ops import TABLE
+from shmgpu.ops import TABLE, shaping
 from shmgpu.ops import elementwise as e
 from shmgpu.ops.promotion import bfloat16, float32, int64
 from shmgpu.program import decode
@@ -304,6 +304,20 @@ def test_a_failed_recording_is_counted_and_not_tried_again(engine):
     assert float(engine.tenant(0, 1).arrays[handle][3, 3]) == 1 - 10 * 0.5
 
 
+def test_without_memory_for_a_recording_the_program_runs_as_it_did(engine, monkeypatch):
+    child = Child(engine)
+    handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 2)
+
+    def nothing_left(*args, **kwargs):
+        raise torch.cuda.OutOfMemoryError("nothing left")
+
+    monkeypatch.setattr(graphs, "compiled", nothing_left)
+    handle, _ = repeat(child, step_program(), handle, itertools.repeat(0.5), 4)
+    assert float(engine.tenant(0, 1).arrays[handle][0, 0]) == 1 - 6 * 0.5
+    ((reason, count),) = engine.figures()["fallbacks"].items()
+    assert "nothing left" in reason and count == 1
+
+
 def test_what_waits_for_the_device_is_no_recording(engine, monkeypatch):
     waiting = type(e.ABS)(
         "abs", e.ABS.rule, numpy=e.ABS.numpy, torch=lambda *_: lambda x: x.abs() * x.sum().item()
@@ -435,6 +449,40 @@ def test_a_recording_holds_no_array_that_a_child_may_let_go_of(engine):
     assert held and not theirs & {memory(one) for one in held}
 
 
+def test_an_array_that_lies_otherwise_in_the_same_memory_is_not_taken_for_the_one_before(engine):
+    program = steps_of(
+        [BIG],
+        [(e.NEG, (0,)), (e.ABS, (1,)), (shaping.SLICE, (0,), ((0, 0), (1, 20), (1, 1)))],
+        read=(2, 3),
+    )
+    child = Child(engine)
+    handle = make_weights(child)
+    held = engine.tenant(0, 1).arrays
+    held[handle] = torch.arange(400.0).view(20, 20)
+    for _ in range(RUNS + 2):
+        _, (_, row) = child.run(program, (handle,))
+    assert row[0, 5] == 5 and engine.figures()["replays"] > 0
+    held[handle] = held[handle].t()
+    _, (_, row) = child.run(program, (handle,))
+    assert row[0, 5] == 100
+
+
+def test_operations_of_sixteen_bits_with_a_moving_number_are_done_in_float32():
+    seen = []
+
+    def kernel(*inputs):
+        seen.extend(one.dtype for one in inputs)
+        return inputs[0] * inputs[1]
+
+    op = type(e.MUL)("probe", e.MUL.rule, numpy=e.MUL.numpy, torch=lambda *_: kernel)
+    half = spec_of(bfloat16, (2,))
+    made = graphs.of_arrays(op).torch(torch, (half, NUMBER), (), half)
+    x, out = torch.tensor([1.0, 3.0]).bfloat16(), torch.zeros(2).bfloat16()
+    assert made(x, torch.tensor(0.1), out=out) is out
+    assert seen == [torch.float32, torch.float32]
+    assert torch.equal(out, (x.float() * 0.1).bfloat16())
+
+
 def test_numbers_of_sixteen_bits_are_not_rounded_to_them(engine):
     number = spec_of(bfloat16, ())
     program = steps_of(
@@ -465,8 +513,10 @@ def test_any_program_gives_equal_results_when_it_is_replayed(drawn):
     backend = StandIn()
     engine = session.Engine(backend)
     ready = session.Ready(program, backend, 0, 0)
-    plain_run = compiled(program, torch_backend("cpu"), Pool(torch_backend("cpu")), ALL_OFF)
-    ready.compiled = compiled(program, backend, Pool(backend), Options())
+    plain_run = compiled(
+        program, torch_backend("cpu"), Pool(torch_backend("cpu")), graphs.as_one(ALL_OFF)
+    )
+    ready.compiled = compiled(program, backend, Pool(backend), graphs.as_one(Options()))
     held = []
     for turn in range(RUNS + 3):
         arrays = arrays_for(program, seed + turn % 3, backend)
