@@ -14,6 +14,7 @@ from typing import Any
 
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
+from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.graph import Spec
@@ -65,6 +66,7 @@ class Ready:
             those that are sent, its spec, the library's dtype).
         resident: how many arrays are.
         donated: (slot, place among the handles) of each.
+        is_captured: it may be, on a device.
         kept_bytes: that stay in the helper.
         runs: how often it was run, up to the one at which it is fused.
         flags: its options.
@@ -78,6 +80,7 @@ class Ready:
         "flags",
         "fused",
         "given",
+        "is_captured",
         "kept_bytes",
         "numbers",
         "program",
@@ -88,6 +91,7 @@ class Ready:
     def __init__(self, program: Program, backend: Backend, code_bytes: int, flags: int) -> None:
         self.program = program
         self.flags = flags
+        self.is_captured = Options.of_flags(flags).capture
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
@@ -197,6 +201,8 @@ class Engine:
         self.memory = memory
         self.fuse_at_run = fuse_at_run if backend.is_host else 0
         self._pool = Pool(backend)
+        driver = backend.driver()
+        self._graphs = Graphs(backend, driver, self._pool) if driver is not None else None
         self._tenants: dict[int, tuple[int, Tenant]] = {}
         self._compiled: OrderedDict[tuple[bytes, int], Ready] = OrderedDict()
         self._code_bytes = 0
@@ -205,6 +211,7 @@ class Engine:
         """The child's share; that of a predecessor in its place is dropped."""
         held = self._tenants.get(slot)
         if held is None or held[0] != generation:
+            self.forget(slot)
             held = self._tenants[slot] = (generation, Tenant())
         return held[1]
 
@@ -215,6 +222,8 @@ class Engine:
     def forget(self, slot: int) -> None:
         """The child is gone, and what was held for it with it."""
         self._tenants.pop(slot, None)
+        if self._graphs is not None:
+            self._graphs.forget(slot)
 
     def execute(
         self,
@@ -260,7 +269,8 @@ class Engine:
             self._compile(ready)
         given = self._given(ready, tenant, handles, sent)
         try:
-            numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
+            at += 8 * (used + freed)
+            numbers = ready.numbers.unpack_from(head, at)
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
         if ready.fused is not None or ready.runs < self.fuse_at_run:
@@ -278,7 +288,10 @@ class Engine:
             if slot in compiled.spoilt:
                 tenant.drop(handles[place])
         with self.backend.running():
-            read, kept = compiled.run(given, numbers)
+            if self._graphs is None or not ready.is_captured:
+                read, kept = compiled.run(given, numbers)
+            else:
+                read, kept = self._graphs.run(caller, ready, given, numbers, head[at:])
         del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
@@ -360,9 +373,13 @@ class Engine:
             _, oldest = self._compiled.popitem(last=False)
             self._code_bytes -= oldest.code_bytes
             oldest.compiled = oldest.fused = None
+            if self._graphs is not None:
+                self._graphs.drop(oldest)
 
     def _compile(self, ready: Ready) -> None:
         options = Options.of_flags(ready.flags)
+        if self._graphs is not None and ready.is_captured:
+            options = as_one(options)
         ready.compiled = compiled(ready.program, self.backend, self._pool, options)
         ready.runs = 0
         self._make_room()
@@ -414,12 +431,16 @@ class Engine:
         """What is held and was done: plain values.
 
         ``programs`` in the cache, ``loops`` (chains of operations that run as C), ``compiling``,
-        ``buffers`` and ``buffer_bytes`` shared by all; ``children``: of each its ``slot``,
+        ``buffers`` and ``buffer_bytes`` shared by all; of a device ``graphs`` (programs that it
+        launches as one), ``graph_bytes`` that these have of their own, how many were ``captured``,
+        their ``replays``, and ``fallbacks`` (reason -> how many programs run operation by operation
+        for it, or were captured again); ``children``: of each its ``slot``,
         ``generation``, ``tensors``, ``bytes`` resident, ``programs`` it knows, and how many
         ``runs`` of programs and ``steps`` in these it had.
         """
         ready = list(self._compiled.values())
         buffers = self._pool.buffers
+        graphs = self._graphs
         return {
             "backend": self.backend.name,
             "quota": self.quota,
@@ -428,6 +449,11 @@ class Engine:
             "compiling": sum(one.fused is not None for one in ready),
             "buffers": len(buffers),
             "buffer_bytes": sum(buffers),
+            "graphs": graphs.held if graphs is not None else 0,
+            "graph_bytes": graphs.nbytes if graphs is not None else 0,
+            "captured": graphs.captured if graphs is not None else 0,
+            "replays": graphs.replays if graphs is not None else 0,
+            "fallbacks": dict(graphs.fallbacks) if graphs is not None else {},
             "children": [
                 {
                     "slot": slot,
