@@ -498,7 +498,8 @@ class Recorder:
             node.value = Resident(self, life, handle, node.spec.nbytes)
             life.nbytes += node.spec.nbytes
         self._handle += len(message.kept)
-        for node, array in zip(message.read, results or (), strict=True):
+        found = (results,) if len(message.read) == 1 else results or ()
+        for node, array in zip(message.read, found, strict=True):
             node.value = Held(array)
         if observer is not None:
             observer.delivered(message, is_answered=wait)

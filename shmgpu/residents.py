@@ -56,18 +56,23 @@ def _give_back() -> None:
         trim(0)
 
 
+def _alone(read: Any) -> Any:
+    """One array alone travels on a shorter way than a tuple of one."""
+    return read[0] if read is not None and len(read) == 1 else read
+
+
 @function(arrays="torch")
 def execute_torch(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
     """Run a program with torch, on the helper's device."""
     engine = engine_of(helper, "torch")
-    return engine.execute(helper.caller, head, code, arrays, helper.afterwards)
+    return _alone(engine.execute(helper.caller, head, code, arrays, helper.afterwards))
 
 
 @function(arrays="numpy")
 def execute_numpy(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
     """Run a program with NumPy."""
     engine = engine_of(helper, "numpy")
-    return engine.execute(helper.caller, head, code, arrays, helper.afterwards)
+    return _alone(engine.execute(helper.caller, head, code, arrays, helper.afterwards))
 
 
 @function(arrays="numpy")
