@@ -56,9 +56,19 @@ class HelperLife:
         reading: arrays of that, which it may read until it answers the next: what a step is
             asked for comes first, the rest after the answer.
         is_over: it died.
+        died_over: order of the first message that told so: what is later, its replacement has done.
     """
 
-    __slots__ = ("answered", "is_over", "nbytes", "number", "reading", "told", "unneeded")
+    __slots__ = (
+        "answered",
+        "died_over",
+        "is_over",
+        "nbytes",
+        "number",
+        "reading",
+        "told",
+        "unneeded",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -68,6 +78,7 @@ class HelperLife:
         self.answered = 0
         self.reading: list[Any] = []
         self.is_over = False
+        self.died_over = 0
 
     def heard(self, message: Message) -> None:
         """It has answered that message, and so has done all of the earlier ones."""
@@ -136,6 +147,7 @@ class Message:
         "order",
         "read",
         "seen",
+        "tries",
     )
 
     seen: Any  # an observer's
@@ -143,6 +155,7 @@ class Message:
     life: HelperLife
     known: Known
     order: int
+    tries: int
     head: bytes
     handles: list[int]
     arrays: list[Any]
@@ -279,16 +292,17 @@ class Recorder:
         """Hear of messages that nobody waited for, until so many are left."""
         while self._sent and (len(self._sent) > at_most or self._sent[0][0].done()):
             future, message = self._sent.popleft()
-            try:
-                future.result()
-                message.life.heard(message)
-                if observer is not None:
-                    observer.delivered(message, is_answered=True)
-            except HelperDied as error:
-                self._bury(message.life)
-                self._spoil(message, error)
-            except RemoteError as error:
-                self._spoil(message, error)
+            error = future.exception()  # not raised: its traceback would keep the message alive
+            if isinstance(error, (HelperDied, RemoteError)):
+                self._fell(message, error)
+                continue
+            if error is not None:
+                raise error
+            if message.life.is_over:
+                self._rehome(message)
+            message.life.heard(message)
+            if observer is not None:
+                observer.delivered(message, is_answered=True)
 
     def _reclaim(self) -> bool:
         """The arena is full: let go of what helpers may still read, once they do not."""
@@ -332,8 +346,37 @@ class Recorder:
                 possible.append(node)
         return possible
 
-    def _bury(self, life: HelperLife) -> None:
+    def _fell(self, message: Message, error: BaseException) -> None:
+        """A message that nobody waited for failed: it is sent again where a death allows that."""
+        if not _is_death(error):
+            self._spoil(message, error)
+            return
+        self._bury(message.life, message.order)
+        if message.handles or message.tries >= MAX_TRIES:
+            self._spoil(message, HelperDied(_lost(message.life, message.kept)))
+            return
+        if observer is not None:
+            observer.failed(message, error)
+        known, used = message.known, len(message.handles) + len(message.freed)
+        numbers = message.head[HEAD.size + 8 * used :]
+        message.life, message.freed = self._place([]), []
+        message.head = HEAD.pack(known.number, self._flags, self._handle, 0, 0) + numbers
+        self._deliver(message, wait=False)
+
+    def _rehome(self, message: Message) -> None:
+        """A message that waited while its helper died was done by the replacement."""
+        if message.order < message.life.died_over:
+            return
+        message.life = life = self._lives[message.life.number]
+        life.told.add(message.known.number)
+        for node in message.kept:
+            if type(node.value) is Resident and node.value.life.is_over:
+                node.value.life = life
+                life.nbytes += node.value.nbytes
+
+    def _bury(self, life: HelperLife, order: int) -> None:
         """That helper is dead; whoever has its number now holds nothing."""
+        life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
         life.reading = []
         if self._lives[life.number] is life:
@@ -359,6 +402,7 @@ class Recorder:
             node for node in order if (node.owners or node in saved) and node not in seen
         ]
         message.alive = alive
+        message.tries = 0
         message.life = self._home(order, read)
         draft = Draft(order, message.kept, read, _pinned(order, alive), Resident)
         message.known = self._known(draft)
@@ -434,7 +478,7 @@ class Recorder:
         it lies. The tensor stays there until an operation has made another of it.
         """
         message = Message()
-        message.read, message.kept, message.freed = [node], [], []
+        message.read, message.kept, message.freed, message.tries = [node], [], [], 0
         message.life = node.value.life
         draft = Draft([], [], [node], {node}, Resident)
         message.known = self._known(draft)
@@ -443,17 +487,19 @@ class Recorder:
             observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
             error = self._error_of(node)
-            assert error is not None
-            raise error
+            if error is not None:
+                raise error
+            self._move(node)  # what made it was in flight as well, and was done again
 
     def _deliver(self, message: Message, wait: bool) -> bool:
-        """Send it; False where its helper died and it may be tried again with another.
+        """Send it; False where its helper died, and what is not lost by that is to be tried again.
 
         Raises:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
         message.order = next(self._order)
+        message.tries += 1
         expected = sum(node.spec.nbytes for node in message.read)
         if expected > SMALL_READ:
             runtime.require().arena.allocate(expected)  # and let go of at once
@@ -471,18 +517,15 @@ class Recorder:
                     if code or UNKNOWN_PROGRAM not in str(error):
                         raise
                     results = call(message.head, known.code, *message.arrays)
-        except HelperDied:
-            self._bury(life)
-            if message.handles:
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            return bool(message.handles)
-        except RemoteError as error:
-            if UNKNOWN_TENSOR in str(error):
-                self._bury(life)
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            else:
+        except (HelperDied, RemoteError) as error:
+            if not _is_death(error):
                 self._spoil(message, error)
-            return True
+                return True
+            self._bury(life, message.order)
+            if observer is not None:
+                observer.failed(message, error)
+            self._settle(0)  # what was in flight beside it may be done again, and this then as well
+            return False
         except BaseException:
             life.unneeded.extendleft(reversed(message.freed))
             raise
@@ -502,6 +545,12 @@ class Recorder:
         if observer is not None:
             observer.delivered(message, is_answered=wait)
         return True
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether that says that the helper died, or is another one than the child knew."""
+    told = str(error)
+    return isinstance(error, HelperDied) or UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
 
 
 def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
