@@ -303,8 +303,7 @@ class Desk:
             entry.views = [arrays.numpy_view(self.memory, offset, spec) for offset, spec in places]
         entry.simple = not entry.declared and entry.tree.is_flat_arguments()
         if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
-            if target.remembers:
-                entry.out_numpy = self._numpy_outs(entry)[0]
+            entry.out_numpy = self._numpy_outs(entry)[0]
             if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
                 entry.out_torch = self._torch_outs(entry)[0]
         if not target.pickle and not any(type(v) is bytearray for v in entry.values):

@@ -61,9 +61,19 @@ class HelperLife:
         reading: arrays of that, where it goes on with it after the answer: it may read them until
             it answers the next.
         is_over: it died.
+        died_over: order of the first message that told so: what is later, its replacement has done.
     """
 
-    __slots__ = ("answered", "is_over", "nbytes", "number", "reading", "told", "unneeded")
+    __slots__ = (
+        "answered",
+        "died_over",
+        "is_over",
+        "nbytes",
+        "number",
+        "reading",
+        "told",
+        "unneeded",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -73,6 +83,7 @@ class HelperLife:
         self.answered = 0
         self.reading: list[Any] = []
         self.is_over = False
+        self.died_over = 0
 
     def heard(self, message: Message) -> None:
         """It has answered that message, and so has done all of the earlier ones."""
@@ -143,6 +154,7 @@ class Message:
         "order",
         "read",
         "seen",
+        "tries",
     )
 
     seen: Any  # an observer's
@@ -150,6 +162,7 @@ class Message:
     life: HelperLife
     known: Known
     order: int
+    tries: int
     head: bytes
     handles: list[int]
     arrays: list[Held]
@@ -291,16 +304,17 @@ class Recorder:
         """Hear of messages that nobody waited for, until so many are left."""
         while self._sent and (len(self._sent) > at_most or self._sent[0][0].done()):
             future, message = self._sent.popleft()
-            try:
-                future.result()
-                message.life.heard(message)
-                if observer is not None:
-                    observer.delivered(message, is_answered=True)
-            except HelperDied as error:
-                self._bury(message.life)
-                self._spoil(message, error)
-            except RemoteError as error:
-                self._spoil(message, error)
+            error = future.exception()  # not raised: its traceback would keep the message alive
+            if isinstance(error, (HelperDied, RemoteError)):
+                self._fell(message, error)
+                continue
+            if error is not None:
+                raise error
+            if message.life.is_over:
+                self._rehome(message)
+            message.life.heard(message)
+            if observer is not None:
+                observer.delivered(message, is_answered=True)
 
     def _reclaim(self) -> bool:
         """The arena is full: let go of what helpers may still read, once they do not."""
@@ -354,8 +368,37 @@ class Recorder:
                 possible.append(node)
         return possible
 
-    def _bury(self, life: HelperLife) -> None:
+    def _fell(self, message: Message, error: BaseException) -> None:
+        """A message that nobody waited for failed: it is sent again where a death allows that."""
+        if not _is_death(error):
+            self._spoil(message, error)
+            return
+        self._bury(message.life, message.order)
+        if message.handles or message.tries >= MAX_TRIES:
+            self._spoil(message, HelperDied(_lost(message.life, message.kept)))
+            return
+        if observer is not None:
+            observer.failed(message, error)
+        known, used = message.known, len(message.handles) + len(message.freed)
+        numbers = message.head[HEAD.size + 8 * used :]
+        message.life, message.freed = self._place([]), []
+        message.head = HEAD.pack(known.number, self._flags, self._handle, 0, 0) + numbers
+        self._deliver(message, wait=False)
+
+    def _rehome(self, message: Message) -> None:
+        """A message that waited while its helper died was done by the replacement."""
+        if message.order < message.life.died_over:
+            return
+        message.life = life = self._lives[message.life.number]
+        life.told.add(message.known.number)
+        for node in message.kept:
+            if type(node.value) is Resident and node.value.life.is_over:
+                node.value.life = life
+                life.nbytes += node.value.nbytes
+
+    def _bury(self, life: HelperLife, order: int) -> None:
         """That helper is dead; whoever has its number now holds nothing."""
+        life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
         life.reading = []
         if self._lives[life.number] is life:
@@ -387,6 +430,7 @@ class Recorder:
         if saved:
             kept = [node for node in order if node.owners or node in saved]
         message.alive = alive
+        message.tries = 0
         message.read = read
         message.kept = kept = [node for node in kept if node not in read]
         message.known = self._known(draft.settled(kept, _unneeded(draft, alive)))
@@ -444,7 +488,7 @@ class Recorder:
         it lies. The tensor stays there until an operation has made another of it.
         """
         message = Message()
-        message.read, message.kept, message.freed = [node], [], []
+        message.read, message.kept, message.freed, message.tries = [node], [], [], 0
         message.life = node.value.life
         draft = Draft([], [node], Resident).settled([], [])
         message.known = self._known(draft)
@@ -453,17 +497,19 @@ class Recorder:
             observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
             error = self._error_of(node)
-            assert error is not None
-            raise error
+            if error is not None:
+                raise error
+            self._move(node)  # what made it was in flight as well, and was done again
 
     def _deliver(self, message: Message, wait: bool) -> bool:
-        """Send it; False where its helper died and it may be tried again with another.
+        """Send it; False where its helper died, and what is not lost by that is to be tried again.
 
         Raises:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
         message.order = next(self._order)
+        message.tries += 1
         port = runtime.port
         if port is None or port.rejoins:
             port = runtime.require_port()
@@ -479,18 +525,15 @@ class Recorder:
                     if code or UNKNOWN_PROGRAM not in str(error):
                         raise
                     self._ask(message, known.code, port)
-        except HelperDied:
-            self._bury(life)
-            if message.handles:
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            return bool(message.handles)
-        except RemoteError as error:
-            if UNKNOWN_TENSOR in str(error):
-                self._bury(life)
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            else:
+        except (HelperDied, RemoteError) as error:
+            if not _is_death(error):
                 self._spoil(message, error)
-            return True
+                return True
+            self._bury(life, message.order)
+            if observer is not None:
+                observer.failed(message, error)
+            self._settle(0)  # what was in flight beside it may be done again, and this then as well
+            return False
         except BaseException:
             life.unneeded.extendleft(reversed(message.freed))
             raise
@@ -535,6 +578,12 @@ class Recorder:
             spec = node.spec
             node.value = Held(arrays.numpy_view(room, place, spec), address + place)
             place += aligned(spec.nbytes)
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether that says that the helper died, or is another one than the child knew."""
+    told = str(error)
+    return isinstance(error, HelperDied) or UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
 
 
 def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
