@@ -2,6 +2,10 @@
 
 One thread each, the inputs drawn alike, the loss read at every step. ``mlp``: 784-128-10, batch 32,
 fresh inputs, squared error, SGD. ``memory``: how much helper and child have grown over the steps.
+``fair``: 32 children train models of their own on two helpers, no two alike, and each reads its
+loss at every step. *Service* is counted as in ``fairness.py``: the messages of each that were
+answered within the span. The dispatcher gives turns, not time, so a child whose model is ten times
+as large holds its helper ten times as long, and yet nobody gets more turns.
 """
 
 from __future__ import annotations
@@ -91,6 +95,79 @@ def shmgpu_growth(seconds: float) -> dict[str, float]:
         return {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
 
 
+TRAINERS, TRAINERS_HELPERS = 32, 2
+
+
+def _trainer(number: int) -> Any:
+    """Return the step of one of the children: widths, depth, activation and optimiser are its.
+
+    Neighbours differ in width only: they live on different helpers, which so have as much to do.
+    """
+    import numpy as np
+
+    import shmgpu
+    from shmgpu import nn
+
+    kind = number // TRAINERS_HELPERS
+    widths = [8 + 4 * number] * (1 + kind % 3)
+    pairs = zip([16, *widths], [*widths, 4], strict=True)
+    layers = [nn.Linear(left, right) for left, right in pairs]
+    activation = (shmgpu.relu, shmgpu.tanh, shmgpu.gelu)[kind // 3 % 3]
+    make = (shmgpu.SGD, shmgpu.Adam)[kind % 2]
+    optimiser = make(nn.Sequential(*layers).parameters(), lr=0.01)
+    rng = np.random.default_rng(number)
+
+    def step() -> float:
+        x = shmgpu.tensor(rng.standard_normal((8, 16), dtype=np.float32))
+        for layer in layers[:-1]:
+            x = activation(layer(x))
+        target = shmgpu.tensor(rng.standard_normal((8, 4), dtype=np.float32))
+        loss = nn.mse_loss(layers[-1](x), target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return float(loss.item())
+
+    return step
+
+
+def shmgpu_fair(seconds: float) -> dict[str, float]:
+    """Return Jain's index of what the children were answered, and the steps a second of all."""
+    import numpy as np
+
+    import shmgpu
+    from benchmarks.crowd import Crowd
+    from benchmarks.fairness import jain
+    from benchmarks.stage import shared_array
+
+    crowd = Crowd(TRAINERS, seconds)
+    served = shared_array((TRAINERS,), "float64")
+
+    def answered() -> list[int]:
+        return [child["answered"] for child in shmgpu.stats()["children"][:TRAINERS]]
+
+    def run(rank: int) -> None:
+        if rank == TRAINERS:
+            before, after = crowd.watch(answered)
+            served[:] = np.subtract(after, before)
+            return
+        with crowd.ended_by_errors():
+            step = _trainer(rank)
+            for _ in range(3):  # what is sent at first is a program that nobody knows yet
+                step()
+            crowd.drive(rank, step)
+
+    shmgpu.launch(
+        run,
+        children=TRAINERS + 1,
+        helpers=TRAINERS_HELPERS,
+        devices=["cpu"],
+        threads=1,
+        arena="8MiB",
+    )
+    return {"jain": jain(served), "rate": crowd.result()["rate"]}
+
+
 _RATE = {"rate": "1/s"}
 
 WORKLOAD = Workload(
@@ -104,6 +181,23 @@ WORKLOAD = Workload(
                 probe("PyTorch eager", "benchmarks.training:eager_mlp", _RATE),
             ),
             (Figure("mlp", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.0"),),
+        ),
+        Group(
+            "fair",
+            (
+                probe(
+                    "shmgpu",
+                    "benchmarks.training:shmgpu_fair",
+                    {"jain": "index", "rate": "1/s"},
+                ),
+            ),
+            (
+                Figure("fair", ("shmgpu", "jain"), asked=">= 0.95"),
+                Figure("fair_steps", ("shmgpu", "rate")),
+            ),
+            # Some forty turns for each: one more or less at the span's ends must not decide.
+            seconds=1.5,
+            rounds=3,
         ),
         Group(
             "memory",

@@ -87,6 +87,7 @@ class BatchDesk(Desk):
         entries = [entry for _, entry, _ in good]
         helper = self.helper
         rows = [entry.specs[0][1].shape[0] for entry in entries]
+        before = len(helper.later)
         try:
             args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
             helper.out = None
@@ -101,6 +102,7 @@ class BatchDesk(Desk):
                 result = declared
             parts = _split(_on_host(result), rows, target.name, target.pickle)
         except BaseException as error:
+            del helper.later[before:]
             return [self._put_error(entry, error, key) for _, entry, key in good]
         outcomes = []
         for (_, entry, key), part in zip(good, parts, strict=True):

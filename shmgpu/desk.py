@@ -67,6 +67,7 @@ class Desk:
         self.last_error: BaseException | None = None
         self.broken = False
         self.refusals = 0
+        self.late_failures = 0
         self._bounds_of = bounds
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
@@ -125,6 +126,7 @@ class Desk:
                 return _DONE
             return self._put(target, entry, result, key)
         except BaseException as error:
+            self.helper.later.clear()
             return self._put_error(entry, error, key)
 
     def _serve_letter(
@@ -150,6 +152,7 @@ class Desk:
         self, block: bytes, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """A call of :attr:`quick` raised."""
+        self.helper.later.clear()
         return self._put_error(self._entries[block], error, key)
 
     def _run(self, target: Served, entry: Entry) -> Any:
@@ -477,6 +480,32 @@ class Desk:
         except Exception:
             logger.exception("an exception could not be sent to its caller")
             return core.EREMOTE, 0
+
+    def do_later(self) -> None:
+        """Do what functions have left for the time after their answers, which are out."""
+        later = self.helper.later
+        while later:
+            work, failed = later.pop(0)
+            try:
+                work()
+            except BaseException as error:
+                self.last_error = error
+                self.broken = self.device.failed(error) or self.broken
+                if isinstance(error, (SystemExit, KeyboardInterrupt)):
+                    self.broken = True
+                self._log_late(error)
+                if failed is not None:
+                    failed(error)
+
+    def _log_late(self, error: BaseException) -> None:
+        """Log the 1st, 2nd, 4th, 8th, ... failure, so that no child can flood the log."""
+        self.late_failures += 1
+        if self.late_failures & (self.late_failures - 1) == 0:
+            logger.error(
+                "work that went on after its call was answered failed (failure %d)",
+                self.late_failures,
+                exc_info=error,
+            )
 
     def fail(self, work: tuple[int, ...], error: BaseException) -> tuple[int, int]:
         """A served call turned out to have failed on the device: the outcome it gets instead."""

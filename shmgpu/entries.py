@@ -69,6 +69,7 @@ class Helper:
             for each.
         when_children_leave: functions without arguments that are called when a child has left,
             for those who kept something for it.
+        later: what :meth:`afterwards` was given for the calls that run; the loop's own.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class Helper:
         "device",
         "generation",
         "id",
+        "later",
         "out",
         "pool",
         "session",
@@ -92,6 +94,23 @@ class Helper:
         self.out: Any = None
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
+        self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []
+
+    def afterwards(
+        self, work: Callable[[], None], failed: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Have ``work()`` done when the running call has been answered, before the next one begins.
+
+        The caller has its result by then, and goes on beside. So the work may read the call's
+        arrays only where the caller is known to leave them alone, and must write to none. To the
+        broker it is a part of the call: the helper is busy, and ``hang_after`` counts it. A call
+        that raises has nothing done afterwards, and a death of the helper meanwhile costs no call.
+
+        Args:
+            work: a function without arguments.
+            failed: is given what ``work`` raised. Nobody waits for it, so it is logged as well.
+        """
+        self.later.append((work, failed))
 
     def __repr__(self) -> str:
         return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"

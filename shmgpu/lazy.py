@@ -12,13 +12,15 @@ import operator
 import struct
 import sys
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import arrays, config, residents, runtime
+from shmgpu import arrays, config, core, residents, runtime
 from shmgpu.arena import placed
 from shmgpu.arrays import aligned
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
@@ -55,17 +57,34 @@ class HelperLife:
         told: numbers of the programs that it knows.
         unneeded: handles that it may let go of.
         nbytes: of what it holds for this child.
+        answered: order of the newest message that it has answered.
+        reading: arrays of that, which it may read until it answers the next: what a step is
+            asked for comes first, the rest after the answer.
         is_over: it died.
     """
 
-    __slots__ = ("is_over", "nbytes", "number", "told", "unneeded")
+    __slots__ = ("answered", "is_over", "nbytes", "number", "reading", "told", "unneeded")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.told: set[int] = set()
         self.unneeded: deque[tuple[int, int]] = deque()
         self.nbytes = 0
+        self.answered = 0
+        self.reading: list[Any] = []
         self.is_over = False
+
+    def heard(self, message: Message) -> None:
+        """It has answered that message, and so has done all of the earlier ones."""
+        if message.order > self.answered:
+            self.answered, self.reading = message.order, message.arrays
+
+    def wait(self) -> None:
+        """Until it does nothing more for messages that it has answered."""
+        began = row = core.helper_stats(self.number)
+        while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
+            time.sleep(1e-4)
+            row = core.helper_stats(self.number)
 
 
 class Resident:
@@ -119,6 +138,7 @@ class Message:
         "kept",
         "known",
         "life",
+        "order",
         "read",
         "seen",
     )
@@ -127,6 +147,7 @@ class Message:
     alive: Set[Node]
     life: HelperLife
     known: Known
+    order: int
     head: bytes
     handles: list[int]
     arrays: list[Held]
@@ -163,12 +184,11 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
-        flags: which optimisations helpers leave out, as bits; see the engine.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
-        self.flags = 0
+        self._flags = 0
         self._lives = {number: HelperLife(number) for number in helpers}
         self._execute = residents.EXECUTE[backend]
         self._programs: dict[tuple[Any, ...], Known] = {}
@@ -178,7 +198,26 @@ class Recorder:
         self._turn = 0 if runtime.current is None else runtime.current.rank
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
+        self._order = itertools.count(1)
         self._lock = threading.RLock()
+        reclaim = weakref.WeakMethod(self._reclaim)
+        runtime.require().arena.reclaimers.append(lambda: bool((found := reclaim()) and found()))
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The numbers of those that its tensors may live on."""
+        return tuple(self._lives)
+
+    @property
+    def flags(self) -> int:
+        """Which optimisations helpers leave out, as bits; see the engine."""
+        return self._flags
+
+    @flags.setter
+    def flags(self, flags: int) -> None:
+        if flags != self._flags:  # helpers compile a program as they are told with its bytes
+            self._programs.clear()
+        self._flags = flags
 
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
@@ -252,6 +291,7 @@ class Recorder:
             future, message = self._sent.popleft()
             try:
                 future.result()
+                message.life.heard(message)
                 if observer is not None:
                     observer.delivered(message, is_answered=True)
             except HelperDied as error:
@@ -259,6 +299,16 @@ class Recorder:
                 self._spoil(message, error)
             except RemoteError as error:
                 self._spoil(message, error)
+
+    def _reclaim(self) -> bool:
+        """The arena is full: let go of what helpers may still read, once they do not."""
+        with self._lock:
+            lives = [life for life in self._lives.values() if life.reading]
+            for life in lives:
+                if not runtime.require().inline:
+                    life.wait()
+                life.reading = []
+            return bool(lives)
 
     # ---- what is lost --------------------------------------------------------------------------
 
@@ -306,6 +356,7 @@ class Recorder:
     def _bury(self, life: HelperLife) -> None:
         """That helper is dead; whoever has its number now holds nothing."""
         life.is_over = True
+        life.reading = []
         if self._lives[life.number] is life:
             self._lives[life.number] = HelperLife(life.number)
             if observer is not None:
@@ -364,7 +415,7 @@ class Recorder:
         message.handles = handles = [node.value.handle for node in draft.residents]
         message.arrays = [node.value for node in draft.arrays if type(node.value) is Held]
         freed = [handle for handle, _ in message.freed]
-        head = HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed))
+        head = HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed))
         if handles or freed:
             head += struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed)
         message.head = head + known.numbers.pack(*draft.numbers)
@@ -411,6 +462,7 @@ class Recorder:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
+        message.order = next(self._order)
         port = runtime.port
         if port is None or port.rejoins:
             port = runtime.require_port()
@@ -441,6 +493,8 @@ class Recorder:
         except BaseException:
             life.unneeded.extendleft(reversed(message.freed))
             raise
+        if wait:
+            life.heard(message)
         life.told.add(known.number)
         for _, nbytes in message.freed:
             life.nbytes -= nbytes
@@ -562,11 +616,16 @@ _backend = "torch"
 runtime.computes_with_torch = True
 
 
+def check_backend(name: str) -> None:
+    """ValueError for a library that there is not."""
+    if name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+
+
 def use_backend(name: str) -> None:
     """Compute with that library from now on: ValueError for another name."""
     global _backend
-    if name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    check_backend(name)
     if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name

@@ -60,14 +60,20 @@ def _give_back() -> None:
 def execute_torch(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with torch, on the helper's device."""
     engine = engine_of(helper, "torch")
-    return engine.execute(helper.caller, letter.head, letter.code, letter.array)
+    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
 
 
 @function(arrays="numpy")
 def execute_numpy(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with NumPy."""
     engine = engine_of(helper, "numpy")
-    return engine.execute(helper.caller, letter.head, letter.code, letter.array)
+    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
+
+
+@function(arrays="numpy")
+def device_of(helper: Helper) -> Any:
+    """Where the helper's tensors live: ``"cpu"`` or ``"cuda:N"``."""
+    return helper.device
 
 
 @function(arrays="numpy")

@@ -17,7 +17,9 @@ from shmgpu.engine.plan import Options, Plan
 from shmgpu.graph import Spec
 from shmgpu.program import Program
 
-Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+# (arrays, numbers) -> (what is read, what is kept; or what the rest needs, where there is a rest)
+Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Sequence[Any]]]
+Rest = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class Buffer:
@@ -70,16 +72,19 @@ class Compiled:
     """A program that can be run.
 
     Attributes:
-        run: (arrays, numbers) -> (kept, read).
+        run: (arrays, numbers) -> (read, kept), where ``rest`` is None.
+        rest: of what is not needed for what is read: then ``run`` gives (read, live), and
+            ``rest(live)`` gives what is kept. It empties ``live``.
         spoilt: slots of donated arrays that it writes over.
         loops: how many chains of operations run as one loop.
         nbytes: of its buffers.
     """
 
-    __slots__ = ("loops", "nbytes", "run", "spoilt")
+    __slots__ = ("loops", "nbytes", "rest", "run", "spoilt")
 
-    def __init__(self, run: Run, plan: Plan, loops: int) -> None:
+    def __init__(self, run: Run, rest: Rest | None, plan: Plan, loops: int) -> None:
         self.run = run
+        self.rest = rest
         self.spoilt = plan.spoilt
         self.loops = loops
         self.nbytes = sum(plan.buffers)
@@ -145,7 +150,17 @@ def compiled(
             return f"b{slot}"
         return names[plan.over[slot]] if slot in plan.over else None
 
+    # Of a device, what is read is copied out while the next program runs, and may be written over.
+    look = "array" if backend.is_host else "copy"
+    read = "".join(f"{look}({names[slot]}), " for slot in program.read)
+    has_rest = plan.early < len(plan.units)
     for place, unit in enumerate(plan.units):
+        if has_rest and place == plan.early:
+            live = "".join(f"{name}, " for name in _live(plan, names, program.kept))
+            lines.append(f"  return ({read}), [{live}]")
+            lines.append("def rest(live):")
+            lines.append(f"  {live}= live")
+            lines.append("  live.clear()")
         if fused and place in fused.loops:
             if unit.outputs:
                 loop = fused.loops[place]
@@ -182,12 +197,20 @@ def compiled(
         f"{'copy' if place in plan.copied else 'array'}({names[slot]}), "
         for place, slot in enumerate(program.kept)
     )
-    # Of a device, what is read is copied out while the next program runs, and may be written over.
-    look = "array" if backend.is_host else "copy"
-    read = "".join(f"{look}({names[slot]}), " for slot in program.read)
-    lines.append(f"  return ({kept}), ({read})")
+    lines.append(f"  return ({kept})" if has_rest else f"  return ({read}), ({kept})")
     exec(compile("\n".join(lines), "<program>", "exec"), scope)
-    return Compiled(scope["run"], plan, len(fused.loops) if fused else 0)
+    return Compiled(scope["run"], scope.get("rest"), plan, len(fused.loops) if fused else 0)
+
+
+def _live(plan: Plan, names: list[str], kept: Sequence[int]) -> list[str]:
+    """The names that mean something before the answer and are used after it."""
+    used: dict[str, None] = {}
+    made: set[str] = set()
+    for unit in plan.units[plan.early :]:
+        used.update((names[one], None) for one in unit.inputs if names[one] not in made)
+        made.update(names[one] for one in unit.outputs)
+    used.update((names[one], None) for one in kept if names[one] not in made)
+    return list(used)
 
 
 def _specs(program: Program) -> list[Spec]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.compile import Compiled, Fused, Pool, compiled
+from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.graph import Spec
@@ -28,6 +28,8 @@ FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
 
+Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
+
 UNKNOWN_PROGRAM = "this helper does not know that program"
 UNKNOWN_TENSOR = "this helper does not hold that tensor"
 
@@ -41,6 +43,10 @@ class UnknownProgram(BadParams):
 
 class UnknownTensor(BadParams):
     """The helper that held the tensor is gone, and the tensor with it."""
+
+
+class NotMade(ShmError):
+    """The operation that was to make the tensor failed, after the step had been answered."""
 
 
 class TooMuch(ShmError):
@@ -116,16 +122,18 @@ class Tenant:
 
     Attributes:
         arrays: resident ones by handle.
+        failed: why there is none, by handle.
         nbytes: of these.
         programs: by the child's number of them, the oldest first.
         code_bytes: of these.
         runs, steps: programs that were run, and operations in these.
     """
 
-    __slots__ = ("arrays", "code_bytes", "nbytes", "programs", "runs", "steps")
+    __slots__ = ("arrays", "code_bytes", "failed", "nbytes", "programs", "runs", "steps")
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
+        self.failed: dict[int, str] = {}
         self.nbytes = 0
         self.programs: OrderedDict[int, Ready] = OrderedDict()
         self.code_bytes = 0
@@ -137,6 +145,8 @@ class Tenant:
         array = self.arrays.pop(handle, None)
         if array is not None:
             self.nbytes -= array.nbytes
+        elif self.failed:
+            self.failed.pop(handle, None)
 
     def know(self, number: int, ready: Ready) -> None:
         """The child may call the program by that number; the oldest make room."""
@@ -154,6 +164,19 @@ class Tenant:
         self.drop(handle)
         self.arrays[handle] = array
         self.nbytes += array.nbytes
+
+    def take(self, first: int, kept: Sequence[Any]) -> None:
+        """Keep arrays, under handles that rise."""
+        for handle, array in enumerate(kept, first):
+            self.hold(handle, array)
+
+    def fail(self, first: int, last: int, error: BaseException) -> None:
+        """Under these handles (not the last) there will be none."""
+        why = (
+            "this tensor is lost: an operation of its step failed after the step had been "
+            f"answered, with {type(error).__name__}: {error}"
+        )
+        self.failed.update((handle, why) for handle in range(first, last))
 
 
 class Engine:
@@ -194,7 +217,12 @@ class Engine:
         self._tenants.pop(slot, None)
 
     def execute(
-        self, caller: tuple[int, int], head: bytes, code: bytes, sent: Sent
+        self,
+        caller: tuple[int, int],
+        head: bytes,
+        code: bytes,
+        sent: Sent,
+        later: Later | None = None,
     ) -> tuple[Any, ...]:
         """Run a program; what the child wants to see.
 
@@ -203,9 +231,11 @@ class Engine:
             head: which program, and what is given beside the arrays that were sent.
             code: the program's own bytes, where the helper may not know it.
             sent: gives one of the arrays that were sent, as what the program says it is.
+            later: takes what need not be done before the child sees that, and what to tell of its
+                failure: it is done before the next program.
 
         Raises:
-            UnknownProgram, UnknownTensor, TooMuch: see there; nothing was done.
+            UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
             BadParams: the message is damaged.
         """
         tenant = self.tenant(*caller)
@@ -228,7 +258,7 @@ class Engine:
             ready = known
         if ready.compiled is None:
             self._compile(ready)
-        given = self._given(ready, tenant.arrays, handles, sent)
+        given = self._given(ready, tenant, handles, sent)
         try:
             numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
         except struct.error as error:
@@ -248,30 +278,48 @@ class Engine:
             if slot in compiled.spoilt:
                 tenant.drop(handles[place])
         with self.backend.running():
-            kept, read = compiled.run(given, numbers)
-        for _, place in ready.donated:
-            tenant.drop(handles[place])
-        for handle, array in enumerate(kept, first):
-            tenant.hold(handle, array)
+            read, kept = compiled.run(given, numbers)
+        del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
+        for _, place in ready.donated:
+            tenant.drop(handles[place])
+        rest = compiled.rest
+        if rest is None:
+            tenant.take(first, kept)
+        elif later is None:
+            self._finish(tenant, rest, kept, first)
+        else:
+            last = first + len(ready.program.kept)
+            later(
+                lambda: self._finish(tenant, rest, kept, first),
+                lambda error: tenant.fail(first, last, error),
+            )
         return read
+
+    def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
+        with self.backend.running():
+            kept = rest(live)
+        tenant.take(first, kept)
 
     def _given(
         self,
         ready: Ready,
-        held: dict[int, Any],
+        tenant: Tenant,
         handles: tuple[int, ...],
         sent: Sent,
     ) -> list[Any]:
         """The arrays in the order of their slots, each what the program says it is."""
         given = []
+        held = tenant.arrays
         if len(handles) != ready.resident:
             raise BadParams("the program is given another number of tensors than it needs")
         for is_resident, place, spec, dtype in ready.given:
             if is_resident:
                 array = held.get(handles[place])
                 if array is None:
+                    if handles[place] in tenant.failed:
+                        raise NotMade(tenant.failed[handles[place]])
                     raise UnknownTensor(UNKNOWN_TENSOR)
                 if array.shape != spec.shape or array.dtype != dtype:
                     raise BadParams("a tensor of the program is not of the type that it says")

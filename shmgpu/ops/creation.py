@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random as _random
 from typing import Any
 
+from shmgpu import seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
@@ -32,14 +32,17 @@ FULL = Op("full", _made, numpy=_numpy_full, torch=_torch_full, numbers=(0,))
 
 
 def full(shape: Shape, value: complex, dtype: DType) -> Node:
+    """A tensor of one value, made where it is needed."""
     return apply(FULL, (number(value, dtype),), (dtype, shape))
 
 
 def ones_like(x: Node) -> Node:
+    """Ones in x's shape and type."""
     return full(x.spec.shape, 1, x.spec.dtype)
 
 
 def zeros_like(x: Node) -> Node:
+    """Zeros in x's shape and type."""
     return full(x.spec.shape, 0, x.spec.dtype)
 
 
@@ -94,13 +97,11 @@ EYE = Op(
 
 
 def eye(n: int, m: int, dtype: DType) -> Node:
+    """An n by m matrix with ones on its diagonal."""
     return apply(EYE, (), (dtype, (n, m)))
 
 
 # ---- drawn ---------------------------------------------------------------------------------------
-
-# Of seeds for what is drawn: manual_seed() sets it.
-SEEDS = _random.Random(0)
 
 # Binary digits of a number from 0 to 1 so that it is never rounded up to 1.
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
@@ -151,4 +152,4 @@ RAND = _drawn(
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(SEEDS.getrandbits(63), int64),), (dtype, shape))
+    return apply(op, (number(seeds.TENSORS.getrandbits(63), int64),), (dtype, shape))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import pydoc
 
 import numpy as np
 import pytest
@@ -74,6 +75,15 @@ def test_operations_are_functions_and_methods(engine):
         np.testing.assert_array_equal(getattr(gt, name)(a).data, getattr(a, name)().data)
     assert gt.mse_loss(a, gt.zeros(2, 2)).item() == pytest.approx((a.data**2).mean())
     assert a.transpose().data.tolist() == a.T.data.tolist() == [[-1, 9], [4, 16]]
+
+
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *gt._TENSOR_NAMES} - {"Data", "Tensor"}))
+def test_help_says_what_a_function_does_in_words_of_tensors(name):
+    found = getattr(gt, name)
+    text = pydoc.plain(pydoc.render_doc(found))
+    assert (found.__doc__ or "").strip().endswith((".", '"``'))
+    assert name in text
+    assert "Node" not in text and "Operand" not in text
 
 
 @pytest.mark.parametrize("name", "float16 bfloat16 float32 float64 int8 int32 int64 bool".split())
@@ -212,7 +222,7 @@ def test_the_backend_is_chosen_by_name():
 
     before = lazy._backend
     try:
-        with gt.init(inline=True):
+        with gt.init(inline=True, devices="cpu"):
             for name in ("numpy", "torch"):
                 gt.set_backend(name, device="cpu")
                 assert (gt.tensor([1.0]) + 1).item() == 2

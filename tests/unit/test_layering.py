@@ -54,6 +54,7 @@ PYTHON_ROOMS = [
     "config",
     "logs",
     "progress",
+    "seeds",
     "dtypes",
     "values",
     "arrays",
