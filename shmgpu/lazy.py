@@ -514,7 +514,7 @@ class Recorder:
         arena = port.arena
         addresses = []
         for value in message.arrays:
-            if not arena.base <= value.address <= arena.end:  # of a broker that was left since
+            if not arena.base <= value.address < arena.end:  # of a broker that was left since
                 value.array, value.address = placed(value.array)
             addresses.append(value.address)
         room = 0
