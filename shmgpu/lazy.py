@@ -58,8 +58,8 @@ class HelperLife:
         unneeded: handles that it may let go of.
         nbytes: of what it holds for this child.
         answered: order of the newest message that it has answered.
-        reading: arrays of that, which it may read until it answers the next: what a step is
-            asked for comes first, the rest after the answer.
+        reading: arrays of that, where it goes on with it after the answer: it may read them until
+            it answers the next.
         is_over: it died.
     """
 
@@ -77,11 +77,13 @@ class HelperLife:
     def heard(self, message: Message) -> None:
         """It has answered that message, and so has done all of the earlier ones."""
         if message.order > self.answered:
-            self.answered, self.reading = message.order, message.arrays
+            self.answered = message.order
+            self.reading = message.arrays if core.helper_goes_on(self.number) else []
 
     def wait(self) -> None:
         """Until it does nothing more for messages that it has answered."""
         began = row = core.helper_stats(self.number)
+        # Not for others' steps as well: until it has ended one.
         while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
             time.sleep(1e-4)
             row = core.helper_stats(self.number)
@@ -305,8 +307,7 @@ class Recorder:
         with self._lock:
             lives = [life for life in self._lives.values() if life.reading]
             for life in lives:
-                if not runtime.require().inline:
-                    life.wait()
+                life.wait()
                 life.reading = []
             return bool(lives)
 

@@ -372,7 +372,8 @@ def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
 
     Such an array (``shmgpu.arena``, or what a function returned) is on loan: it is read only until
     nothing needs it any more, neither the tensor, nor what was recorded from it and waits, nor an
-    array that ``.data`` gave. Any other array is copied.
+    array that ``.data`` gave, nor a step that a helper goes on with after it was answered: that
+    ends with the next. Any other array is copied.
 
     Args:
         array: a C-contiguous NumPy array to be lent; or anything that :func:`tensor` takes.
