@@ -80,6 +80,22 @@ def test_a_leaf_that_something_still_knows_is_not_written_over(engine):
             np.testing.assert_array_equal(kept.data, [1, 2, 3])
 
 
+def test_a_leaf_that_a_computed_graph_still_needs_is_not_written_over(engine):
+    w = gt.ones(3, dtype="float64", requires_grad=True)
+    for needs in (False, True, False, True):
+        x = on_a_helper([1.0, 2.0, 3.0])
+        product = w * x if needs else None
+        if needs:
+            np.testing.assert_array_equal(product.data, [1, 2, 3])
+        y = (x + 1) * 2
+        del x
+        np.testing.assert_array_equal(y.data, [4, 6, 8])
+        if needs:
+            w.grad = None
+            product.sum().backward()
+            np.testing.assert_array_equal(w.grad.data, [1, 2, 3])
+
+
 def test_a_graph_that_is_walked_back_later_has_what_it_needs(engine):
     """The step is the same each time; what differs is whether its gradient will be asked for."""
     w = gt.tensor([2.0, 3.0], requires_grad=True)
