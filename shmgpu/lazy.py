@@ -430,6 +430,8 @@ class Recorder:
                 held[life] = held.get(life, 0) + node.spec.nbytes
             return max(held, key=held.__getitem__)
         lives = list(self._lives.values())
+        if len(lives) == 1:
+            return lives[0]
         self._turn += 1
         turn = self._turn
         return min(
