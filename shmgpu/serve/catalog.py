@@ -18,7 +18,37 @@ from shmgpu.serve.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.table import Table
 
 
-class Served:
+class Target:
+    """A row as the port calls it for one model, with what is remembered of its calls.
+
+    Attributes:
+        name: the model's.
+        row: of the sealed table; see :mod:`shmgpu.serve.rows`.
+        pool: of helpers.
+        batch_max_rows: rows that run as one; 0 where each call runs by itself.
+    """
+
+    def __init__(
+        self, name: str, row: int, pool: str | None, batch_max_rows: int = 0, units_per_row: int = 1
+    ) -> None:
+        self.name = name
+        self.row = row
+        self.pool = pool
+        self.pickle = False
+        self.batch_max_rows = batch_max_rows
+        self.units_per_row = units_per_row
+        self.out = None
+        self.timeout: float | None = None
+        self.plans = PlanTable()
+        self.plans_port: Any = None
+        self.repeats = Repeats()
+
+    def why_unknown(self) -> str:
+        """Why helpers do not have it: it cannot be."""
+        return f"the server has no row for {self.name}: start it anew"
+
+
+class Served(Target):
     """One version of a model: a target of the port's calls, and its declaration.
 
     Attributes:
@@ -27,13 +57,15 @@ class Served:
         index, base: the place of its counters, and where they begin.
         metadata: what requests are held against; its versions are this one alone.
         places, output_places: of inputs and outputs, by name.
+        in_regions: the target of requests with tensors in clients' regions, which are no rows of
+            one array either.
     """
 
     def __init__(
         self, description: dict[str, Any], number: int, index: int, pool: str | None, rows: Rows
     ) -> None:
         self.description = description
-        self.name: str = description["name"]
+        self.name = description["name"]
         self.version: str = description["version"]
         self.number = number
         self.base = index * len(FIELDS)
@@ -52,23 +84,15 @@ class Served:
         self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
-        # What the port asks of a target.
-        function = rows.of(description["arrays"], description["max_delay_ms"])
-        self.row = function.row
-        self.pool = pool
-        self.pickle = False
-        # Elements of BYTES differ in length, so such requests are no rows of one array.
-        self.batch_max_rows = 0 if self.has_bytes else self.max_batch_size
-        self.units_per_row = CAPACITY // max(self.max_batch_size, 1)
-        self.out = None
-        self.timeout: float | None = None
-        self.plans = PlanTable()
-        self.plans_port: Any = None
-        self.repeats = Repeats()
-
-    def why_unknown(self) -> str:
-        """Why helpers do not have it: it cannot be."""
-        return f"the server has no row for {self.name}: start it anew"
+        super().__init__(
+            self.name,
+            rows.of(description["arrays"], description["max_delay_ms"]).row,
+            pool,
+            # Elements of BYTES differ in length, so such requests are no rows of one array.
+            0 if self.has_bytes else self.max_batch_size,
+            CAPACITY // max(self.max_batch_size, 1),
+        )
+        self.in_regions = Target(self.name, rows.infer_in_regions.row, pool)
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:

@@ -59,6 +59,8 @@ FLAGS = (
     Flag("max-body", _size, 64 << 20, "SIZE", "of one request; 413 beyond"),
     Flag("max-header", _size, 64 << 10, "SIZE", "of one request's head; 431 beyond"),
     Flag("max-queue", _whole, 1024, "N", "requests that may wait or run, all workers; 503 beyond"),
+    Flag("allow-client-shm", bool, False, "", "let clients register their own shared memory"),
+    Flag("max-client-regions", _whole, 1024, "N", "of that; 400 beyond"),
     Flag("timeout", float, None, "S", "seconds until a request fails with 503"),
     Flag("hang-after", float, None, "S", "seconds of one execution until a helper is replaced"),
     Flag("drain-delay", float, 0.0, "S", "seconds of not being ready before closing the door"),
@@ -72,13 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models", nargs="+", metavar="MODEL[@POOL]", help="model files, or folders of models"
     )
     for flag in FLAGS:
-        default = "" if flag.default is None else f" ({_shown(flag.default)})"
+        default = (
+            "" if flag.default is None or flag.default is False else f" ({_shown(flag.default)})"
+        )
         parser.add_argument(
             f"--{flag.name}",
-            type=flag.parse,
             default=flag.default,
-            metavar=flag.metavar,
             help=flag.help + default,
+            **(
+                {"action": "store_true"}
+                if flag.default is False
+                else {"type": flag.parse, "metavar": flag.metavar}
+            ),
         )
     parser.set_defaults(run=_run)
 

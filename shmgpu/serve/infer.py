@@ -19,8 +19,9 @@ from shmgpu.arrays import Spec
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import datatypes
-from shmgpu.serve.catalog import Catalog, Served
+from shmgpu.serve.catalog import Catalog, Served, Target
 from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
@@ -77,6 +78,8 @@ class Calls:
         counters: the worker's row; see :mod:`shmgpu.serve.counters`.
         most_pending: requests that may be out at once.
         timeout: seconds until a request is answered with an error; None: never.
+        loop: the worker's.
+        regions: of clients' shared memory.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Calls:
         most_pending: int,
         timeout: float | None,
         loop: Any,
+        regions: Regions,
     ) -> None:
         self.port = port
         self.catalog = catalog
@@ -94,6 +98,7 @@ class Calls:
         self.most_pending = most_pending
         self.timeout = timeout
         self.loop = loop
+        self.regions = regions
         self.pending = 0
 
     def start(
@@ -108,11 +113,15 @@ class Calls:
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
         args = self._arguments(served, request)
+        target: Target = served
+        if self._is_placed(request):
+            target = served.in_regions
+            args = (args[0], self._output_places(served, request), *args[1:])
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, rows, started_ns, outcome)
         options = self._options(request)
         pending.sent_ns = _now()
-        pending.call = self.port.submit(served, args, {}, options, pending, False)
+        pending.call = self.port.submit(target, args, {}, options, pending, False)
         self.pending += 1
         self.counters[served.base + _PENDING] += 1
         if options is not None and options.timeout is not None:
@@ -196,7 +205,24 @@ class Calls:
                 )
         return (served.number, *args)
 
+    @staticmethod
+    def _is_placed(request: InferRequest) -> bool:
+        """Whether any tensor lies in a client's region."""
+        return any(one.shm is not None for one in request.inputs) or any(
+            one.shm is not None for one in request.outputs
+        )
+
+    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        """Which outputs go to which places in regions."""
+        return tuple(
+            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
+            for one in request.outputs
+            if one.shm is not None
+        )
+
     def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
+        if one.shm is not None:
+            return {"in": self.regions.place(one.shm, f"input {one.name!r}"), "shape": one.shape}
         if not datatype.itemsize:
             return self._bytes(one)
         array = one.array()
@@ -227,10 +253,17 @@ class Calls:
             if asked
             else range(len(served.outputs))
         )
+        placed = {served.output_places[one.name] for one in asked if one.shm is not None}
         outputs = []
         for place in wanted:
             declared, datatype = served.metadata.outputs[place], served.outputs[place]
             array = results[place]
+            if place in placed:
+                shape, nbytes = array
+                outputs.append(
+                    OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)
+                )
+                continue
             if not datatype.itemsize:
                 shape, data = array
                 array = datatypes.decode(datatype, shape, data.data)

@@ -6,6 +6,7 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 from __future__ import annotations
 
 from shmgpu import errors
+from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
 
 # The first row that fits counts. A sentence of None: the error's own.
@@ -23,11 +24,17 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 )
 
 
+# Errors that a model's run raised, by the name of their type: those that are the client's.
+REMOTE = {f"{RegionLost.__module__}.{RegionLost.__qualname__}": 400}
+
+
 def answer_to(error: BaseException) -> tuple[int, str]:
     """Status and sentence for an error."""
     if isinstance(error, ProtocolError):
         return error.status, error.sentence
     if isinstance(error, errors.RemoteError):
+        if error.type_name in REMOTE:
+            return REMOTE[error.type_name], error.message
         return 500, f"{error.type_name}: {error.message}"
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):

@@ -20,6 +20,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.problems import answer_to
+from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
 from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
 
 _now = time.monotonic_ns
@@ -36,14 +37,18 @@ class Front:
         calls: its inferences.
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
+        regions: clients' shared memory.
         is_draining: whether the server is on its way to its end.
     """
 
-    def __init__(self, calls: Calls, catalog: Catalog, counters: Any, limits: Limits) -> None:
+    def __init__(
+        self, calls: Calls, catalog: Catalog, counters: Any, limits: Limits, regions: Regions
+    ) -> None:
         self.calls = calls
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
+        self.regions = regions
         self.is_draining = False
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -190,7 +195,60 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+# ---- clients' shared memory ------------------------------------------------------------------
+
+
+def shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """Which regions are registered."""
+    request.reply(200, [orjson.dumps(front.regions.status(name))])
+
+
+def register(front: Front, request: Request, name: str) -> None:
+    """Let requests name a region."""
+    said = fields(request)
+    front.regions.register(name, said.get("key"), said.get("offset", 0), said.get("byte_size"))
+    request.reply(200)
+
+
+def unregister(front: Front, request: Request, name: str = "") -> None:
+    """Forget a region, or all."""
+    front.regions.unregister(name)
+    request.reply(200)
+
+
+def cuda_shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """There is none."""
+    if name:
+        raise ProtocolError(404, unknown_region(name))
+    request.reply(200, [b"[]"])
+
+
+def register_cuda(front: Front, request: Request, name: str) -> None:
+    """Another process's device memory cannot be had here."""
+    raise ProtocolError(501, NO_CUDA)
+
+
+def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
+    """Clients do this first, to begin clean: there is nothing to forget."""
+    request.reply(200)
+
+
+def fields(request: Request) -> dict[str, Any]:
+    """The JSON object that a request's body is."""
+    try:
+        said = orjson.loads(request.body or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(400, f"the request is not JSON ({error}): mend it") from None
+    if not isinstance(said, dict):
+        raise ProtocolError(400, "the request is no JSON object: send one")
+    return said
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+_REGION = "/region/(?P<name>[^/]+)"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
     (method.encode(), re.compile(pattern.encode()), handler)
@@ -203,5 +261,11 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
+        ("POST", f"{_SYSTEM}{_REGION}/register", register),
+        ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
+        ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
+        ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
+        ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
     )
 ]

@@ -23,6 +23,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
@@ -61,6 +62,9 @@ class _Worker:
         self.loop = loop
         self.port = runtime.require_port()
         catalog = Catalog(plan.table, plan.rows)
+        regions = Regions(
+            plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
+        )
         self.calls = Calls(
             self.port,
             catalog,
@@ -68,8 +72,9 @@ class _Worker:
             -(-plan.options.max_queue // plan.options.workers),
             plan.options.timeout,
             loop,
+            regions,
         )
-        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS)
+        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS, regions)
         self.limits = Limits(plan.options.max_body, plan.options.max_header)
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
