@@ -13,10 +13,12 @@ from shmgpu.serve.metadata import TensorMetadata
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
+    "system_shared_memory",
 )
 
 
@@ -96,6 +98,7 @@ def _statistics(served: Served, total: dict[str, int]) -> dict[str, Any]:
         "last_inference": total["last_ms"],
         "inference_count": total["inference_count"],
         "execution_count": total["exec_count"],
+        "pending": total["pending_0"] + total["pending_1"],
         "inference_stats": {
             "success": duration(total["success_ns"]),
             "fail": duration(total["fail_ns"], total["fail_count"]),

@@ -16,20 +16,26 @@ import numpy as np
 from shmgpu import arrays
 from shmgpu.arguments import Options
 from shmgpu.arrays import Spec
+from shmgpu.errors import RemoteError, ShmError
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import datatypes
-from shmgpu.serve.catalog import Catalog, Served, Target
+from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.problems import told_as
 from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.rows import Target
+from shmgpu.serve.runner import Unloaded
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
-_ROWS, _CALL_NS, _PENDING = INDEX["inference_count"], INDEX["call_ns"], INDEX["pending"]
+_ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
 _now = time.monotonic_ns
+
+_UNLOADED = told_as(Unloaded)
 
 MAX_PRIORITY = 3
 
@@ -40,7 +46,17 @@ Outcome = Callable[[list[OutputTensor] | None, BaseException | None], None]
 class Pending:
     """One request that a helper has, or will have."""
 
-    __slots__ = ("call", "calls", "outcome", "request", "rows", "sent_ns", "served", "started_ns")
+    __slots__ = (
+        "call",
+        "calls",
+        "outcome",
+        "request",
+        "rows",
+        "sent_ns",
+        "served",
+        "started_ns",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -59,6 +75,7 @@ class Pending:
         self.sent_ns = 0
         self.outcome = outcome
         self.call: Call | None = None
+        self.timer: Any = None
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a sink of the port is told."""
@@ -79,7 +96,7 @@ class Calls:
         most_pending: requests that may be out at once.
         timeout: seconds until a request is answered with an error; None: never.
         loop: the worker's.
-        regions: of clients' shared memory.
+        regions: clients' shared memory.
     """
 
     def __init__(
@@ -113,29 +130,45 @@ class Calls:
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
         args = self._arguments(served, request)
-        target: Target = served
-        if self._is_placed(request):
-            target = served.in_regions
-            args = (args[0], self._output_places(served, request), *args[1:])
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, rows, started_ns, outcome)
-        options = self._options(request)
+        self._send(pending, args)
+        return pending
+
+    def _send(self, pending: Pending, args: tuple[Any, ...]) -> None:
+        options = self._options(pending.request)
         pending.sent_ns = _now()
+        target: Target = pending.served
+        if _is_placed(pending.request):
+            target = pending.served.in_regions
+            args = (args[0], self._output_places(pending.served, pending.request), *args[1:])
         pending.call = self.port.submit(target, args, {}, options, pending, False)
         self.pending += 1
-        self.counters[served.base + _PENDING] += 1
+        self.counters[pending.served.pending] += 1
         if options is not None and options.timeout is not None:
-            self.loop.call_later(options.timeout, self._expire, pending)
-        return pending
+            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+
+    def _again(self, pending: Pending) -> bool:
+        """Send a call anew whose model was exchanged on its way; False: there is none now."""
+        try:
+            served = self.catalog.find(pending.served.name, pending.served.version)
+            if served is pending.served:
+                return False
+            pending.served = served
+            self._send(pending, self._arguments(served, pending.request))
+        except (ProtocolError, ShmError):
+            return False
+        return True
 
     def ended(self, pending: Pending, result: Any, error: BaseException | None) -> None:
         """A call has ended, well or not."""
         served, counters = pending.served, self.counters
         base = served.base
         now = _now()
-        self.pending -= 1
-        counters[base + _PENDING] -= 1
-        pending.call = None
+        self._out(pending)
+        if isinstance(error, RemoteError) and error.type_name == _UNLOADED:
+            if self._again(pending):
+                return
         outputs = None
         if error is None:
             try:
@@ -165,12 +198,19 @@ class Calls:
         call = pending.call
         if call is None or not self.port.cancel(call, pending):
             return
-        pending.call = None
-        self.pending -= 1
+        self._out(pending)
         base = pending.served.base
-        self.counters[base + _PENDING] -= 1
         self.counters[base + _CANCEL] += 1
         self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+
+    def _out(self, pending: Pending) -> None:
+        """A call is not pending any more."""
+        pending.call = None
+        self.pending -= 1
+        self.counters[pending.served.pending] -= 1
+        if pending.timer is not None:
+            pending.timer.cancel()
+            pending.timer = None
 
     def _expire(self, pending: Pending) -> None:
         if pending.call is not None:
@@ -205,21 +245,6 @@ class Calls:
                 )
         return (served.number, *args)
 
-    @staticmethod
-    def _is_placed(request: InferRequest) -> bool:
-        """Whether any tensor lies in a client's region."""
-        return any(one.shm is not None for one in request.inputs) or any(
-            one.shm is not None for one in request.outputs
-        )
-
-    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
-        """Which outputs go to which places in regions."""
-        return tuple(
-            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
-            for one in request.outputs
-            if one.shm is not None
-        )
-
     def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
         if one.shm is not None:
             return {"in": self.regions.place(one.shm, f"input {one.name!r}"), "shape": one.shape}
@@ -242,6 +267,14 @@ class Calls:
             return one.shape, np.frombuffer(datatypes.join(data.reshape(-1).tolist()), np.uint8)
         assert data is not None
         return one.shape, np.frombuffer(data, np.uint8)
+
+    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        """Which outputs go to which places in regions."""
+        return tuple(
+            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
+            for one in request.outputs
+            if one.shm is not None
+        )
 
     # ---- outputs -------------------------------------------------------------------------
 
@@ -273,6 +306,13 @@ class Calls:
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
         return outputs
+
+
+def _is_placed(request: InferRequest) -> bool:
+    """Whether any tensor lies in a client's region."""
+    return any(one.shm is not None for one in request.inputs) or any(
+        one.shm is not None for one in request.outputs
+    )
 
 
 def _spec(array: Any) -> Spec:

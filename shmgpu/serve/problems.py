@@ -9,6 +9,12 @@ from shmgpu import errors
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
 
+
+def told_as(kind: type[BaseException]) -> str:
+    """The `RemoteError.type_name` of an error that a helper raised."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 # The first row that fits counts. A sentence of None: the error's own.
 TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
     (errors.RemoteError, 500, None),
@@ -25,7 +31,7 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 
 
 # Errors that a model's run raised, by the name of their type: those that are the client's.
-REMOTE = {f"{RegionLost.__module__}.{RegionLost.__qualname__}": 400}
+REMOTE = {told_as(RegionLost): 400}
 
 
 def answer_to(error: BaseException) -> tuple[int, str]:

@@ -21,7 +21,8 @@ from shmgpu.serve.table import Table
 
 # Files of shared memory that are no client's: this package's, semaphores, Triton's own.
 RESERVED = ("shmgpu", "sem.", "triton_python_backend_shm_region_")
-LONGEST_KEY = 250
+LONGEST_KEY = 250  # bytes
+LONGEST_NAME = 1024  # characters
 NO_CUDA = (
     "device memory of other processes is not served: register system shared memory, or send the "
     "tensors"
@@ -93,6 +94,11 @@ class Regions:
             ProtocolError: 400; 403 where it is not allowed; 409 where the name is taken.
         """
         self._permit()
+        if not 0 < len(name) <= LONGEST_NAME:
+            raise refusal(
+                f"the region's name has {len(name)} characters, and this server takes from 1 to "
+                f"{LONGEST_NAME}: choose another"
+            )
         word = _key(key)
         for value, what in ((offset, "'offset'"), (byte_size, "'byte_size'")):
             if type(value) is not int or not 0 <= value < 1 << 62:

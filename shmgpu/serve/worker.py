@@ -23,6 +23,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
@@ -38,14 +39,18 @@ class Plan:
 
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
+        grpc_address: where every worker listens for gRPC; empty: nowhere.
         options: what the command line said; see :mod:`shmgpu.serve.flags`.
+        pools: numbers of the helpers, by the pool's name; the first is the default one.
     """
 
     listeners: list[socket.socket]
     table: Table
     counters: Counters
     rows: Rows
+    grpc_address: str
     options: argparse.Namespace
+    pools: dict[str, list[int]]
 
 
 def main(rank: int, plan: Plan) -> None:
@@ -54,6 +59,9 @@ def main(rank: int, plan: Plan) -> None:
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
+    if not plan.table.is_draining:
+        logger.warning("told to end while the server goes on: another worker takes the place")
+        raise SystemExit(1)
 
 
 class _Worker:
@@ -74,7 +82,12 @@ class _Worker:
             loop,
             regions,
         )
-        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS, regions)
+        lifecycle = Lifecycle(
+            self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
+        )
+        self.front = Front(
+            self.calls, catalog, plan.counters, DEFAULT_LIMITS, lifecycle, plan.options, regions
+        )
         self.limits = Limits(plan.options.max_body, plan.options.max_header)
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -86,17 +99,32 @@ class _Worker:
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
+        rpc = await self._listen_for_grpc()
         self.front.catalog.refresh()
         await self.told.wait()
-        self.front.is_draining = True
+        self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
             server.close()
+        stopped = asyncio.ensure_future(rpc.stop(plan.options.drain_timeout)) if rpc else None
         await self._drained(plan.options.drain_timeout)
+        if stopped is not None:
+            await stopped
+        self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
+
+    async def _listen_for_grpc(self) -> Any:
+        """The gRPC server, if there is to be one; its package is imported after the fork only."""
+        if not self.plan.grpc_address:
+            return None
+        from shmgpu.serve import rpc
+
+        server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
+        await server.start()
+        return server
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer

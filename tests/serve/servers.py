@@ -44,6 +44,7 @@ class Server:
     process: subprocess.Popen[str]
     host: str
     port: int
+    grpc_address: str = ""
 
     @property
     def address(self) -> str:
@@ -101,6 +102,9 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
             raise AssertionError(line + process.stderr.read())
         host, _, port = line.removeprefix("listening on http://").strip().rpartition(":")
         server = Server(process, host.strip("[]"), int(port))
+        if "grpc_port" in flags:
+            line = process.stdout.readline()
+            server.grpc_address = line.removeprefix("listening on grpc://").strip()
         until(lambda: process.poll() is not None or server.is_ready(), "the server is ready")
         assert process.poll() is None, process.stderr.read()
         yield server

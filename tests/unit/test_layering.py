@@ -142,9 +142,11 @@ SERVE_ROOMS = [
     "rows",
     "catalog",
     "infer",
+    "lifecycle",
     "describe",
     "edge",
     "routes",
+    "rpc",
     "worker",
     "command",
     "__init__",  # names what model files import, when they ask for it
