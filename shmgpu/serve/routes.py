@@ -11,13 +11,13 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, protocol
+from shmgpu.serve import describe, known, protocol
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
@@ -25,7 +25,7 @@ from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
-from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.requests import Limits, ProtocolError
 
 NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
@@ -134,34 +134,65 @@ class Front:
         try:
             encoding = request.headers.get(b"content-encoding")
             body = request.body
+            header = b""
             if encoding is not None:
                 body = decoded(body, encoding)
-            parsed = protocol.parse_infer(
-                memoryview(body), request.header_length, self.limits, served.metadata
-            )
+            else:
+                length = request.header_length or 0
+                if 0 < length <= known.MOST_BYTES:
+                    header = bytes(body[:length])
+                    before = served.known.get(header)
+                    args = before.arguments(served, body) if before is not None else None
+                    if before is not None and args is not None:
+                        request.on_disconnect = self.calls.start_known(
+                            served, before, args, started_ns, _Answering(request)
+                        ).cancel
+                        return
+            view = memoryview(body)
+            parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
+            if header:
+                known.remember(served, header, parsed, view)
 
-            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
+            def outcome(outputs: Any, error: BaseException | None) -> None:
                 if outputs is None:
                     assert error is not None
                     fail(request, error)
-                    return
-                buffers, header_length = protocol.build_infer(
-                    served.name, served.version, parsed, outputs
-                )
-                if header_length is None:
-                    request.reply(200, buffers)
                 else:
-                    request.reply(
-                        200,
-                        buffers,
-                        OCTETS,
-                        b"Inference-Header-Content-Length: %d\r\n" % header_length,
+                    reply(
+                        request,
+                        protocol.build_infer(served.name, served.version, parsed, outputs),
                     )
 
             request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
         except Exception:
             self.calls.refused(served, started_ns)
             raise
+
+
+class _Answering:
+    """Takes the outcome of a known request, whose body is ready to be sent."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def __call__(self, answer: Any, error: BaseException | None) -> None:
+        if error is not None:
+            fail(self.request, error)
+        else:
+            reply(self.request, answer)
+
+
+def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
+    """Answer with an inference's body; see :func:`protocol.build_infer`."""
+    buffers, header_length = answer
+    if header_length is None:
+        request.reply(200, buffers)
+    else:
+        request.reply(
+            200, buffers, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % header_length
+        )
 
 
 def fail(request: Request, error: BaseException) -> None:

@@ -141,6 +141,7 @@ SERVE_ROOMS = [
     "runner",
     "rows",
     "catalog",
+    "known",
     "infer",
     "lifecycle",
     "describe",
