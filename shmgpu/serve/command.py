@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -56,6 +57,7 @@ def serve(options: argparse.Namespace) -> None:
         table = Table({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
+        grpc_address = held.enter_context(_reserved(options))
         rows = Rows(options.hang_after)
         functions.register_late()
         counters: list[Counters] = []
@@ -83,7 +85,7 @@ def serve(options: argparse.Namespace) -> None:
             pools[setup.pool].append(number)
         with table.change() as state:
             state.update(first_state(repository.in_pools(sources, list(pools))))
-        shared = worker.Plan([listener], table, counters[0], rows, options, pools)
+        shared = worker.Plan([listener], table, counters[0], rows, grpc_address, options, pools)
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
         before = logs.role()
@@ -153,6 +155,42 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         if options.uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(options.uds)
+
+
+@contextlib.contextmanager
+def _reserved(options: argparse.Namespace) -> Iterator[str]:
+    """Where workers listen for gRPC, each with a socket of its own; empty: nowhere.
+
+    The parent's socket never listens: it holds the port while workers come and go.
+    """
+    if options.grpc_port is None:
+        yield ""
+        return
+    for package in ("grpc", "google.protobuf"):
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            raise LaunchError(
+                f"--grpc-port needs a package that is missing ({package}): "
+                'pip install "shmgpu[serve]"'
+            )
+    found = socket.getaddrinfo(options.host, options.grpc_port, type=socket.SOCK_STREAM)
+    family, _, _, _, place = found[0]
+    try:
+        with socket.socket(family) as probe:  # another server's port is no port to share
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            place = probe.getsockname()
+        holder = socket.socket(family)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(place)
+    except OSError as error:
+        raise LaunchError(
+            f"the server cannot listen at {options.host}:{options.grpc_port} ({error.strerror}): "
+            "choose another --grpc-port"
+        ) from error
+    with holder:
+        address = _address(holder).removeprefix("http://")
+        print(f"listening on grpc://{address}", flush=True)
+        yield address
 
 
 def _address(listener: socket.socket) -> str:

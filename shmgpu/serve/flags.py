@@ -67,6 +67,7 @@ class Flag:
 FLAGS = (
     Flag("host", str, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
     Flag("port", _whole(0), 8000, "N", "of HTTP; 0 takes a free one"),
+    Flag("grpc-port", _whole(0), None, "N", "of gRPC, off without; 0 takes a free one"),
     Flag("uds", str, None, "PATH", "listen at a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
     Flag("helpers", _pools, 1, "N", "processes that compute; or pools, as in fast=2,large=1"),
@@ -78,6 +79,8 @@ FLAGS = (
     Flag("max-queue", _whole(1), 1024, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),
+    Flag("allow-client-shm", bool, False, "", "let clients register shared memory; 403 without"),
+    Flag("max-client-regions", _whole(1), 1024, "N", "of that; 400 beyond"),
     Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),
     Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
     Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),

@@ -44,6 +44,7 @@ class Server:
     process: subprocess.Popen[str]
     host: str
     port: int
+    grpc_address: str = ""
 
     @property
     def address(self) -> str:
@@ -100,12 +101,16 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     try:
         line = process.stdout.readline()
         address = line.removeprefix("listening on ").strip()
+        grpc_line = process.stdout.readline() if "grpc_port" in flags else ""
         ready = process.stdout.readline()
         if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
-            raise AssertionError(line + ready + process.stderr.read())
+            raise AssertionError(line + grpc_line + ready + process.stderr.read())
         host, _, port = address.removeprefix("http://").rpartition(":")
         server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
+        server.grpc_address = grpc_line.removeprefix("listening on grpc://").strip()
+        if server.port:
+            until(lambda: process.poll() is not None or server.is_ready(), "a worker is ready")
         yield server
     except BaseException:
         if process.poll() is None:
