@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
@@ -66,6 +67,8 @@ class Shelf:
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
+        self.feeds = Feeds()
+        helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -112,10 +115,7 @@ class Shelf:
         """
         started = _now()
         self.windows.refresh()
-        loaded = self.loaded.get(number)
-        if loaded is None:  # it was loaded while this helper was being started
-            self.load(number // MODELS_OF_A_SOURCE)
-            loaded = self.loaded[number]
+        loaded = self._loaded(number)
         model = loaded.model
         if places is not None:
             inputs = [
@@ -145,6 +145,44 @@ class Shelf:
         counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
         counted += np.array((1, *spent), np.uint64)
         return outputs
+
+    def open_stream(
+        self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Begin what a streaming model yields; its first part, as :meth:`next_part` gives it."""
+        loaded = self._loaded(number)
+        inputs = [
+            _elements(one) if is_bytes else one
+            for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
+        ]
+        self.feeds.open(caller, token, self._parts(loaded, inputs))
+        self.counters[loaded.base + _EXEC_COUNT] += 1
+        self.counters[loaded.base + _EXEC_REQUESTS] += 1
+        return self.next_part(caller, token)
+
+    def next_part(self, caller: tuple[int, int], token: int) -> tuple[Any, ...]:
+        """One part: a tuple of its outputs alone; an empty one when that was all."""
+        return self.feeds.next(caller, token)
+
+    def _parts(self, loaded: Loaded, inputs: Sequence[Any]) -> Iterator[Any]:
+        parts = loaded.model.body(loaded.helper, *inputs)
+        try:
+            while True:
+                begun = _now()
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
+                finally:
+                    self.counters[loaded.base + _INFER_NS] += _now() - begun
+                yield _in_order(loaded.model, part)
+        finally:
+            parts.close()
+
+    def _loaded(self, number: int) -> Loaded:
+        if number not in self.loaded:  # it was loaded while this helper was being started
+            self.load(number // MODELS_OF_A_SOURCE)
+        return self.loaded[number]
 
     def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
         """An input of a call that has some in regions."""
