@@ -258,6 +258,11 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   return SHM_OK;
 }
 
+int shm_helper_goes_on(int helper) {
+  if (mapping == NULL || helper < 0 || helper >= board.helpers) return 0;
+  return atomic_load_explicit(&shmi_board_helper(helper)->going_on, memory_order_acquire) != 0;
+}
+
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   if (mapping == NULL || board.trace_records == 0) return 0;
   uint64_t ring = board.trace_records;

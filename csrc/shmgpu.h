@@ -446,6 +446,8 @@ int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value);
  * the next take the helper is seen to be busy, and may be taken for hung as before; a death costs
  * no call. What goes on may read the callers' arenas, and must not write there. */
 int shm_helper_go_on(void);
+/* In any role: 1 while that helper goes on so. Whoever has its answer sees it, or that it ended. */
+int shm_helper_goes_on(int helper);
 
 /* ---- what is counted (the board) ---- */
 

@@ -124,8 +124,11 @@ class NumpyBackend:
     is_host = True
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
-        if op.is_view or not any(spec.dtype in _HALVES for spec in (*specs, out)):
+        if not any(spec.dtype in _HALVES for spec in (*specs, out)):
             return op.numpy(np, specs, params, out)
+        if op.is_view:
+            view, dtype = op.numpy(np, specs, params, out), specs[0].dtype.numpy
+            return lambda x: view(np.asarray(x, dtype))  # plain numbers are wider until here
         wide = tuple([_wide(spec) for spec in specs])
         return _halved(op.numpy(np, wide, params, _wide(out)), out)
 
@@ -180,6 +183,7 @@ class TorchBackend:
         self.module = torch
         self.device = torch.device(device)
         self.is_host = self.device.type == "cpu"
+        self._inference = torch.inference_mode()  # programs do not nest, so one will do
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         return op.torch(self.module, specs, params, out)
@@ -218,12 +222,11 @@ class TorchBackend:
         return value
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
-        inference: contextlib.AbstractContextManager[Any] = self.module.inference_mode()
         if self.is_host:
-            return inference
+            return self._inference
         # Not on the CPU: under a device, torch runs a Python function at each call of its own.
         both = contextlib.ExitStack()
-        both.enter_context(inference)
+        both.enter_context(self._inference)
         both.enter_context(self.device)
         return both
 

@@ -6,6 +6,7 @@ and numbers are its own: nobody can name another's.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
 from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
+from shmgpu.graph import Spec
 from shmgpu.program import Program, decode
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
@@ -31,6 +33,9 @@ Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
 
 UNKNOWN_PROGRAM = "this helper does not know that program"
 UNKNOWN_TENSOR = "this helper does not hold that tensor"
+
+
+Sent = Callable[[int, Spec], Any]
 
 
 class UnknownProgram(BadParams):
@@ -57,7 +62,9 @@ class Ready:
         compiled: as it runs now; None when it had to make room, until it is asked for again.
         fused: the same with loops in C, while these are being compiled.
         numbers: how its plain numbers are packed.
-        given: of each array (whether it is resident, shape, the library's dtype).
+        given: of each array (whether it is resident, its place among those that are or among
+            those that are sent, its spec, the library's dtype).
+        resident: how many arrays are.
         donated: (slot, place among the handles) of each.
         is_captured: it may be, on a device.
         kept_bytes: that stay in the helper.
@@ -77,6 +84,7 @@ class Ready:
         "kept_bytes",
         "numbers",
         "program",
+        "resident",
         "runs",
     )
 
@@ -87,17 +95,23 @@ class Ready:
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
-        self.given = tuple(
-            [
-                (is_resident, spec.shape, backend.dtype(spec))
-                for spec, is_resident in zip(program.arrays, program.resident, strict=True)
-            ]
-        )
+        self.resident = sum(program.resident)
+        given = []
+        places = [0, 0]  # the next one that is sent, the next one that is resident
+        for spec, is_resident in zip(program.arrays, program.resident, strict=True):
+            given.append((is_resident, places[is_resident], spec, backend.dtype(spec)))
+            places[is_resident] += 1
+        self.given = tuple(given)
         self.donated = tuple([(slot, sum(program.resident[:slot])) for slot in program.donated])
         specs = program.specs
         self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
         self.runs = 0
         self.code_bytes = code_bytes
+
+
+@functools.lru_cache(maxsize=256)
+def _handles(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
 
 
 def number_format(program: Program) -> str:
@@ -216,13 +230,18 @@ class Engine:
         caller: tuple[int, int],
         head: bytes,
         code: bytes,
-        arrays: tuple[Any, ...],
+        sent: Sent,
         later: Later | None = None,
-    ) -> tuple[Any, ...] | None:
-        """Run a program; what the child wants to see, or None where that is nothing.
+    ) -> tuple[Any, ...]:
+        """Run a program; what the child wants to see.
 
-        ``later`` takes what need not be done before the child sees that, and what to tell of its
-        failure: it is done before the next program.
+        Args:
+            caller: (slot, generation) of the child.
+            head: which program, and what is given beside the arrays that were sent.
+            code: the program's own bytes, where the helper may not know it.
+            sent: gives one of the arrays that were sent, as what the program says it is.
+            later: takes what need not be done before the child sees that, and what to tell of its
+                failure: it is done before the next program.
 
         Raises:
             UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
@@ -232,8 +251,8 @@ class Engine:
         try:
             number, flags, first, used, freed = HEAD.unpack_from(head)
             at = HEAD.size
-            handles = struct.unpack_from(f"<{used}q", head, at)
-            frees = struct.unpack_from(f"<{freed}q", head, at + 8 * used)
+            handles = _handles(used).unpack_from(head, at) if used else ()
+            frees = _handles(freed).unpack_from(head, at + 8 * used) if freed else ()
         except (struct.error, MemoryError) as error:
             raise BadParams("the program's head is damaged") from error
         for handle in frees:
@@ -248,7 +267,7 @@ class Engine:
             ready = known
         if ready.compiled is None:
             self._compile(ready)
-        given = self._given(ready, tenant, handles, arrays)
+        given = self._given(ready, tenant, handles, sent)
         try:
             at += 8 * (used + freed)
             numbers = ready.numbers.unpack_from(head, at)
@@ -260,7 +279,7 @@ class Engine:
         assert compiled is not None
         if self.quota:
             self._check_quota(tenant, ready, given)
-        if len(set(handles)) < len(handles):
+        if len(handles) > 1 and len(set(handles)) < len(handles):
             # One array under two slots: what is written over must not be the other's as well.
             for slot in compiled.spoilt:
                 given[slot] = self.backend.copy(given[slot])
@@ -289,7 +308,7 @@ class Engine:
                 lambda: self._finish(tenant, rest, kept, first),
                 lambda error: tenant.fail(first, last, error),
             )
-        return read or None
+        return read
 
     def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
         with self.backend.running():
@@ -301,28 +320,26 @@ class Engine:
         ready: Ready,
         tenant: Tenant,
         handles: tuple[int, ...],
-        arrays: tuple[Any, ...],
+        sent: Sent,
     ) -> list[Any]:
         """The arrays in the order of their slots, each what the program says it is."""
         given = []
         held = tenant.arrays
-        sent, resident = iter(arrays), iter(handles)
-        try:
-            for is_resident, shape, dtype in ready.given:
-                if is_resident:
-                    handle = next(resident)
-                    array = held.get(handle)
-                    if array is None:
-                        if handle in tenant.failed:
-                            raise NotMade(tenant.failed[handle])
-                        raise UnknownTensor(UNKNOWN_TENSOR)
-                else:
-                    array = next(sent)
-                if tuple(array.shape) != shape or array.dtype != dtype:
-                    raise BadParams("an array of the program is not of the type that it says")
+        if len(handles) != ready.resident:
+            raise BadParams("the program is given another number of tensors than it needs")
+        for is_resident, place, spec, dtype in ready.given:
+            if is_resident:
+                handle = handles[place]
+                array = held.get(handle)
+                if array is None:
+                    if handle in tenant.failed:
+                        raise NotMade(tenant.failed[handle])
+                    raise UnknownTensor(UNKNOWN_TENSOR)
+                if array.shape != spec.shape or array.dtype != dtype:
+                    raise BadParams("a tensor of the program is not of the type that it says")
                 given.append(array)
-        except StopIteration:
-            raise BadParams("the program is given fewer arrays than it needs") from None
+            else:
+                given.append(sent(place, spec))
         return given
 
     def _check_quota(self, tenant: Tenant, ready: Ready, given: list[Any]) -> None:

@@ -32,14 +32,17 @@ FULL = Op("full", _made, numpy=_numpy_full, torch=_torch_full, numbers=(0,))
 
 
 def full(shape: Shape, value: complex, dtype: DType) -> Node:
+    """A tensor of one value, made where it is needed."""
     return apply(FULL, (number(value, dtype),), (dtype, shape))
 
 
 def ones_like(x: Node) -> Node:
+    """Ones in x's shape and type."""
     return full(x.spec.shape, 1, x.spec.dtype)
 
 
 def zeros_like(x: Node) -> Node:
+    """Zeros in x's shape and type."""
     return full(x.spec.shape, 0, x.spec.dtype)
 
 
@@ -94,6 +97,7 @@ EYE = Op(
 
 
 def eye(n: int, m: int, dtype: DType) -> Node:
+    """An n by m matrix with ones on its diagonal."""
     return apply(EYE, (), (dtype, (n, m)))
 
 

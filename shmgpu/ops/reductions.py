@@ -116,14 +116,17 @@ PROD = Op(
 
 
 def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """Whether all elements are true (not 0), over an axis, several, or all of them; bool."""
     return apply(ALL, (x,), (rules.axes_of(dim, len(x.spec.shape), "all"), keepdim))
 
 
 def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """Whether an element is true (not 0), over an axis, several, or all of them; bool."""
     return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
 
 
 def prod(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The product over an axis, several, or all of them; of bools and whole numbers int64."""
     if not is_float(x.spec.dtype):
         x = cast(x, int64)
     return apply(PROD, (x,), (rules.axes_of(dim, len(x.spec.shape), "prod"), keepdim))
@@ -135,6 +138,11 @@ def count(x: Node, axes: tuple[int, ...]) -> int:
 
 
 def mean(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The mean over an axis, several, or all of them; NaN of no elements.
+
+    Raises:
+        TypeError: the tensor is not of floats.
+    """
     if not is_float(x.spec.dtype):
         raise TypeError(
             f"mean: the tensor is {x.spec.dtype.name}, and a mean needs floats: x.to('float32')"
@@ -145,6 +153,10 @@ def mean(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
 
 
 def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+    """The variance over an axis, several, or all of them, of floats.
+
+    The mean square is of ``correction`` elements less than there are; NaN where none is left.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "var")
     centred = sub(x, mean(x, axes, True))
     left = count(x, axes) - correction
@@ -152,6 +164,7 @@ def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) ->
 
 
 def std(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+    """The square root of :func:`var`."""
     return sqrt(var(x, dim, keepdim, correction))
 
 
@@ -161,18 +174,29 @@ def _refuse_empty(x: Node, axes: tuple[int, ...], name: str) -> None:
 
 
 def amax(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The greatest over an axis, several, or all of them; equal ones share the gradient.
+
+    Raises:
+        ValueError: there are no elements.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "amax")
     _refuse_empty(x, axes, "amax")
     return apply(AMAX, (x,), (axes, keepdim))
 
 
 def amin(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The least over an axis, several, or all of them; equal ones share the gradient.
+
+    Raises:
+        ValueError: there are no elements.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "amin")
     _refuse_empty(x, axes, "amin")
     return apply(AMIN, (x,), (axes, keepdim))
 
 
 def logsumexp(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """``log(sum(exp(x)))`` over an axis, several, or all of them, without overflow."""
     (x,) = floats(x)
     axes = rules.axes_of(dim, len(x.spec.shape), "logsumexp")
     most = amax(x, axes, True)

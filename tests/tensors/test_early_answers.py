@@ -58,6 +58,21 @@ def test_inputs_that_are_let_go_of_are_not_written_over_while_they_are_read(help
         del others
 
 
+def test_an_array_on_loan_stays_there_until_the_rest_is_done(helper):
+    array = gt.arena.zeros(1000)
+    x = gt.from_numpy(array)
+    assert (x * 3).sum().item() == 0
+    del x
+    assert array.flags.writeable  # there was no rest
+    x = gt.from_numpy(array)
+    rest = x + slow(gt.ones(SIZE, SIZE))[0, 0]
+    assert (x * 3).sum().item() == 0
+    del x
+    assert not array.flags.writeable
+    np.testing.assert_allclose(rest.data, 1, rtol=1e-4)
+    assert array.flags.writeable
+
+
 def test_an_arena_without_room_waits_for_what_is_still_read(helper):
     values = [np.full(4 << 20, number, np.float32) for number in (1, 2)]  # two do not fit
     x = gt.tensor(values[0])
