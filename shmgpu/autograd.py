@@ -13,6 +13,7 @@ from shmgpu import graph
 from shmgpu.graph import Node
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
+from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
 
 RELEASED = (
@@ -99,4 +100,16 @@ def gradients(
 
 def _gather(found: dict[Node, Node], node: Node, share: Node) -> None:
     before = found.get(node)
-    found[node] = share if before is None else add(before, share)
+    found[node] = share if before is None else _sum(before, share)
+
+
+def _sum(share: Node, other: Node) -> Node:
+    """Two shares of one value's gradient: what comes of a slice is added where it belongs.
+
+    A value that is taken apart has a share of each part, and zeros elsewhere.
+    """
+    if other.op is not SLICE_BACKWARD:
+        share, other = other, share
+    if other.op is SLICE_BACKWARD and share.spec is other.spec:
+        return slice_add(share, other.inputs[0], other.params[1:])
+    return add(share, other)
