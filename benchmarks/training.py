@@ -56,26 +56,30 @@ def _step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
     return step
 
 
-def shmgpu_mlp(seconds: float) -> dict[str, float]:
+def shmgpu_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the steps a second through a helper."""
     import shmgpu
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=[device], threads=1):
         model = _mlp(nn)
         optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
         return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
 
 
-def eager_mlp(seconds: float) -> dict[str, float]:
+def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the same with PyTorch in this process."""
     import torch
 
     torch.set_num_threads(1)
-    model = _mlp(torch.nn)
+    model = _mlp(torch.nn).to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.functional.mse_loss
-    return {"rate": _steps(_step(model, optimiser, torch.from_numpy, loss_of), seconds)}
+
+    def tensor(array: Any) -> Any:
+        return torch.from_numpy(array).to(device)
+
+    return {"rate": _steps(_step(model, optimiser, tensor, loss_of), seconds)}
 
 
 # ---- a small transformer: PyTorch's names on both sides --------------------------------------
