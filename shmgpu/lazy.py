@@ -474,6 +474,8 @@ class Recorder:
                 held[life] = held.get(life, 0) + node.spec.nbytes
             return max(held, key=held.__getitem__)
         lives = list(self._lives.values())
+        if len(lives) == 1:
+            return lives[0]
         self._turn += 1
         turn = self._turn
         return min(
@@ -558,7 +560,7 @@ class Recorder:
         arena = port.arena
         addresses = []
         for value in message.arrays:
-            if not arena.base <= value.address <= arena.end:  # of a broker that was left since
+            if not arena.base <= value.address < arena.end:  # of a broker that was left since
                 value.array, value.address = placed(value.array)
             addresses.append(value.address)
         room = 0

@@ -81,8 +81,15 @@ class Letter(Call):
         plan.put(self.block, 0, end, VERSION, n, room, room_bytes, *addresses, len(head), len(code))
         self.block[begin:end] = head + code
 
+    def done(self) -> None:
+        """It was answered while its caller waited: nothing but the room was this call's own."""
+        if len(self.block) > MAX_KEPT_BLOCK:  # it told of a whole program
+            self.block = b""
+        self.result = None
+        self.plan.idle.append(self)
+
     def release(self) -> None:
-        """As any call; a block that told of a whole program is not kept."""
+        """As any call."""
         if len(self.block) > MAX_KEPT_BLOCK:
             self.block = b""
         super().release()

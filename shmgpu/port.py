@@ -131,7 +131,7 @@ class Port:
             self._give_up(letter, keep)
             raise
         if status == 0:
-            letter.release()
+            letter.done()
             if self._queue:
                 self.pump()
         else:

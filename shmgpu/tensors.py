@@ -153,7 +153,7 @@ class Tensor:
     def data(self) -> Data:
         """Its elements, computed now if they were not: an array that is read only."""
         shown = lazy.elements(self._node).view(Data)
-        shown.flags.writeable = False
+        shown.setflags(write=False)
         return shown
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -26,6 +26,8 @@ class Served(Target):
         pending: where requests are counted that are pending with it.
         metadata: what requests are held against; its versions are this one alone.
         places, output_places: of inputs and outputs, by name.
+        in_regions: the target of requests with tensors in clients' regions, which are no rows of
+            one array either.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Served(Target):
         self.max_batch_size: int = description["max_batch_size"]
         self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
-        function = rows.of(description["arrays"], description["max_delay_ms"])
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size
-        super().__init__(function, source["pool"] or None, description["name"], max_rows)
+        function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
+        super().__init__(function, source["pool"] or None, name, max_rows)
+        self.in_regions = Target(rows.infer_in_regions, self.pool, name)
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:

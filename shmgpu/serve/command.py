@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shmgpu import core, daemon, functions, logs
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import LaunchError
 from shmgpu.launch import raise_outcome
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
@@ -43,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> None:
     """Be the parent of a server until SIGINT or SIGTERM; what it needs is made and given back here.
 
+    SIGHUP has all models loaded anew.
+
     Raises:
         ConfigError, LaunchError, SessionError: it could not start.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
@@ -50,9 +54,10 @@ def serve(options: argparse.Namespace) -> None:
     refuse_unsafe("shmgpu serve")
     sources = repository.find_all(options.models)
     with contextlib.ExitStack() as held:
-        table = Table(first_state(sources))
+        table = Table({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
+        grpc_address = held.enter_context(_reserved(options))
         rows = Rows(options.hang_after)
         functions.register_late()
         counters: list[Counters] = []
@@ -78,13 +83,9 @@ def serve(options: argparse.Namespace) -> None:
         pools: dict[str, list[int]] = {name: [] for name in plan.pools}
         for number, setup in enumerate(plan.setups):
             pools[setup.pool].append(number)
-        for source in sources:
-            if source.pool not in ("", *pools):
-                raise ConfigError(
-                    f"{source.path} is for the pool {source.pool!r}, and the helpers form "
-                    f"{', '.join(pools)}: name one of those, or add it to --helpers"
-                )
-        shared = worker.Plan([listener], table, counters[0], rows, options, pools)
+        with table.change() as state:
+            state.update(first_state(repository.in_pools(sources, list(pools))))
+        shared = worker.Plan([listener], table, counters[0], rows, grpc_address, options, pools)
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
         before = logs.role()
@@ -103,6 +104,12 @@ def serve(options: argparse.Namespace) -> None:
 
         host.on_ready = ready
         host.on_draining = draining
+
+        def reload(number: int, frame: object) -> None:
+            if core.role() == core.ROLE_PARENT:  # helpers and workers inherit this
+                table.ask_reload()
+
+        held.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, reload))
         make_room_for_descriptors(plan.slots + plan.helpers)
         raise_outcome(host, core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core()))
 
@@ -148,6 +155,42 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         if options.uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(options.uds)
+
+
+@contextlib.contextmanager
+def _reserved(options: argparse.Namespace) -> Iterator[str]:
+    """Where workers listen for gRPC, each with a socket of its own; empty: nowhere.
+
+    The parent's socket never listens: it holds the port while workers come and go.
+    """
+    if options.grpc_port is None:
+        yield ""
+        return
+    for package in ("grpc", "google.protobuf"):
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            raise LaunchError(
+                f"--grpc-port needs a package that is missing ({package}): "
+                'pip install "shmgpu[serve]"'
+            )
+    found = socket.getaddrinfo(options.host, options.grpc_port, type=socket.SOCK_STREAM)
+    family, _, _, _, place = found[0]
+    try:
+        with socket.socket(family) as probe:  # another server's port is no port to share
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            place = probe.getsockname()
+        holder = socket.socket(family)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(place)
+    except OSError as error:
+        raise LaunchError(
+            f"the server cannot listen at {options.host}:{options.grpc_port} ({error.strerror}): "
+            "choose another --grpc-port"
+        ) from error
+    with holder:
+        address = _address(holder).removeprefix("http://")
+        print(f"listening on grpc://{address}", flush=True)
+        yield address
 
 
 def _address(listener: socket.socket) -> str:

@@ -13,10 +13,12 @@ from shmgpu.serve.metadata import TensorMetadata
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
+    "system_shared_memory",
 )
 
 

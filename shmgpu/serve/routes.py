@@ -24,8 +24,10 @@ from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
+from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
 from shmgpu.serve.requests import Limits, ProtocolError
 
+NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
 
 PLAIN = b"text/plain; charset=utf-8"
@@ -41,6 +43,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
+        regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
 
@@ -52,6 +55,7 @@ class Front:
         limits: Limits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
+        regions: Regions,
     ) -> None:
         self.calls = calls
         self.catalog = catalog
@@ -60,6 +64,7 @@ class Front:
         self.metrics: Any = None
         self.lifecycle = lifecycle
         self.options = options
+        self.regions = regions
         self.is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
@@ -276,19 +281,20 @@ def index(front: Front, request: Request) -> None:
 
 def load(front: Front, request: Request, name: str) -> None:
     """Load a model, or load it anew."""
-    _check_control(front)
+    check_control(front)
     if _object(request).get("parameters"):
-        raise ProtocolError(400, "a model is loaded as it lies in the repository: no parameters")
+        raise ProtocolError(400, NO_PARAMETERS)
     front.later(request, front.lifecycle.load(name))
 
 
 def unload(front: Front, request: Request, name: str) -> None:
     """Take a model away."""
-    _check_control(front)
+    check_control(front)
     front.later(request, front.lifecycle.unload(name))
 
 
-def _check_control(front: Front) -> None:
+def check_control(front: Front) -> None:
+    """Refuses, with 503, to change what is loaded unless that is allowed."""
     if not front.options.allow_repository:
         raise ProtocolError(
             503,
@@ -309,6 +315,47 @@ def _object(request: Request) -> dict[str, Any]:
     return found
 
 
+# ---- clients' shared memory ------------------------------------------------------------------
+
+
+def shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """Which regions are registered."""
+    request.reply(200, [orjson.dumps(front.regions.status(name))])
+
+
+def register(front: Front, request: Request, name: str) -> None:
+    """Let requests name a region."""
+    said = _object(request)
+    front.regions.register(name, said.get("key"), said.get("offset", 0), said.get("byte_size"))
+    request.reply(200)
+
+
+def unregister(front: Front, request: Request, name: str = "") -> None:
+    """Forget a region, or all."""
+    front.regions.unregister(name)
+    request.reply(200)
+
+
+def cuda_shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """There is none."""
+    if name:
+        raise ProtocolError(404, unknown_region(name))
+    request.reply(200, [b"[]"])
+
+
+def register_cuda(front: Front, request: Request, name: str) -> None:
+    """Another process's device memory cannot be had here."""
+    raise ProtocolError(501, NO_CUDA)
+
+
+def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
+    """Clients do this first, to begin clean: there is nothing to forget."""
+    request.reply(200)
+
+
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+_REGION = "/region/(?P<name>[^/]+)"
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
@@ -323,6 +370,12 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
+        ("POST", f"{_SYSTEM}{_REGION}/register", register),
+        ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
+        ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
+        ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
+        ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),
