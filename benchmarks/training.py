@@ -1,7 +1,8 @@
 """training: steps a second of whole training loops, beside PyTorch eager in process.
 
 One thread each, the inputs drawn alike, the loss read at every step. ``mlp``: 784-128-10, batch 32,
-fresh inputs, squared error, SGD. ``memory``: how much helper and child have grown over the steps.
+fresh inputs, squared error, SGD. ``transformer``: that of examples/characters.py, 16 texts of 64
+characters, cross-entropy, AdamW. ``memory``: how much helper and child have grown over the steps.
 ``fair``: 32 children train models of their own on two helpers, no two alike, and each reads its
 loss at every step. *Service* is counted as in ``fairness.py``: the messages of each that were
 answered within the span. The dispatcher gives turns, not time, so a child whose model is ten times
@@ -55,26 +56,118 @@ def _step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
     return step
 
 
-def shmgpu_mlp(seconds: float) -> dict[str, float]:
+def shmgpu_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the steps a second through a helper."""
     import shmgpu
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=[device], threads=1):
         model = _mlp(nn)
         optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
         return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
 
 
-def eager_mlp(seconds: float) -> dict[str, float]:
+def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the same with PyTorch in this process."""
     import torch
 
     torch.set_num_threads(1)
-    model = _mlp(torch.nn)
+    model = _mlp(torch.nn).to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.functional.mse_loss
-    return {"rate": _steps(_step(model, optimiser, torch.from_numpy, loss_of), seconds)}
+
+    def tensor(array: Any) -> Any:
+        return torch.from_numpy(array).to(device)
+
+    return {"rate": _steps(_step(model, optimiser, tensor, loss_of), seconds)}
+
+
+# ---- a small transformer: PyTorch's names on both sides --------------------------------------
+
+WIDTH, HEADS, LAYERS, PLACES, CHARACTERS, TEXTS = 64, 4, 2, 64, 97, 16
+
+
+def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
+    """Return the model of examples/characters.py, of the layers of that ``nn``."""
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.attention, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+            self.bent = nn.GELU()
+
+        def forward(self, x: Any) -> Any:
+            count, places, _ = x.shape
+            parts = self.attention(self.before(x)).reshape(count, places, 3, HEADS, WIDTH // HEADS)
+            query, key, value = parts.permute(2, 0, 3, 1, 4)
+            seen = attention(query, key, value, is_causal=True)
+            x = x + self.out(seen.permute(0, 2, 1, 3).reshape(count, places, WIDTH))
+            return x + self.narrow(self.bent(self.wide(self.between(x))))
+
+    class Transformer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.what = nn.Embedding(CHARACTERS, WIDTH)
+            self.where = nn.Embedding(PLACES, WIDTH)
+            self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+            self.last, self.scores = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CHARACTERS)
+
+        def forward(self, text: Any) -> Any:
+            x = self.what(text) + self.where(arange(PLACES))
+            for block in self.blocks:
+                x = block(x)
+            return self.scores(self.last(x)).reshape(-1, CHARACTERS)
+
+    return Transformer()
+
+
+def _text_step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def step() -> float:
+        text = rng.integers(0, CHARACTERS, (TEXTS, PLACES + 1))
+        x, y = np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:].ravel())
+        loss = loss_of(model(tensor(x)), tensor(y))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        value = float(loss.item())
+        if not value < 100:
+            raise ProbeFailed(f"the loss became {value}")
+        return value
+
+    return step
+
+
+def shmgpu_transformer(seconds: float) -> dict[str, float]:
+    """Return the steps a second of the transformer through a helper."""
+    import shmgpu
+    from shmgpu import nn
+
+    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+        model = _transformer(nn, nn.scaled_dot_product_attention, shmgpu.arange)
+        optimiser = shmgpu.optim.AdamW(model.parameters(), lr=1e-3)
+        step = _text_step(model, optimiser, shmgpu.tensor, nn.cross_entropy)
+        return {"rate": _steps(step, seconds)}
+
+
+def eager_transformer(seconds: float) -> dict[str, float]:
+    """Return the same with PyTorch in this process."""
+    import torch
+    from torch.nn import functional
+
+    torch.set_num_threads(1)
+    model = _transformer(torch.nn, functional.scaled_dot_product_attention, torch.arange)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return {
+        "rate": _steps(
+            _text_step(model, optimiser, torch.from_numpy, functional.cross_entropy), seconds
+        )
+    }
 
 
 def shmgpu_growth(seconds: float) -> dict[str, float]:
@@ -198,6 +291,15 @@ WORKLOAD = Workload(
             # Some forty turns for each: one more or less at the span's ends must not decide.
             seconds=1.5,
             rounds=3,
+        ),
+        Group(
+            "transformer",
+            (
+                probe("shmgpu", "benchmarks.training:shmgpu_transformer", _RATE),
+                probe("PyTorch eager", "benchmarks.training:eager_transformer", _RATE),
+            ),
+            (Figure("transformer", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 0.95"),),
+            quick=False,
         ),
         Group(
             "memory",

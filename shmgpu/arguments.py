@@ -17,6 +17,7 @@ from shmgpu import arrays, core, dtypes, layout
 from shmgpu.arrays import Source, Spec
 from shmgpu.errors import BadFunction, BadParams
 from shmgpu.layout import Layout
+from shmgpu.letters import Letter, Letters
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
 from shmgpu.repeats import Repeats
@@ -36,6 +37,7 @@ class Target(Protocol):
     pool: str | None
     pickle: bool
     batch_max_rows: int
+    units_per_row: int  # of the room that a batch of the row has; 1 where it counts rows
     out: Any
     timeout: float | None
     plans: PlanTable
@@ -174,6 +176,20 @@ class Arguments:
             self._apply(call, target, options)
         return call
 
+    def letter(self, target: Target, arity: int, placement: int) -> Letter:
+        """A letter for so many arrays, not written yet, to one of the helpers in the mask."""
+        if target.plans_port is not self:
+            self._adopt(target)
+        plan = target.plans.get(arity)
+        if plan is None:
+            plan = Letters(target.row, self._pool(target), arity, target.name)
+            target.plans.add(arity, plan)
+        letter = plan.idle.pop() if plan.idle else Letter(plan, self.arena)
+        assert isinstance(letter, Letter)
+        if letter.placement != placement:
+            letter.config.placement = letter.placement = placement
+        return letter
+
     def _take(self, plan: Plan) -> Call:
         try:
             return plan.idle.pop()
@@ -228,6 +244,7 @@ class Arguments:
                 target.pickle,
                 target.batch_max_rows,
                 target.name,
+                target.units_per_row,
             )
             target.plans.add(full, plan)
         if key is not None and key not in target.plans:

@@ -41,11 +41,11 @@ class BatchDesk(Desk):
         for index, (function, params, size, slot, generation, sequence) in enumerate(works):
             offset = params - self.origin
             block = self.memory[offset : offset + size]
-            entry = self._entries.get(block)
+            entry: Any = self._entries.get(block)
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if not has_rows(entry):
+                if not isinstance(entry, Entry) or not has_rows(entry):
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
@@ -94,10 +94,12 @@ class BatchDesk(Desk):
             if entries[0].declared:
                 helper.out = self._batch_out(target, entries[0], sum(rows))
             declared = helper.out
+            helper.calls = len(good)
             try:
                 result = target.body(helper, *args, **kwargs)
             finally:
                 helper.out = None
+                helper.calls = 1
             if result is None and declared is not None:
                 result = declared
             parts = _split(_on_host(result), rows, target.name, target.pickle)

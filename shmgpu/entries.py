@@ -13,6 +13,7 @@ import numpy as np
 from shmgpu import arrays, dtypes
 from shmgpu.arrays import Spec
 from shmgpu.errors import BadParams
+from shmgpu.layout import Block
 from shmgpu.values import Tree
 
 
@@ -24,7 +25,7 @@ class Served(Protocol):
     arrays_kind: str
     pickle: bool
     batch_max_rows: int
-    remembers: bool
+    takes_letters: bool
 
 
 class Device(Protocol):
@@ -64,6 +65,7 @@ class Helper:
         out: the declared output arrays to write into, or None.
         pool: name of the helper's pool.
         generation: how many processes have held this place, this one included.
+        calls: how many calls are being run as one batch; 1 for a call by itself.
         caller: (number, generation) of the child whose call runs, for those who keep something
             for each.
         when_children_leave: functions without arguments that are called when a child has left,
@@ -74,6 +76,7 @@ class Helper:
     __slots__ = (
         "__dict__",
         "caller",
+        "calls",
         "device",
         "generation",
         "id",
@@ -91,6 +94,7 @@ class Helper:
         self.generation = generation
         self.session: Any = None
         self.out: Any = None
+        self.calls = 1
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
         self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []
@@ -157,6 +161,59 @@ class Entry:
         self.out_torch: Any = None
         self.tensors = None
         self.views = None
+
+
+class OpenLetter:
+    """A letter that arrived: a block that its function reads itself.
+
+    Attributes:
+        head, code: its two parts, whatever they mean.
+        addresses: of the arrays that come with it.
+        first, end: where the arrays of the caller's arena begin and end.
+        room_offset, room_bytes: where the result goes, from the first byte of all arenas.
+    """
+
+    __slots__ = (
+        "_look",
+        "_origin",
+        "addresses",
+        "code",
+        "end",
+        "first",
+        "head",
+        "room_bytes",
+        "room_offset",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        block: Block,
+        bounds: tuple[int, int],
+        room: tuple[int, int],
+        origin: int,
+        look: Callable[[int, Spec], Any],
+    ) -> None:
+        self.head = block.signature
+        self.code = data[block.values_at :]
+        self.addresses = block.addresses
+        self.first, self.end = bounds
+        self.room_offset, self.room_bytes = room
+        self._origin = origin
+        self._look = look
+
+    def array(self, index: int, spec: Spec) -> Any:
+        """One of the arrays, as what it is meant to be; not to be written to.
+
+        Raises:
+            BadParams: it does not lie in the caller's own arena, or there is none.
+        """
+        if index >= len(self.addresses):
+            raise BadParams("the message has fewer arrays than it needs")
+        address = self.addresses[index]
+        if not self.first <= address <= self.end - spec.nbytes:
+            raise BadParams("an argument does not lie in the caller's own arena")
+        return self._look(address - self._origin, spec)
 
 
 class Leaf:

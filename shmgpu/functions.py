@@ -32,6 +32,7 @@ from shmgpu import core, runtime
 from shmgpu.arguments import Options
 from shmgpu.config import parse_bool, parse_seconds
 from shmgpu.errors import ArenaFull, CallCancelled, ConfigError
+from shmgpu.letters import Letter
 from shmgpu.plans import Call, PlanTable
 from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
@@ -55,7 +56,8 @@ _names: list[str] | None = None  # of what that broker has; None: what this proc
 unfindable: set[str] | None = None
 
 
-OWN = "shmgpu.residents:"  # the package's own functions, which every broker has, have such names
+# How names of the package's own functions begin; brokers have the first whatever they serve.
+OWN = ("shmgpu.residents:", "shmgpu.serve.rows:")
 
 
 def of_users() -> list[Function[Any, Any]]:
@@ -326,6 +328,7 @@ class Function(Generic[P, R]):
         self.name = getattr(body, "__qualname__", type(body).__name__)
         self.batch: Batch | None = batch
         self.batch_max_rows = batch.max_size if batch else 0
+        self.units_per_row = 1
         self.out = out
         self.idempotent = parse_bool(idempotent, "idempotent")
         self.timeout = _seconds(timeout, "timeout")
@@ -340,7 +343,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
-        self.remembers = True  # helpers remember calls; for nothing, where no two are alike
+        self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.letters`
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self._options: dict[str, Any] = {
             "batch": batch,
@@ -516,6 +519,13 @@ def _submit(
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
     future._call = port.submit(target, args, kwargs, settings, future.sink, True)
+    return future
+
+
+def post(port: Port, letter: Letter, keep: Any) -> CallFuture[Any]:
+    """Send a letter without waiting; ``keep`` is what has to live until it is answered."""
+    future: CallFuture[Any] = CallFuture(port)
+    future._call = port.post(letter, future.sink, keep)
     return future
 
 

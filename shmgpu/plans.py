@@ -29,7 +29,7 @@ MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call kee
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
 
 
-def _packer(arity: int) -> Callable[..., None]:
+def packer(arity: int) -> Callable[..., None]:
     """Writes (room's address, its bytes, addresses of arguments) into a block at an offset."""
     pack = struct.Struct(f"<QQ{arity}Q").pack_into
     shift = core.arena_shift()
@@ -61,6 +61,7 @@ class Plan:
         "arity",
         "as_torch",
         "batch_rows",
+        "batch_units",
         "fixed",
         "hint",
         "hint_shape",
@@ -89,6 +90,7 @@ class Plan:
         pickle: bool,
         batch_max_rows: int,
         name: str,
+        units_per_row: int = 1,
     ) -> None:
         self.row = row
         self.pool = pool
@@ -99,12 +101,13 @@ class Plan:
         self.arity = len(arguments.specs)
         self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
         self.value_count = arguments.tree.value_count
-        self.pack = _packer(self.arity)
+        self.pack = packer(self.arity)
         self.idle: list[Call] = []
         self.fixed = declared is not None
         self.surprises = 0
         self.room = FIRST_ROOM
         self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
+        self.batch_units = self.batch_rows * units_per_row
         self.hint: Layout | None = None
         self.expect(declared)
 
@@ -214,7 +217,7 @@ class Call:
         self.value_bytes = b""
         self.reply = core.new_reply()
         self.config = core.new_call_config(plan.row, plan.pool)
-        self.config.rows = plan.batch_rows or 1
+        self.config.rows = plan.batch_units or 1
         self.priority = 0
         self.placement = 0
         self.staging: list[tuple[Any, int, Any] | None] = [None] * plan.arity

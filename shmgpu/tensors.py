@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, dtypes, graph, lazy, plans, runtime, seeds
+from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
 from shmgpu.errors import BadParams
 from shmgpu.graph import Node, spec_of
@@ -40,6 +40,7 @@ from shmgpu.ops import (
 )
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.promotion import (
+    CATEGORY,
     OF_NUMBER,
     TYPES,
     category_of_number,
@@ -153,7 +154,7 @@ class Tensor:
     def data(self) -> Data:
         """Its elements, computed now if they were not: an array that is read only."""
         shown = lazy.elements(self._node).view(Data)
-        shown.flags.writeable = False
+        shown.setflags(write=False)
         return shown
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -297,7 +298,8 @@ class Tensor:
             )
         self._become(cast(node, before.spec.dtype))
         if collects:
-            self._collect()
+            self._node.needs_grad = True
+            self._node.leaf = before.leaf
         return self
 
     def zero_(self) -> Tensor:
@@ -329,17 +331,24 @@ def as_operand(value: Any, dtype: DType | None = None) -> Any:
     return _leaf(value, None)
 
 
+_LISTED = frozenset((list, tuple, int, float, bool))
+_FLOAT64 = np.dtype(np.float64)
+
+
 def _leaf(data: Any, dtype: Any) -> Node:
     """A copy of the data, in this child's arena."""
     lazy.current()  # the first tensor of a program joins a broker, or starts one
     if isinstance(data, Tensor):
         data = data.data
-    if not arrays.is_array(data):
+    is_listed = type(data) in _LISTED or not arrays.is_array(data)
+    if is_listed:
         data = np.asarray(data)
-        if dtype is None and data.dtype == np.float64:
-            dtype = float32  # as PyTorch takes Python's floats
-    copied = arena.array(data, dtypes.of_any(dtype) if dtype is not None else None)
-    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied))
+    if dtype is not None:
+        dtype = dtypes.of_any(dtype)
+    elif is_listed and data.dtype is _FLOAT64:
+        dtype = float32  # as PyTorch takes Python's floats
+    copied, address = arena.placed(data, dtype)
+    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied, address))
 
 
 def _as_index(index: Any) -> Any:
@@ -398,12 +407,13 @@ def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
     lent = array.view(_Lent)
     plans.lend(array)
     weakref.finalize(lent, plans.return_loans, [array]).atexit = False
-    return _made(graph.leaf(spec_of(kind, array.shape), Held(lent)), requires_grad)
+    held = Held(lent, core.address_of(array))
+    return _made(graph.leaf(spec_of(kind, array.shape), held), requires_grad)
 
 
 def _kind(array: np.ndarray[Any, Any]) -> DType:
     kind = dtypes.of_numpy(array.dtype)
-    if kind not in TYPES:
+    if kind not in CATEGORY:
         raise TypeError(
             f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
         )
@@ -474,7 +484,10 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(record)
     def call(*args: Any, **kwargs: Any) -> Any:
         out = record(
-            *[a._node if type(a) is Tensor else as_argument(a) for a in args],
+            *[
+                a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
+                for a in args
+            ],
             **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         if type(out) is Node:
@@ -504,9 +517,15 @@ def _of_tensors(of_nodes: inspect.Signature) -> inspect.Signature:
     )
 
 
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
 def as_argument(value: Any) -> Any:
     """What ``record`` functions take: nodes for tensors and arrays, also in lists."""
-    if type(value) is Tensor:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is Tensor:
         return value._node
     if isinstance(value, (list, tuple)) and any(type(one) is Tensor for one in value):
         return [as_operand(one) for one in value]
@@ -571,7 +590,8 @@ def _in_place(name: str) -> Callable[..., Any]:
 
     def update(self: Tensor, other: Any, **options: Any) -> Tensor:
         operand = as_operand(other)
-        if self._node.leaf is None or getattr(operand, "needs_grad", False):
+        is_free = self._node.leaf is None or not graph.grad_enabled
+        if is_free or getattr(operand, "needs_grad", False):
             return self._updated(record(self._node, operand, **options))
         # ``weight -= rate * weight.grad``: no gradient could flow through that, so it is a step of
         # training and not a mistake, although PyTorch wants no_grad() around it.

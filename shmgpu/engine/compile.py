@@ -13,7 +13,7 @@ from typing import Any
 from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.plan import Options, Plan
+from shmgpu.engine.plan import MIN_BUFFER, Options, Plan
 from shmgpu.graph import Spec
 from shmgpu.program import Program
 
@@ -76,16 +76,18 @@ class Compiled:
         rest: of what is not needed for what is read: then ``run`` gives (read, live), and
             ``rest(live)`` gives what is kept. It empties ``live``.
         spoilt: slots of donated arrays that it writes over.
+        homes: place in ``kept`` -> slot of the donated array that becomes it.
         loops: how many chains of operations run as one loop.
         nbytes: of its buffers.
     """
 
-    __slots__ = ("loops", "nbytes", "rest", "run", "spoilt")
+    __slots__ = ("homes", "loops", "nbytes", "rest", "run", "spoilt")
 
     def __init__(self, run: Run, rest: Rest | None, plan: Plan, loops: int) -> None:
         self.run = run
         self.rest = rest
         self.spoilt = plan.spoilt
+        self.homes = plan.homes
         self.loops = loops
         self.nbytes = sum(plan.buffers)
 
@@ -117,9 +119,17 @@ def compiled(
     pool: Pool,
     options: Options,
     fused: Fused | None = None,
+    *,
+    lends: bool = False,
 ) -> Compiled:
-    """The program as one function; with the loops of ``fused``, which are ready, if given."""
-    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host)
+    """The program as one function; with the loops of ``fused``, which are ready, if given.
+
+    ``lends``: what comes out may lie where the next run writes, or where an input lies: it is
+    copied, or looked at, before.
+    """
+    # What is replayed on a device knows its arrays by where they are: small ones stay there, too.
+    least = MIN_BUFFER if backend.is_host else 1
+    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host, least)
     specs = _specs(program)
     first_number = len(program.arrays)
     first = first_number + len(program.numbers)
@@ -151,7 +161,7 @@ def compiled(
         return names[plan.over[slot]] if slot in plan.over else None
 
     # Of a device, what is read is copied out while the next program runs, and may be written over.
-    look = "array" if backend.is_host else "copy"
+    look = "array" if backend.is_host or lends else "copy"
     read = "".join(f"{look}({names[slot]}), " for slot in program.read)
     has_rest = plan.early < len(plan.units)
     for place, unit in enumerate(plan.units):
@@ -194,7 +204,7 @@ def compiled(
         if gone:
             lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
     kept = "".join(
-        f"{'copy' if place in plan.copied else 'array'}({names[slot]}), "
+        f"{'copy' if place in plan.copied and not lends else 'array'}({names[slot]}), "
         for place, slot in enumerate(program.kept)
     )
     lines.append(f"  return ({kept})" if has_rest else f"  return ({read}), ({kept})")

@@ -31,11 +31,12 @@ class Options:
     drop_unused: bool = True  # what nobody reads is not computed
     fuse: bool = True  # chains on elements become one loop, where there is a C compiler
     answer_early: bool = True  # what the child waits for is done first, the rest when it has that
+    capture: bool = True  # what repeats on a device is launched as one, and answered as one
 
     @classmethod
     def of_flags(cls, flags: int) -> Options:
-        """Bits 0 to 4 switch them off, in this order."""
-        return cls(*[not flags & 1 << bit for bit in range(5)])
+        """Bits 0 to 5 switch them off, in this order."""
+        return cls(*[not flags & 1 << bit for bit in range(6)])
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Plan:
         gone: for each unit, the slots that nobody reads after it.
         copied: places in ``kept`` of which a copy is kept, because the memory is not theirs alone.
         spoilt: donated arrays that are written over.
+        homes: place in ``kept`` -> slot of the donated array that becomes it, memory and shape.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class Plan:
     gone: list[tuple[int, ...]] = field(default_factory=list)
     copied: set[int] = field(default_factory=set)
     spoilt: set[int] = field(default_factory=set)
+    homes: dict[int, int] = field(default_factory=dict)
 
 
 def make(
@@ -92,11 +95,12 @@ def make(
     options: Options,
     grouping: Grouping | None = None,
     reads_in_buffers: bool = True,
+    min_buffer: int = MIN_BUFFER,
 ) -> Plan:
     """Plan a program.
 
     ``grouping`` finds what is fused; ``reads_in_buffers``: what the child wants to see is copied
-    before the next program runs.
+    before the next program runs; ``min_buffer``: bytes from which on memory is planned.
     """
     plan = Plan()
     first = len(program.arrays) + len(program.numbers)
@@ -128,7 +132,7 @@ def make(
         last[root[slot]] = NEVER
     stays = {root[slot] for slot in (kept if reads_in_buffers else wanted)}
     if options.plan_memory:
-        _place(program, plan, specs, root, last, stays)
+        _place(program, plan, specs, root, last, stays, min_buffer)
     for now, unit in enumerate(plan.units):
         seen = [one for one in (*unit.inputs, *unit.outputs) if not _is_number(program, one)]
         plan.gone.append(tuple([one for one in dict.fromkeys(seen) if last[root[one]] <= now]))
@@ -141,6 +145,10 @@ def make(
             plan.copied.add(place)
         else:
             taken.add(origin)
+            while origin in plan.over:
+                origin = plan.over[origin]
+            if origin in program.donated and root[slot] == slot:
+                plan.homes[place] = origin
     return plan
 
 
@@ -235,6 +243,7 @@ def _place(
     root: dict[int, int],
     last: dict[int, int],
     stays: set[int],
+    min_buffer: int,
 ) -> None:
     free: dict[int, list[int]] = {}
     taken: dict[int, int] = {}  # root -> the buffer in which it lies
@@ -247,7 +256,7 @@ def _place(
         op = plan.steps[unit.slots[0]].op
         for slot in unit.outputs if is_fused or op.takes_out else ():
             spec = specs[slot]
-            if spec.nbytes < MIN_BUFFER:
+            if spec.nbytes < min_buffer:
                 continue
             for one in unit.inputs if is_fused or op.in_place else ():
                 usable = one in donated if slot in stays else one in taken

@@ -6,6 +6,7 @@ and numbers are its own: nobody can name another's.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from typing import Any
 
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
+from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
+from shmgpu.graph import Spec
 from shmgpu.program import Program, decode
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
@@ -30,6 +33,9 @@ Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
 
 UNKNOWN_PROGRAM = "this helper does not know that program"
 UNKNOWN_TENSOR = "this helper does not hold that tensor"
+
+
+Sent = Callable[[int, Spec], Any]
 
 
 class UnknownProgram(BadParams):
@@ -56,8 +62,11 @@ class Ready:
         compiled: as it runs now; None when it had to make room, until it is asked for again.
         fused: the same with loops in C, while these are being compiled.
         numbers: how its plain numbers are packed.
-        given: of each array (whether it is resident, shape, the library's dtype).
+        given: of each array (whether it is resident, its place among those that are or among
+            those that are sent, its spec, the library's dtype).
+        resident: how many arrays are.
         donated: (slot, place among the handles) of each.
+        is_captured: it may be, on a device.
         kept_bytes: that stay in the helper.
         runs: how often it was run, up to the one at which it is fused.
         flags: its options.
@@ -71,29 +80,38 @@ class Ready:
         "flags",
         "fused",
         "given",
+        "is_captured",
         "kept_bytes",
         "numbers",
         "program",
+        "resident",
         "runs",
     )
 
     def __init__(self, program: Program, backend: Backend, code_bytes: int, flags: int) -> None:
         self.program = program
         self.flags = flags
+        self.is_captured = Options.of_flags(flags).capture
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
-        self.given = tuple(
-            [
-                (is_resident, spec.shape, backend.dtype(spec))
-                for spec, is_resident in zip(program.arrays, program.resident, strict=True)
-            ]
-        )
+        self.resident = sum(program.resident)
+        given = []
+        places = [0, 0]  # the next one that is sent, the next one that is resident
+        for spec, is_resident in zip(program.arrays, program.resident, strict=True):
+            given.append((is_resident, places[is_resident], spec, backend.dtype(spec)))
+            places[is_resident] += 1
+        self.given = tuple(given)
         self.donated = tuple([(slot, sum(program.resident[:slot])) for slot in program.donated])
         specs = program.specs
         self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
         self.runs = 0
         self.code_bytes = code_bytes
+
+
+@functools.lru_cache(maxsize=256)
+def _handles(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
 
 
 def number_format(program: Program) -> str:
@@ -183,6 +201,8 @@ class Engine:
         self.memory = memory
         self.fuse_at_run = fuse_at_run if backend.is_host else 0
         self._pool = Pool(backend)
+        driver = backend.driver()
+        self._graphs = Graphs(backend, driver, self._pool) if driver is not None else None
         self._tenants: dict[int, tuple[int, Tenant]] = {}
         self._compiled: OrderedDict[tuple[bytes, int], Ready] = OrderedDict()
         self._code_bytes = 0
@@ -191,6 +211,7 @@ class Engine:
         """The child's share; that of a predecessor in its place is dropped."""
         held = self._tenants.get(slot)
         if held is None or held[0] != generation:
+            self.forget(slot)
             held = self._tenants[slot] = (generation, Tenant())
         return held[1]
 
@@ -201,19 +222,26 @@ class Engine:
     def forget(self, slot: int) -> None:
         """The child is gone, and what was held for it with it."""
         self._tenants.pop(slot, None)
+        if self._graphs is not None:
+            self._graphs.forget(slot)
 
     def execute(
         self,
         caller: tuple[int, int],
         head: bytes,
         code: bytes,
-        arrays: tuple[Any, ...],
+        sent: Sent,
         later: Later | None = None,
-    ) -> tuple[Any, ...] | None:
-        """Run a program; what the child wants to see, or None where that is nothing.
+    ) -> tuple[Any, ...]:
+        """Run a program; what the child wants to see.
 
-        ``later`` takes what need not be done before the child sees that, and what to tell of its
-        failure: it is done before the next program.
+        Args:
+            caller: (slot, generation) of the child.
+            head: which program, and what is given beside the arrays that were sent.
+            code: the program's own bytes, where the helper may not know it.
+            sent: gives one of the arrays that were sent, as what the program says it is.
+            later: takes what need not be done before the child sees that, and what to tell of its
+                failure: it is done before the next program.
 
         Raises:
             UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
@@ -223,8 +251,8 @@ class Engine:
         try:
             number, flags, first, used, freed = HEAD.unpack_from(head)
             at = HEAD.size
-            handles = struct.unpack_from(f"<{used}q", head, at)
-            frees = struct.unpack_from(f"<{freed}q", head, at + 8 * used)
+            handles = _handles(used).unpack_from(head, at) if used else ()
+            frees = _handles(freed).unpack_from(head, at + 8 * used) if freed else ()
         except (struct.error, MemoryError) as error:
             raise BadParams("the program's head is damaged") from error
         for handle in frees:
@@ -239,9 +267,10 @@ class Engine:
             ready = known
         if ready.compiled is None:
             self._compile(ready)
-        given = self._given(ready, tenant, handles, arrays)
+        given = self._given(ready, tenant, handles, sent)
         try:
-            numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
+            at += 8 * (used + freed)
+            numbers = ready.numbers.unpack_from(head, at)
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
         if ready.fused is not None or ready.runs < self.fuse_at_run:
@@ -250,7 +279,7 @@ class Engine:
         assert compiled is not None
         if self.quota:
             self._check_quota(tenant, ready, given)
-        if len(set(handles)) < len(handles):
+        if len(handles) > 1 and len(set(handles)) < len(handles):
             # One array under two slots: what is written over must not be the other's as well.
             for slot in compiled.spoilt:
                 given[slot] = self.backend.copy(given[slot])
@@ -259,7 +288,10 @@ class Engine:
             if slot in compiled.spoilt:
                 tenant.drop(handles[place])
         with self.backend.running():
-            read, kept = compiled.run(given, numbers)
+            if self._graphs is None or not ready.is_captured:
+                read, kept = compiled.run(given, numbers)
+            else:
+                read, kept = self._graphs.run(caller, ready, given, numbers, head[at:])
         del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
@@ -276,7 +308,7 @@ class Engine:
                 lambda: self._finish(tenant, rest, kept, first),
                 lambda error: tenant.fail(first, last, error),
             )
-        return read or None
+        return read
 
     def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
         with self.backend.running():
@@ -288,28 +320,26 @@ class Engine:
         ready: Ready,
         tenant: Tenant,
         handles: tuple[int, ...],
-        arrays: tuple[Any, ...],
+        sent: Sent,
     ) -> list[Any]:
         """The arrays in the order of their slots, each what the program says it is."""
         given = []
         held = tenant.arrays
-        sent, resident = iter(arrays), iter(handles)
-        try:
-            for is_resident, shape, dtype in ready.given:
-                if is_resident:
-                    handle = next(resident)
-                    array = held.get(handle)
-                    if array is None:
-                        if handle in tenant.failed:
-                            raise NotMade(tenant.failed[handle])
-                        raise UnknownTensor(UNKNOWN_TENSOR)
-                else:
-                    array = next(sent)
-                if tuple(array.shape) != shape or array.dtype != dtype:
-                    raise BadParams("an array of the program is not of the type that it says")
+        if len(handles) != ready.resident:
+            raise BadParams("the program is given another number of tensors than it needs")
+        for is_resident, place, spec, dtype in ready.given:
+            if is_resident:
+                handle = handles[place]
+                array = held.get(handle)
+                if array is None:
+                    if handle in tenant.failed:
+                        raise NotMade(tenant.failed[handle])
+                    raise UnknownTensor(UNKNOWN_TENSOR)
+                if array.shape != spec.shape or array.dtype != dtype:
+                    raise BadParams("a tensor of the program is not of the type that it says")
                 given.append(array)
-        except StopIteration:
-            raise BadParams("the program is given fewer arrays than it needs") from None
+            else:
+                given.append(sent(place, spec))
         return given
 
     def _check_quota(self, tenant: Tenant, ready: Ready, given: list[Any]) -> None:
@@ -343,9 +373,13 @@ class Engine:
             _, oldest = self._compiled.popitem(last=False)
             self._code_bytes -= oldest.code_bytes
             oldest.compiled = oldest.fused = None
+            if self._graphs is not None:
+                self._graphs.drop(oldest)
 
     def _compile(self, ready: Ready) -> None:
         options = Options.of_flags(ready.flags)
+        if self._graphs is not None and ready.is_captured:
+            options = as_one(options)
         ready.compiled = compiled(ready.program, self.backend, self._pool, options)
         ready.runs = 0
         self._make_room()
@@ -397,12 +431,16 @@ class Engine:
         """What is held and was done: plain values.
 
         ``programs`` in the cache, ``loops`` (chains of operations that run as C), ``compiling``,
-        ``buffers`` and ``buffer_bytes`` shared by all; ``children``: of each its ``slot``,
+        ``buffers`` and ``buffer_bytes`` shared by all; of a device ``graphs`` (programs that it
+        launches as one), ``graph_bytes`` that these have of their own, how many were ``captured``,
+        their ``replays``, and ``fallbacks`` (reason -> how many programs run operation by operation
+        for it, or were captured again); ``children``: of each its ``slot``,
         ``generation``, ``tensors``, ``bytes`` resident, ``programs`` it knows, and how many
         ``runs`` of programs and ``steps`` in these it had.
         """
         ready = list(self._compiled.values())
         buffers = self._pool.buffers
+        graphs = self._graphs
         return {
             "backend": self.backend.name,
             "quota": self.quota,
@@ -411,6 +449,11 @@ class Engine:
             "compiling": sum(one.fused is not None for one in ready),
             "buffers": len(buffers),
             "buffer_bytes": sum(buffers),
+            "graphs": graphs.held if graphs is not None else 0,
+            "graph_bytes": graphs.nbytes if graphs is not None else 0,
+            "captured": graphs.captured if graphs is not None else 0,
+            "replays": graphs.replays if graphs is not None else 0,
+            "fallbacks": dict(graphs.fallbacks) if graphs is not None else {},
             "children": [
                 {
                     "slot": slot,

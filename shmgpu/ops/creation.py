@@ -107,6 +107,40 @@ def eye(n: int, m: int, dtype: DType) -> Node:
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 
+class Drawn:
+    """A kernel of torch that draws, seeded by its input.
+
+    In two parts for those who cannot seed where they draw: a captured graph is seeded before.
+    """
+
+    __slots__ = ("_draw", "_generator", "_module")
+
+    def __init__(self, module: Any, draw: Any) -> None:
+        self._module = module
+        self._draw = draw
+        self._generator: Any = None
+
+    @property
+    def generator(self) -> Any:
+        """Its own; made at first use, because only then it is known on which device."""
+        if self._generator is None:
+            self._generator = self._module.Generator(device=self._module.get_default_device())
+        return self._generator
+
+    def seed(self, number: int) -> None:
+        """What is drawn next follows from that number."""
+        self.generator.manual_seed(int(number))
+
+    def draw(self) -> Any:
+        """The next numbers."""
+        return self._draw(self.generator)
+
+    def __call__(self, seed: Any) -> Any:
+        """What that seed gives."""
+        self.seed(seed)
+        return self.draw()
+
+
 def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
     """Drawn from a generator of its own, seeded by the one input: the same in every run."""
 
@@ -116,14 +150,7 @@ def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
         )
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        generators: list[Any] = []  # made at the first call: only then it is known on which device
-
-        def kernel(seed: Any) -> Any:
-            if not generators:
-                generators.append(module.Generator(device=module.get_default_device()))
-            return torch_draw(module, generators[0].manual_seed(int(seed)), out)
-
-        return kernel
+        return Drawn(module, lambda generator: torch_draw(module, generator, out))
 
     return Op(name, _made, numpy=numpy, torch=torch, numbers=(0,))
 
@@ -148,6 +175,8 @@ RAND = _drawn(
     _numpy_rand,
     lambda torch, generator, out: torch.rand(out.shape, dtype=out.dtype.torch, generator=generator),
 )
+
+DRAWN = (RANDN, RAND)
 
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:

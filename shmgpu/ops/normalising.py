@@ -74,9 +74,12 @@ def _torch_moments(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
     (spec,) = specs
     shape, eps = spec.shape[len(spec.shape) - params[0] :], params[1]
     dtype = out.dtype.torch
+    one: list[Any] = []  # with a weight and a bias torch takes half the time
 
     def moments(x: Any) -> Any:
-        _, middle, scale = torch.native_layer_norm(x, shape, None, None, eps)
+        if not one:
+            one.extend((x.new_ones(shape), x.new_zeros(shape)))
+        _, middle, scale = torch.native_layer_norm(x, shape, *one, eps)
         return torch.stack((middle.to(dtype), scale.to(dtype)))
 
     return moments

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
@@ -85,12 +86,19 @@ def permute(x: Node, dims: Shape) -> Node:
 
 def transpose(x: Node, dim0: int = -2, dim1: int = -1) -> Node:
     """With two axes exchanged, the last two unless given."""
-    ndim = len(x.spec.shape)
+    axes = _swapped(len(x.spec.shape), dim0, dim1)
+    return x if axes is None else apply(PERMUTE, (x,), (axes,))
+
+
+@lru_cache(maxsize=256)
+def _swapped(ndim: int, dim0: int, dim1: int) -> Shape | None:
+    """The order of axes with two changed for one another; None where nothing is."""
     axes = list(range(ndim))
     a, b = rules.axis_of(dim0, ndim, "transpose"), rules.axis_of(dim1, ndim, "transpose")
-    if axes:
-        axes[a], axes[b] = axes[b], axes[a]
-    return permute(x, tuple(axes))
+    if a == b:
+        return None
+    axes[a], axes[b] = axes[b], axes[a]
+    return tuple(axes)
 
 
 def unsqueeze(x: Node, dim: int) -> Node:

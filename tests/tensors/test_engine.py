@@ -19,12 +19,12 @@ from shmgpu.engine.compile import Fused, Pool, compiled
 from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
-from shmgpu.graph import leaf, scalar, spec_of
+from shmgpu.graph import leaf, spec_of
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import linear, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
-from shmgpu.ops.promotion import bool_, float32, float64
+from shmgpu.ops.promotion import bool_, float32, float64, number
 from shmgpu.program import Draft, Program, Step, decode
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
@@ -127,7 +127,7 @@ def programs(draw, names=None, shapes=SHAPES, most=25):
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
-    nodes.append(scalar(draw(st.sampled_from([0.5, -3.0, float("nan")])), float32))
+    nodes.append(number(draw(st.sampled_from([0.5, -3.0, float("nan")])), float32))
     for _ in range(draw(st.integers(1, most))):
         # Late ones are chosen more often, so that chains come about.
         pick = st.integers(0, len(nodes) - 1).map(lambda n: nodes[-1 - n * n // len(nodes)])
@@ -143,7 +143,7 @@ def programs(draw, names=None, shapes=SHAPES, most=25):
     order = sorted(_under(nodes), key=lambda node: node.number)
     some = st.lists(st.sampled_from(order), max_size=4) if order else st.just([])
     kept, read = draw(some), draw(some)
-    program = Draft(order, kept, read, set(), Away).program(Away)
+    program = Draft(order, read, Away).settled(kept, []).program(Away)
     away = [slot for slot, is_away in enumerate(program.resident) if is_away]
     donated = tuple(sorted(draw(st.sets(st.sampled_from(away))))) if away else ()
     return dataclasses.replace(program, donated=donated), draw(st.integers(0, 1 << 30))
@@ -393,7 +393,7 @@ class Child:
         head += b"".join(int(one).to_bytes(8, "little") for one in (*handles, *frees))
         head += session.struct.pack("<" + session.number_format(program), *numbers)
         code = program.encode() if code is None else code
-        read = self.engine.execute(self.caller, head, code, (), later)
+        read = self.engine.execute(self.caller, head, code, None, later)
         return list(range(first, first + len(program.kept))), read
 
 
@@ -547,7 +547,7 @@ def _sample():
     z = shaping.narrow(cast(stretching.sum(e.relu(y), 0), float64), 0, 2, 5)
     w = full((3, 4), 1.0, float32)
     order = sorted(_under([z, w]), key=lambda node: node.number)
-    return Draft(order, [z], [w], set(), Away).program(Away)
+    return Draft(order, [w], Away).settled([z], []).program(Away)
 
 
 SAMPLE = _sample()

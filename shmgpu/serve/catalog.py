@@ -1,0 +1,133 @@
+"""The models as a worker calls them, by name and version, as the control table has them now.
+
+Owns the look-up, and for each model what the broker's port needs to call it. It calls nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.serve import datatypes
+from shmgpu.serve.counters import FIELDS, INDEX
+from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
+from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.rows import Rows, Target
+from shmgpu.serve.runner import MODELS_OF_A_SOURCE
+from shmgpu.serve.table import Table
+
+
+class Served(Target):
+    """One version of a model: a target of the port's calls, and its declaration.
+
+    Attributes:
+        description: as in the table; see :class:`shmgpu.serve.models.Description`.
+        number: the first argument of ``infer``.
+        index, base: the place of its counters, and where they begin.
+        pending: where requests are counted that are pending with it.
+        metadata: what requests are held against; its versions are this one alone.
+        places, output_places: of inputs and outputs, by name.
+        in_regions: the target of requests with tensors in clients' regions, which are no rows of
+            one array either.
+    """
+
+    def __init__(
+        self,
+        description: dict[str, Any],
+        number: int,
+        index: int,
+        source: dict[str, Any],
+        rows: Rows,
+    ) -> None:
+        self.description = description
+        name: str = description["name"]
+        self.version: str = description["version"]
+        self.number = number
+        self.base = index * len(FIELDS)
+        self.index = index
+        self.pending = self.base + INDEX["pending_0"] + source["parity"]
+        self.metadata = ModelMetadata(
+            name,
+            (self.version,),
+            description["platform"],
+            tuple(_declared(one) for one in description["inputs"]),
+            tuple(_declared(one) for one in description["outputs"]),
+            description["max_batch_size"],
+        )
+        self.inputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.inputs]
+        self.outputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.outputs]
+        self.places = {one.name: place for place, one in enumerate(self.metadata.inputs)}
+        self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
+        self.max_batch_size: int = description["max_batch_size"]
+        self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
+        self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
+        # Elements of BYTES differ in length, so such requests are no rows of one array.
+        max_rows = 0 if self.has_bytes else self.max_batch_size
+        function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
+        super().__init__(function, source["pool"] or None, name, max_rows)
+        self.in_regions = Target(rows.infer_in_regions, self.pool, name)
+
+
+def _declared(one: dict[str, Any]) -> TensorMetadata:
+    return TensorMetadata(
+        one["name"], one["datatype"], tuple(one["shape"]), one["optional"], tuple(one["labels"])
+    )
+
+
+class Catalog:
+    """What can be called, for one worker."""
+
+    def __init__(self, table: Table, rows: Rows) -> None:
+        self.table = table
+        self.rows = rows
+        self.version = -1
+        self.state: dict[str, Any] = {}
+        self.models: dict[str, dict[str, Served]] = {}  # by name, by version
+        self._known: dict[int, Served] = {}
+        self._found: dict[tuple[str, str], Served] = {}
+
+    def refresh(self) -> None:
+        """Look whether the table has changed."""
+        if self.version == self.table.version:
+            return
+        self.version, self.state = self.table.read()
+        known: dict[int, Served] = {}
+        self.models = {}
+        for source_number, source in self.state["sources"].items():
+            if source["state"] != "READY":
+                continue
+            for position, description in enumerate(source["models"]):
+                number = int(source_number) * MODELS_OF_A_SOURCE + position
+                served = self._known.get(number)
+                if served is None:
+                    key = f"{description['name']}\n{description['version']}"
+                    index = self.state["indices"][key]
+                    served = Served(description, number, index, source, self.rows)
+                known[number] = served
+                self.models.setdefault(served.name, {})[served.version] = served
+        self._known = known
+        self._found = {}
+
+    def find(self, name: str, version: str = "") -> Served:
+        """A model that is ready; its highest version unless one is named.
+
+        Raises:
+            ProtocolError: there is none.
+        """
+        if self.version != self.table.version:
+            self.refresh()
+        served = self._found.get((name, version))
+        if served is not None:
+            return served
+        versions = self.models.get(name)
+        if not versions:
+            raise ProtocolError(404, f"Request for unknown model: '{name}' is not found")
+        if version:
+            served = versions.get(version)
+            if served is None:
+                raise ProtocolError(
+                    404, f"Request for unknown model: '{name}' version {version} is not found"
+                )
+        else:
+            served = versions[max(versions, key=int)]
+        self._found[name, version] = served
+        return served

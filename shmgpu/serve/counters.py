@@ -1,0 +1,101 @@
+"""Counters that change with every request: one row a process, summed when somebody asks.
+
+Owns a shared region with a row for each worker and each helper, so that each number has one
+writer and no lock; a row outlives the process that writes it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Any
+
+import numpy as np
+
+MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
+MOST_ROWS = 256  # batches are counted by their rows up to here; a larger one counts as the last
+
+# What is counted for each model. Durations are nanoseconds.
+FIELDS = (
+    "success_count",  # requests answered
+    "success_ns",  # from the request's last byte to the answer's first
+    "fail_count",
+    "fail_ns",
+    "refused_count",  # of the failed: before they were handed over
+    "cancel_count",
+    "cancel_ns",
+    "inference_count",  # rows; requests where the model is not batched
+    "call_ns",  # in workers: from handing over to the result, queueing included
+    "pending_0",  # requests handed over and not answered, of the source with that parity
+    "pending_1",
+    "exec_count",  # in helpers: executions, each of one batch
+    "exec_requests",  # requests that were in them
+    "input_ns",  # in helpers, of each execution times its requests
+    "infer_ns",
+    "output_ns",
+    "last_ms",  # Unix time of the last request, milliseconds
+)
+INDEX = {name: number for number, name in enumerate(FIELDS)}
+GAUGES = {"last_ms"}
+# What helpers count for each model and each number of rows.
+BATCH_FIELDS = ("exec_count", "input_ns", "infer_ns", "output_ns")
+
+
+class Counters:
+    """The region; made once, before the first fork.
+
+    Args:
+        writers: how many processes count: workers first, then helpers.
+    """
+
+    def __init__(self, writers: int) -> None:
+        self.rows = _shared((writers, MOST_MODELS, len(FIELDS)))
+        # Pages come with the first use: a server of three models has a few of these.
+        self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
+
+    def of(self, writer: int) -> memoryview:
+        """A writer's row: a flat memoryview of 64-bit numbers, at model * len(FIELDS) + field."""
+        return memoryview(self.rows[writer].reshape(-1))
+
+    def batches_of(self, writer: int) -> np.ndarray[Any, Any]:
+        """A writer's count by model, rows - 1 and field of BATCH_FIELDS."""
+        own: np.ndarray[Any, Any] = self.by_rows[writer]
+        return own
+
+    def batches(self, model: int) -> dict[int, int]:
+        """A model's executions by their rows."""
+        return {rows: figures["exec_count"] for rows, figures in self.batch_totals(model).items()}
+
+    def batch_totals(self, model: int) -> dict[int, dict[str, int]]:
+        """What was counted of a model's executions, by their rows."""
+        sums = self.by_rows[:, model].sum(axis=0)
+        return {
+            int(place) + 1: dict(zip(BATCH_FIELDS, map(int, sums[place]), strict=True))
+            for place in np.flatnonzero(sums[:, 0])
+        }
+
+    def total(self, model: int) -> dict[str, int]:
+        """A model's figures, of all writers together."""
+        block = self.rows[:, model, :]
+        sums = block.sum(axis=0)
+        return {
+            name: int(block[:, number].max() if name in GAUGES else sums[number])
+            for name, number in INDEX.items()
+        }
+
+    def pending(self, model: int, parity: int) -> int:
+        """Requests that workers have handed over and not seen answered; see entry_of."""
+        return int(self.rows[:, model, INDEX["pending_0"] + parity].sum())
+
+    def clear_pending(self, writer: int) -> None:
+        """A worker starts anew: what its predecessor held is not pending any more."""
+        self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
+
+
+def _shared(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, np.uint64, mmap.mmap(-1, int(np.prod(shape)) * 8))
+
+
+def now_ms() -> int:
+    """Unix time."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,190 @@
+"""The flags of ``shmgpu serve``: one table, which is the configuration file's keys too.
+
+Owns what can be asked of a server; it needs nothing that only a server needs, so that the command
+line can always say what there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shmgpu import config
+from shmgpu.errors import ConfigError, LaunchError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def number(text: Any) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError
+        return value
+
+    return number
+
+
+def _seconds(text: Any) -> float:
+    return config.parse_seconds(float(text), "seconds")
+
+
+def _size(text: Any) -> int:
+    return config.parse_bytes(text, "size")
+
+
+def _pools(text: Any) -> int | dict[str, int]:
+    """``2``, or ``fast=2,large=1``."""
+    text = str(text)
+    if "=" not in text:
+        return int(text)
+    return {
+        name: int(count) for name, _, count in (part.partition("=") for part in text.split(","))
+    }
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One row: ``--name`` on the command line, ``name`` in the configuration file.
+
+    One without a metavar is a switch, off unless it is given.
+    """
+
+    name: str
+    parse: Callable[[Any], Any]
+    default: Any
+    metavar: str
+    help: str
+
+
+FLAGS = (
+    Flag("host", str, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
+    Flag("port", _whole(0), 8000, "N", "of HTTP; 0 takes a free one"),
+    Flag("grpc-port", _whole(0), None, "N", "of gRPC, off without; 0 takes a free one"),
+    Flag("uds", str, None, "PATH", "listen at a Unix socket instead"),
+    Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
+    Flag("helpers", _pools, 1, "N", "processes that compute; or pools, as in fast=2,large=1"),
+    Flag("devices", str, None, "NAMES", "of helpers: cpu, or cuda:0,cuda:1"),
+    Flag("threads", _whole(1), None, "N", "compute threads of each CPU helper"),
+    Flag("arena", _size, 256 << 20, "SIZE", "memory of each worker for requests and answers"),
+    Flag("max-body", _size, 64 << 20, "SIZE", "of one request; 413 beyond"),
+    Flag("max-header", _size, 64 << 10, "SIZE", "of one request's head; 431 beyond"),
+    Flag("max-queue", _whole(1), 1024, "N", "requests that may wait or run at once; 503 beyond"),
+    Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
+    Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),
+    Flag("allow-client-shm", bool, False, "", "let clients register shared memory; 403 without"),
+    Flag("max-client-regions", _whole(1), 1024, "N", "of that; 400 beyond"),
+    Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),
+    Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
+    Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL[@POOL]", help="model files, or folders of models"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML with these flags' names as keys, and models = [...]; the command line wins",
+    )
+    for flag in FLAGS:
+        if not flag.metavar:
+            parser.add_argument(
+                f"--{flag.name}", action="store_true", default=argparse.SUPPRESS, help=flag.help
+            )
+            continue
+        default = "" if flag.default is None else f" ({_shown(flag.default)})"
+        parser.add_argument(
+            f"--{flag.name}",
+            type=_checked(flag),
+            default=argparse.SUPPRESS,
+            metavar=flag.metavar,
+            help=flag.help + default,
+        )
+    parser.set_defaults(run=_run)
+
+
+def _checked(flag: Flag) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return flag.parse(text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(_wrong(flag, text, error)) from None
+
+    return parse
+
+
+def _wrong(flag: Flag, value: Any, error: Exception) -> str:
+    why = f" ({error})" if isinstance(error, ConfigError) else ""
+    return f"{value!r} is no {flag.metavar or 'true or false'}: {flag.help}{why}"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
+        return f"{default >> 20}MiB"
+    return str(default)
+
+
+def resolve(options: argparse.Namespace) -> argparse.Namespace:
+    """What was asked for: the command line, else the configuration file, else the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, or has what is no flag.
+    """
+    resolved = {flag.name.replace("-", "_"): flag.default for flag in FLAGS}
+    if options.config:
+        resolved.update(_from_file(options.config))
+    given = {name: value for name, value in vars(options).items() if name != "run"}
+    if not given["models"]:
+        del given["models"]
+    resolved.update(given)
+    if not resolved.get("models"):
+        raise ConfigError("there is nothing to serve: name model files, or a folder of models")
+    return argparse.Namespace(**resolved)
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            read = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read ({error})") from None
+    by_name = {flag.name: flag for flag in FLAGS}
+    found: dict[str, Any] = {}
+    models = read.pop("models", [])
+    if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
+        raise ConfigError(f"models in {path} must be a list of paths")
+    if models:
+        found["models"] = [str(Path(path).parent / one) for one in models]
+    for key, value in read.items():
+        flag = by_name.get(key.replace("_", "-"))
+        if flag is None:
+            raise ConfigError(f"{key} in {path} is no flag of shmgpu serve: see --help")
+        try:
+            if not flag.metavar and not isinstance(value, bool):
+                raise ValueError
+            found[flag.name.replace("-", "_")] = flag.parse(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key} in {path}: {_wrong(flag, value, error)}") from None
+    return found
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        from shmgpu.serve import command
+    except ImportError as error:
+        raise LaunchError(
+            f"the server needs a package that is missing ({error.name}): "
+            'pip install "shmgpu[serve]"'
+        ) from error
+    return command.run(resolve(options))

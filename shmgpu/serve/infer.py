@@ -1,0 +1,372 @@
+"""Inference as a worker does it: a request's tensors to a helper, its answer to the client.
+
+Owns the check of a request against its model's declaration, the call, its bounds (queue,
+time-out, the client's leaving) and its counting. Nothing here knows HTTP: both front ends give it
+an :class:`InferRequest` and a function that takes the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arrays
+from shmgpu.arguments import Options
+from shmgpu.arrays import Spec
+from shmgpu.errors import RemoteError, ShmError
+from shmgpu.plans import Call
+from shmgpu.port import Port
+from shmgpu.serve import datatypes
+from shmgpu.serve.catalog import Catalog, Served
+from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.known import Known
+from shmgpu.serve.problems import told_as
+from shmgpu.serve.regions import Regions
+from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.rows import Target
+from shmgpu.serve.runner import Unloaded
+
+_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
+_FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
+_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
+_ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
+_LAST = INDEX["last_ms"]
+_now = time.monotonic_ns
+
+_UNLOADED = told_as(Unloaded)
+
+MAX_PRIORITY = 3
+
+# Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
+# what went wrong.
+Outcome = Callable[[Any, BaseException | None], None]
+
+
+class Pending:
+    """One request that a helper has, or will have."""
+
+    __slots__ = (
+        "args",
+        "call",
+        "calls",
+        "is_over",
+        "known",
+        "outcome",
+        "request",
+        "rows",
+        "sent_ns",
+        "served",
+        "started_ns",
+        "timer",
+    )
+
+    def __init__(
+        self,
+        calls: Calls,
+        served: Served,
+        request: InferRequest,
+        args: tuple[Any, ...],
+        rows: int,
+        started_ns: int,
+        outcome: Outcome,
+        known: Known | None = None,
+    ) -> None:
+        self.args = args
+        self.known = known
+        self.is_over = False
+        self.calls = calls
+        self.served = served
+        self.request = request
+        self.rows = rows
+        self.started_ns = started_ns
+        self.sent_ns = 0
+        self.outcome = outcome
+        self.call: Call | None = None
+        self.timer: Any = None
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a sink of the port is told."""
+        self.calls.ended(self, result, error)
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self.calls.cancel(self)
+
+
+class Calls:
+    """The inferences of one worker.
+
+    Args:
+        port: of the worker.
+        catalog: of models.
+        counters: the worker's row; see :mod:`shmgpu.serve.counters`.
+        most_pending: requests that may be out at once.
+        timeout: seconds until a request is answered with an error; None: never.
+        loop: the worker's.
+        regions: clients' shared memory.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        catalog: Catalog,
+        counters: memoryview,
+        most_pending: int,
+        timeout: float | None,
+        loop: Any,
+        regions: Regions,
+    ) -> None:
+        self.port = port
+        self.catalog = catalog
+        self.counters = counters
+        self.most_pending = most_pending
+        self.timeout = timeout
+        self.loop = loop
+        self.regions = regions
+        self.pending = 0
+
+    def start(
+        self, served: Served, request: InferRequest, started_ns: int, outcome: Outcome
+    ) -> Pending:
+        """Hand a request over; ``outcome`` is told once, never before this has returned.
+
+        Raises:
+            ProtocolError: the request does not fit the model, or the queue is full.
+            ShmError: it cannot be carried.
+        """
+        if self.pending >= self.most_pending:
+            raise ProtocolError(503, "Exceeds maximum queue size")
+        args = self._arguments(served, request)
+        rows = request.inputs[0].shape[0] if served.max_batch_size else 1
+        pending = Pending(self, served, request, args, rows, started_ns, outcome)
+        self._send(pending)
+        return pending
+
+    def start_known(
+        self,
+        served: Served,
+        known: Known,
+        args: tuple[Any, ...],
+        started_ns: int,
+        outcome: Outcome,
+    ) -> Pending:
+        """As :meth:`start`, for a request that is known but for its tensors' bytes."""
+        if self.pending >= self.most_pending:
+            raise ProtocolError(503, "Exceeds maximum queue size")
+        pending = Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
+        self._send(pending)
+        return pending
+
+    def _send(self, pending: Pending) -> None:
+        served = pending.served
+        options = self._options(pending.request)
+        pending.sent_ns = _now()
+        target: Target = served
+        if pending.known is None and _is_placed(pending.request):
+            target = served.in_regions
+        self.pending += 1
+        self.counters[served.pending] += 1
+        try:
+            call = self.port.submit(target, pending.args, {}, options, pending, False, False)
+        except BaseException:
+            self._out(pending)
+            raise
+        if pending.is_over:  # it could not be sent, and has been told so
+            return
+        pending.call = call
+        if options is not None and options.timeout is not None:
+            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+
+    def _again(self, pending: Pending) -> bool:
+        """Send a call anew whose model was exchanged on its way; False: there is none now."""
+        old = pending.served
+        try:
+            served = self.catalog.find(old.name, old.version)
+            if served is old or served.metadata != old.metadata:
+                return False
+            pending.served = served
+            pending.args = (served.number, *pending.args[1:])
+            self._send(pending)
+        except (ProtocolError, ShmError):
+            return False
+        return True
+
+    def ended(self, pending: Pending, result: Any, error: BaseException | None) -> None:
+        """A call has ended, well or not."""
+        served, counters = pending.served, self.counters
+        base = served.base
+        now = _now()
+        self._out(pending)
+        if isinstance(error, RemoteError) and error.type_name == _UNLOADED:
+            if self._again(pending):
+                return
+        pending.is_over = True
+        outputs: Any = None
+        if error is None:
+            try:
+                known = pending.known
+                if known is None:
+                    outputs = self._outputs(pending, result)
+                else:
+                    outputs = known.answer(served, result, lambda: self._outputs(pending, result))
+            except Exception as wrong:
+                error = wrong
+        if error is None:
+            counters[base + _CALL_NS] += now - pending.sent_ns
+            counters[base + _SUCCESS] += 1
+            counters[base + _ROWS] += pending.rows
+        pending.outcome(outputs, error)
+        now = _now()
+        if error is None:
+            counters[base + _SUCCESS_NS] += now - pending.started_ns
+            counters[base + _LAST] = now_ms()
+        else:
+            counters[base + _FAIL] += 1
+            counters[base + _FAIL_NS] += now - pending.started_ns
+
+    def refused(self, served: Served, started_ns: int) -> None:
+        """A request to a model was answered with an error before it was handed over."""
+        self.counters[served.base + _FAIL] += 1
+        self.counters[served.base + _REFUSED] += 1
+        self.counters[served.base + _FAIL_NS] += _now() - started_ns
+
+    def cancel(self, pending: Pending) -> None:
+        """Give a call up; its outcome is not told."""
+        call = pending.call
+        if call is None or not self.port.cancel(call, pending):
+            return
+        self._out(pending)
+        base = pending.served.base
+        self.counters[base + _CANCEL] += 1
+        self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+
+    def _out(self, pending: Pending) -> None:
+        """A call is not pending any more."""
+        pending.call = None
+        self.pending -= 1
+        self.counters[pending.served.pending] -= 1
+        if pending.timer is not None:
+            pending.timer.cancel()
+            pending.timer = None
+
+    def _expire(self, pending: Pending) -> None:
+        if pending.call is not None:
+            self.port.expire(pending.call, pending)
+
+    def _options(self, request: InferRequest) -> Options | None:
+        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+        timeout = self.timeout
+        if request.timeout_us:
+            asked = request.timeout_us / 1e6
+            timeout = asked if timeout is None else min(timeout, asked)
+        priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
+        if timeout is None and not priority:
+            return None
+        return Options(timeout, priority)
+
+    # ---- inputs --------------------------------------------------------------------------
+
+    def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        """What the call carries: the model's number, then its inputs in order."""
+        args: list[Any] = [None] * len(served.inputs)
+        for one in request.inputs:
+            place = served.places[one.name]
+            args[place] = self._argument(served.inputs[place], one)
+        if served.max_batch_size:
+            counts = {one.shape[0] for one in request.inputs}
+            if len(counts) > 1:
+                raise ProtocolError(
+                    400,
+                    f"model '{served.name}' is batched: its inputs must have equally many rows, "
+                    f"not {sorted(counts)}",
+                )
+        if _is_placed(request):
+            return (served.number, self._output_places(served, request), *args)
+        return (served.number, *args)
+
+    def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
+        if one.shm is not None:
+            return {"in": self.regions.place(one.shm, f"input {one.name!r}"), "shape": one.shape}
+        if not datatype.itemsize:
+            return self._bytes(one)
+        array = one.array()
+        return array if array.flags.aligned else self._copy(datatype, array)
+
+    def _copy(self, datatype: datatypes.Datatype, array: Any) -> Any:
+        """An array that begins in the middle of an element's place: where it may begin."""
+        buffer, _ = self.port.arena.allocate(max(array.nbytes, 1))
+        copied = arrays.numpy_view(buffer, 0, _spec(array))
+        copied[...] = array
+        return copied
+
+    def _bytes(self, one: InputTensor) -> Any:
+        """BYTES travel as (their shape, their bytes)."""
+        data = one.data
+        if isinstance(data, np.ndarray):
+            return one.shape, np.frombuffer(datatypes.join(data.reshape(-1).tolist()), np.uint8)
+        assert data is not None
+        return one.shape, np.frombuffer(data, np.uint8)
+
+    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        """Which outputs go to which places in regions."""
+        return tuple(
+            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
+            for one in request.outputs
+            if one.shm is not None
+        )
+
+    # ---- outputs -------------------------------------------------------------------------
+
+    def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
+        served, asked = pending.served, pending.request.outputs
+        results = (result,) if len(served.outputs) == 1 else result
+        wanted = (
+            [served.output_places[one.name] for one in asked]
+            if asked
+            else range(len(served.outputs))
+        )
+        placed = {served.output_places[one.name] for one in asked if one.shm is not None}
+        outputs = []
+        for place in wanted:
+            declared, datatype = served.metadata.outputs[place], served.outputs[place]
+            array = results[place]
+            if place in placed:
+                shape, nbytes = array
+                outputs.append(
+                    OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)
+                )
+                continue
+            if not datatype.itemsize:
+                shape, data = array
+                array = datatypes.decode(datatype, shape, data.data)
+            elif array.dtype != datatype.storage:
+                array = _as(datatype, array, served.name, declared.name)
+            outputs.append(
+                OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
+            )
+        return outputs
+
+
+def _is_placed(request: InferRequest) -> bool:
+    """Whether any tensor lies in a client's region."""
+    return any(one.shm is not None for one in request.inputs) or any(
+        one.shm is not None for one in request.outputs
+    )
+
+
+def _spec(array: Any) -> Spec:
+    return arrays.Source(array).spec
+
+
+def _as(datatype: datatypes.Datatype, array: Any, model: str, name: str) -> Any:
+    """An output of another dtype than was declared."""
+    if datatype.name == "BF16" and array.dtype.itemsize == 2:
+        return array.view(datatype.storage)
+    raise ProtocolError(
+        500,
+        f"model '{model}' returned {array.dtype} for output '{name}', which is declared as "
+        f"{datatype.name}",
+    )

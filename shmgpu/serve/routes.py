@@ -1,0 +1,383 @@
+"""The routes of the HTTP front end: one table from method and path to what answers.
+
+Owns the table and the answers that need nothing but the state. What an inference is belongs to
+:mod:`shmgpu.serve.infer`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import time
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from shmgpu.serve import describe, known, protocol
+from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.counters import Counters
+from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.infer import Calls
+from shmgpu.serve.lifecycle import Lifecycle
+from shmgpu.serve.problems import answer_to
+from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
+from shmgpu.serve.requests import Limits, ProtocolError
+
+NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
+_now = time.monotonic_ns
+
+PLAIN = b"text/plain; charset=utf-8"
+OCTETS = b"application/octet-stream"
+_INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
+
+
+class Front:
+    """What the routes of one worker work with.
+
+    Attributes:
+        calls: its inferences.
+        catalog: the models.
+        limits: what :func:`protocol.parse_infer` is to allow; see there.
+        options: what the command line said.
+        regions: clients' shared memory.
+        is_leaving: whether this worker is on its way to its end.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        catalog: Catalog,
+        counters: Counters,
+        limits: Limits,
+        lifecycle: Lifecycle,
+        options: argparse.Namespace,
+        regions: Regions,
+    ) -> None:
+        self.calls = calls
+        self.catalog = catalog
+        self.counters = counters
+        self.limits = limits
+        self.metrics: Any = None
+        self.lifecycle = lifecycle
+        self.options = options
+        self.regions = regions
+        self.is_leaving = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._paths: dict[bytes, tuple[str, str]] = {}
+
+    def answer(self, request: Request) -> None:
+        """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
+        try:
+            target = request.target
+            known = self._paths.get(target)
+            if known is None:
+                found = _INFER.fullmatch(target)
+                if found is None:
+                    self._route(request)
+                    return
+                name, version = found.groups(b"")
+                known = unquote(name.decode("latin-1")), unquote(version.decode("latin-1"))
+                if len(self._paths) < 1024:
+                    self._paths[target] = known
+            if request.method != b"POST":
+                raise ProtocolError(405, "use POST here")
+            self._infer(request, *known)
+        except Exception as error:
+            fail(request, error)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are wanted."""
+        return not (self.is_leaving or self.catalog.table.is_draining)
+
+    def later(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer a request when a coroutine has ended, with nothing or with its error."""
+
+        async def run() -> None:
+            try:
+                await answering
+            except Exception as error:
+                fail(request, error)
+            else:
+                request.reply(200)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _route(self, request: Request) -> None:
+        path, _, _ = request.target.partition(b"?")
+        is_known = False
+        for method, pattern, handler in ROUTES:
+            match = pattern.fullmatch(path)
+            if match is None:
+                continue
+            is_known = True
+            if method == request.method or (request.method == b"HEAD" and method == b"GET"):
+                self.catalog.refresh()
+                names = {
+                    key: unquote(value.decode("latin-1"))
+                    for key, value in match.groupdict(b"").items()
+                }
+                handler(self, request, **names)
+                return
+        if is_known:
+            raise ProtocolError(405, f"{request.method.decode('latin-1')} is not for this path")
+        raise ProtocolError(404, "Not Found")
+
+    def _infer(self, request: Request, name: str, version: str) -> None:
+        started_ns = _now()
+        served = self.catalog.find(name, version)
+        try:
+            encoding = request.headers.get(b"content-encoding")
+            body = request.body
+            header = b""
+            if encoding is not None:
+                body = decoded(body, encoding)
+            else:
+                length = request.header_length or 0
+                if 0 < length <= known.MOST_BYTES:
+                    header = bytes(body[:length])
+                    before = served.known.get(header)
+                    args = before.arguments(served, body) if before is not None else None
+                    if before is not None and args is not None:
+                        request.on_disconnect = self.calls.start_known(
+                            served, before, args, started_ns, _Answering(request)
+                        ).cancel
+                        return
+            view = memoryview(body)
+            parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
+            if header:
+                known.remember(served, header, parsed, view)
+
+            def outcome(outputs: Any, error: BaseException | None) -> None:
+                if outputs is None:
+                    assert error is not None
+                    fail(request, error)
+                else:
+                    reply(
+                        request,
+                        protocol.build_infer(served.name, served.version, parsed, outputs),
+                    )
+
+            request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
+        except Exception:
+            self.calls.refused(served, started_ns)
+            raise
+
+
+class _Answering:
+    """Takes the outcome of a known request, whose body is ready to be sent."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    def __call__(self, answer: Any, error: BaseException | None) -> None:
+        if error is not None:
+            fail(self.request, error)
+        else:
+            reply(self.request, answer)
+
+
+def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
+    """Answer with an inference's body; see :func:`protocol.build_infer`."""
+    buffers, header_length = answer
+    if header_length is None:
+        request.reply(200, buffers)
+    else:
+        request.reply(
+            200, buffers, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % header_length
+        )
+
+
+def fail(request: Request, error: BaseException) -> None:
+    """Answer with an error."""
+    status, sentence = answer_to(error)
+    request.reply(status, [error_body(sentence)])
+
+
+def decoded(body: Any, encoding: bytes) -> bytes:
+    """A body that was compressed."""
+    name = encoding.strip().lower()
+    if name in (b"", b"identity"):
+        return bytes(body)
+    if name not in (b"gzip", b"deflate"):
+        raise ProtocolError(415, "the body's Content-Encoding must be gzip or deflate")
+    try:
+        return zlib.decompress(body, 47 if name == b"gzip" else 15)
+    except zlib.error as error:
+        raise ProtocolError(400, f"the body cannot be decompressed ({error})") from None
+
+
+# ---- the answers that need nothing but the state ---------------------------------------------
+
+
+def live(front: Front, request: Request) -> None:
+    """Whether the process answers at all."""
+    request.reply(200)
+
+
+def ready(front: Front, request: Request) -> None:
+    """Whether the server wants requests."""
+    request.reply(200 if front.is_ready else 400)
+
+
+def model_ready(front: Front, request: Request, name: str, version: str = "") -> None:
+    """Whether a model is loaded."""
+    try:
+        front.catalog.find(name, version)
+    except ProtocolError:
+        request.reply(400)
+        return
+    request.reply(200 if front.is_ready else 400)
+
+
+def server_metadata(front: Front, request: Request) -> None:
+    """Name, version, extensions."""
+    request.reply(200, [orjson.dumps(describe.server())])
+
+
+def model_metadata(front: Front, request: Request, name: str, version: str = "") -> None:
+    """Inputs and outputs."""
+    served = front.catalog.find(name, version)
+    versions = sorted(front.catalog.models[name], key=int)
+    request.reply(200, [orjson.dumps(describe.metadata(served, versions))])
+
+
+def model_config(front: Front, request: Request, name: str, version: str = "") -> None:
+    """How it is served."""
+    request.reply(200, [orjson.dumps(describe.config(front.catalog.find(name, version)))])
+
+
+def statistics(front: Front, request: Request, name: str = "", version: str = "") -> None:
+    """What was counted."""
+    request.reply(
+        200,
+        [orjson.dumps(describe.statistics(front.catalog, front.counters, name, version))],
+    )
+
+
+def metrics(front: Front, request: Request) -> None:
+    """What Prometheus scrapes."""
+    # Not before somebody asks: most workers of most servers never do this.
+    from shmgpu.serve import metrics as collecting
+
+    if front.metrics is None:
+        front.metrics = collecting.Metrics(front.catalog, front.counters)
+    request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
+
+
+def index(front: Front, request: Request) -> None:
+    """Every model that the server knows."""
+    asked = _object(request)
+    request.reply(200, [orjson.dumps(front.lifecycle.index(bool(asked.get("ready"))))])
+
+
+def load(front: Front, request: Request, name: str) -> None:
+    """Load a model, or load it anew."""
+    check_control(front)
+    if _object(request).get("parameters"):
+        raise ProtocolError(400, NO_PARAMETERS)
+    front.later(request, front.lifecycle.load(name))
+
+
+def unload(front: Front, request: Request, name: str) -> None:
+    """Take a model away."""
+    check_control(front)
+    front.later(request, front.lifecycle.unload(name))
+
+
+def check_control(front: Front) -> None:
+    """Refuses, with 503, to change what is loaded unless that is allowed."""
+    if not front.options.allow_repository:
+        raise ProtocolError(
+            503,
+            "explicit model load / unload is not allowed: start the server with --allow-repository",
+        )
+
+
+def _object(request: Request) -> dict[str, Any]:
+    """A request's body as JSON; an empty one is an empty object."""
+    if not len(request.body):
+        return {}
+    try:
+        found = orjson.loads(request.body)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(400, f"the request is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ProtocolError(400, "the request is no JSON object")
+    return found
+
+
+# ---- clients' shared memory ------------------------------------------------------------------
+
+
+def shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """Which regions are registered."""
+    request.reply(200, [orjson.dumps(front.regions.status(name))])
+
+
+def register(front: Front, request: Request, name: str) -> None:
+    """Let requests name a region."""
+    said = _object(request)
+    front.regions.register(name, said.get("key"), said.get("offset", 0), said.get("byte_size"))
+    request.reply(200)
+
+
+def unregister(front: Front, request: Request, name: str = "") -> None:
+    """Forget a region, or all."""
+    front.regions.unregister(name)
+    request.reply(200)
+
+
+def cuda_shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """There is none."""
+    if name:
+        raise ProtocolError(404, unknown_region(name))
+    request.reply(200, [b"[]"])
+
+
+def register_cuda(front: Front, request: Request, name: str) -> None:
+    """Another process's device memory cannot be had here."""
+    raise ProtocolError(501, NO_CUDA)
+
+
+def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
+    """Clients do this first, to begin clean: there is nothing to forget."""
+    request.reply(200)
+
+
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+_REGION = "/region/(?P<name>[^/]+)"
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+
+ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
+    (method.encode(), re.compile(pattern.encode()), handler)
+    for method, pattern, handler in (
+        ("GET", "/v2/health/live", live),
+        ("GET", "/v2/health/ready", ready),
+        ("GET", "/v2/?", server_metadata),
+        ("GET", "/metrics", metrics),
+        ("GET", "/v2/models/stats", statistics),
+        ("GET", f"{_MODEL}/ready", model_ready),
+        ("GET", f"{_MODEL}/config", model_config),
+        ("GET", f"{_MODEL}/stats", statistics),
+        ("GET", _MODEL, model_metadata),
+        ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
+        ("POST", f"{_SYSTEM}{_REGION}/register", register),
+        ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
+        ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
+        ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
+        ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
+        ("POST", "/v2/repository/index", index),
+        ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
+        ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),
+    )
+]

@@ -1,0 +1,359 @@
+"""In a helper: models loaded from their files, and run.
+
+Owns a helper's shelf: what it has loaded, by number. A source's models have the numbers from
+``source * MODELS_OF_A_SOURCE`` on; a reload is another source, so old and new stand side by side
+until nobody calls the old one. A helper that is started anew loads what the control table lists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu.entries import Helper
+from shmgpu.errors import ConfigError
+from shmgpu.logs import logger
+from shmgpu.serve import datatypes
+from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.table import Table
+from shmgpu.serve.windows import Windows
+
+MODELS_OF_A_SOURCE = 64
+
+
+class Unloaded(Exception):
+    """A call came for a model that was taken away while the call was on its way."""
+
+
+_EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
+_INPUT_NS, _INFER_NS, _OUTPUT_NS = INDEX["input_ns"], INDEX["infer_ns"], INDEX["output_ns"]
+_now = time.monotonic_ns
+
+
+class Loaded:
+    """One model on a shelf.
+
+    Attributes:
+        model: what the file declared.
+        helper: what its function gets: this helper, with the file's own session.
+        index, base: the place of its counters, and where they begin.
+    """
+
+    __slots__ = ("base", "helper", "index", "model", "takes_bytes")
+
+    def __init__(self, model: Model, helper: Helper, index: int) -> None:
+        self.model = model
+        self.helper = helper
+        self.index = index
+        self.base = index * len(FIELDS)
+        self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
+
+
+class Shelf:
+    """What a helper has loaded; the session of a server's helpers."""
+
+    def __init__(self, helper: Helper, table: Table, counters: Counters, writer: int) -> None:
+        self.helper = helper
+        self.table = table
+        self.counters = counters.of(writer)
+        self.batches = counters.batches_of(writer)
+        self.loaded: dict[int, Loaded] = {}
+        self.windows = Windows(table)
+
+    def load(self, source_number: int) -> None:
+        """Load one source of the table, warm its models up, publish them."""
+        if source_number * MODELS_OF_A_SOURCE in self.loaded:
+            return  # the helper was started anew meanwhile, and loaded it then
+        source = self.table.read()[1]["sources"].get(str(source_number))
+        if source is None:
+            raise Unloaded("the model was taken away")
+        helper = Helper(
+            self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
+        )
+        models = LOADERS[source["kind"]](helper, source, source_number)
+        if len(models) > MODELS_OF_A_SOURCE:
+            raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
+        for model in models:
+            _warm_up(model, helper)
+        name = source["name"]
+        described = [
+            model.describe(source["version"], name if len(models) == 1 else "").as_dict()
+            for model in models
+        ]
+        indices = publish(self.table, source_number, described)
+        for position, (model, index) in enumerate(zip(models, indices, strict=True)):
+            number = source_number * MODELS_OF_A_SOURCE + position
+            self.loaded[number] = Loaded(model, helper, index)
+
+    def unload(self, source_number: int) -> None:
+        """Forget a source's models and its session."""
+        first = source_number * MODELS_OF_A_SOURCE
+        for number in range(first, first + MODELS_OF_A_SOURCE):
+            self.loaded.pop(number, None)
+        sys.modules.pop(_module_name(source_number), None)
+
+    def run(self, number: int, inputs: Sequence[Any], places: Sequence[Any] | None = None) -> Any:
+        """One execution: inputs in order, what the model returned, in order.
+
+        Args:
+            number: of the model.
+            inputs: a BYTES tensor as (its shape, its bytes); one in a client's region as
+                ``{"in": its place, "shape": its shape}``.
+            places: of outputs that go to regions, (which output, region, offset, bytes) each; an
+                output that went there is given as (its shape, its bytes' number). None where no
+                tensor is in a region.
+        """
+        started = _now()
+        self.windows.refresh()
+        loaded = self.loaded.get(number)
+        if loaded is None:  # it was loaded while this helper was being started
+            self.load(number // MODELS_OF_A_SOURCE)
+            loaded = self.loaded[number]
+        model = loaded.model
+        if places is not None:
+            inputs = [
+                self._arrived(loaded, declared, one)
+                for declared, one in zip(model.inputs, inputs, strict=True)
+            ]
+        elif any(loaded.takes_bytes):
+            inputs = [
+                _elements(one) if is_bytes else one
+                for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
+            ]
+        begun = _now()
+        result = model.body(loaded.helper, *inputs)
+        ended = _now()
+        outputs = _in_order(model, result)
+        if places:
+            outputs = self._placed(model, outputs, places)
+        calls = self.helper.calls
+        base, counters = loaded.base, self.counters
+        counters[base + _EXEC_COUNT] += 1
+        counters[base + _EXEC_REQUESTS] += calls
+        spent = begun - started, ended - begun, _now() - ended
+        counters[base + _INPUT_NS] += spent[0] * calls
+        counters[base + _INFER_NS] += spent[1] * calls
+        counters[base + _OUTPUT_NS] += spent[2] * calls
+        rows = len(inputs[0]) if model.max_batch_size else 1
+        counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
+        counted += np.array((1, *spent), np.uint64)
+        return outputs
+
+    def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
+        """An input of a call that has some in regions."""
+        if isinstance(one, dict):
+            own = loaded.model.arrays == "torch"  # torch would write where it may not
+            datatype = datatypes.DATATYPES[declared.datatype]
+            one = self.windows.read(one["in"], datatype, one["shape"], own)
+        elif declared.datatype == "BYTES":
+            one = _elements(one)
+        return one if declared.datatype == "BYTES" else _as_array(loaded.model, one, loaded.helper)
+
+    def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
+        """The outputs, of which those that have a place in a region are written there."""
+        found = [outputs] if len(model.outputs) == 1 else list(outputs)
+        for which, *place in places:
+            declared = model.outputs[which]
+            datatype = datatypes.DATATYPES[declared.datatype]
+            if declared.datatype == "BYTES":
+                shape, array = found[which]
+                data = array.data
+            else:
+                array = _on_host(found[which])
+                shape = array.shape
+                if array.dtype != datatype.storage and not (
+                    datatype.name == "BF16" and array.dtype.itemsize == 2
+                ):
+                    raise ConfigError(
+                        f"model {model.name!r} returned {array.dtype} for output "
+                        f"{declared.name!r}, which is declared as {datatype.name}"
+                    )
+                data = datatypes.encode(datatype, array)
+            self.windows.write((place[0], place[1], place[2]), data)
+            found[which] = tuple(shape), data.nbytes
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+class Opening:
+    """The session function of a server's helpers: a shelf with all that the table lists."""
+
+    def __init__(self, table: Table, counters: Counters, first_row: int) -> None:
+        self.table = table
+        self.counters = counters
+        self.first_row = first_row
+
+    def __call__(self, helper: Helper) -> Shelf:
+        """Run once in each helper."""
+        shelf = Shelf(helper, self.table, self.counters, self.first_row + helper.id)
+        for number, source in self.table.read()[1]["sources"].items():
+            if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
+                continue
+            # One that is being loaded while the server runs is loaded by whoever asked for it: it
+            # may be what killed the last helper.
+            if not (source["state"] == "LOADING" and source["is_rolled"]):
+                shelf.load(int(number))
+        return shelf
+
+
+def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -> list[int]:
+    """Enter a source's models into the table, once; the counters' index of each."""
+    with table.change() as state:
+        source = state["sources"][str(source_number)]
+        replaced = source.get("replaces")
+        taken = set()
+        if not source["models"]:
+            taken = {
+                (model["name"], model["version"])
+                for number, other in state["sources"].items()
+                if other["state"] == "READY" and number not in (str(source_number), replaced)
+                for model in other["models"]
+            }
+        indices = []
+        for model in described:
+            key = (model["name"], model["version"])
+            if key in taken:
+                raise ConfigError(
+                    f"two files declare version {key[1]} of the model {key[0]!r}: give one of "
+                    "them another name"
+                )
+            index = state["indices"].setdefault("\n".join(key), len(state["indices"]))
+            if index >= MOST_MODELS:
+                raise ConfigError(f"a server can have had {MOST_MODELS} models: start it anew")
+            indices.append(index)
+        source["models"] = described
+        if source["state"] == "LOADING" and not source["is_rolled"]:
+            source["state"] = "READY"
+    return indices
+
+
+# ---- loading -------------------------------------------------------------------------------
+
+
+def _module_name(source_number: int) -> str:
+    return f"shmgpu_served_{source_number}"
+
+
+def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> list[Model]:
+    """Run a model file: ``load(helper)`` makes the session, decorated functions are models."""
+    path = source["path"]
+    folder = os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = _module_name(source_number)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    load = getattr(module, "load", None)
+    if load is not None:
+        helper.session = load(helper)
+    found = [one for one in vars(module).values() if isinstance(one, Model)]
+    models = list(dict.fromkeys(found))
+    if not models:
+        raise ConfigError(
+            f"{path} declares no model: decorate a function with @shmgpu.serve.model(inputs=..., "
+            "outputs=...)"
+        )
+    return models
+
+
+LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
+    "python": load_python,
+}
+
+
+def _warm_up(model: Model, helper: Helper) -> None:
+    samples = model.warmup() if callable(model.warmup) else model.warmup
+    if samples is None:
+        samples = _zeros(model)
+    for sample in samples:
+        inputs = [_as_array(model, one, helper) for one in sample]
+        result = model.body(helper, *inputs)
+        if model.streams:
+            for part in result:
+                _in_order(model, part)
+        else:
+            _in_order(model, result)
+    if samples:
+        logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
+
+
+def _zeros(model: Model) -> list[tuple[Any, ...]]:
+    """One row of zeros, where the declaration leaves nothing else open."""
+    sample = []
+    for one in model.inputs:
+        shape = (1, *one.shape[1:]) if model.max_batch_size else one.shape
+        if -1 in shape or one.datatype == "BYTES":
+            return []
+        sample.append(np.zeros(shape, datatypes.DATATYPES[one.datatype].storage))
+    return [tuple(sample)]
+
+
+def _as_array(model: Model, sample: Any, helper: Helper) -> Any:
+    if model.arrays != "torch" or sample is None:
+        return sample
+    import torch
+
+    return torch.as_tensor(sample).to(helper.device)
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    """A model's output where its bytes can be read."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "detach"):
+        return np.asarray(array)
+    import torch
+
+    tensor = array.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    found: np.ndarray[Any, Any] = tensor.numpy()
+    return found
+
+
+# ---- inputs and outputs --------------------------------------------------------------------
+
+
+def _elements(carried: Any) -> Any:
+    """A BYTES tensor, carried as (its shape, its bytes): an object array."""
+    if carried is None:
+        return None
+    shape, data = carried
+    data = np.asarray(data)
+    return datatypes.decode(datatypes.DATATYPES["BYTES"], shape, data.data)
+
+
+def _in_order(model: Model, result: Any) -> Any:
+    """What a model returned: one array, or as many as it has outputs, in order."""
+    outputs = model.outputs
+    if isinstance(result, dict):
+        missing = [one.name for one in outputs if one.name not in result]
+        if missing:
+            raise ConfigError(f"model {model.name!r} returned no output {missing[0]!r}")
+        result = tuple(result[one.name] for one in outputs)
+    if len(outputs) == 1:
+        if isinstance(result, (tuple, list)) and len(result) == 1:
+            result = result[0]
+        return _carried(outputs[0].datatype, result)
+    if not isinstance(result, (tuple, list)) or len(result) != len(outputs):
+        raise ConfigError(
+            f"model {model.name!r} declares {len(outputs)} outputs and must return a tuple of as "
+            f"many arrays, not a {type(result).__name__}"
+        )
+    return tuple(_carried(one.datatype, part) for one, part in zip(outputs, result, strict=True))
+
+
+def _carried(datatype: str, array: Any) -> Any:
+    """An output as a call carries it: a BYTES tensor as (its shape, its bytes)."""
+    if datatype != "BYTES":
+        return array
+    array = np.asarray(array, dtype=object)
+    data = datatypes.join(array.reshape(-1).tolist())
+    return tuple(array.shape), np.frombuffer(data, np.uint8)

@@ -1,0 +1,142 @@
+"""The control table: what clients see of the server's state, whichever worker they ask.
+
+Owns one memory file that the parent makes before the first fork and keeps for as long as the
+server lives, so no death of a worker or helper loses it. Whoever changes it holds its lock, which
+the kernel releases at its death, writes the whole state into the half that nobody reads, and then
+moves the version on: readers see the state before or the state after. Reading costs a look at the
+version; only when that has moved is the state decoded.
+
+It must never hold anything that changes with every request: see :mod:`shmgpu.serve.counters`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from shmgpu.errors import ConfigError
+
+_HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half; then:
+# Apart from the state, because the parent writes them and must not wait for a lock: a byte, and how
+# often a reload was asked for; and how many of those are done, which the long lock guards.
+_DRAINING, _ASKED, _DONE = 24, 32, 40
+_U64 = struct.Struct("<Q")
+_HEAD_BYTES = 64
+HALF_BYTES = 4 << 20
+
+
+class Table:
+    """The table; made once, before the first fork."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._file = os.memfd_create("shmgpu-serve", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._memory = mmap.mmap(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._long = os.memfd_create("shmgpu-serve-lock", os.MFD_CLOEXEC)
+        self._is_held = False
+        self._mutex = threading.Lock()
+        self._seen = -1
+        self._state: dict[str, Any] = {}
+        self._write(0, state)
+
+    @property
+    def version(self) -> int:
+        """How often it was changed."""
+        version: int = _U64.unpack_from(self._memory, 0)[0]
+        return version
+
+    def read(self) -> tuple[int, dict[str, Any]]:
+        """Version and state, which the caller must not change."""
+        while self._seen != self.version:
+            version, *sizes = _HEAD.unpack_from(self._memory, 0)
+            start = _HEAD_BYTES + (version & 1) * HALF_BYTES
+            data = self._memory[start : start + sizes[version & 1]]
+            if version == self.version:  # two changes later this half would be written anew
+                self._state = orjson.loads(data)
+                self._seen = version
+        return self._seen, self._state
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[dict[str, Any]]:
+        """The state, to be changed in place; it is published when the block ends without error."""
+        with self._mutex:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                version, state = self.read()
+                state = orjson.loads(orjson.dumps(state))
+                yield state
+                self._write(version + 1, state)
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _write(self, version: int, state: dict[str, Any]) -> None:
+        data = orjson.dumps(state)
+        if len(data) > HALF_BYTES:
+            raise ConfigError(
+                f"the server's state has {len(data):,} bytes and may have {HALF_BYTES:,}: serve "
+                "fewer models, or register fewer regions"
+            )
+        half = version & 1
+        start = _HEAD_BYTES + half * HALF_BYTES
+        self._memory[start : start + len(data)] = data
+        _U64.pack_into(self._memory, 8 + 8 * half, len(data))
+        _U64.pack_into(self._memory, 0, version)
+
+    def try_hold(self) -> bool:
+        """Take the long lock, under which models are loaded and unloaded; False: it is taken."""
+        if self._is_held:
+            return False
+        try:
+            fcntl.lockf(self._long, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        self._is_held = True
+        return True
+
+    def let_go(self) -> None:
+        """Give the long lock back."""
+        self._is_held = False
+        fcntl.lockf(self._long, fcntl.LOCK_UN)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is on its way to its end."""
+        return self._memory[_DRAINING] != 0
+
+    def begin_draining(self) -> None:
+        """The server is on its way to its end."""
+        self._memory[_DRAINING] = 1
+
+    def ask_reload(self) -> None:
+        """All models are to be loaded anew; a worker will see to it."""
+        _U64.pack_into(self._memory, _ASKED, self.reloads_asked + 1)
+
+    @property
+    def reloads_asked(self) -> int:
+        """How often that was asked for."""
+        asked: int = _U64.unpack_from(self._memory, _ASKED)[0]
+        return asked
+
+    @property
+    def reloads_done(self) -> int:
+        """How many of those are done; whoever sets it holds the long lock."""
+        done: int = _U64.unpack_from(self._memory, _DONE)[0]
+        return done
+
+    @reloads_done.setter
+    def reloads_done(self, count: int) -> None:
+        _U64.pack_into(self._memory, _DONE, count)
+
+    def close(self) -> None:
+        """Give it back."""
+        self._memory.close()
+        os.close(self._file)
+        os.close(self._long)
