@@ -187,9 +187,12 @@ class Tensor:
     def __shmgpu_result__(array: np.ndarray[Any, Any]) -> Any:
         """What a call with tensors gives: tensors; an array where tensors have no such type."""
         kind = dtypes.of_numpy(array.dtype)
-        if kind not in TYPES:
+        if kind not in CATEGORY:
             return array
-        return Tensor(graph.leaf(spec_of(kind, array.shape), Held(array)))
+        if not array.size:  # it lies nowhere
+            return tensor(array)
+        held = Held(array, core.address_of(array))
+        return Tensor(graph.leaf(spec_of(kind, array.shape), held))
 
     def __float__(self) -> float:
         return float(self.item())

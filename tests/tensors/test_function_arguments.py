@@ -82,6 +82,7 @@ def test_an_element_type_of_16_bits_and_one_number(broker):
     back = twice(half)
     assert back.dtype is gt.bfloat16 and back.tolist() == [3, 5]
     assert twice(gt.tensor(4.0)).item() == 8
+    assert twice(gt.zeros(0, 3)).shape == (0, 3)
 
 
 def test_nothing_is_copied():
