@@ -106,10 +106,10 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
         if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
             raise AssertionError(line + grpc_line + ready + process.stderr.read())
-        host, _, port = address.removeprefix("http://").rpartition(":")
+        host, _, port = address.rpartition("//")[2].rpartition(":")
         server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
         server.grpc_address = grpc_line.removeprefix("listening on grpc://").strip()
-        if server.port:
+        if server.port and "tls_cert" not in flags:
             until(lambda: process.poll() is not None or server.is_ready(), "a worker is ready")
         yield server
     except BaseException:
