@@ -86,6 +86,11 @@ class Rows:
                     batch=Batch(CAPACITY, delay / 1e3 if delay else None),
                     hang_after=hang_after,
                 )
+        # What is not batched may return whatever it likes: rows are a batch's business.
+        self.alone = {
+            kind: self._make(infer, arrays=kind, hang_after=hang_after)
+            for kind in ("numpy", "torch")
+        }
         self.infer_in_regions = self._make(infer_in_regions, arrays="numpy", hang_after=hang_after)
         self.load = self._make(load, arrays="numpy")
         self.unload = self._make(unload, arrays="numpy")
@@ -95,8 +100,10 @@ class Rows:
         made.known_as = f"shmgpu.serve.rows:{made.name}"
         return made
 
-    def of(self, arrays: str, max_delay_ms: float) -> Function[Any, Any]:
+    def of(self, arrays: str, max_delay_ms: float, batched: bool) -> Function[Any, Any]:
         """The ``infer`` of a model: the least delay that is no shorter than the model's."""
+        if not batched:
+            return self.alone[arrays]
         for delay in DELAYS_MS:
             if delay >= max_delay_ms:
                 return self.infer[arrays, delay]
