@@ -63,7 +63,7 @@ class Served(Target):
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size
-        function = rows.of(description["arrays"], description["max_delay_ms"], max_rows > 0)
+        function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, name, max_rows)
         self.in_regions = Target(rows.infer_in_regions, self.pool, name)
 

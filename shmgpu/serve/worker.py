@@ -32,6 +32,8 @@ from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 
+TEND_S = 0.25  # between looks whether a signal asked for something
+
 
 @dataclass
 class Plan:
@@ -102,7 +104,9 @@ class _Worker:
         servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
         rpc = await self._listen_for_grpc()
         self.front.catalog.refresh()
+        tending = loop.create_task(self._tend())
         await self.told.wait()
+        tending.cancel()
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
@@ -126,6 +130,15 @@ class _Worker:
         server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
         await server.start()
         return server
+
+    async def _tend(self) -> None:
+        """What is looked after besides requests."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            try:
+                await self.front.lifecycle.reload_when_asked()
+            except Exception:
+                logger.exception("a worker could not look after its server")
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer

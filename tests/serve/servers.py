@@ -7,6 +7,7 @@ import http.client
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,14 @@ class Server:
         except OSError:
             return False
 
+    def listens_for_grpc(self) -> bool:
+        host, _, port = self.grpc_address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_S).close()
+        except OSError:
+            return False
+        return True
+
     def children(self) -> list[int]:
         """Processes of the parent: helpers first, then workers, in order of their start."""
         pid = self.process.pid
@@ -79,10 +88,13 @@ class Server:
 def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     """A server that is ready; it ends, in order, with the block.
 
-    ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value.
+    ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value,
+    None for one that is left out.
     """
     words: list[str] = []
     for name, value in {"port": 0, "workers": 2, "helpers": 2, "arena": "16MiB", **flags}.items():
+        if value is None:
+            continue
         words.append("--" + name.replace("_", "-"))
         if value is not True:
             words.append(str(value))
@@ -97,16 +109,17 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     said = ""
     try:
         line = process.stdout.readline()
-        if not line.startswith("listening on http://"):
+        address = line.removeprefix("listening on ").strip()
+        over_grpc = process.stdout.readline() if "grpc_port" in flags else ""
+        ready = process.stdout.readline()
+        if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
-            raise AssertionError(line + process.stderr.read())
-        host, _, port = line.removeprefix("listening on http://").strip().rpartition(":")
-        server = Server(process, host.strip("[]"), int(port))
-        if "grpc_port" in flags:
-            line = process.stdout.readline()
-            server.grpc_address = line.removeprefix("listening on grpc://").strip()
-        until(lambda: process.poll() is not None or server.is_ready(), "the server is ready")
-        assert process.poll() is None, process.stderr.read()
+            raise AssertionError(line + over_grpc + ready + process.stderr.read())
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
+        if over_grpc:
+            server.grpc_address = over_grpc.removeprefix("listening on grpc://").strip()
+            until(server.listens_for_grpc, "the server listens for gRPC")
         yield server
     except BaseException:
         if process.poll() is None:
