@@ -22,7 +22,7 @@ from shmgpu.port import Port
 from shmgpu.serve import datatypes
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
-from shmgpu.serve.known import Known
+from shmgpu.serve.known import Known, is_placed
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
@@ -164,9 +164,9 @@ class Calls:
         served = pending.served
         options = self._options(pending.request)
         pending.sent_ns = _now()
-        target: Target = served
-        if pending.known is None and _is_placed(pending.request):
-            target = served.in_regions
+        known = pending.known
+        placed = is_placed(pending.request) if known is None else known.is_placed
+        target: Target = served.in_regions if placed else served
         self.pending += 1
         self.counters[served.pending] += 1
         try:
@@ -282,7 +282,7 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
-        if _is_placed(request):
+        if is_placed(request):
             return (served.number, self._output_places(served, request), *args)
         return (served.number, *args)
 
@@ -347,13 +347,6 @@ class Calls:
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
         return outputs
-
-
-def _is_placed(request: InferRequest) -> bool:
-    """Whether any tensor lies in a client's region."""
-    return any(one.shm is not None for one in request.inputs) or any(
-        one.shm is not None for one in request.outputs
-    )
 
 
 def _spec(array: Any) -> Spec:

@@ -140,6 +140,7 @@ class Front:
     def _infer(self, request: Request, name: str, version: str) -> None:
         started_ns = _now()
         served = self.catalog.find(name, version)
+        seen = self.catalog.version
         try:
             encoding = request.headers.get(b"content-encoding")
             body = request.body
@@ -148,10 +149,12 @@ class Front:
                 body = decoded(body, encoding, self.options.max_body)
             else:
                 length = request.header_length or 0
+                if request.header_length is None:
+                    length = len(body)
                 if 0 < length <= known.MOST_BYTES:
                     header = bytes(body[:length])
                     before = served.known.get(header)
-                    args = before.arguments(served, body) if before is not None else None
+                    args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
                         request.on_disconnect = self.calls.start_known(
                             served, before, args, started_ns, _Answering(request)
@@ -159,8 +162,6 @@ class Front:
                         return
             view = memoryview(body)
             parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
-            if header:
-                known.remember(served, header, parsed, view)
 
             def outcome(outputs: Any, error: BaseException | None) -> None:
                 if outputs is None:
@@ -172,7 +173,10 @@ class Front:
                         protocol.build_infer(served.name, served.version, parsed, outputs),
                     )
 
-            request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
+            pending = self.calls.start(served, parsed, started_ns, outcome)
+            request.on_disconnect = pending.cancel
+            if header:
+                known.remember(served, header, parsed, pending.args, view, seen)
         except Exception:
             self.calls.refused(served, started_ns)
             raise
