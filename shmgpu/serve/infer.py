@@ -30,7 +30,7 @@ from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
@@ -230,6 +230,7 @@ class Calls:
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""
         self.counters[served.base + _FAIL] += 1
+        self.counters[served.base + _REFUSED] += 1
         self.counters[served.base + _FAIL_NS] += _now() - started_ns
 
     def cancel(self, pending: Pending) -> None:

@@ -66,6 +66,7 @@ class Front:
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
+        self.metrics: Any = None
         self.lifecycle = lifecycle
         self.options = options
         self.regions = regions
@@ -302,6 +303,16 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def metrics(front: Front, request: Request) -> None:
+    """What Prometheus scrapes."""
+    # Not before somebody asks: most workers of most servers never do this.
+    from shmgpu.serve import metrics as collecting
+
+    if front.metrics is None:
+        front.metrics = collecting.Metrics(front.catalog, front.counters)
+    request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
+
+
 def index(front: Front, request: Request) -> None:
     """Every model that the server knows."""
     asked = _object(request)
@@ -393,6 +404,7 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", "/v2/health/live", live),
         ("GET", "/v2/health/ready", ready),
         ("GET", "/v2/?", server_metadata),
+        ("GET", "/metrics", metrics),
         ("GET", "/v2/models/stats", statistics),
         ("GET", f"{_MODEL}/ready", model_ready),
         ("GET", f"{_MODEL}/config", model_config),
