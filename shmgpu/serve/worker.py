@@ -31,7 +31,6 @@ from shmgpu.serve.rows import Rows
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
-
 TEND_S = 0.25  # between looks whether a signal asked for something
 
 
@@ -75,7 +74,6 @@ class _Worker:
         regions = Regions(
             plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
         )
-        catalog.when_changed.append(regions.refresh)
         self.calls = Calls(
             self.port,
             catalog,
@@ -101,8 +99,8 @@ class _Worker:
         loop.add_signal_handler(signal.SIGTERM, self.told.set)
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
-        servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
         rpc = await self._listen_for_grpc()
+        servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
         self.front.catalog.refresh()
         tending = loop.create_task(self._tend())
         await self.told.wait()
@@ -121,6 +119,15 @@ class _Worker:
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
 
+    async def _tend(self) -> None:
+        """What is looked after besides requests."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            try:
+                await self.front.lifecycle.reload_when_asked()
+            except Exception:
+                logger.exception("a worker could not look after its server")
+
     async def _listen_for_grpc(self) -> Any:
         """The gRPC server, if there is to be one; its package is imported after the fork only."""
         if not self.plan.grpc_address:
@@ -130,15 +137,6 @@ class _Worker:
         server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
         await server.start()
         return server
-
-    async def _tend(self) -> None:
-        """What is looked after besides requests."""
-        while True:
-            await asyncio.sleep(TEND_S)
-            try:
-                await self.front.lifecycle.reload_when_asked()
-            except Exception:
-                logger.exception("a worker could not look after its server")
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
