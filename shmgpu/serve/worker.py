@@ -74,6 +74,7 @@ class _Worker:
         regions = Regions(
             plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
         )
+        catalog.when_changed.append(regions.refresh)
         self.calls = Calls(
             self.port,
             catalog,
