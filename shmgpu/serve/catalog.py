@@ -5,6 +5,7 @@ Owns the look-up, and for each model what the broker's port needs to call it. It
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shmgpu.serve import datatypes
@@ -79,10 +80,15 @@ def _declared(one: dict[str, Any]) -> TensorMetadata:
 
 
 class Catalog:
-    """What can be called, for one worker."""
+    """What can be called, for one worker.
+
+    Attributes:
+        when_changed: functions that are called when the table was seen to have changed.
+    """
 
     def __init__(self, table: Table, rows: Rows) -> None:
         self.table = table
+        self.when_changed: list[Callable[[], None]] = []
         self.rows = rows
         self.version = -1
         self.state: dict[str, Any] = {}
@@ -111,6 +117,8 @@ class Catalog:
                 self.models.setdefault(served.name, {})[served.version] = served
         self._known = known
         self._found = {}
+        for told in self.when_changed:
+            told()
 
     def find(self, name: str, version: str = "") -> Served:
         """A model that is ready; its highest version unless one is named.

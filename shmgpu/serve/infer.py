@@ -22,7 +22,7 @@ from shmgpu.port import Port
 from shmgpu.serve import datatypes
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
-from shmgpu.serve.known import Known
+from shmgpu.serve.known import Known, is_placed
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
@@ -170,9 +170,9 @@ class Calls:
         served = pending.served
         options = self.options(pending.request)
         pending.sent_ns = _now()
-        target: Target = served
-        if pending.known is None and _is_placed(pending.request):
-            target = served.in_regions
+        known = pending.known
+        placed = is_placed(pending.request) if known is None else known.is_placed
+        target: Target = served.in_regions if placed else served
         self.pending += 1
         self.counters[served.pending] += 1
         try:
@@ -223,17 +223,24 @@ class Calls:
             except Exception as wrong:
                 error = wrong
         if error is None:
+            # Before the answer, so that whoever has it finds it counted.
             counters[base + _CALL_NS] += now - pending.sent_ns
             counters[base + _SUCCESS] += 1
             counters[base + _ROWS] += pending.rows
-        pending.outcome(outputs, error)
-        now = _now()
+            try:
+                pending.outcome(outputs, None)
+            except Exception as wrong:  # such as text that JSON cannot carry
+                counters[base + _CALL_NS] -= now - pending.sent_ns
+                counters[base + _SUCCESS] -= 1
+                counters[base + _ROWS] -= pending.rows
+                error = wrong
         if error is None:
-            counters[base + _SUCCESS_NS] += now - pending.started_ns
+            counters[base + _SUCCESS_NS] += _now() - pending.started_ns
             counters[base + _LAST] = now_ms()
         else:
             counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += now - pending.started_ns
+            counters[base + _FAIL_NS] += _now() - pending.started_ns
+            pending.outcome(None, error)
 
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""
@@ -291,7 +298,7 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
-        if _is_placed(request):
+        if is_placed(request):
             return (served.number, self._output_places(served, request), *args)
         return (served.number, *args)
 
@@ -357,13 +364,6 @@ class Calls:
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
         return outputs
-
-
-def _is_placed(request: InferRequest) -> bool:
-    """Whether any tensor lies in a client's region."""
-    return any(one.shm is not None for one in request.inputs) or any(
-        one.shm is not None for one in request.outputs
-    )
 
 
 def _spec(array: Any) -> Spec:

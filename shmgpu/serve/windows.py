@@ -3,7 +3,7 @@
 Owns the mappings. A region is opened at its first use, through the descriptor of the worker that
 registered it, because a client may have removed the name since; by name where that worker is gone.
 Either way it must be the very file that was registered. Inputs are read from a mapping that cannot
-be written to; outputs are written through the descriptor. A region that is unregistered is let go
+be written to; outputs are copied through another one. A region that is unregistered is let go
 when the helper next looks at the control table; arrays that a running function still has keep
 their mapping.
 
@@ -34,7 +34,7 @@ class _Window:
         self.size: int = region["byte_size"]
         self.reading = open_region(region, os.O_RDONLY)
         self.region = region
-        self._writing = -1
+        self._writing: mmap.mmap | None = None
         page = self.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         self.before = self.start - page
         self.page = page
@@ -43,9 +43,14 @@ class _Window:
         )
 
     @property
-    def writing(self) -> int:
-        if self._writing < 0:
-            self._writing = open_region(self.region, os.O_RDWR)
+    def writing(self) -> mmap.mmap:
+        """A second mapping, for outputs alone."""
+        if self._writing is None:
+            descriptor = open_region(self.region, os.O_RDWR)
+            try:
+                self._writing = mmap.mmap(descriptor, self.before + self.size, offset=self.page)
+            finally:
+                os.close(descriptor)
         return self._writing
 
     def check(self) -> None:
@@ -58,8 +63,6 @@ class _Window:
 
     def close(self) -> None:
         os.close(self.reading)
-        if self._writing >= 0:
-            os.close(self._writing)
 
 
 class Windows:
@@ -127,10 +130,8 @@ class Windows:
                 f"an output has {data.nbytes} bytes, and its place in shared memory region "
                 f"{window.region['name']!r} has {nbytes}: give it a larger one"
             )
-        at = window.start + offset
-        while len(data):
-            written = os.pwrite(window.writing, data, at)
-            data, at = data[written:], at + written
+        at = window.before + offset
+        window.writing[at : at + data.nbytes] = data
 
     def _window(self, number: int) -> _Window:
         window = self.open.get(number)

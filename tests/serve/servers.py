@@ -7,6 +7,7 @@ import http.client
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,14 @@ class Server:
         except OSError:
             return False
 
+    def listens_for_grpc(self) -> bool:
+        host, _, port = self.grpc_address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_S).close()
+        except OSError:
+            return False
+        return True
+
     def children(self) -> list[int]:
         """Processes of the parent: helpers first, then workers, in order of their start."""
         pid = self.process.pid
@@ -106,11 +115,13 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
         if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
             raise AssertionError(line + grpc_line + ready + process.stderr.read())
-        host, _, port = address.removeprefix("http://").rpartition(":")
+        host, _, port = address.rpartition("//")[2].rpartition(":")
         server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
         server.grpc_address = grpc_line.removeprefix("listening on grpc://").strip()
-        if server.port:
+        if server.port and "tls_cert" not in flags:
             until(lambda: process.poll() is not None or server.is_ready(), "a worker is ready")
+        if server.grpc_address:
+            until(server.listens_for_grpc, "a worker listens for gRPC")
         yield server
     except BaseException:
         if process.poll() is None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from serve import client_shm, servers
 
+from shmgpu.serve import regions
+
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 
 shm = client_shm.load()
@@ -273,6 +275,29 @@ def test_a_region_outlives_its_name(triton, region):
     assert np.array_equal(result.as_numpy("y"), x + 1)
 
 
+def test_a_region_is_found_by_name_when_its_worker_is_gone_and_is_no_other_file(region):
+    _, key = region("named", 64)
+    path = f"/dev/shm{key}"
+    status = os.stat(path)
+    entry = {
+        "name": "named",
+        "key": key[1:],
+        "identity": regions.identity(status),
+        "pid": 0,
+        "descriptor": 0,
+    }
+    descriptor = regions.open_region(entry, os.O_RDONLY)
+    assert os.fstat(descriptor).st_ino == status.st_ino
+    os.close(descriptor)
+    os.rename(path, f"{path}-moved")
+    try:
+        pathlib.Path(path).write_bytes(bytes(64))
+        with pytest.raises(regions.RegionLost, match="register it anew"):
+            regions.open_region(entry, os.O_RDONLY)
+    finally:
+        os.replace(f"{path}-moved", path)
+
+
 def test_a_file_that_has_shrunk_is_refused(triton, region):
     _, key = region("shrunk", 8192)
     triton.register_system_shared_memory("shrunk", key, 8192)
@@ -314,11 +339,15 @@ def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region)
     handle, key = region("let-go", 64)
     shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
 
-    triton.register_system_shared_memory("let-go", key, 64)
-    x = placed("x", [4], "FP32", "let-go", 16)
+    # Each on a connection of its own: to one worker or the other.
+    place = "/v2/systemsharedmemory/region"
+    said = json.dumps({"key": key, "byte_size": 64}).encode()
+    for number in range(4):
+        assert server.ask("POST", f"{place}/let-go{number}/register", said)[0] == 200
+    x = placed("x", [4], "FP32", "let-go1", 16)
     triton.infer("add_in_place", [x])
     assert holders(server, key, "maps") and holders(server, key, "fd")
-    triton.unregister_system_shared_memory("let-go")
+    assert server.ask("POST", "/v2/systemsharedmemory/unregister")[0] == 200
 
     def let_go():
         inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))

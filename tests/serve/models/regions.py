@@ -48,3 +48,8 @@ def slow(helper, x):
 @model(inputs=[Tensor("x", "BOOL", (-1,))], outputs=[Tensor("y", "BOOL", (-1,))], warmup=[])
 def flags(helper, x):
     return ~x
+
+
+@model(inputs=[Tensor("x", "FP32", (-1,))], outputs=[Tensor("y", "FP32", (-1,))])
+def first(helper, x):
+    return x[:1]
