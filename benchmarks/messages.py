@@ -34,6 +34,9 @@ CURVES = {
     "window": Curve("messages over the window", "messages a child has out"),
 }
 IN_QUICK = (8,)
+CURVE_ROUNDS = (
+    5  # two processes that find one rhythm or another differ by half: two rounds tell little
+)
 
 
 def carried(program: str, seconds: float, **sizes: int) -> dict[str, Any]:
@@ -90,7 +93,11 @@ def _points(sizes: Mapping[str, int]) -> tuple[Figure, ...]:
 def _point_group(along: str, size: int) -> Group:
     sizes = {**COMMON, along: size}
     return Group(
-        f"{along}_{size}", _beside_relay(sizes), _points(sizes), rounds=2, quick=size in IN_QUICK
+        f"{along}_{size}",
+        _beside_relay(sizes),
+        _points(sizes),
+        rounds=CURVE_ROUNDS,
+        quick=size in IN_QUICK,
     )
 
 
