@@ -221,6 +221,17 @@ def test_the_columns_of_the_table_are_aligned():
     assert set(rule) == {"-", " "}
 
 
+def test_what_was_not_measured_is_a_note_and_not_a_line_of_dashes():
+    probe = Probe("A", lambda _amount: raise_(Unavailable("no such thing here")), {"cost": "us"})
+    group = Group("g", (probe,), (Figure("cost", ("A", "cost")), Figure("more", ("A", "cost"))))
+    samples = harness.measure(group, harness.Effort(0.0, 1))
+    rows = [harness.row_of(group, figure, samples, "work.") for figure in group.figures]
+    printed = table.table([*rows, only_row(pair([1.0], [2.0]), 1)])
+    (_heading, _rule, line), (note,) = (part.splitlines() for part in printed.split("\n\n"))
+    assert line.startswith("work.cost")
+    assert note == "work.cost, work.more: A skipped: no such thing here"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (0.12345, "0.1235"), (26.04, "26.04"), (1040000.4, "1,040,000")],
