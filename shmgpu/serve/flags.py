@@ -88,6 +88,7 @@ FLAGS = (
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),
+    Flag("allow-settings", bool, False, "", "let clients change log settings; 403 without"),
     Flag("allow-client-shm", bool, False, "", "let clients register shared memory; 403 without"),
     Flag("max-client-regions", _whole(1), 1000, "N", "of that; 400 beyond"),
     Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.logs import logger
-from shmgpu.serve import describe, messages
+from shmgpu.serve import describe, messages, settings
 from shmgpu.serve.infer import Pending
 from shmgpu.serve.messages import MESSAGES, SERVICE
 from shmgpu.serve.problems import answer_to
@@ -272,6 +272,41 @@ def unregister_cuda(front: Front, request: Any) -> dict[str, Any]:
     return {}
 
 
+def trace_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is traced, and what is changed of it, if anything."""
+    table, name = front.catalog.table, request.model_name
+    if name:
+        front.catalog.find(name)
+    asked: dict[str, Any] = {}
+    for key, given in request.settings.items():
+        values = list(given.value)
+        asked[key] = (values if key == "trace_level" else values[0]) if values else None
+    if asked:
+        settings.change_trace(table, front.options.allow_settings, asked, name)
+    found = settings.trace(table, name).items()
+    return {
+        "settings": {
+            key: {"value": value if isinstance(value, list) else [value]} for key, value in found
+        }
+    }
+
+
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
+def log_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is logged, and what is changed of it, if anything."""
+    table = front.catalog.table
+    asked = {
+        key: getattr(given, given.WhichOneof("parameter_choice") or "bool_param")
+        for key, given in request.settings.items()
+    }
+    if asked:
+        settings.change_log(table, front.options.allow_settings, asked)
+    found = settings.log(table).items()
+    return {"settings": {key: {_LOG_FIELDS[type(value)]: value} for key, value in found}}
+
+
 # Each gives its answer in the words of its message's JSON, as HTTP's do.
 ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "ServerLive": live,
@@ -290,6 +325,8 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "CudaSharedMemoryStatus": cuda_shared_memory,
     "CudaSharedMemoryRegister": register_cuda,
     "CudaSharedMemoryUnregister": unregister_cuda,
+    "TraceSetting": trace_settings,
+    "LogSettings": log_settings,
 }
 
 

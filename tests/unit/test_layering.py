@@ -139,6 +139,7 @@ SERVE_ROOMS = [
     "problems",
     "models",
     "repository",
+    "settings",
     "counters",
     "runner",
     "rows",
