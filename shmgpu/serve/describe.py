@@ -14,6 +14,7 @@ from shmgpu.serve.metadata import TensorMetadata
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
+    "generate",
     "logging",
     "model_configuration",
     "model_repository",

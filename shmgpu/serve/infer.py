@@ -139,7 +139,13 @@ class Calls:
         """
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
-        args = self._arguments(served, request)
+        if served.streams:
+            raise ProtocolError(
+                400,
+                f"model '{served.name}' answers in parts: use generate_stream, or the stream of "
+                "gRPC",
+            )
+        args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, args, rows, started_ns, outcome)
         self._send(pending)
@@ -162,7 +168,7 @@ class Calls:
 
     def _send(self, pending: Pending) -> None:
         served = pending.served
-        options = self._options(pending.request)
+        options = self.options(pending.request)
         pending.sent_ns = _now()
         known = pending.known
         placed = is_placed(pending.request) if known is None else known.is_placed
@@ -209,9 +215,11 @@ class Calls:
             try:
                 known = pending.known
                 if known is None:
-                    outputs = self._outputs(pending, result)
+                    outputs = self.outputs(served, pending.request, result)
                 else:
-                    outputs = known.answer(served, result, lambda: self._outputs(pending, result))
+                    outputs = known.answer(
+                        served, result, lambda: self.outputs(served, pending.request, result)
+                    )
             except Exception as wrong:
                 error = wrong
         if error is None:
@@ -263,7 +271,7 @@ class Calls:
         if pending.call is not None:
             self.port.expire(pending.call, pending)
 
-    def _options(self, request: InferRequest) -> Options | None:
+    def options(self, request: InferRequest) -> Options | None:
         """Time-out and priority of a request; the protocol's priority 1 comes first."""
         timeout = self.timeout
         if request.timeout_us:
@@ -276,7 +284,7 @@ class Calls:
 
     # ---- inputs --------------------------------------------------------------------------
 
-    def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+    def arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
         """What the call carries: the model's number, then its inputs in order."""
         args: list[Any] = [None] * len(served.inputs)
         for one in request.inputs:
@@ -327,8 +335,9 @@ class Calls:
 
     # ---- outputs -------------------------------------------------------------------------
 
-    def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
-        served, asked = pending.served, pending.request.outputs
+    def outputs(self, served: Served, request: InferRequest, result: Any) -> list[OutputTensor]:
+        """What a model returned, as the request wants it."""
+        asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
         wanted = (
             [served.output_places[one.name] for one in asked]

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import orjson
 
 from shmgpu.serve import describe, known, protocol, settings
+from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
@@ -303,6 +304,27 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def generate(front: Front, request: Request, name: str, version: str = "") -> None:
+    """One JSON object for another."""
+    _generate(front, request, name, version, is_stream=False)
+
+
+def generate_stream(front: Front, request: Request, name: str, version: str = "") -> None:
+    """The same as server-sent events, one for each part."""
+    _generate(front, request, name, version, is_stream=True)
+
+
+def _generate(front: Front, request: Request, name: str, version: str, is_stream: bool) -> None:
+    started_ns = _now()
+    served = front.catalog.find(name, version)
+    try:
+        asked = generating.read(_object(request), served, front.limits)
+        generating.Generation(front.calls, served, asked, request, is_stream).begin()
+    except Exception:
+        front.calls.refused(served, started_ns)
+        raise
+
+
 def metrics(front: Front, request: Request) -> None:
     """What Prometheus scrapes."""
     # Not before somebody asks: most workers of most servers never do this.
@@ -441,6 +463,8 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("POST", f"{_MODEL}/generate", generate),
+        ("POST", f"{_MODEL}/generate_stream", generate_stream),
         ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
         ("POST", f"{_SYSTEM}{_REGION}/register", register),
         ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),

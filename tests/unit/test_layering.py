@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -141,15 +142,18 @@ SERVE_ROOMS = [
     "repository",
     "settings",
     "counters",
+    "feeds",
     "runner",
     "rows",
     "catalog",
     "known",
     "infer",
     "lifecycle",
+    "streams",
     "describe",
     "metrics",
     "edge",
+    "generate",
     "routes",
     "rpc",
     "worker",
@@ -221,7 +225,12 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
 
 
 def known_python_rooms() -> set[str]:
-    return {*PYTHON_ROOMS, *(python_room(path) for path in python_files())}
+    return _known_python_rooms(PACKAGE)
+
+
+@functools.cache
+def _known_python_rooms(package: pathlib.Path) -> set[str]:
+    return {*PYTHON_ROOMS, *(python_room(path) for path in package.rglob("*.py"))}
 
 
 @needs_sources
