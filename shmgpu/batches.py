@@ -41,11 +41,11 @@ class BatchDesk(Desk):
         for index, (function, params, size, slot, generation, sequence) in enumerate(works):
             offset = params - self.origin
             block = self.memory[offset : offset + size]
-            entry = self._entries.get(block)
+            entry: Any = self._entries.get(block)
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if not has_rows(entry):
+                if not isinstance(entry, Entry) or not has_rows(entry):
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
@@ -87,6 +87,7 @@ class BatchDesk(Desk):
         entries = [entry for _, entry, _ in good]
         helper = self.helper
         rows = [entry.specs[0][1].shape[0] for entry in entries]
+        before = len(helper.later)
         try:
             args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
             helper.out = None
@@ -103,6 +104,7 @@ class BatchDesk(Desk):
                 result = declared
             parts = _split(_on_host(result), rows, target.name, target.pickle)
         except BaseException as error:
+            del helper.later[before:]
             return [self._put_error(entry, error, key) for _, entry, key in good]
         outcomes = []
         for (_, entry, key), part in zip(good, parts, strict=True):

@@ -12,11 +12,13 @@ import importlib.util
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from shmgpu import core, daemon, functions, logs
-from shmgpu.errors import LaunchError
+from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.launch import raise_outcome
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
@@ -53,6 +55,7 @@ def serve(options: argparse.Namespace) -> None:
     """
     refuse_unsafe("shmgpu serve")
     sources = repository.find_all(options.models)
+    token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
     with contextlib.ExitStack() as held:
         table = Table({})
         held.callback(table.close)
@@ -85,7 +88,9 @@ def serve(options: argparse.Namespace) -> None:
             pools[setup.pool].append(number)
         with table.change() as state:
             state.update(first_state(repository.in_pools(sources, list(pools))))
-        shared = worker.Plan([listener], table, counters[0], rows, grpc_address, options, pools)
+        shared = worker.Plan(
+            [listener], table, counters[0], rows, grpc_address, options, pools, token, tls
+        )
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
         before = logs.role()
@@ -123,6 +128,33 @@ def first_state(sources: Sequence[repository.Source]) -> dict[str, Any]:
         "regions": {},
         "settings": {},
     }
+
+
+def _token(path: str | None) -> bytes:
+    """What clients must bear; empty where they need not."""
+    if path is None:
+        return b""
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the token's file {path} cannot be read ({error.strerror})") from None
+    if not token:
+        raise ConfigError(f"the token's file {path} is empty: write a long random text into it")
+    return token
+
+
+def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key belong together: give both")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate cannot be used ({error})") from None
+    return context
 
 
 @contextlib.contextmanager

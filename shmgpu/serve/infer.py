@@ -30,7 +30,7 @@ from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
@@ -215,21 +215,29 @@ class Calls:
             except Exception as wrong:
                 error = wrong
         if error is None:
+            # Before the answer, so that whoever has it finds it counted.
             counters[base + _CALL_NS] += now - pending.sent_ns
             counters[base + _SUCCESS] += 1
             counters[base + _ROWS] += pending.rows
-        pending.outcome(outputs, error)
-        now = _now()
+            try:
+                pending.outcome(outputs, None)
+            except Exception as wrong:  # such as text that JSON cannot carry
+                counters[base + _CALL_NS] -= now - pending.sent_ns
+                counters[base + _SUCCESS] -= 1
+                counters[base + _ROWS] -= pending.rows
+                error = wrong
         if error is None:
-            counters[base + _SUCCESS_NS] += now - pending.started_ns
+            counters[base + _SUCCESS_NS] += _now() - pending.started_ns
             counters[base + _LAST] = now_ms()
         else:
             counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += now - pending.started_ns
+            counters[base + _FAIL_NS] += _now() - pending.started_ns
+            pending.outcome(None, error)
 
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""
         self.counters[served.base + _FAIL] += 1
+        self.counters[served.base + _REFUSED] += 1
         self.counters[served.base + _FAIL_NS] += _now() - started_ns
 
     def cancel(self, pending: Pending) -> None:

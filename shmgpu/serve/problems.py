@@ -6,6 +6,7 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 from __future__ import annotations
 
 from shmgpu import errors
+from shmgpu.logs import logger
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
 
@@ -45,4 +46,5 @@ def answer_to(error: BaseException) -> tuple[int, str]:
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):
             return status, sentence or str(error)
+    logger.error("a request failed in a worker", exc_info=error)
     return 500, "the server failed: its log says why"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
 import re
 import time
 import zlib
@@ -31,6 +32,9 @@ NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
 
 PLAIN = b"text/plain; charset=utf-8"
+WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
+NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
+OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
 OCTETS = b"application/octet-stream"
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
@@ -56,14 +60,17 @@ class Front:
         lifecycle: Lifecycle,
         options: argparse.Namespace,
         regions: Regions,
+        token: bytes = b"",
     ) -> None:
         self.calls = calls
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
+        self.metrics: Any = None
         self.lifecycle = lifecycle
         self.options = options
         self.regions = regions
+        self.token = token
         self.is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
@@ -71,6 +78,9 @@ class Front:
     def answer(self, request: Request) -> None:
         """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
         try:
+            if self.token and request.target not in OPEN_TO_ALL:
+                if not bears(request.headers.get(b"authorization", b""), self.token):
+                    raise ProtocolError(401, NO_TOKEN)
             target = request.target
             known = self._paths.get(target)
             if known is None:
@@ -137,7 +147,7 @@ class Front:
             body = request.body
             header = b""
             if encoding is not None:
-                body = decoded(body, encoding)
+                body = decoded(body, encoding, self.options.max_body)
             else:
                 length = request.header_length or 0
                 if request.header_length is None:
@@ -191,31 +201,58 @@ class _Answering:
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     """Answer with an inference's body; see :func:`protocol.build_infer`."""
     buffers, header_length = answer
+    headers = b""
+    accepted = request.headers.get(b"accept-encoding")
+    if accepted is not None:
+        buffers, headers = encoded(buffers, accepted)
     if header_length is None:
-        request.reply(200, buffers)
+        request.reply(200, buffers, headers=headers)
     else:
-        request.reply(
-            200, buffers, OCTETS, b"Inference-Header-Content-Length: %d\r\n" % header_length
-        )
+        headers += b"Inference-Header-Content-Length: %d\r\n" % header_length
+        request.reply(200, buffers, OCTETS, headers)
+
+
+def bears(authorization: bytes, token: bytes) -> bool:
+    """Whether an Authorization header has the token."""
+    kind, _, given = authorization.partition(b" ")
+    return kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), token)
 
 
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
-    request.reply(status, [error_body(sentence)])
+    headers = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
+    request.reply(status, [error_body(sentence)], headers=headers)
 
 
-def decoded(body: Any, encoding: bytes) -> bytes:
+def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
     """A body that was compressed."""
     name = encoding.strip().lower()
     if name in (b"", b"identity"):
         return bytes(body)
-    if name not in (b"gzip", b"deflate"):
+    if name not in WINDOWS:
         raise ProtocolError(415, "the body's Content-Encoding must be gzip or deflate")
+    reading = zlib.decompressobj(WINDOWS[name])
     try:
-        return zlib.decompress(body, 47 if name == b"gzip" else 15)
+        found = reading.decompress(body, most_bytes)
     except zlib.error as error:
         raise ProtocolError(400, f"the body cannot be decompressed ({error})") from None
+    if reading.unconsumed_tail:
+        raise ProtocolError(413, f"the body may have {most_bytes} bytes, decompressed too")
+    if not reading.eof:
+        raise ProtocolError(400, "the body's compressed data end too early")
+    return found
+
+
+def encoded(buffers: Sequence[Any], accepted: bytes) -> tuple[Sequence[Any], bytes]:
+    """An answer as its client would like it: buffers, and the header that says so."""
+    wanted = [one.partition(b";")[0].strip().lower() for one in accepted.split(b",")]
+    for name, window in WINDOWS.items():
+        if name in wanted:
+            writing = zlib.compressobj(1, wbits=window)
+            data = b"".join([*map(writing.compress, buffers), writing.flush()])
+            return [data], b"Content-Encoding: %s\r\n" % name
+    return buffers, b""
 
 
 # ---- the answers that need nothing but the state ---------------------------------------------
@@ -264,6 +301,16 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
         200,
         [orjson.dumps(describe.statistics(front.catalog, front.counters, name, version))],
     )
+
+
+def metrics(front: Front, request: Request) -> None:
+    """What Prometheus scrapes."""
+    # Not before somebody asks: most workers of most servers never do this.
+    from shmgpu.serve import metrics as collecting
+
+    if front.metrics is None:
+        front.metrics = collecting.Metrics(front.catalog, front.counters)
+    request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
 
 
 def index(front: Front, request: Request) -> None:
@@ -357,6 +404,7 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", "/v2/health/live", live),
         ("GET", "/v2/health/ready", ready),
         ("GET", "/v2/?", server_metadata),
+        ("GET", "/metrics", metrics),
         ("GET", "/v2/models/stats", statistics),
         ("GET", f"{_MODEL}/ready", model_ready),
         ("GET", f"{_MODEL}/config", model_config),

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,7 +26,7 @@ from shmgpu.serve.messages import MESSAGES, SERVICE
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, unknown_region
 from shmgpu.serve.requests import OutputTensor, ProtocolError
-from shmgpu.serve.routes import NO_PARAMETERS, Front, check_control
+from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 
 _now = time.monotonic_ns
 
@@ -41,6 +42,7 @@ CODES = {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+OPEN_TO_ALL = ("ServerLive", "ServerReady")  # without a token
 FINAL = "triton_final_response"
 STREAM_AHEAD = 64  # requests of one stream that may be out at once
 _InferResponse = MESSAGES["ModelInferResponse"]
@@ -343,6 +345,34 @@ def handlers(front: Front) -> Any:
     return grpc.method_handlers_generic_handler(SERVICE.full_name, table)
 
 
+class _Bearer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets no call through that does not bear the token, but for those that are open to all."""
+
+    def __init__(self, token: bytes) -> None:
+        self.token = token
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """As of grpc."""
+        handler = await continuation(details)
+        given = dict(details.invocation_metadata).get("authorization", "")
+        if (
+            handler is None
+            or details.method.rpartition("/")[2] in OPEN_TO_ALL
+            or bears(given.encode(), self.token)
+        ):
+            return handler
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, data: bytes, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
+
+    async def _refuse_stream(self, data: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
+        yield b""
+
+
 class Server:
     """One worker's.
 
@@ -358,14 +388,20 @@ class Server:
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_receive_message_length", body_bytes),
                 ("grpc.max_send_message_length", -1),
-            ]
+            ],
+            interceptors=[_Bearer(front.token)] if front.token else [],
         )
+        self.options = front.options
         self.server.add_generic_rpc_handlers((handlers(front),))
         self.address = address
 
     async def start(self) -> None:
         """Listen."""
-        self.server.add_insecure_port(self.address)
+        if self.options.tls_cert:
+            pair = Path(self.options.tls_key).read_bytes(), Path(self.options.tls_cert).read_bytes()
+            self.server.add_secure_port(self.address, grpc.ssl_server_credentials([pair]))
+        else:
+            self.server.add_insecure_port(self.address)
         await self.server.start()
         logger.debug("gRPC at %s", self.address)
 

@@ -20,7 +20,7 @@ from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
-from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters
+from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
@@ -43,25 +43,27 @@ class Loaded:
     Attributes:
         model: what the file declared.
         helper: what its function gets: this helper, with the file's own session.
-        base: where its counters begin.
+        index, base: the place of its counters, and where they begin.
     """
 
-    __slots__ = ("base", "helper", "model", "takes_bytes")
+    __slots__ = ("base", "helper", "index", "model", "takes_bytes")
 
-    def __init__(self, model: Model, helper: Helper, base: int) -> None:
+    def __init__(self, model: Model, helper: Helper, index: int) -> None:
         self.model = model
         self.helper = helper
-        self.base = base
+        self.index = index
+        self.base = index * len(FIELDS)
         self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
 
 
 class Shelf:
     """What a helper has loaded; the session of a server's helpers."""
 
-    def __init__(self, helper: Helper, table: Table, counters: memoryview) -> None:
+    def __init__(self, helper: Helper, table: Table, counters: Counters, writer: int) -> None:
         self.helper = helper
         self.table = table
-        self.counters = counters
+        self.counters = counters.of(writer)
+        self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
 
@@ -88,7 +90,7 @@ class Shelf:
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
-            self.loaded[number] = Loaded(model, helper, index * len(FIELDS))
+            self.loaded[number] = Loaded(model, helper, index)
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
@@ -135,9 +137,13 @@ class Shelf:
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls
-        counters[base + _INPUT_NS] += (begun - started) * calls
-        counters[base + _INFER_NS] += (ended - begun) * calls
-        counters[base + _OUTPUT_NS] += (_now() - ended) * calls
+        spent = begun - started, ended - begun, _now() - ended
+        counters[base + _INPUT_NS] += spent[0] * calls
+        counters[base + _INFER_NS] += spent[1] * calls
+        counters[base + _OUTPUT_NS] += spent[2] * calls
+        rows = len(inputs[0]) if model.max_batch_size else 1
+        counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
+        counted += np.array((1, *spent), np.uint64)
         return outputs
 
     def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
@@ -185,7 +191,7 @@ class Opening:
 
     def __call__(self, helper: Helper) -> Shelf:
         """Run once in each helper."""
-        shelf = Shelf(helper, self.table, self.counters.of(self.first_row + helper.id))
+        shelf = Shelf(helper, self.table, self.counters, self.first_row + helper.id)
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
                 continue

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvloop
@@ -21,7 +22,7 @@ from shmgpu import runtime
 from shmgpu.logs import logger
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
+from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.regions import Regions
@@ -43,6 +44,8 @@ class Plan:
         grpc_address: where every worker listens for gRPC; empty: nowhere.
         options: what the command line said; see :mod:`shmgpu.serve.flags`.
         pools: numbers of the helpers, by the pool's name; the first is the default one.
+        token: that clients must bear; empty: none.
+        tls: what connections are encrypted by; None: they are not.
     """
 
     listeners: list[socket.socket]
@@ -52,6 +55,8 @@ class Plan:
     grpc_address: str
     options: argparse.Namespace
     pools: dict[str, list[int]]
+    token: bytes = b""
+    tls: ssl.SSLContext | None = None
 
 
 def main(rank: int, plan: Plan) -> None:
@@ -88,9 +93,28 @@ class _Worker:
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
         self.front = Front(
-            self.calls, catalog, plan.counters, DEFAULT_LIMITS, lifecycle, plan.options, regions
+            self.calls,
+            catalog,
+            plan.counters,
+            replace(
+                DEFAULT_LIMITS,
+                tensors=plan.options.max_tensors,
+                json_depth=plan.options.max_json_depth,
+            ),
+            lifecycle,
+            plan.options,
+            regions,
+            plan.token,
         )
-        self.limits = Limits(plan.options.max_body, plan.options.max_header)
+        options = plan.options
+        self.limits = Limits(
+            options.max_body,
+            options.max_header,
+            -(-options.max_connections // options.workers),
+            options.idle_timeout,
+            options.receive_timeout,
+            options.send_timeout,
+        )
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
@@ -101,7 +125,10 @@ class _Worker:
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         rpc = await self._listen_for_grpc()
-        servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
+        servers = [
+            await loop.create_server(self._connect, sock=one, ssl=plan.tls)
+            for one in plan.listeners
+        ]
         self.front.catalog.refresh()
         tending = loop.create_task(self._tend())
         await self.told.wait()
@@ -124,6 +151,7 @@ class _Worker:
         """What is looked after besides requests."""
         while True:
             await asyncio.sleep(TEND_S)
+            end_slow(self.connections)
             try:
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
