@@ -158,6 +158,13 @@ def test_bytes_that_are_no_message_are_refused(server):
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
+def test_heads_have_a_limit(triton):
+    x = [tensor("x", np.ones(1, np.float32))]
+    assert triton.infer("scale", x, headers={"note": "n" * 30_000})
+    said = refused(triton.infer, "scale", x, headers={"note": "n" * 70_000})
+    assert said.startswith("StatusCode.RESOURCE_EXHAUSTED")
+
+
 def test_after_a_thousand_broken_messages_a_good_one_is_answered(server, triton):
     chance = random.Random(7)
     x = np.arange(64, dtype=np.float32)
