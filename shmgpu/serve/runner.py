@@ -46,14 +46,16 @@ class Loaded:
         index, base: the place of its counters, and where they begin.
     """
 
-    __slots__ = ("base", "helper", "index", "model", "takes_bytes")
+    __slots__ = ("arriving", "base", "helper", "index", "is_plain", "model")
 
     def __init__(self, model: Model, helper: Helper, index: int) -> None:
         self.model = model
         self.helper = helper
         self.index = index
         self.base = index * len(FIELDS)
-        self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
+        # How an input becomes what the function gets, by place; None: as it comes.
+        self.arriving = [_ARRIVING.get(one.datatype) for one in model.inputs]
+        self.is_plain = not any(self.arriving)
 
 
 class Shelf:
@@ -122,10 +124,10 @@ class Shelf:
                 self._arrived(loaded, declared, one)
                 for declared, one in zip(model.inputs, inputs, strict=True)
             ]
-        elif any(loaded.takes_bytes):
+        elif not loaded.is_plain:
             inputs = [
-                _elements(one) if is_bytes else one
-                for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
+                one if arrives is None or one is None else arrives(one)
+                for one, arrives in zip(inputs, loaded.arriving, strict=True)
             ]
         begun = _now()
         result = model.body(loaded.helper, *inputs)
@@ -154,7 +156,10 @@ class Shelf:
             one = self.windows.read(one["in"], datatype, one["shape"], own)
         elif declared.datatype == "BYTES":
             one = _elements(one)
-        return one if declared.datatype == "BYTES" else _as_array(loaded.model, one, loaded.helper)
+        if declared.datatype == "BYTES" or one is None:
+            return one
+        one = _as_array(loaded.model, one, loaded.helper)
+        return _bfloat16(one) if declared.datatype == "BF16" else one
 
     def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
         """The outputs, of which those that have a place in a region are written there."""
@@ -275,7 +280,12 @@ def _warm_up(model: Model, helper: Helper) -> None:
     if samples is None:
         samples = _zeros(model)
     for sample in samples:
-        inputs = [_as_array(model, one, helper) for one in sample]
+        inputs = [
+            _bfloat16(_as_array(model, one, helper))
+            if declared.datatype == "BF16" and one is not None
+            else _as_array(model, one, helper)
+            for declared, one in zip(model.inputs, sample, strict=True)
+        ]
         result = model.body(helper, *inputs)
         if model.streams:
             for part in result:
@@ -323,11 +333,25 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 
 def _elements(carried: Any) -> Any:
     """A BYTES tensor, carried as (its shape, its bytes): an object array."""
-    if carried is None:
-        return None
     shape, data = carried
     data = np.asarray(data)
     return datatypes.decode(datatypes.DATATYPES["BYTES"], shape, data.data)
+
+
+def _bfloat16(array: Any) -> Any:
+    """A BF16 tensor, carried as the bits of its elements; those stay where NumPy has no name."""
+    if not isinstance(array, np.ndarray):
+        import torch
+
+        return array.view(torch.bfloat16) if array.dtype == torch.int16 else array
+    try:
+        import ml_dtypes
+    except ImportError:
+        return array
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.int16 else array
+
+
+_ARRIVING: dict[str, Callable[[Any], Any]] = {"BYTES": _elements, "BF16": _bfloat16}
 
 
 def _in_order(model: Model, result: Any) -> Any:
@@ -351,9 +375,17 @@ def _in_order(model: Model, result: Any) -> Any:
 
 
 def _carried(datatype: str, array: Any) -> Any:
-    """An output as a call carries it: a BYTES tensor as (its shape, its bytes)."""
-    if datatype != "BYTES":
-        return array
-    array = np.asarray(array, dtype=object)
-    data = datatypes.join(array.reshape(-1).tolist())
-    return tuple(array.shape), np.frombuffer(data, np.uint8)
+    """An output as a call carries it: BYTES as (its shape, its bytes), BF16 as its bits."""
+    if datatype == "BYTES":
+        array = np.asarray(array, dtype=object)
+        data = datatypes.join(array.reshape(-1).tolist())
+        return tuple(array.shape), np.frombuffer(data, np.uint8)
+    if datatype == "BF16":
+        if not isinstance(array, np.ndarray):
+            import torch
+
+            return array.to(torch.bfloat16).view(torch.int16)
+        if array.dtype == np.float32:
+            return datatypes.round_bf16(array)
+        return array.view(np.int16)
+    return array
