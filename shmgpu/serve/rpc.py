@@ -481,15 +481,20 @@ class Server:
     """
 
     def __init__(self, front: Front, address: str, body_bytes: int) -> None:
+        options = front.options
         self.server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_receive_message_length", body_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", options.max_header),
+                ("grpc.absolute_max_metadata_size", options.max_header),
+                ("grpc.max_concurrent_streams", options.max_queue),
+                ("grpc.max_connection_idle_ms", int(options.idle_timeout * 1000)),
             ],
             interceptors=[_Bearer(front.token)] if front.token else [],
         )
-        self.options = front.options
+        self.options = options
         self.server.add_generic_rpc_handlers((handlers(front),))
         self.address = address
 
