@@ -36,6 +36,7 @@ class Target(Protocol):
     pool: str | None
     pickle: bool
     batch_max_rows: int
+    units_per_row: int  # of the room that a batch of the row has; 1 where it counts rows
     out: Any
     timeout: float | None
     plans: PlanTable
@@ -226,6 +227,7 @@ class Arguments:
                 target.pickle,
                 target.batch_max_rows,
                 target.name,
+                target.units_per_row,
             )
             target.plans.add(full, plan)
         if key is not None and key not in target.plans:

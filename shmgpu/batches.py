@@ -93,10 +93,12 @@ class BatchDesk(Desk):
             if entries[0].declared:
                 helper.out = self._batch_out(target, entries[0], sum(rows))
             declared = helper.out
+            helper.calls = len(good)
             try:
                 result = target.body(helper, *args, **kwargs)
             finally:
                 helper.out = None
+                helper.calls = 1
             if result is None and declared is not None:
                 result = declared
             parts = _split(_on_host(result), rows, target.name, target.pickle)

@@ -1,4 +1,4 @@
-"""The command line: ``shmgpu demo``, ``doctor``, ``up``, ``scale``, ``down``, ``top``, ``trace``.
+"""The command line: ``shmgpu demo``, ``doctor``, ``up``, ``serve``, ``top``, ``trace`` and more.
 
 Owns arguments, exit statuses, and what a saved trace's summary and the doctor's findings look
 like. A misuse or a failure that shmgpu knows ends in one sentence on standard error: status 2
@@ -37,6 +37,7 @@ from shmgpu import (
 )
 from shmgpu.debug import saved as debug_trace
 from shmgpu.errors import ConfigError, ShmError
+from shmgpu.serve import flags
 from shmgpu.views import align
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
@@ -170,6 +171,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--detach", action="store_true", help="return when it is ready, and let it run on")
     standing.set_defaults(run=_up)
+
+    served = commands.add_parser(
+        "serve",
+        help="serve models over HTTP to clients of the Open Inference Protocol",
+        description="Start workers that speak the Open Inference Protocol, version 2, and helpers "
+        "that run the models; requests and answers are passed between them without a copy. "
+        "Needs shmgpu[serve].",
+    )
+    flags.add_arguments(served)
 
     changed = commands.add_parser(
         "scale",

@@ -64,6 +64,7 @@ class Helper:
         out: the declared output arrays to write into, or None.
         pool: name of the helper's pool.
         generation: how many processes have held this place, this one included.
+        calls: how many calls are being run as one batch; 1 for a call by itself.
         caller: (number, generation) of the child whose call runs, for those who keep something
             for each.
         when_children_leave: functions without arguments that are called when a child has left,
@@ -73,6 +74,7 @@ class Helper:
     __slots__ = (
         "__dict__",
         "caller",
+        "calls",
         "device",
         "generation",
         "id",
@@ -89,6 +91,7 @@ class Helper:
         self.generation = generation
         self.session: Any = None
         self.out: Any = None
+        self.calls = 1
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
 

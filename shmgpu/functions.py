@@ -55,7 +55,8 @@ _names: list[str] | None = None  # of what that broker has; None: what this proc
 unfindable: set[str] | None = None
 
 
-OWN = "shmgpu.residents:"  # the package's own functions, which every broker has, have such names
+# How names of the package's own functions begin; brokers have the first whatever they serve.
+OWN = ("shmgpu.residents:", "shmgpu.serve.rows:")
 
 
 def of_users() -> list[Function[Any, Any]]:
@@ -326,6 +327,7 @@ class Function(Generic[P, R]):
         self.name = getattr(body, "__qualname__", type(body).__name__)
         self.batch: Batch | None = batch
         self.batch_max_rows = batch.max_size if batch else 0
+        self.units_per_row = 1
         self.out = out
         self.idempotent = parse_bool(idempotent, "idempotent")
         self.timeout = _seconds(timeout, "timeout")

@@ -60,6 +60,7 @@ class Plan:
         "arity",
         "as_torch",
         "batch_rows",
+        "batch_units",
         "fixed",
         "hint",
         "hint_shape",
@@ -86,6 +87,7 @@ class Plan:
         pickle: bool,
         batch_max_rows: int,
         name: str,
+        units_per_row: int = 1,
     ) -> None:
         self.row = row
         self.pool = pool
@@ -101,6 +103,7 @@ class Plan:
         self.surprises = 0
         self.room = FIRST_ROOM
         self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
+        self.batch_units = self.batch_rows * units_per_row
         self.hint: Layout | None = None
         self.expect(declared)
 
@@ -209,7 +212,7 @@ class Call:
         self.value_bytes = b""
         self.reply = core.new_reply()
         self.config = core.new_call_config(plan.row, plan.pool)
-        self.config.rows = plan.batch_rows or 1
+        self.config.rows = plan.batch_units or 1
         self.priority = 0
         self.placement = 0
         self.staging: list[tuple[Any, int, Any] | None] = [None] * plan.arity

@@ -114,9 +114,32 @@ PYTHON_ROOMS = [
     "talk",
     "doctor",
     "demo",
+    "serve",
     "cli",
     "__init__",
     "__main__",
+]
+
+# Inside the server, which is one room to the others.
+SERVE_ROOMS = [
+    "flags",
+    "datatypes",
+    "protocol",
+    "problems",
+    "models",
+    "repository",
+    "table",
+    "counters",
+    "runner",
+    "rows",
+    "catalog",
+    "infer",
+    "describe",
+    "edge",
+    "routes",
+    "worker",
+    "command",
+    "__init__",  # names what model files import, when they ask for it
 ]
 
 # (lower file, higher file): upward uses that are meant, each with its reason. Empty is best.
@@ -222,6 +245,25 @@ def test_nothing_points_up(files, room_of, uses, rooms):
                 continue
             if rooms.index(used) > rooms.index(here):
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {here} is below {used}")
+    assert not wrong, "\n".join(["These point up:", *wrong])
+
+
+@needs_sources
+def test_nothing_points_up_inside_the_server():
+    wrong = []
+    for path in sorted((PACKAGE / "serve").glob("*.py")):
+        assert path.stem in SERVE_ROOMS, f"{path.name} stands on no floor: add a row"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "shmgpu.serve"
+            ):
+                continue
+            inner = node.module.removeprefix("shmgpu.serve").lstrip(".")
+            for used in [inner] if inner else [alias.name for alias in node.names]:
+                if SERVE_ROOMS.index(used) > SERVE_ROOMS.index(path.stem) and not (
+                    (path.stem, used) == ("flags", "command")  # only when it is run
+                ):
+                    wrong.append(f"{path.name}:{node.lineno}: {path.stem} is below {used}")
     assert not wrong, "\n".join(["These point up:", *wrong])
 
 

@@ -1,0 +1,23 @@
+"""Models served to other programs over HTTP and gRPC: ``shmgpu serve``.
+
+This file is what a model file imports: it declares, and pulls in neither the server nor torch.
+How a request travels, and which room owns what: README.md beside this file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmgpu.serve.models import Model, Tensor, model
+
+__all__ = ["Model", "Tensor", "model"]
+
+
+def __getattr__(name: str) -> Any:
+    """From :mod:`shmgpu.serve.models`, which needs packages that the command line does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shmgpu.serve import models
+
+    return getattr(models, name)

@@ -1,0 +1,130 @@
+"""The models as a worker calls them, by name and version, as the control table has them now.
+
+Owns the look-up, and for each model what the broker's port needs to call it. It calls nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.plans import PlanTable
+from shmgpu.repeats import Repeats
+from shmgpu.serve import datatypes
+from shmgpu.serve.counters import FIELDS
+from shmgpu.serve.protocol import ProtocolError
+from shmgpu.serve.rows import CAPACITY, Rows
+from shmgpu.serve.runner import MODELS_OF_A_SOURCE
+from shmgpu.serve.table import Table
+
+
+class Served:
+    """One version of a model: a target of the port's calls, and its declaration.
+
+    Attributes:
+        description: as in the table; see :class:`shmgpu.serve.models.Description`.
+        number: the first argument of ``infer``.
+        base: where its counters begin.
+        inputs: (name, datatype, shape, optional) in order; outputs likewise.
+    """
+
+    def __init__(
+        self, description: dict[str, Any], number: int, index: int, pool: str | None, rows: Rows
+    ) -> None:
+        self.description = description
+        self.name: str = description["name"]
+        self.version: str = description["version"]
+        self.number = number
+        self.base = index * len(FIELDS)
+        self.index = index
+        self.inputs = [_declared(one) for one in description["inputs"]]
+        self.outputs = [_declared(one) for one in description["outputs"]]
+        self.places = {one[0]: place for place, one in enumerate(self.inputs)}
+        self.output_places = {one[0]: place for place, one in enumerate(self.outputs)}
+        self.max_batch_size: int = description["max_batch_size"]
+        self.has_bytes = any(one[1].name == "BYTES" for one in (*self.inputs, *self.outputs))
+        # What the port asks of a target.
+        function = rows.of(description["arrays"], description["max_delay_ms"])
+        self.row = function.row
+        self.pool = pool
+        self.pickle = False
+        # Elements of BYTES differ in length, so such requests are no rows of one array.
+        self.batch_max_rows = 0 if self.has_bytes else self.max_batch_size
+        self.units_per_row = CAPACITY // max(self.max_batch_size, 1)
+        self.out = None
+        self.timeout: float | None = None
+        self.plans = PlanTable()
+        self.plans_port: Any = None
+        self.repeats = Repeats()
+
+    def why_unknown(self) -> str:
+        """Why helpers do not have it: it cannot be."""
+        return f"the server has no row for {self.name}: start it anew"
+
+
+def _declared(one: dict[str, Any]) -> tuple[str, datatypes.Datatype, tuple[int, ...], bool]:
+    return (
+        one["name"],
+        datatypes.DATATYPES[one["datatype"]],
+        tuple(one["shape"]),
+        one["optional"],
+    )
+
+
+class Catalog:
+    """What can be called, for one worker."""
+
+    def __init__(self, table: Table, rows: Rows) -> None:
+        self.table = table
+        self.rows = rows
+        self.version = -1
+        self.state: dict[str, Any] = {}
+        self.models: dict[str, dict[str, Served]] = {}  # by name, by version
+        self._known: dict[int, Served] = {}
+        self._found: dict[tuple[str, str], Served] = {}
+
+    def refresh(self) -> None:
+        """Look whether the table has changed."""
+        if self.version == self.table.version:
+            return
+        self.version, self.state = self.table.read()
+        known: dict[int, Served] = {}
+        self.models = {}
+        for source_number, source in self.state["sources"].items():
+            if source["state"] != "READY":
+                continue
+            for position, description in enumerate(source["models"]):
+                number = int(source_number) * MODELS_OF_A_SOURCE + position
+                served = self._known.get(number)
+                if served is None:
+                    key = f"{description['name']}\n{description['version']}"
+                    index = self.state["indices"][key]
+                    served = Served(description, number, index, source["pool"] or None, self.rows)
+                known[number] = served
+                self.models.setdefault(served.name, {})[served.version] = served
+        self._known = known
+        self._found = {}
+
+    def find(self, name: str, version: str = "") -> Served:
+        """A model that is ready; its highest version unless one is named.
+
+        Raises:
+            ProtocolError: there is none.
+        """
+        if self.version != self.table.version:
+            self.refresh()
+        served = self._found.get((name, version))
+        if served is not None:
+            return served
+        versions = self.models.get(name)
+        if not versions:
+            raise ProtocolError(404, f"Request for unknown model: '{name}' is not found")
+        if version:
+            served = versions.get(version)
+            if served is None:
+                raise ProtocolError(
+                    404, f"Request for unknown model: '{name}' version {version} is not found"
+                )
+        else:
+            served = versions[max(versions, key=int)]
+        self._found[name, version] = served
+        return served

@@ -1,0 +1,75 @@
+"""Counters that change with every request: one row a process, summed when somebody asks.
+
+Owns a shared region with a row for each worker and each helper, so that each number has one
+writer and no lock; a row outlives the process that writes it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from typing import Any
+
+import numpy as np
+
+MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
+
+# What is counted for each model. Durations are nanoseconds.
+FIELDS = (
+    "success_count",  # requests answered
+    "success_ns",  # from the request's last byte to the answer's first
+    "fail_count",
+    "fail_ns",
+    "cancel_count",
+    "cancel_ns",
+    "inference_count",  # rows; requests where the model is not batched
+    "call_ns",  # in workers: from handing over to the result, queueing included
+    "pending",  # requests handed over and not answered: a gauge
+    "exec_count",  # in helpers: executions, each of one batch
+    "exec_requests",  # requests that were in them
+    "input_ns",  # in helpers, of each execution times its requests
+    "infer_ns",
+    "output_ns",
+    "last_ms",  # Unix time of the last request, milliseconds
+)
+INDEX = {name: number for number, name in enumerate(FIELDS)}
+GAUGES = {"last_ms"}
+
+
+class Counters:
+    """The region; made once, before the first fork.
+
+    Args:
+        writers: how many processes count: workers first, then helpers.
+    """
+
+    def __init__(self, writers: int) -> None:
+        shape = (writers, MOST_MODELS, len(FIELDS))
+        self._memory = mmap.mmap(-1, int(np.prod(shape)) * 8)
+        self.rows: np.ndarray[Any, Any] = np.ndarray(shape, np.uint64, self._memory)
+
+    def of(self, writer: int) -> memoryview:
+        """A writer's row: a flat memoryview of 64-bit numbers, at model * len(FIELDS) + field."""
+        return memoryview(self.rows[writer].reshape(-1))
+
+    def total(self, model: int) -> dict[str, int]:
+        """A model's figures, of all writers together."""
+        block = self.rows[:, model, :]
+        sums = block.sum(axis=0)
+        return {
+            name: int(block[:, number].max() if name in GAUGES else sums[number])
+            for name, number in INDEX.items()
+        }
+
+    def pending(self, model: int) -> int:
+        """Requests of a model that workers have handed over and not seen answered."""
+        return int(self.rows[:, model, INDEX["pending"]].sum())
+
+    def clear_pending(self, writer: int) -> None:
+        """A worker starts anew: what its predecessor held is not pending any more."""
+        self.rows[writer, :, INDEX["pending"]] = 0
+
+
+def now_ms() -> int:
+    """Unix time."""
+    return time.time_ns() // 1_000_000

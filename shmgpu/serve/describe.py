@@ -1,0 +1,110 @@
+"""Metadata, configuration and statistics as the protocol words them; for both front ends."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from shmgpu.serve.catalog import Catalog, Served
+from shmgpu.serve.counters import Counters
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
+
+
+def server() -> dict[str, Any]:
+    """What the server is."""
+    return {
+        "name": "shmgpu",
+        "version": importlib.metadata.version("shmgpu"),
+        "extensions": list(EXTENSIONS),
+    }
+
+
+def metadata(served: Served, versions: list[str]) -> dict[str, Any]:
+    """A model's inputs and outputs."""
+    return {
+        "name": served.name,
+        "versions": versions,
+        "platform": served.description["platform"],
+        "inputs": [_tensor(one) for one in served.inputs],
+        "outputs": [_tensor(one) for one in served.outputs],
+    }
+
+
+def _tensor(one: tuple[Any, ...]) -> dict[str, Any]:
+    return {"name": one[0], "datatype": one[1].name, "shape": list(one[2])}
+
+
+def config(served: Served) -> dict[str, Any]:
+    """A model's configuration, in the words of Triton's ModelConfig."""
+    first = 1 if served.max_batch_size else 0
+    made: dict[str, Any] = {
+        "name": served.name,
+        "platform": served.description["platform"],
+        "backend": served.description["platform"],
+        "version_policy": {"all": {}},
+        "max_batch_size": served.max_batch_size,
+        "input": [_configured(one, first) for one in served.inputs],
+        "output": [_configured(one, first) for one in served.outputs],
+        "parameters": {
+            key: {"string_value": value}
+            for key, value in (served.description["parameters"] or {}).items()
+        },
+        "model_transaction_policy": {"decoupled": served.description["streams"]},
+    }
+    if served.max_batch_size:
+        made["dynamic_batching"] = {
+            "preferred_batch_size": [],
+            "max_queue_delay_microseconds": int(served.description["max_delay_ms"] * 1000),
+        }
+    return made
+
+
+def _configured(one: tuple[Any, ...], first: int) -> dict[str, Any]:
+    return {"name": one[0], "data_type": one[1].config, "dims": list(one[2][first:])}
+
+
+def statistics(
+    catalog: Catalog, counters: Counters, name: str = "", version: str = ""
+) -> dict[str, Any]:
+    """What was counted of one model, or of all."""
+    if name:
+        chosen = [catalog.find(name, version)]
+        if not version:
+            chosen = list(catalog.models[name].values())
+    else:
+        chosen = [one for versions in catalog.models.values() for one in versions.values()]
+    return {"model_stats": [_statistics(one, counters.total(one.index)) for one in chosen]}
+
+
+def _statistics(served: Served, total: dict[str, int]) -> dict[str, Any]:
+    calls = total["success_count"]
+    computed = total["input_ns"] + total["infer_ns"] + total["output_ns"]
+
+    def duration(ns: int, count: int = calls) -> dict[str, int]:
+        return {"count": count, "ns": max(ns, 0)}
+
+    return {
+        "name": served.name,
+        "version": served.version,
+        "last_inference": total["last_ms"],
+        "inference_count": total["inference_count"],
+        "execution_count": total["exec_count"],
+        "inference_stats": {
+            "success": duration(total["success_ns"]),
+            "fail": duration(total["fail_ns"], total["fail_count"]),
+            "queue": duration(total["call_ns"] - computed),
+            "compute_input": duration(total["input_ns"]),
+            "compute_infer": duration(total["infer_ns"]),
+            "compute_output": duration(total["output_ns"]),
+            "cache_hit": duration(0, 0),
+            "cache_miss": duration(0, 0),
+        },
+        "batch_stats": [],
+    }

@@ -1,0 +1,354 @@
+"""One connection of a worker: HTTP parsed by httptools, bodies received straight into the arena.
+
+Owns the bytes of a connection until they are a :class:`Request`, and the order of its answers.
+The parser is fed from one small buffer that all connections of a worker share, because it is read
+at once. When a head has been parsed whose Content-Length says that more is to come, the rest of
+the body is received by the kernel where helpers will read it; the parser does not see it.
+
+It knows no route and no model: it is given the function that answers a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import httptools
+import orjson
+
+from shmgpu.errors import ArenaFull
+from shmgpu.memory import Arena
+
+SCRATCH_BYTES = 16384
+JOINED_BYTES = 8192  # an answer of fewer is written as one piece
+ALIGNMENT = 64
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may ask of the edge; see the flags of ``shmgpu serve``."""
+
+    body_bytes: int
+    header_bytes: int
+
+
+class Answering(Protocol):
+    """Who answers requests."""
+
+    def __call__(self, request: Request, /) -> None:
+        """Call :meth:`Request.reply` exactly once, now or later; never raises."""
+
+
+class Request:
+    """One request, whole.
+
+    Attributes:
+        method, target: of the request line.
+        headers: by lower-case name; of equal ones the last.
+        body: its bytes, a view of the arena where they were received into it.
+        header_length: the value of ``Inference-Header-Content-Length``; None without one.
+        on_disconnect: called when the client leaves before it was answered.
+    """
+
+    __slots__ = (
+        "arena_view",
+        "body",
+        "connection",
+        "headers",
+        "is_answered",
+        "keep_alive",
+        "length",
+        "method",
+        "on_disconnect",
+        "pieces",
+        "refusal",
+        "target",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.method = b""
+        self.target = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body: Any = b""
+        self.arena_view: memoryview | None = None  # where the body is to go
+        self.pieces: list[bytes] = []  # of a body of unknown length
+        self.length = -1
+        self.keep_alive = True
+        self.is_answered = False
+        self.refusal: tuple[int, str] | None = None  # it was never whole: what to say instead
+        self.on_disconnect: Callable[[], None] | None = None
+
+    @property
+    def header_length(self) -> int | None:
+        """As the client sent it; -1 for what is no number."""
+        text = self.headers.get(b"inference-header-content-length")
+        if text is None:
+            return None
+        return int(text) if text.isdigit() else -1
+
+    def reply(
+        self,
+        status: int,
+        body: Sequence[Any] = (),
+        content_type: bytes = b"application/json",
+        headers: bytes = b"",
+    ) -> None:
+        """Answer: buffers that are written in order, and that nobody changes from now on."""
+        self.connection.reply(self, status, body, content_type, headers)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection."""
+
+    __slots__ = (
+        "answer",
+        "arena",
+        "filled",
+        "is_closing",
+        "limits",
+        "parser",
+        "request",
+        "scratch",
+        "seen",
+        "transport",
+        "waiting",
+    )
+
+    def __init__(
+        self, answer: Answering, arena: Arena, limits: Limits, scratch: memoryview, seen: set[Any]
+    ) -> None:
+        self.answer = answer
+        self.arena = arena
+        self.limits = limits
+        self.scratch = scratch
+        self.seen = seen  # all connections of the worker
+        self.transport: Any = None
+        self.parser: Any = httptools.HttpRequestParser(self)
+        self.request: Request | None = None  # the one that is being received
+        self.filled = -1  # bytes of its body that have been received past the parser; -1: not so
+        self.waiting: deque[Request] = deque()  # received, the first of them being answered
+        self.is_closing = False
+
+    # ---- asyncio's calls -----------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        """As of asyncio."""
+        self.transport = transport
+        self.seen.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client is gone: what it waited for is given up."""
+        self.seen.discard(self)
+        self.is_closing = True
+        for request in self.waiting:
+            request.is_answered = True
+            if request.on_disconnect is not None:
+                request.on_disconnect()
+        self.waiting.clear()
+        self.request = None
+        self.parser = None
+
+    def get_buffer(self, size_hint: int) -> memoryview:
+        """Where the next bytes go: into the arena while a body is being received."""
+        if self.filled >= 0:
+            assert self.request is not None and self.request.arena_view is not None
+            return self.request.arena_view[self.filled :]
+        return self.scratch
+
+    def buffer_updated(self, count: int) -> None:
+        """So many bytes were received."""
+        if self.filled >= 0:
+            self._fill(count)
+            return
+        if self.is_closing:
+            return
+        try:
+            self.parser.feed_data(self.scratch[:count])
+        except httptools.HttpParserUpgrade:
+            self._refuse(501, "the server speaks no other protocol than HTTP/1.1")
+        except httptools.HttpParserError as error:
+            if not self.is_closing:
+                self._refuse(400, f"the request is no HTTP ({error})")
+        request = self.request
+        if request is not None and request.arena_view is not None and not self.is_closing:
+            self.filled = len(request.body)  # what came with the head was copied
+            self.parser = None
+        if len(self.waiting) > 1:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """The client will send no more, and may still read what it waits for."""
+        return bool(self.waiting)
+
+    # ---- the parser's calls --------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """As of httptools."""
+        self.request = Request(self)
+
+    def on_url(self, data: bytes) -> None:
+        """As of httptools; may come in parts."""
+        assert self.request is not None
+        self.request.target += data
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As of httptools."""
+        assert self.request is not None
+        self.request.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: make room for the body."""
+        request = self.request
+        assert request is not None
+        request.method = self.parser.get_method()
+        request.keep_alive = self.parser.should_keep_alive()
+        headers = request.headers
+        text = headers.get(b"content-length")
+        if text is not None and b"transfer-encoding" not in headers:
+            request.length = int(text)
+            if request.length > self.limits.body_bytes:
+                self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
+                return
+            if request.length:
+                try:
+                    request.arena_view = self._room(request.length, request.header_length)
+                except ArenaFull:
+                    self._refuse(503, "the server has no memory left for this request: try again")
+                    return
+        if headers.get(b"expect", b"").lower() == b"100-continue" and not self.waiting:
+            self.transport.write(CONTINUE)
+
+    def on_body(self, data: bytes) -> None:
+        """What came in one piece with the head, or a part of a chunked body."""
+        request = self.request
+        if request is None or self.is_closing:
+            return
+        view = request.arena_view
+        if view is None:
+            request.pieces.append(data)
+            if sum(map(len, request.pieces)) > self.limits.body_bytes:
+                self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
+            return
+        start = len(request.body)
+        end = start + len(data)
+        view[start:end] = data
+        request.body = view[:end]
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        request = self.request
+        self.request = None
+        if request is None or self.is_closing:
+            return
+        request.arena_view = None
+        if request.pieces:
+            length = sum(map(len, request.pieces))
+            try:
+                view = self._room(length, request.header_length)
+            except ArenaFull:
+                self._refuse(503, "the server has no memory left for this request: try again")
+                return
+            view[:] = b"".join(request.pieces)
+            request.body = view
+            request.pieces = []
+        self.waiting.append(request)
+        if len(self.waiting) == 1:
+            self.answer(request)
+
+    # ---- bodies --------------------------------------------------------------------------
+
+    def _room(self, length: int, header_length: int | None) -> memoryview:
+        """Arena memory for a body, so placed that what follows its JSON header is aligned."""
+        before = -header_length % ALIGNMENT if header_length and header_length > 0 else 0
+        buffer, _ = self.arena.allocate(length + before)
+        return memoryview(buffer)[before:]
+
+    def _fill(self, count: int) -> None:
+        request = self.request
+        assert request is not None and request.arena_view is not None
+        self.filled += count
+        if self.filled < request.length:
+            return
+        request.body = request.arena_view
+        self.filled = -1
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
+
+    # ---- answers -------------------------------------------------------------------------
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        """The request that is being received is wrong beyond repair: say so, then close."""
+        self.is_closing = True
+        request = self.request or Request(self)
+        self.request = None
+        request.keep_alive = False
+        request.arena_view = None
+        request.pieces = []
+        self.filled = -1
+        request.refusal = status, sentence
+        self.waiting.append(request)
+        if len(self.waiting) == 1:
+            self._next()
+
+    def reply(
+        self,
+        request: Request,
+        status: int,
+        body: Sequence[Any],
+        content_type: bytes,
+        headers: bytes,
+    ) -> None:
+        """Write the answer to the first of the requests that wait; see :meth:`Request.reply`."""
+        if request.is_answered:
+            return
+        request.is_answered = True
+        request.on_disconnect = None
+        transport = self.transport
+        length = sum(map(len, body))
+        head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
+            status,
+            REASONS.get(status, "Unknown").encode(),
+            content_type,
+            length,
+            headers,
+            b"" if request.keep_alive else b"Connection: close\r\n",
+        )
+        if request.method == b"HEAD":
+            transport.write(head)
+        elif length <= JOINED_BYTES:
+            transport.write(b"".join((head, *body)))
+        else:
+            transport.writelines([head, *body])
+        request.body = b""
+        self.waiting.popleft()
+        if not request.keep_alive:
+            self.waiting.clear()
+            self.is_closing = True
+            transport.close()
+        elif self.waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        elif transport is not None:
+            transport.resume_reading()
+
+    def _next(self) -> None:
+        if not self.waiting:
+            return
+        request = self.waiting[0]
+        if request.refusal is None:
+            self.answer(request)
+        else:
+            status, sentence = request.refusal
+            request.reply(status, [error_body(sentence)])
+
+
+def error_body(sentence: str) -> bytes:
+    """As every error is told."""
+    return orjson.dumps({"error": sentence})

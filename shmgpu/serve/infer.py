@@ -1,0 +1,315 @@
+"""Inference as a worker does it: a request's tensors to a helper, its answer to the client.
+
+Owns the check of a request against its model's declaration, the call, its bounds (queue,
+time-out, the client's leaving) and its counting. Nothing here knows HTTP: both front ends give it
+an :class:`InferRequest` and a function that takes the outcome.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shmgpu import arrays
+from shmgpu.arguments import Options
+from shmgpu.arrays import Spec
+from shmgpu.plans import Call
+from shmgpu.port import Port
+from shmgpu.serve import datatypes
+from shmgpu.serve.catalog import Catalog, Served
+from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.protocol import (
+    InferRequest,
+    InputTensor,
+    OutputTensor,
+    ProtocolError,
+)
+
+_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
+_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
+_ROWS, _CALL_NS, _PENDING = INDEX["inference_count"], INDEX["call_ns"], INDEX["pending"]
+_LAST = INDEX["last_ms"]
+_now = time.monotonic_ns
+
+MAX_PRIORITY = 3
+
+# Told of the end: the outputs in the order asked for, or what went wrong.
+Outcome = Callable[[list[OutputTensor] | None, BaseException | None], None]
+
+
+class Pending:
+    """One request that a helper has, or will have."""
+
+    __slots__ = ("call", "calls", "outcome", "request", "rows", "sent_ns", "served", "started_ns")
+
+    def __init__(
+        self,
+        calls: Calls,
+        served: Served,
+        request: InferRequest,
+        rows: int,
+        started_ns: int,
+        outcome: Outcome,
+    ) -> None:
+        self.calls = calls
+        self.served = served
+        self.request = request
+        self.rows = rows
+        self.started_ns = started_ns
+        self.sent_ns = 0
+        self.outcome = outcome
+        self.call: Call | None = None
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a sink of the port is told."""
+        self.calls.ended(self, result, error)
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        self.calls.cancel(self)
+
+
+class Calls:
+    """The inferences of one worker.
+
+    Args:
+        port: of the worker.
+        catalog: of models.
+        counters: the worker's row; see :mod:`shmgpu.serve.counters`.
+        most_pending: requests that may be out at once.
+        timeout: seconds until a request is answered with an error; None: never.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        catalog: Catalog,
+        counters: memoryview,
+        most_pending: int,
+        timeout: float | None,
+        loop: Any,
+    ) -> None:
+        self.port = port
+        self.catalog = catalog
+        self.counters = counters
+        self.most_pending = most_pending
+        self.timeout = timeout
+        self.loop = loop
+        self.pending = 0
+
+    def start(
+        self, served: Served, request: InferRequest, started_ns: int, outcome: Outcome
+    ) -> Pending:
+        """Hand a request over; ``outcome`` is told once, never before this has returned.
+
+        Raises:
+            ProtocolError: the request does not fit the model, or the queue is full.
+            ShmError: it cannot be carried.
+        """
+        if self.pending >= self.most_pending:
+            raise ProtocolError(503, "Exceeds maximum queue size")
+        args = self._arguments(served, request)
+        rows = request.inputs[0].shape[0] if served.max_batch_size else 1
+        pending = Pending(self, served, request, rows, started_ns, outcome)
+        options = self._options(request)
+        pending.sent_ns = _now()
+        pending.call = self.port.submit(served, args, {}, options, pending, False)
+        self.pending += 1
+        self.counters[served.base + _PENDING] += 1
+        if options is not None and options.timeout is not None:
+            self.loop.call_later(options.timeout, self._expire, pending)
+        return pending
+
+    def ended(self, pending: Pending, result: Any, error: BaseException | None) -> None:
+        """A call has ended, well or not."""
+        served, counters = pending.served, self.counters
+        base = served.base
+        now = _now()
+        self.pending -= 1
+        counters[base + _PENDING] -= 1
+        pending.call = None
+        outputs = None
+        if error is None:
+            try:
+                outputs = self._outputs(pending, result)
+            except Exception as wrong:
+                error = wrong
+        if error is None:
+            counters[base + _CALL_NS] += now - pending.sent_ns
+            counters[base + _SUCCESS] += 1
+            counters[base + _ROWS] += pending.rows
+        pending.outcome(outputs, error)
+        now = _now()
+        if error is None:
+            counters[base + _SUCCESS_NS] += now - pending.started_ns
+            counters[base + _LAST] = now_ms()
+        else:
+            counters[base + _FAIL] += 1
+            counters[base + _FAIL_NS] += now - pending.started_ns
+
+    def refused(self, served: Served, started_ns: int) -> None:
+        """A request to a model was answered with an error before it was handed over."""
+        self.counters[served.base + _FAIL] += 1
+        self.counters[served.base + _FAIL_NS] += _now() - started_ns
+
+    def cancel(self, pending: Pending) -> None:
+        """Give a call up; its outcome is not told."""
+        call = pending.call
+        if call is None or not self.port.cancel(call, pending):
+            return
+        pending.call = None
+        self.pending -= 1
+        base = pending.served.base
+        self.counters[base + _PENDING] -= 1
+        self.counters[base + _CANCEL] += 1
+        self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+
+    def _expire(self, pending: Pending) -> None:
+        if pending.call is not None:
+            self.port.expire(pending.call, pending)
+
+    def _options(self, request: InferRequest) -> Options | None:
+        """Time-out (``timeout``, microseconds) and ``priority`` (1 is first) of a request."""
+        parameters = request.parameters
+        timeout = self.timeout
+        if not parameters:
+            return None if timeout is None else Options(timeout)
+        asked = parameters.get("timeout")
+        if asked is not None:
+            if type(asked) is not int or asked < 0:
+                raise ProtocolError(400, "the parameter 'timeout' must be microseconds, from 0")
+            if asked:
+                timeout = asked / 1e6 if timeout is None else min(timeout, asked / 1e6)
+        level = parameters.get("priority", 0)
+        if type(level) is not int or level < 0:
+            raise ProtocolError(400, "the parameter 'priority' must be a whole number, from 0")
+        priority = max(0, MAX_PRIORITY + 1 - level) if level else 0
+        if timeout is None and not priority:
+            return None
+        return Options(timeout, min(priority, MAX_PRIORITY))
+
+    # ---- inputs --------------------------------------------------------------------------
+
+    def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        places = served.places
+        args: list[Any] = [None] * len(served.inputs)
+        for one in request.inputs:
+            place = places.get(one.name)
+            if place is None:
+                raise ProtocolError(
+                    400, f"unexpected inference input '{one.name}' for model '{served.name}'"
+                )
+            args[place] = self._argument(served, one, *served.inputs[place][1:3])
+        if len(request.inputs) < len(args):
+            for (name, _, _, optional), value in zip(served.inputs, args, strict=True):
+                if value is None and not optional:
+                    raise ProtocolError(
+                        400, f"expected inference input '{name}' for model '{served.name}'"
+                    )
+        for asked in request.outputs:
+            if asked.name not in served.output_places:
+                raise ProtocolError(
+                    400, f"unexpected inference output '{asked.name}' for model '{served.name}'"
+                )
+        return (served.number, *args)
+
+    def _argument(
+        self,
+        served: Served,
+        one: InputTensor,
+        datatype: datatypes.Datatype,
+        declared: tuple[int, ...],
+    ) -> Any:
+        """An input as the call carries it."""
+        shape = one.shape
+        if one.datatype != datatype.name:
+            raise ProtocolError(
+                400,
+                f"inference input '{one.name}' data-type is '{one.datatype}', but model "
+                f"'{served.name}' expects '{datatype.name}'",
+            )
+        if len(shape) != len(declared) or any(
+            wanted not in (-1, length) for length, wanted in zip(shape, declared, strict=True)
+        ):
+            raise ProtocolError(
+                400,
+                f"unexpected shape for input '{one.name}' for model '{served.name}'. Expected "
+                f"{list(declared)}, got {list(shape)}",
+            )
+        if served.max_batch_size and not 1 <= shape[0] <= served.max_batch_size:
+            raise ProtocolError(
+                400,
+                f"inference request batch-size must be from 1 to {served.max_batch_size} for "
+                f"'{served.name}', got {shape[0]}",
+            )
+        data = one.data
+        if not datatype.itemsize:
+            return self._bytes(one)
+        if isinstance(data, np.ndarray):
+            return data
+        try:
+            array = datatypes.decode(datatype, shape, data)
+        except ValueError as error:
+            raise ProtocolError(400, f"input '{one.name}' {error}") from None
+        if array.flags.aligned:
+            return array
+        return self._copy(datatype, array)
+
+    def _copy(self, datatype: datatypes.Datatype, array: Any) -> Any:
+        """An array that begins in the middle of an element's place: where it may begin."""
+        buffer, _ = self.port.arena.allocate(max(array.nbytes, 1))
+        copied = arrays.numpy_view(buffer, 0, _spec(array))
+        copied[...] = array
+        return copied
+
+    def _bytes(self, one: InputTensor) -> Any:
+        data = one.data
+        if isinstance(data, np.ndarray):
+            data = datatypes.join(data.reshape(-1).tolist())
+        else:
+            try:
+                datatypes.check(datatypes.DATATYPES["BYTES"], one.shape, data)
+            except ValueError as error:
+                raise ProtocolError(400, f"input '{one.name}' {error}") from None
+        return tuple(one.shape), np.frombuffer(data, np.uint8)
+
+    # ---- outputs -------------------------------------------------------------------------
+
+    def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
+        served, asked = pending.served, pending.request.outputs
+        results = (result,) if len(served.outputs) == 1 else result
+        wanted = (
+            [served.output_places[one.name] for one in asked]
+            if asked
+            else range(len(served.outputs))
+        )
+        outputs = []
+        for place in wanted:
+            name, datatype, _, _ = served.outputs[place]
+            array = results[place]
+            if not datatype.itemsize:
+                shape, data = array
+                array = datatypes.decode(datatype, shape, data.data)
+            elif array.dtype != datatype.storage:
+                array = _as(datatype, array, served.name, name)
+            outputs.append(OutputTensor(name, datatype.name, array.shape, array))
+        return outputs
+
+
+def _spec(array: Any) -> Spec:
+    return arrays.Source(array).spec
+
+
+def _as(datatype: datatypes.Datatype, array: Any, model: str, name: str) -> Any:
+    """An output of another dtype than was declared."""
+    if datatype.name == "BF16" and array.dtype.itemsize == 2:
+        return array.view(datatype.storage)
+    raise ProtocolError(
+        500,
+        f"model '{model}' returned {array.dtype} for output '{name}', which is declared as "
+        f"{datatype.name}",
+    )

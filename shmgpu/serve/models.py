@@ -1,0 +1,205 @@
+"""What a model file declares: its models, their inputs and outputs, and how they are batched.
+
+Owns the decorator, the checks of what it is given, and the description (plain data) by which
+workers, which never import the file, know the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shmgpu.config import parse_seconds
+from shmgpu.errors import ConfigError
+from shmgpu.serve import datatypes
+
+MOST_ROWS = 4096  # of a batch; see rows.CAPACITY
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model.
+
+    Args:
+        name: what requests call it.
+        datatype: as the Open Inference Protocol names it: ``"FP32"``, ``"INT64"``, ``"BYTES"``.
+        shape: lengths of all axes, that of the batch first where there is one; -1 is any length.
+        optional: a request may leave this input away; the function gets None for it.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"a tensor's name must be text, not {self.name!r}")
+        if self.datatype not in datatypes.DATATYPES:
+            raise ConfigError(
+                f"tensor {self.name!r} has the datatype {self.datatype!r}: use one of "
+                f"{', '.join(datatypes.DATATYPES)}"
+            )
+        try:
+            shape = tuple(int(n) for n in self.shape)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"tensor {self.name!r}: shape={self.shape!r} must be lengths, such as (-1, 64)"
+            ) from None
+        if any(n < -1 for n in shape):
+            raise ConfigError(f"tensor {self.name!r}: shape={shape} has a length below -1")
+        object.__setattr__(self, "shape", shape)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model as workers know it: plain data, from a helper that has loaded it.
+
+    Attributes:
+        name: what requests call it.
+        version: as text, a whole number.
+        inputs, outputs: dictionaries with the fields of :class:`Tensor`.
+        max_batch_size: rows that run as one; 0: axis 0 is no batch, requests run one by one.
+        max_delay_ms: how long a request may wait for company.
+        arrays: ``"numpy"`` or ``"torch"``.
+        streams: whether it yields several results for a request.
+        platform: what it was made of, as ``python`` or ``torchscript``.
+        parameters: free text by name, shown in its configuration.
+    """
+
+    name: str
+    version: str
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    max_batch_size: int = 0
+    max_delay_ms: float = 0.0
+    arrays: str = "numpy"
+    streams: bool = False
+    platform: str = "python"
+    parameters: dict[str, str] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the control table."""
+        return asdict(self)
+
+
+class Model:
+    """A function that is served; what :func:`model` makes of the one it decorates."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        *,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        name: str = "",
+        max_batch_size: int = 0,
+        max_delay_ms: float = 0.0,
+        arrays: str = "numpy",
+        warmup: Callable[[], Any] | Sequence[Any] | None = None,
+        platform: str = "python",
+        parameters: dict[str, str] | None = None,
+    ) -> None:
+        self.body = body
+        self.name = name or getattr(body, "__name__", "model")
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.max_batch_size = max_batch_size
+        self.max_delay_ms = float(max_delay_ms)
+        self.arrays = arrays
+        self.warmup = warmup
+        self.platform = platform
+        self.parameters = dict(parameters or {})
+        self.streams = inspect.isgeneratorfunction(body)
+        self._check()
+
+    def _check(self) -> None:
+        for tensors, what in ((self.inputs, "inputs"), (self.outputs, "outputs")):
+            if not tensors or not all(isinstance(one, Tensor) for one in tensors):
+                raise ConfigError(f"model {self.name!r}: {what}= must list Tensors, at least one")
+            names = [one.name for one in tensors]
+            if len(set(names)) < len(names):
+                raise ConfigError(f"model {self.name!r}: two {what} have the same name")
+        size = self.max_batch_size
+        if not isinstance(size, int) or not 0 <= size <= MOST_ROWS:
+            raise ConfigError(
+                f"model {self.name!r}: max_batch_size={size!r} must be rows, 0 to {MOST_ROWS}"
+            )
+        parse_seconds(self.max_delay_ms / 1e3, f"model {self.name!r}: max_delay_ms")
+        if self.arrays not in ("numpy", "torch"):
+            raise ConfigError(
+                f'model {self.name!r}: arrays={self.arrays!r} must be "numpy" or "torch"'
+            )
+        if size:
+            for one in (*self.inputs, *self.outputs):
+                if not one.shape or one.shape[0] != -1:
+                    raise ConfigError(
+                        f"model {self.name!r} is batched, so axis 0 of {one.name!r} is its rows: "
+                        f"write shape=(-1, ...), not {one.shape}"
+                    )
+
+    def __call__(self, helper: Any, *args: Any) -> Any:
+        """The function itself."""
+        return self.body(helper, *args)
+
+    def describe(self, version: str, name: str = "") -> Description:
+        """What workers are told of it."""
+        return Description(
+            name or self.name,
+            version,
+            [asdict(one) for one in self.inputs],
+            [asdict(one) for one in self.outputs],
+            self.max_batch_size,
+            self.max_delay_ms,
+            self.arrays,
+            self.streams,
+            self.platform,
+            self.parameters,
+        )
+
+
+def model(
+    *,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    name: str = "",
+    max_batch_size: int = 0,
+    max_delay_ms: float = 0.0,
+    arrays: str = "numpy",
+    warmup: Callable[[], Any] | Sequence[Any] | None = None,
+    parameters: dict[str, str] | None = None,
+) -> Callable[[Callable[..., Any]], Model]:
+    """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
+
+    Args:
+        inputs: what it takes after the helper, in order.
+        outputs: what it returns: one array, or a tuple of as many as there are outputs, or a
+            dictionary by name.
+        name: what requests call the model; the function's name unless given.
+        max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
+        max_delay_ms: how long a request may wait for company; 0 runs what is queued.
+        arrays: ``"numpy"`` gets NumPy arrays, ``"torch"`` gets tensors on ``helper.device``.
+        warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
+            function that returns one. Unless given, zeros of one row where all shapes are known.
+        parameters: text by name, shown in the model's configuration.
+
+    Raises:
+        ConfigError: a declaration is impossible.
+    """
+
+    def decorate(body: Callable[..., Any]) -> Model:
+        return Model(
+            body,
+            inputs=inputs,
+            outputs=outputs,
+            name=name,
+            max_batch_size=max_batch_size,
+            max_delay_ms=max_delay_ms,
+            arrays=arrays,
+            warmup=warmup,
+            parameters=parameters,
+        )
+
+    return decorate

@@ -1,0 +1,91 @@
+"""Where models lie: a file, or a folder of models with versions, as a list of sources.
+
+Owns the reading of names and folders. It opens no model: only helpers do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shmgpu.errors import ConfigError
+
+KINDS = {".py": "python"}  # how a file is loaded, by the end of its name
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that helpers load as a whole; a Python file may declare several models.
+
+    Attributes:
+        path: of the file.
+        kind: how it is loaded.
+        name: of its model, where the file does not say; empty: as the file says.
+        version: whole number, as text.
+        pool: of the helpers that load it; empty: the first.
+    """
+
+    path: str
+    kind: str
+    name: str = ""
+    version: str = "1"
+    pool: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the control table."""
+        return asdict(self)
+
+
+def find(place: str) -> list[Source]:
+    """The sources at ``PATH`` or ``PATH@POOL``.
+
+    A folder is a model repository: ``NAME/VERSION/model.py``, all versions that it has.
+
+    Raises:
+        ConfigError: nothing that can be served is there.
+    """
+    text, _, pool = place.partition("@")
+    path = Path(text).resolve()
+    if path.is_file():
+        return [
+            Source(str(path), _kind(path), "" if path.suffix == ".py" else path.stem, "1", pool)
+        ]
+    if not path.is_dir():
+        raise ConfigError(f"there is no model at {text}: name a file, or a folder of models")
+    found = [source for folder in sorted(path.iterdir()) for source in _versions(folder, pool)]
+    if not found:
+        raise ConfigError(
+            f"the folder {text} holds no model: it must have NAME/1/model.py or the like in it"
+        )
+    return found
+
+
+def find_all(places: Sequence[str]) -> list[Source]:
+    """The sources at several places."""
+    return [source for place in places for source in find(place)]
+
+
+def _versions(folder: Path, pool: str) -> list[Source]:
+    if not folder.is_dir() or folder.name.startswith((".", "_")):
+        return []
+    found = []
+    for inner in sorted(folder.iterdir()):
+        if not inner.is_dir() or not re.fullmatch(r"[1-9][0-9]*", inner.name):
+            continue
+        for file in sorted(inner.iterdir()):
+            if file.stem == "model" and file.suffix in KINDS:
+                found.append(Source(str(file), KINDS[file.suffix], folder.name, inner.name, pool))
+                break
+    return found
+
+
+def _kind(path: Path) -> str:
+    kind = KINDS.get(path.suffix)
+    if kind is None:
+        raise ConfigError(
+            f"{path.name} is no model that can be served: its name must end in {' or '.join(KINDS)}"
+        )
+    return kind

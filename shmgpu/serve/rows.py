@@ -1,0 +1,67 @@
+"""The functions of the sealed table: ``infer``, ``load`` and ``unload``; models are data.
+
+Owns which rows there are. A row's delay and kind of arrays are fixed when the broker starts, so
+there is an ``infer`` for each of a few delays, and for each kind; a model uses the one that fits.
+How many rows a batch may have differs by model: a batch has room for CAPACITY, and a row of a
+model takes its share of that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.errors import ConfigError
+from shmgpu.functions import Batch, Function
+from shmgpu.serve.runner import Shelf
+
+CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with each
+DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 1000)
+
+
+def infer(helper: Any, number: int, *inputs: Any) -> Any:
+    """Run a model; its number, then its inputs in order."""
+    shelf: Shelf = helper.session
+    return shelf.run(number, inputs)
+
+
+def load(helper: Any, source: int) -> int:
+    """Load a source of the control table: how many models it has."""
+    return len(helper.session.load(source))
+
+
+def unload(helper: Any, source: int) -> None:
+    """Forget a source."""
+    helper.session.unload(source)
+
+
+class Rows:
+    """The rows of one server; made once, before the broker starts.
+
+    Args:
+        hang_after: seconds of execution after which a helper is taken for hung; None: never.
+    """
+
+    def __init__(self, hang_after: float | None = None) -> None:
+        self.infer: dict[tuple[str, int], Function[Any, Any]] = {}
+        for kind in ("numpy", "torch"):
+            for delay in DELAYS_MS:
+                self.infer[kind, delay] = self._make(
+                    infer,
+                    arrays=kind,
+                    batch=Batch(CAPACITY, delay / 1e3 if delay else None),
+                    hang_after=hang_after,
+                )
+        self.load = self._make(load, arrays="numpy")
+        self.unload = self._make(unload, arrays="numpy")
+
+    def _make(self, body: Any, **options: Any) -> Function[Any, Any]:
+        made: Function[Any, Any] = Function(body, **options)
+        made.known_as = f"shmgpu.serve.rows:{made.name}"
+        return made
+
+    def of(self, arrays: str, max_delay_ms: float) -> Function[Any, Any]:
+        """The ``infer`` of a model: the least delay that is no shorter than the model's."""
+        for delay in DELAYS_MS:
+            if delay >= max_delay_ms:
+                return self.infer[arrays, delay]
+        raise ConfigError(f"max_delay_ms={max_delay_ms} must be {DELAYS_MS[-1]} or less")

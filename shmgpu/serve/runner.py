@@ -1,0 +1,273 @@
+"""In a helper: models loaded from their files, and run.
+
+Owns a helper's shelf: what it has loaded, by number. A source's models have the numbers from
+``source * MODELS_OF_A_SOURCE`` on; a reload is another source, so old and new stand side by side
+until nobody calls the old one. A helper that is started anew loads what the control table lists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu.entries import Helper
+from shmgpu.errors import ConfigError
+from shmgpu.logs import logger
+from shmgpu.serve import datatypes
+from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters
+from shmgpu.serve.models import Model
+from shmgpu.serve.table import Table
+
+MODELS_OF_A_SOURCE = 64
+
+_EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
+_INPUT_NS, _INFER_NS, _OUTPUT_NS = INDEX["input_ns"], INDEX["infer_ns"], INDEX["output_ns"]
+_now = time.monotonic_ns
+
+
+class Loaded:
+    """One model on a shelf.
+
+    Attributes:
+        model: what the file declared.
+        helper: what its function gets: this helper, with the file's own session.
+        base: where its counters begin.
+    """
+
+    __slots__ = ("base", "helper", "model", "takes_bytes")
+
+    def __init__(self, model: Model, helper: Helper, base: int) -> None:
+        self.model = model
+        self.helper = helper
+        self.base = base
+        self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
+
+
+class Shelf:
+    """What a helper has loaded; the session of a server's helpers."""
+
+    def __init__(self, helper: Helper, table: Table, counters: memoryview) -> None:
+        self.helper = helper
+        self.table = table
+        self.counters = counters
+        self.loaded: dict[int, Loaded] = {}
+
+    def load(self, source_number: int) -> list[dict[str, Any]]:
+        """Load one source of the table, warm its models up, publish them: their descriptions."""
+        source = self.table.read()[1]["sources"][str(source_number)]
+        helper = Helper(
+            self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
+        )
+        models = LOADERS[source["kind"]](helper, source, source_number)
+        if len(models) > MODELS_OF_A_SOURCE:
+            raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
+        for model in models:
+            _warm_up(model, helper)
+        name = source["name"]
+        described = [
+            model.describe(source["version"], name if len(models) == 1 else "").as_dict()
+            for model in models
+        ]
+        indices = publish(self.table, source_number, described)
+        for position, (model, index) in enumerate(zip(models, indices, strict=True)):
+            number = source_number * MODELS_OF_A_SOURCE + position
+            self.loaded[number] = Loaded(model, helper, index * len(FIELDS))
+        return described
+
+    def unload(self, source_number: int) -> None:
+        """Forget a source's models and its session."""
+        first = source_number * MODELS_OF_A_SOURCE
+        for number in range(first, first + MODELS_OF_A_SOURCE):
+            self.loaded.pop(number, None)
+        sys.modules.pop(_module_name(source_number), None)
+
+    def run(self, number: int, inputs: Sequence[Any]) -> Any:
+        """One execution: inputs in order, what the model returned, in order."""
+        started = _now()
+        loaded = self.loaded.get(number)
+        if loaded is None:  # it was loaded while this helper was being started
+            self.load(number // MODELS_OF_A_SOURCE)
+            loaded = self.loaded[number]
+        model = loaded.model
+        if any(loaded.takes_bytes):
+            inputs = [
+                _elements(one) if is_bytes else one
+                for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
+            ]
+        begun = _now()
+        result = model.body(loaded.helper, *inputs)
+        ended = _now()
+        outputs = _in_order(model, result)
+        calls = self.helper.calls
+        base, counters = loaded.base, self.counters
+        counters[base + _EXEC_COUNT] += 1
+        counters[base + _EXEC_REQUESTS] += calls
+        counters[base + _INPUT_NS] += (begun - started) * calls
+        counters[base + _INFER_NS] += (ended - begun) * calls
+        counters[base + _OUTPUT_NS] += (_now() - ended) * calls
+        return outputs
+
+
+class Opening:
+    """The session function of a server's helpers: a shelf with all that the table lists."""
+
+    def __init__(self, table: Table, counters: Counters, first_row: int) -> None:
+        self.table = table
+        self.counters = counters
+        self.first_row = first_row
+
+    def __call__(self, helper: Helper) -> Shelf:
+        """Run once in each helper."""
+        shelf = Shelf(helper, self.table, self.counters.of(self.first_row + helper.id))
+        for number, source in self.table.read()[1]["sources"].items():
+            if source["pool"] in ("", helper.pool) and source["state"] != "UNAVAILABLE":
+                shelf.load(int(number))
+        return shelf
+
+
+def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -> list[int]:
+    """Enter a source's models into the table, once; the counters' index of each."""
+    with table.change() as state:
+        source = state["sources"][str(source_number)]
+        taken = {
+            (model["name"], model["version"])
+            for number, other in state["sources"].items()
+            if number != str(source_number) and other.get("replaces") != source_number
+            for model in other["models"]
+            if str(source.get("replaces")) != number and other["state"] == "READY"
+        }
+        indices = []
+        for model in described:
+            key = (model["name"], model["version"])
+            if key in taken:
+                raise ConfigError(
+                    f"two files declare version {key[1]} of the model {key[0]!r}: give one of "
+                    "them another name"
+                )
+            index = state["indices"].setdefault("\n".join(key), len(state["indices"]))
+            if index >= MOST_MODELS:
+                raise ConfigError(f"a server can have had {MOST_MODELS} models: start it anew")
+            indices.append(index)
+        source["models"] = described
+        if source["state"] == "LOADING" and not source.get("is_rolled"):
+            source["state"] = "READY"
+    return indices
+
+
+# ---- loading -------------------------------------------------------------------------------
+
+
+def _module_name(source_number: int) -> str:
+    return f"shmgpu_served_{source_number}"
+
+
+def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> list[Model]:
+    """Run a model file: ``load(helper)`` makes the session, decorated functions are models."""
+    path = source["path"]
+    folder = os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = _module_name(source_number)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    load = getattr(module, "load", None)
+    if load is not None:
+        helper.session = load(helper)
+    found = [one for one in vars(module).values() if isinstance(one, Model)]
+    models = list(dict.fromkeys(found))
+    if not models:
+        raise ConfigError(
+            f"{path} declares no model: decorate a function with @shmgpu.serve.model(inputs=..., "
+            "outputs=...)"
+        )
+    return models
+
+
+LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
+    "python": load_python,
+}
+
+
+def _warm_up(model: Model, helper: Helper) -> None:
+    samples = model.warmup() if callable(model.warmup) else model.warmup
+    if samples is None:
+        samples = _zeros(model)
+    for sample in samples:
+        inputs = [_as_arrays(model, one, helper) for one in sample]
+        result = model.body(helper, *inputs)
+        if model.streams:
+            for part in result:
+                _in_order(model, part)
+        else:
+            _in_order(model, result)
+    if samples:
+        logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
+
+
+def _zeros(model: Model) -> list[tuple[Any, ...]]:
+    """One row of zeros, where the declaration leaves nothing else open."""
+    sample = []
+    for one in model.inputs:
+        shape = (1, *one.shape[1:]) if model.max_batch_size else one.shape
+        if -1 in shape or one.datatype == "BYTES":
+            return []
+        sample.append(np.zeros(shape, datatypes.DATATYPES[one.datatype].storage))
+    return [tuple(sample)]
+
+
+def _as_arrays(model: Model, sample: Any, helper: Helper) -> Any:
+    if model.arrays != "torch" or sample is None:
+        return sample
+    import torch
+
+    return torch.as_tensor(sample).to(helper.device)
+
+
+# ---- inputs and outputs --------------------------------------------------------------------
+
+
+def _elements(carried: Any) -> Any:
+    """A BYTES tensor, carried as (its shape, its bytes): an object array."""
+    if carried is None:
+        return None
+    shape, data = carried
+    data = np.asarray(data)
+    return datatypes.decode(datatypes.DATATYPES["BYTES"], shape, data.data)
+
+
+def _in_order(model: Model, result: Any) -> Any:
+    """What a model returned: one array, or as many as it has outputs, in order."""
+    outputs = model.outputs
+    if isinstance(result, dict):
+        missing = [one.name for one in outputs if one.name not in result]
+        if missing:
+            raise ConfigError(f"model {model.name!r} returned no output {missing[0]!r}")
+        result = tuple(result[one.name] for one in outputs)
+    if len(outputs) == 1:
+        if isinstance(result, (tuple, list)) and len(result) == 1:
+            result = result[0]
+        return _carried(outputs[0].datatype, result)
+    if not isinstance(result, (tuple, list)) or len(result) != len(outputs):
+        raise ConfigError(
+            f"model {model.name!r} declares {len(outputs)} outputs and must return a tuple of as "
+            f"many arrays, not a {type(result).__name__}"
+        )
+    return tuple(_carried(one.datatype, part) for one, part in zip(outputs, result, strict=True))
+
+
+def _carried(datatype: str, array: Any) -> Any:
+    """An output as a call carries it: a BYTES tensor as (its shape, its bytes)."""
+    if datatype != "BYTES":
+        return array
+    array = np.asarray(array, dtype=object)
+    data = datatypes.join(array.reshape(-1).tolist())
+    return tuple(array.shape), np.frombuffer(data, np.uint8)

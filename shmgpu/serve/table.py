@@ -1,0 +1,91 @@
+"""The control table: what clients see of the server's state, whichever worker they ask.
+
+Owns one memory file that the parent makes before the first fork and keeps for as long as the
+server lives, so no death of a worker or helper loses it. Whoever changes it holds its lock, which
+the kernel releases at its death, writes the whole state into the half that nobody reads, and then
+moves the version on: readers see the state before or the state after. Reading costs a look at the
+version; only when that has moved is the state decoded.
+
+It must never hold anything that changes with every request: see :mod:`shmgpu.serve.counters`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from shmgpu.errors import ConfigError
+
+_HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half
+_U64 = struct.Struct("<Q")
+_HEAD_BYTES = 64
+HALF_BYTES = 4 << 20
+
+
+class Table:
+    """The table; made once, before the first fork."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._file = os.memfd_create("shmgpu-serve", os.MFD_CLOEXEC)
+        os.ftruncate(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._memory = mmap.mmap(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._mutex = threading.Lock()
+        self._seen = -1
+        self._state: dict[str, Any] = {}
+        self._write(0, state)
+
+    @property
+    def version(self) -> int:
+        """How often it was changed."""
+        version: int = _U64.unpack_from(self._memory, 0)[0]
+        return version
+
+    def read(self) -> tuple[int, dict[str, Any]]:
+        """Version and state, which the caller must not change."""
+        while self._seen != self.version:
+            version, *sizes = _HEAD.unpack_from(self._memory, 0)
+            start = _HEAD_BYTES + (version & 1) * HALF_BYTES
+            data = self._memory[start : start + sizes[version & 1]]
+            if version == self.version:  # two changes later this half would be written anew
+                self._state = orjson.loads(data)
+                self._seen = version
+        return self._seen, self._state
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[dict[str, Any]]:
+        """The state, to be changed in place; it is published when the block ends without error."""
+        with self._mutex:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)
+            try:
+                version, state = self.read()
+                state = orjson.loads(orjson.dumps(state))
+                yield state
+                self._write(version + 1, state)
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _write(self, version: int, state: dict[str, Any]) -> None:
+        data = orjson.dumps(state)
+        if len(data) > HALF_BYTES:
+            raise ConfigError(
+                f"the server's state has {len(data):,} bytes and may have {HALF_BYTES:,}: serve "
+                "fewer models, or register fewer regions"
+            )
+        half = version & 1
+        start = _HEAD_BYTES + half * HALF_BYTES
+        self._memory[start : start + len(data)] = data
+        _U64.pack_into(self._memory, 8 + 8 * half, len(data))
+        _U64.pack_into(self._memory, 0, version)
+
+    def close(self) -> None:
+        """Give it back."""
+        self._memory.close()
+        os.close(self._file)

@@ -1,0 +1,115 @@
+"""A worker: a child of the broker with an event loop, its connections, and its way to helpers.
+
+Owns the loop and the order of a worker's end: not ready first, then no new connections, then
+the answers that are out, then the connections. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from shmgpu import runtime
+from shmgpu.logs import logger
+from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.counters import Counters
+from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
+from shmgpu.serve.infer import Calls
+from shmgpu.serve.routes import Front
+from shmgpu.serve.rows import Rows
+from shmgpu.serve.table import Table
+
+LOOK_S = 0.02  # between looks whether the last answer has gone out
+
+
+@dataclass
+class Plan:
+    """What all workers of a server share, decided before the first fork.
+
+    Attributes:
+        listeners: bound sockets; every worker accepts from all of them.
+        most_pending: requests that one worker may have handed over.
+        timeout: seconds until a request fails; None: never.
+        drain_delay: seconds between "not ready" and the last accepted connection.
+        drain_timeout: seconds that answers may take then.
+    """
+
+    listeners: list[socket.socket]
+    table: Table
+    counters: Counters
+    rows: Rows
+    limits: Limits
+    most_pending: int
+    timeout: float | None
+    drain_delay: float
+    drain_timeout: float
+
+
+def main(rank: int, plan: Plan) -> None:
+    """Be worker ``rank`` until told to end."""
+    plan.counters.clear_pending(rank)
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_Worker(rank, plan, loop).run())
+
+
+class _Worker:
+    def __init__(self, rank: int, plan: Plan, loop: Any) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.port = runtime.require_port()
+        catalog = Catalog(plan.table, plan.rows)
+        self.calls = Calls(
+            self.port,
+            catalog,
+            plan.counters.of(rank),
+            plan.most_pending,
+            plan.timeout,
+            loop,
+        )
+        self.front = Front(self.calls, catalog, plan.counters, None)
+        self.connections: set[Connection] = set()
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.told = asyncio.Event()
+
+    async def run(self) -> None:
+        loop, plan = self.loop, self.plan
+        loop.add_signal_handler(signal.SIGTERM, self.told.set)
+        for descriptor in self.port.wire.descriptors():
+            loop.add_reader(descriptor, self.port.poll)
+        servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
+        self.front.catalog.refresh()
+        await self.told.wait()
+        self.front.is_draining = True
+        await asyncio.sleep(plan.drain_delay)
+        for server in servers:
+            server.close()
+        await self._drained(plan.drain_timeout)
+        for connection in list(self.connections):
+            connection.transport.close()
+        for descriptor in self.port.wire.descriptors():
+            loop.remove_reader(descriptor)
+
+    def _connect(self) -> Connection:
+        answer: Callable[..., None] = self.front.answer
+        return Connection(answer, self.port.arena, self.plan.limits, self.scratch, self.connections)
+
+    async def _drained(self, seconds: float) -> None:
+        """Wait until nothing that was received waits for its answer."""
+        until = self.loop.time() + seconds
+        while any(one.waiting or one.request for one in self.connections):
+            if self.loop.time() >= until:
+                logger.warning(
+                    "%d connections still wait for an answer after %g s: they are closed",
+                    len(self.connections),
+                    seconds,
+                )
+                return
+            await asyncio.sleep(LOOK_S)

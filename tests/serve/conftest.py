@@ -1,0 +1,23 @@
+"""One server for the tests of a file."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("uvloop", reason="shmgpu[serve] is not installed")
+
+from serve import servers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def gevents_loop():
+    """The stock HTTP client's, which stays in the process once it was needed."""
+    gevent = pytest.importorskip("gevent", reason="tritonclient[http] is not installed")
+    gevent.sleep(0)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Two workers, two helpers, and the models of models/simple.py."""
+    with servers.serving(servers.MODELS / "simple.py") as running:
+        yield running

@@ -1,0 +1,119 @@
+"""Servers of ``shmgpu serve`` for tests, each in a process of its own, and what is seen of them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import shmgpu
+
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = HERE / "models"
+DEADLINE_S = 30.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, with the very package that is tested on the path."""
+    package = str(pathlib.Path(shmgpu.__file__).parents[1])
+    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:
+    """Wait for a condition; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.01)
+    return value
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request on a connection of its own: status, headers by lower-case name, body."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body, named)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return response.status, found, response.read()
+
+    def is_ready(self) -> bool:
+        try:
+            return self.ask("GET", "/v2/health/ready")[0] == 200
+        except OSError:
+            return False
+
+    def children(self) -> list[int]:
+        """Processes of the parent: helpers first, then workers, in order of their start."""
+        pid = self.process.pid
+        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(one) for one in text.split()]
+
+
+@contextlib.contextmanager
+def serving(*models: Any, **flags: Any) -> Iterator[Server]:
+    """A server that is ready; it ends, in order, with the block.
+
+    ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value.
+    """
+    words: list[str] = []
+    for name, value in {"port": 0, "workers": 2, "helpers": 2, "arena": "16MiB", **flags}.items():
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(str(value))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shmgpu", "serve", *map(str, models), *words],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said = ""
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("listening on http://"):
+            process.wait(DEADLINE_S)
+            raise AssertionError(line + process.stderr.read())
+        host, _, port = line.removeprefix("listening on http://").strip().rpartition(":")
+        server = Server(process, host.strip("[]"), int(port))
+        until(lambda: process.poll() is not None or server.is_ready(), "the server is ready")
+        assert process.poll() is None, process.stderr.read()
+        yield server
+    except BaseException:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(DEADLINE_S)
+        process.kill()
+        print(process.communicate(timeout=DEADLINE_S)[1], file=sys.stderr)
+        raise
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
