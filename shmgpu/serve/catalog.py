@@ -11,7 +11,8 @@ from shmgpu.plans import PlanTable
 from shmgpu.repeats import Repeats
 from shmgpu.serve import datatypes
 from shmgpu.serve.counters import FIELDS
-from shmgpu.serve.protocol import ProtocolError
+from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
+from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.rows import CAPACITY, Rows
 from shmgpu.serve.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.table import Table
@@ -23,8 +24,9 @@ class Served:
     Attributes:
         description: as in the table; see :class:`shmgpu.serve.models.Description`.
         number: the first argument of ``infer``.
-        base: where its counters begin.
-        inputs: (name, datatype, shape, optional) in order; outputs likewise.
+        index, base: the place of its counters, and where they begin.
+        metadata: what requests are held against; its versions are this one alone.
+        places, output_places: of inputs and outputs, by name.
     """
 
     def __init__(
@@ -36,12 +38,20 @@ class Served:
         self.number = number
         self.base = index * len(FIELDS)
         self.index = index
-        self.inputs = [_declared(one) for one in description["inputs"]]
-        self.outputs = [_declared(one) for one in description["outputs"]]
-        self.places = {one[0]: place for place, one in enumerate(self.inputs)}
-        self.output_places = {one[0]: place for place, one in enumerate(self.outputs)}
+        self.metadata = ModelMetadata(
+            self.name,
+            (self.version,),
+            description["platform"],
+            tuple(_declared(one) for one in description["inputs"]),
+            tuple(_declared(one) for one in description["outputs"]),
+            description["max_batch_size"],
+        )
+        self.inputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.inputs]
+        self.outputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.outputs]
+        self.places = {one.name: place for place, one in enumerate(self.metadata.inputs)}
+        self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
-        self.has_bytes = any(one[1].name == "BYTES" for one in (*self.inputs, *self.outputs))
+        self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
         # What the port asks of a target.
         function = rows.of(description["arrays"], description["max_delay_ms"])
         self.row = function.row
@@ -61,12 +71,9 @@ class Served:
         return f"the server has no row for {self.name}: start it anew"
 
 
-def _declared(one: dict[str, Any]) -> tuple[str, datatypes.Datatype, tuple[int, ...], bool]:
-    return (
-        one["name"],
-        datatypes.DATATYPES[one["datatype"]],
-        tuple(one["shape"]),
-        one["optional"],
+def _declared(one: dict[str, Any]) -> TensorMetadata:
+    return TensorMetadata(
+        one["name"], one["datatype"], tuple(one["shape"]), one["optional"], tuple(one["labels"])
     )
 
 

@@ -18,7 +18,6 @@ from shmgpu.launch import launch
 from shmgpu.logs import logger
 from shmgpu.serve import repository, worker
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import Limits
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.runner import Opening
 from shmgpu.serve.table import Table
@@ -57,17 +56,7 @@ def serve(options: argparse.Namespace) -> None:
         helpers = options.helpers
         helper_count = sum(helpers.values()) if isinstance(helpers, dict) else helpers
         counters = Counters(options.workers + helper_count)
-        plan = worker.Plan(
-            listeners=[listener],
-            table=table,
-            counters=counters,
-            rows=Rows(options.hang_after),
-            limits=Limits(options.max_body, options.max_header),
-            most_pending=-(-options.max_queue // options.workers),
-            timeout=options.timeout,
-            drain_delay=options.drain_delay,
-            drain_timeout=options.drain_timeout,
-        )
+        plan = worker.Plan([listener], table, counters, Rows(options.hang_after), options)
         logger.info("serving %d model files on %s", len(sources), _address(listener))
         launch(
             worker.main,

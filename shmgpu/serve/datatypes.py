@@ -247,6 +247,15 @@ def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray
     return _FROM_JSON[datatype.kind](datatype, flat).reshape(tuple(shape))
 
 
+def from_numbers(datatype: Datatype, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The array, of one dimension, of numbers or booleans that Python holds.
+
+    Raises:
+        ValueError: one is out of range; a clause to follow the tensor's name.
+    """
+    return _FROM_JSON[datatype.kind](datatype, values)
+
+
 def _flatten(data: list[Any], shape: Sequence[int]) -> list[Any]:
     elements = count(shape)
     level = data
@@ -281,11 +290,11 @@ def _counts(got: int, wanted: int, depth: int, shape: Sequence[int]) -> str:
     )
 
 
-def _bools(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
+def _bools(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     return np.array(flat, dtype=np.bool_)
 
 
-def _ints(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
+def _ints(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     info = np.iinfo(datatype.storage)
     wide = np.uint64 if datatype.storage == np.uint64 else np.int64
     try:
@@ -295,15 +304,15 @@ def _ints(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
     except OverflowError:
         pass
     raise ValueError(
-        f"has a number in 'data' that is no {datatype.name}, which go from {info.min} to {info.max}"
+        f"has a number that is no {datatype.name}, which go from {info.min} to {info.max}"
     )
 
 
-def _floats(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
+def _floats(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     try:
         wide = np.fromiter(flat, dtype=np.float64, count=len(flat))
     except OverflowError:
-        raise ValueError(f"has a number in 'data' too large for {datatype.name}") from None
+        raise ValueError(f"has a number too large for {datatype.name}") from None
     if datatype.itemsize == 8:
         return wide
     with np.errstate(over="ignore", invalid="ignore"):
@@ -315,17 +324,17 @@ def _floats(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
     lost = ~np.isfinite(values) & np.isfinite(wide)
     if lost.any():
         raise ValueError(
-            f"has the number {wide[lost][0]!s} in 'data', which is too large for {datatype.name}"
+            f"has the number {wide[lost][0]!s}, which is too large for {datatype.name}"
         )
     return narrow
 
 
-def _texts(datatype: Datatype, flat: list[Any]) -> np.ndarray[Any, Any]:
+def _texts(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     array = np.empty(len(flat), dtype=object)
     try:
         array[:] = [text.encode() for text in flat]
     except UnicodeEncodeError:
-        raise ValueError("has text in 'data' that is no Unicode: send it as binary data") from None
+        raise ValueError("has text that is no Unicode: send it as binary data") from None
     return array
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from typing import Any
 
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import Counters
+from shmgpu.serve.datatypes import DATATYPES
+from shmgpu.serve.metadata import TensorMetadata
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -28,17 +31,7 @@ def server() -> dict[str, Any]:
 
 def metadata(served: Served, versions: list[str]) -> dict[str, Any]:
     """A model's inputs and outputs."""
-    return {
-        "name": served.name,
-        "versions": versions,
-        "platform": served.description["platform"],
-        "inputs": [_tensor(one) for one in served.inputs],
-        "outputs": [_tensor(one) for one in served.outputs],
-    }
-
-
-def _tensor(one: tuple[Any, ...]) -> dict[str, Any]:
-    return {"name": one[0], "datatype": one[1].name, "shape": list(one[2])}
+    return replace(served.metadata, versions=tuple(versions)).show()
 
 
 def config(served: Served) -> dict[str, Any]:
@@ -50,8 +43,8 @@ def config(served: Served) -> dict[str, Any]:
         "backend": served.description["platform"],
         "version_policy": {"all": {}},
         "max_batch_size": served.max_batch_size,
-        "input": [_configured(one, first) for one in served.inputs],
-        "output": [_configured(one, first) for one in served.outputs],
+        "input": [_configured(one, first) for one in served.metadata.inputs],
+        "output": [_configured(one, first) for one in served.metadata.outputs],
         "parameters": {
             key: {"string_value": value}
             for key, value in (served.description["parameters"] or {}).items()
@@ -66,8 +59,15 @@ def config(served: Served) -> dict[str, Any]:
     return made
 
 
-def _configured(one: tuple[Any, ...], first: int) -> dict[str, Any]:
-    return {"name": one[0], "data_type": one[1].config, "dims": list(one[2][first:])}
+def _configured(one: TensorMetadata, first: int) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": one.name,
+        "data_type": DATATYPES[one.datatype].config,
+        "dims": list(one.shape[first:]),
+    }
+    if one.optional:
+        shown["optional"] = True
+    return shown
 
 
 def statistics(

@@ -21,12 +21,7 @@ from shmgpu.port import Port
 from shmgpu.serve import datatypes
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
-from shmgpu.serve.protocol import (
-    InferRequest,
-    InputTensor,
-    OutputTensor,
-    ProtocolError,
-)
+from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
@@ -173,91 +168,39 @@ class Calls:
             self.port.expire(pending.call, pending)
 
     def _options(self, request: InferRequest) -> Options | None:
-        """Time-out (``timeout``, microseconds) and ``priority`` (1 is first) of a request."""
-        parameters = request.parameters
+        """Time-out and priority of a request; the protocol's priority 1 comes first."""
         timeout = self.timeout
-        if not parameters:
-            return None if timeout is None else Options(timeout)
-        asked = parameters.get("timeout")
-        if asked is not None:
-            if type(asked) is not int or asked < 0:
-                raise ProtocolError(400, "the parameter 'timeout' must be microseconds, from 0")
-            if asked:
-                timeout = asked / 1e6 if timeout is None else min(timeout, asked / 1e6)
-        level = parameters.get("priority", 0)
-        if type(level) is not int or level < 0:
-            raise ProtocolError(400, "the parameter 'priority' must be a whole number, from 0")
-        priority = max(0, MAX_PRIORITY + 1 - level) if level else 0
+        if request.timeout_us:
+            asked = request.timeout_us / 1e6
+            timeout = asked if timeout is None else min(timeout, asked)
+        priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None
-        return Options(timeout, min(priority, MAX_PRIORITY))
+        return Options(timeout, priority)
 
     # ---- inputs --------------------------------------------------------------------------
 
     def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
-        places = served.places
+        """What the call carries: the model's number, then its inputs in order."""
         args: list[Any] = [None] * len(served.inputs)
         for one in request.inputs:
-            place = places.get(one.name)
-            if place is None:
+            place = served.places[one.name]
+            args[place] = self._argument(served.inputs[place], one)
+        if served.max_batch_size:
+            counts = {one.shape[0] for one in request.inputs}
+            if len(counts) > 1:
                 raise ProtocolError(
-                    400, f"unexpected inference input '{one.name}' for model '{served.name}'"
-                )
-            args[place] = self._argument(served, one, *served.inputs[place][1:3])
-        if len(request.inputs) < len(args):
-            for (name, _, _, optional), value in zip(served.inputs, args, strict=True):
-                if value is None and not optional:
-                    raise ProtocolError(
-                        400, f"expected inference input '{name}' for model '{served.name}'"
-                    )
-        for asked in request.outputs:
-            if asked.name not in served.output_places:
-                raise ProtocolError(
-                    400, f"unexpected inference output '{asked.name}' for model '{served.name}'"
+                    400,
+                    f"model '{served.name}' is batched: its inputs must have equally many rows, "
+                    f"not {sorted(counts)}",
                 )
         return (served.number, *args)
 
-    def _argument(
-        self,
-        served: Served,
-        one: InputTensor,
-        datatype: datatypes.Datatype,
-        declared: tuple[int, ...],
-    ) -> Any:
-        """An input as the call carries it."""
-        shape = one.shape
-        if one.datatype != datatype.name:
-            raise ProtocolError(
-                400,
-                f"inference input '{one.name}' data-type is '{one.datatype}', but model "
-                f"'{served.name}' expects '{datatype.name}'",
-            )
-        if len(shape) != len(declared) or any(
-            wanted not in (-1, length) for length, wanted in zip(shape, declared, strict=True)
-        ):
-            raise ProtocolError(
-                400,
-                f"unexpected shape for input '{one.name}' for model '{served.name}'. Expected "
-                f"{list(declared)}, got {list(shape)}",
-            )
-        if served.max_batch_size and not 1 <= shape[0] <= served.max_batch_size:
-            raise ProtocolError(
-                400,
-                f"inference request batch-size must be from 1 to {served.max_batch_size} for "
-                f"'{served.name}', got {shape[0]}",
-            )
-        data = one.data
+    def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
         if not datatype.itemsize:
             return self._bytes(one)
-        if isinstance(data, np.ndarray):
-            return data
-        try:
-            array = datatypes.decode(datatype, shape, data)
-        except ValueError as error:
-            raise ProtocolError(400, f"input '{one.name}' {error}") from None
-        if array.flags.aligned:
-            return array
-        return self._copy(datatype, array)
+        array = one.array()
+        return array if array.flags.aligned else self._copy(datatype, array)
 
     def _copy(self, datatype: datatypes.Datatype, array: Any) -> Any:
         """An array that begins in the middle of an element's place: where it may begin."""
@@ -267,15 +210,12 @@ class Calls:
         return copied
 
     def _bytes(self, one: InputTensor) -> Any:
+        """BYTES travel as (their shape, their bytes)."""
         data = one.data
         if isinstance(data, np.ndarray):
-            data = datatypes.join(data.reshape(-1).tolist())
-        else:
-            try:
-                datatypes.check(datatypes.DATATYPES["BYTES"], one.shape, data)
-            except ValueError as error:
-                raise ProtocolError(400, f"input '{one.name}' {error}") from None
-        return tuple(one.shape), np.frombuffer(data, np.uint8)
+            return one.shape, np.frombuffer(datatypes.join(data.reshape(-1).tolist()), np.uint8)
+        assert data is not None
+        return one.shape, np.frombuffer(data, np.uint8)
 
     # ---- outputs -------------------------------------------------------------------------
 
@@ -289,14 +229,16 @@ class Calls:
         )
         outputs = []
         for place in wanted:
-            name, datatype, _, _ = served.outputs[place]
+            declared, datatype = served.metadata.outputs[place], served.outputs[place]
             array = results[place]
             if not datatype.itemsize:
                 shape, data = array
                 array = datatypes.decode(datatype, shape, data.data)
             elif array.dtype != datatype.storage:
-                array = _as(datatype, array, served.name, name)
-            outputs.append(OutputTensor(name, datatype.name, array.shape, array))
+                array = _as(datatype, array, served.name, declared.name)
+            outputs.append(
+                OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
+            )
         return outputs
 
 

@@ -27,12 +27,14 @@ class Tensor:
         datatype: as the Open Inference Protocol names it: ``"FP32"``, ``"INT64"``, ``"BYTES"``.
         shape: lengths of all axes, that of the batch first where there is one; -1 is any length.
         optional: a request may leave this input away; the function gets None for it.
+        labels: of an output's classes, for requests that ask for its best classes.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -51,6 +53,7 @@ class Tensor:
         if any(n < -1 for n in shape):
             raise ConfigError(f"tensor {self.name!r}: shape={shape} has a length below -1")
         object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "labels", tuple(map(str, self.labels)))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 from __future__ import annotations
 
 from shmgpu import errors
-from shmgpu.serve.protocol import ProtocolError
+from shmgpu.serve.requests import ProtocolError
 
 # The first row that fits counts. A sentence of None: the error's own.
 TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (

@@ -1,139 +1,315 @@
-"""The infer request and response of the Open Inference Protocol: bytes to tensors and back."""
+"""An inference request read, its answer written: the Open Inference Protocol, version 2, over HTTP.
+
+Owns the shape of the two bodies as Triton speaks them: JSON, then the bytes of binary tensors one
+after the other. Pure: bytes in, values out. It opens nothing, waits for nothing, never imports
+torch, and raises nothing but `ProtocolError`, whatever the bytes.
+
+Binary inputs are views of the request's body, binary outputs views of the model's arrays: no byte
+of a tensor is copied here. Sources: KServe's "Open Inference Protocol" page, and Triton's pages of
+the binary tensor, classification, shared-memory, sequence and schedule-policy extensions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import orjson
 
 from shmgpu.serve import datatypes
+from shmgpu.serve.classes import best_classes
+from shmgpu.serve.datatypes import DATATYPES
+from shmgpu.serve.fitting import check_request, raw_request
+from shmgpu.serve.metadata import ModelMetadata
+from shmgpu.serve.reading import Reader
+from shmgpu.serve.requests import (
+    DEFAULT_LIMITS,
+    InferRequest,
+    InputTensor,
+    Limits,
+    OutputTensor,
+    Parameters,
+    ProtocolError,
+    RequestedOutput,
+    SharedMemoryRef,
+    refusal,
+    show_name,
+)
+
+__all__ = [
+    "InferRequest",
+    "InputTensor",
+    "Limits",
+    "OutputTensor",
+    "ProtocolError",
+    "RequestedOutput",
+    "SharedMemoryRef",
+    "build_infer",
+    "parse_infer",
+]
 
 
-class ProtocolError(Exception):
-    """A request is wrong: the status to answer with, and why, in a sentence."""
+def parse_infer(
+    body: memoryview | bytes | bytearray,
+    header_length: int | None,
+    limits: Limits = DEFAULT_LIMITS,
+    model: ModelMetadata | None = None,
+) -> InferRequest:
+    """Reads the body of an infer request.
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
+    Args:
+        body: all of it, decompressed.
+        header_length: the value of ``Inference-Header-Content-Length``: bytes of JSON that come
+            before the binary data. None where the header is missing: all is JSON. 0 says that
+            all is the model's only input.
+        limits: what a request may ask for.
+        model: what the request is held against; without it names, datatypes and shapes are the
+            client's word, and ``header_length`` 0 is refused.
 
-
-@dataclass(slots=True)
-class SharedMemoryRef:
-    """Where in a registered region a tensor lies."""
-
-    region: str
-    offset: int
-    byte_size: int
-
-
-@dataclass(slots=True)
-class InputTensor:
-    """One input of a request."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: Any = None
-    shm: SharedMemoryRef | None = None
-
-
-@dataclass(slots=True)
-class RequestedOutput:
-    """One output that was asked for."""
-
-    name: str
-    binary: bool = False
-    classification: int = 0
-    shm: SharedMemoryRef | None = None
+    Raises:
+        ProtocolError: status 400, and 413 where ``limits.header_length`` is exceeded.
+    """
+    view = memoryview(body)
+    if view.format != "B" or view.ndim != 1:
+        view = view.cast("B")
+    if header_length == 0:
+        request = raw_request(view, model)
+    else:
+        request = _parse(view, header_length, limits)
+    if model is not None:
+        check_request(request, model)
+    return request
 
 
-@dataclass(slots=True)
-class InferRequest:
-    """A request."""
+def _parse(view: memoryview, header_length: int | None, limits: Limits) -> InferRequest:
+    size = len(view) if header_length is None else header_length
+    if size < 0 or size > len(view):
+        raise refusal(
+            f"Inference-Header-Content-Length is {size}, and the request has {len(view)} bytes: "
+            "set it to the bytes of the JSON that begins the request"
+        )
+    if size > limits.header_length:
+        raise ProtocolError(
+            413,
+            f"the request has {size} bytes of JSON, and this server takes {limits.header_length}: "
+            "send the tensors as binary data",
+        )
+    header = _load(view[:size])
+    if not isinstance(header, dict):
+        raise refusal("the request is no JSON object: send one with 'inputs'")
+    _check_depth(header, limits)
+    read = Reader(limits)
+    request = read.request(header.get("id", ""), header.get("parameters"))
+    rest = _Binary(view[size:])
+    for entry in _entries(header, "inputs", read):
+        request.inputs.append(_input(entry, rest, read))
+    rest.finish()
+    for entry in _entries(header, "outputs", read):
+        request.outputs.append(read.output(entry, request.binary_output))
+    read.finish(request)
+    return request
 
-    id: str
-    parameters: dict[str, Any]
-    inputs: list[InputTensor]
-    outputs: list[RequestedOutput] = field(default_factory=list)
 
-
-@dataclass(slots=True)
-class OutputTensor:
-    """One output of a response."""
-
-    name: str
-    datatype: str
-    shape: Sequence[int]
-    array: Any
-
-
-def parse_infer(body: memoryview, header_length: int | None, limits: Any = None) -> InferRequest:
-    """Read a request's body."""
-    end = len(body) if header_length is None else header_length
-    if end > len(body):
-        raise ProtocolError(400, "the body is shorter than Inference-Header-Content-Length says")
+def _load(header: memoryview) -> Any:
     try:
-        head = orjson.loads(body[:end])
-        offset = end
-        inputs = []
-        for one in head["inputs"]:
-            parameters = one.get("parameters") or {}
-            size = parameters.get("binary_data_size")
-            if size is not None:
-                data: Any = body[offset : offset + size]
-                offset += size
-                if len(data) < size:
-                    raise ProtocolError(400, "the body ends before its tensors do")
-            else:
-                data = datatypes.from_json(
-                    datatypes.DATATYPES[one["datatype"]], one["shape"], one["data"]
-                )
-            inputs.append(InputTensor(one["name"], one["datatype"], one["shape"], data))
-        given = head.get("parameters") or {}
-        every = bool(given.get("binary_data_output"))
-        outputs = [
-            RequestedOutput(
-                one["name"], bool((one.get("parameters") or {}).get("binary_data", every))
+        return orjson.loads(header)
+    except orjson.JSONDecodeError as error:
+        reason = str(error)
+    # Triton's clients write numbers that are not finite as NaN and Infinity, which are no JSON.
+    text = bytes(header)
+    if b"NaN" in text or b"Infinity" in text:
+        try:
+            return json.loads(text.decode())
+        except (ValueError, RecursionError):
+            pass
+    raise refusal(
+        f"the request is not JSON ({reason}): mend it, or say with the header "
+        "Inference-Header-Content-Length where its JSON ends"
+    )
+
+
+def _check_depth(header: dict[str, Any], limits: Limits) -> None:
+    """Refuses JSON that is nested too deeply, tensors' data aside: their shapes bound it."""
+    level: list[Any] = [header]
+    for _ in range(limits.json_depth):
+        deeper: list[Any] = []
+        for value in level:
+            items: Iterable[Any] = value
+            if type(value) is dict:
+                items = (item for key, item in value.items() if key != "data")
+            deeper += [item for item in items if type(item) is dict or type(item) is list]
+        if not deeper:
+            return
+        level = deeper
+    raise refusal(
+        f"the request's JSON is nested deeper than {limits.json_depth}: send tensors flat, or as "
+        "binary data"
+    )
+
+
+class _Binary:
+    """The bytes behind the JSON, handed out in order."""
+
+    def __init__(self, rest: memoryview) -> None:
+        self.rest = rest
+        self.total = len(rest)
+
+    def take(self, name: str, size: int) -> memoryview:
+        if size > len(self.rest):
+            raise refusal(
+                f"input {show_name(name)} says it has {size} bytes of binary data, and "
+                f"{len(self.rest)} of the {self.total} behind the JSON are left: correct "
+                "'binary_data_size' or Inference-Header-Content-Length"
             )
-            for one in head.get("outputs") or ()
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return taken
+
+    def finish(self) -> None:
+        if len(self.rest):
+            raise refusal(
+                f"{len(self.rest)} of the {self.total} bytes behind the JSON belong to no input: "
+                "give each input its 'binary_data_size', or correct "
+                "Inference-Header-Content-Length"
+            )
+
+
+def _entries(header: dict[str, Any], key: str, read: Reader) -> list[dict[str, Any]]:
+    entries = header.get(key)
+    if entries is None:
+        return []
+    if not isinstance(entries, list) or not all(type(entry) is dict for entry in entries):
+        raise refusal(f"'{key}' is no array of objects: give each tensor as one object")
+    read.count(key, len(entries))
+    return entries
+
+
+def _input(entry: dict[str, Any], rest: _Binary, read: Reader) -> InputTensor:
+    tensor, datatype, size = read.input(entry)
+    whose = f"input {show_name(tensor.name)}"
+    if ("data" in entry) + (size is not None) + (tensor.shm is not None) != 1:
+        given = [
+            word
+            for word, there in (
+                ("'data'", "data" in entry),
+                ("'binary_data_size'", size is not None),
+                ("'shared_memory_region'", tensor.shm is not None),
+            )
+            if there
         ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(400, f"the request cannot be read: {error}") from None
-    return InferRequest(head.get("id", ""), given, inputs, outputs)
+        raise refusal(
+            f"{whose} has {' and '.join(given) or 'no data'}: give it one of 'data', "
+            "'binary_data_size' and 'shared_memory_region'"
+        )
+    try:
+        if size is not None:
+            tensor.data = rest.take(tensor.name, size)
+            datatypes.check(datatype, tensor.shape, tensor.data)
+        elif tensor.shm is None:
+            tensor.data = datatypes.from_json(datatype, tensor.shape, entry["data"])
+    except ValueError as error:
+        raise refusal(f"{whose} {error}") from None
+    return tensor
 
 
 def build_infer(
-    model_name: str, version: str, request: InferRequest, outputs: list[OutputTensor]
-) -> tuple[list[Any], int | None]:
-    """A response: buffers in order, and the length of its header where binary data follow."""
-    binary = {one.name: one.binary for one in request.outputs}
-    every = bool(request.parameters.get("binary_data_output"))
-    tail: list[Any] = []
-    described = []
-    for one in outputs:
-        datatype = datatypes.DATATYPES[one.datatype]
-        entry: dict[str, Any] = {
-            "name": one.name,
-            "datatype": one.datatype,
-            "shape": list(one.shape),
-        }
-        if binary.get(one.name, every):
-            tensor = datatypes.encode(datatype, np.asarray(one.array))
-            entry["parameters"] = {"binary_data_size": len(tensor)}
-            tail.append(tensor)
-        else:
-            entry["data"] = orjson.Fragment(datatypes.to_json(datatype, np.asarray(one.array)))
-        described.append(entry)
-    head: dict[str, Any] = {
-        "model_name": model_name,
-        "model_version": version,
-        "outputs": described,
-    }
+    model_name: str,
+    version: str,
+    request: InferRequest,
+    outputs: Sequence[OutputTensor],
+    parameters: Parameters | None = None,
+) -> tuple[list[bytes | memoryview], int | None]:
+    """Writes the body of an infer response.
+
+    Args:
+        model_name: of the model that ran.
+        version: of that model.
+        request: what is answered: it says which outputs, how, and its id.
+        outputs: what the model gave; those not asked for are left out.
+        parameters: the answer's own, if any.
+
+    Returns:
+        The buffers that make the body, in order, and the value of its
+        ``Inference-Header-Content-Length`` header; None where no output is binary. Buffers of
+        binary outputs are views of the arrays, which must not change until they are sent.
+
+    Raises:
+        ProtocolError: an output cannot be sent as it was asked for (400), or the model did not
+            give it (500).
+    """
+    shown: list[dict[str, Any]] = []
+    buffers: list[bytes | memoryview] = []
+    for wanted, output in pair(model_name, request, outputs):
+        try:
+            shown.append(_show_output(output, wanted, buffers))
+        except ValueError as error:
+            raise refusal(f"output {show_name(output.name)} {error}") from None
+    answer: dict[str, Any] = {"model_name": model_name, "model_version": version}
     if request.id:
-        head["id"] = request.id
-    data = orjson.dumps(head)
-    return [data, *tail], len(data) if tail else None
+        answer["id"] = request.id
+    if parameters:
+        answer["parameters"] = parameters
+    answer["outputs"] = shown
+    header = orjson.dumps(answer)
+    return [header, *buffers], len(header) if buffers or _binary(shown) else None
+
+
+def pair(
+    model_name: str, request: InferRequest, outputs: Sequence[OutputTensor]
+) -> Iterator[tuple[RequestedOutput, OutputTensor]]:
+    """What was asked for, each beside what the model gave; all of that where nothing was named.
+
+    Raises:
+        ProtocolError: status 500; the model did not give it.
+    """
+    if not request.outputs:
+        for output in outputs:
+            yield RequestedOutput(output.name, request.binary_output), output
+        return
+    given = {output.name: output for output in outputs}
+    for wanted in request.outputs:
+        found = given.get(wanted.name)
+        if found is None:
+            raise ProtocolError(
+                500,
+                f"model {show_name(model_name)} gave no output {show_name(wanted.name)}: look at "
+                "what its function returns",
+            )
+        yield wanted, found
+
+
+def place(shm: SharedMemoryRef, nbytes: int) -> Parameters:
+    """The parameters of an output that was written to a region."""
+    return {
+        "shared_memory_region": shm.region,
+        "shared_memory_offset": shm.offset,
+        "shared_memory_byte_size": nbytes,
+    }
+
+
+def _binary(shown: Sequence[dict[str, Any]]) -> bool:
+    return any("binary_data_size" in output.get("parameters", ()) for output in shown)
+
+
+def _show_output(
+    output: OutputTensor, wanted: RequestedOutput, buffers: list[bytes | memoryview]
+) -> dict[str, Any]:
+    datatype, shape, array = DATATYPES[output.datatype], output.shape, output.array
+    if wanted.classification:
+        array = best_classes(output, wanted.classification)
+        datatype, shape = DATATYPES["BYTES"], array.shape
+    shown: dict[str, Any] = {"name": output.name, "datatype": datatype.name, "shape": list(shape)}
+    if wanted.shm is not None:
+        shown["parameters"] = place(wanted.shm, output.nbytes)
+    elif array is None:
+        raise ValueError("has no elements to send, and was asked for in no region")
+    elif wanted.binary:
+        data = array if isinstance(array, memoryview) else datatypes.encode(datatype, array)
+        shown["parameters"] = {"binary_data_size": data.nbytes}
+        if data.nbytes:
+            buffers.append(data)
+    else:
+        if isinstance(array, memoryview):
+            array = datatypes.decode(datatype, shape, array)
+        shown["data"] = orjson.Fragment(datatypes.to_json(datatype, array))
+    return shown

@@ -20,7 +20,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.problems import answer_to
-from shmgpu.serve.protocol import OutputTensor, ProtocolError
+from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
 
 _now = time.monotonic_ns
 
@@ -39,7 +39,7 @@ class Front:
         is_draining: whether the server is on its way to its end.
     """
 
-    def __init__(self, calls: Calls, catalog: Catalog, counters: Any, limits: Any) -> None:
+    def __init__(self, calls: Calls, catalog: Catalog, counters: Any, limits: Limits) -> None:
         self.calls = calls
         self.catalog = catalog
         self.counters = counters
@@ -95,7 +95,9 @@ class Front:
             body = request.body
             if encoding is not None:
                 body = decoded(body, encoding)
-            parsed = protocol.parse_infer(memoryview(body), request.header_length, self.limits)
+            parsed = protocol.parse_infer(
+                memoryview(body), request.header_length, self.limits, served.metadata
+            )
 
             def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
                 if outputs is None:

@@ -6,6 +6,7 @@ the answers that are out, then the connections. It never imports torch.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import signal
@@ -22,6 +23,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.table import Table
@@ -35,21 +37,14 @@ class Plan:
 
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
-        most_pending: requests that one worker may have handed over.
-        timeout: seconds until a request fails; None: never.
-        drain_delay: seconds between "not ready" and the last accepted connection.
-        drain_timeout: seconds that answers may take then.
+        options: what the command line said; see :mod:`shmgpu.serve.flags`.
     """
 
     listeners: list[socket.socket]
     table: Table
     counters: Counters
     rows: Rows
-    limits: Limits
-    most_pending: int
-    timeout: float | None
-    drain_delay: float
-    drain_timeout: float
+    options: argparse.Namespace
 
 
 def main(rank: int, plan: Plan) -> None:
@@ -70,11 +65,12 @@ class _Worker:
             self.port,
             catalog,
             plan.counters.of(rank),
-            plan.most_pending,
-            plan.timeout,
+            -(-plan.options.max_queue // plan.options.workers),
+            plan.options.timeout,
             loop,
         )
-        self.front = Front(self.calls, catalog, plan.counters, None)
+        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS)
+        self.limits = Limits(plan.options.max_body, plan.options.max_header)
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
@@ -88,10 +84,10 @@ class _Worker:
         self.front.catalog.refresh()
         await self.told.wait()
         self.front.is_draining = True
-        await asyncio.sleep(plan.drain_delay)
+        await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
             server.close()
-        await self._drained(plan.drain_timeout)
+        await self._drained(plan.options.drain_timeout)
         for connection in list(self.connections):
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
@@ -99,7 +95,7 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.plan.limits, self.scratch, self.connections)
+        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""

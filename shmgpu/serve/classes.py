@@ -1,0 +1,62 @@
+"""The classification extension: a tensor of scores as its best classes.
+
+Source: Triton's "Classification Extension".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmgpu.serve import datatypes
+from shmgpu.serve.datatypes import DATATYPES
+from shmgpu.serve.fitting import UNORDERED
+from shmgpu.serve.requests import OutputTensor
+
+
+def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
+    """``score:index`` or ``score:index:label`` of each class, the best first.
+
+    Args:
+        output: scores of shape [classes], or [rows, ...] where all but the rows are classes.
+        classes: how many of the best are wanted.
+
+    Returns:
+        An array of ``bytes`` of shape [classes] or [rows, classes].
+
+    Raises:
+        ValueError: the output's elements have no order.
+    """
+    datatype = DATATYPES[output.datatype]
+    if datatype.name in UNORDERED or output.array is None:
+        raise ValueError(
+            f"is {datatype.name}, of which there are no best classes: leave 'classification' away"
+        )
+    array = output.array
+    if isinstance(array, memoryview):
+        array = datatypes.decode(datatype, output.shape, array)
+    if datatype.name == "BF16":
+        array = datatypes.widen_bf16(np.ascontiguousarray(array).view(np.int16))
+    batched = array.ndim > 1
+    rows = array.reshape(array.shape[0] if batched else 1, -1) if array.size else array
+    if not array.size:
+        return np.empty((array.shape[0], 0) if batched else (0,), dtype=object)
+    classes = min(classes, rows.shape[1])
+    write = "%d:%d" if datatype.kind == "int" else "%f:%d"
+    found = np.empty((rows.shape[0], classes), dtype=object)
+    for number, row in enumerate(rows):
+        for place, index in enumerate(_best(row, classes)):
+            text = write % (row[index], index)
+            if index < len(output.labels):
+                text = f"{text}:{output.labels[index]}"
+            found[number, place] = text.encode()
+    return found if batched else found[0]
+
+
+def _best(row: np.ndarray[Any, Any], classes: int) -> list[int]:
+    """Indices of the greatest scores, the lower first among equals; NaN is the least."""
+    if row.dtype.kind == "f":
+        row = np.where(np.isnan(row), -np.inf, row)
+    ascending = np.argsort(row[::-1], kind="stable")
+    return (len(row) - 1 - ascending[::-1][:classes]).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,313 @@
+"""The protocol's gRPC messages: their classes, and the two that carry tensors.
+
+Owns the classes. They are made when this module is imported, from the description that protoc made
+of ``inference.proto``: a file of data, so any release of protobuf reads it, and in a pool of its
+own, so Triton's client, which has messages of the same names, may be imported beside it.
+
+A request's tensors are cut out of its bytes before protobuf sees the rest, and an answer's are
+put behind it, because protobuf copies every byte two or three times. A message is a row of
+fields, and rows that follow one another are one message: that is all that is used here.
+Source: "Protocol Buffers: Encoding".
+
+Pure as `protocol` is: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from shmgpu.serve import datatypes, protocol
+from shmgpu.serve.classes import best_classes
+from shmgpu.serve.datatypes import DATATYPES, Datatype
+from shmgpu.serve.fitting import check_request
+from shmgpu.serve.metadata import ModelMetadata
+from shmgpu.serve.reading import Reader
+from shmgpu.serve.requests import (
+    InferRequest,
+    InputTensor,
+    Limits,
+    OutputTensor,
+    RequestedOutput,
+    Scalar,
+    refusal,
+    show_name,
+)
+
+_PROTO = Path(__file__).with_name("inference.proto")
+_DESCRIPTION = _PROTO.with_suffix(".binpb")
+
+
+def _read() -> tuple[dict[str, Any], Any]:
+    described = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTION.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in described.file:
+        pool.Add(file)
+    file = pool.FindFileByName(_PROTO.name)
+    classes = {
+        name: message_factory.GetMessageClass(found)
+        for name, found in file.message_types_by_name.items()
+    }
+    return classes, file.services_by_name["GRPCInferenceService"]
+
+
+MESSAGES, SERVICE = _read()
+
+_InferRequest, _InferResponse = MESSAGES["ModelInferRequest"], MESSAGES["ModelInferResponse"]
+_RAW_INPUT = _InferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
+_RAW_OUTPUT = _InferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
+_INFER_RESPONSE = (
+    MESSAGES["ModelStreamInferResponse"].DESCRIPTOR.fields_by_name["infer_response"].number
+)
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # how a field's value is written
+_FIXED = {_FIXED64: 8, _FIXED32: 4}
+
+# Where a tensor's elements are in its contents. FP16 and BF16 are raw only.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def split_request(data: bytes) -> tuple[Any, list[memoryview]]:
+    """A ModelInferRequest without its raw_input_contents, and those, as views of the bytes.
+
+    Raises:
+        ProtocolError: status 400; the bytes are no such message.
+    """
+    try:
+        rest, raw = _cut(memoryview(data), _RAW_INPUT)
+        return _InferRequest.FromString(b"".join(rest)), raw
+    except (IndexError, message.DecodeError):
+        raise refusal(
+            "the request is no ModelInferRequest: send one as the protocol has it"
+        ) from None
+
+
+def _cut(view: memoryview, wanted: int) -> tuple[list[memoryview], list[memoryview]]:
+    """What is outside the fields of that number, and what is in them; IndexError at the end."""
+    rest: list[memoryview] = []
+    cut: list[memoryview] = []
+    at = kept = 0
+    while at < len(view):
+        start = at
+        tag, at = _varint(view, at)
+        kind, number = tag & 7, tag >> 3
+        if kind == _VARINT:
+            _, at = _varint(view, at)
+        elif kind == _LENGTH:
+            length, at = _varint(view, at)
+            if length > len(view) - at:
+                raise IndexError
+            if number == wanted:
+                rest.append(view[kept:start])
+                cut.append(view[at : at + length])
+                kept = at + length
+            at += length
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:  # groups, which no message of this protocol has
+            raise IndexError
+    rest.append(view[kept:])
+    return rest, cut
+
+
+def _varint(view: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def _field(number: int, length: int) -> bytes:
+    """What stands before the bytes of a field."""
+    written = bytearray()
+    for value in (number << 3 | _LENGTH, length):
+        while value > 0x7F:
+            written.append(value & 0x7F | 0x80)
+            value >>= 7
+        written.append(value)
+    return bytes(written)
+
+
+def read_infer(
+    request: Any,
+    raw: Sequence[memoryview],
+    limits: Limits,
+    model: ModelMetadata | None = None,
+) -> InferRequest:
+    """The request that a ModelInferRequest says, as `protocol.parse_infer` gives it.
+
+    Args:
+        request: the message, without its raw contents.
+        raw: those, in order: one for each input that is not in shared memory; or none.
+        limits: what a request may ask for.
+        model: what it is held against.
+
+    Raises:
+        ProtocolError: status 400.
+    """
+    read = Reader(limits)
+    for key, entries in (("inputs", request.inputs), ("outputs", request.outputs)):
+        read.count(key, len(entries))
+    result = read.request(request.id, _values(request.parameters))
+    waiting = list(reversed(raw))
+    for entry in request.inputs:
+        result.inputs.append(_input(entry, read, waiting, bool(raw)))
+    if waiting:
+        raise refusal(
+            f"the request has {len(raw)} raw_input_contents, {len(waiting)} more than inputs that "
+            "are not in shared memory: send one for each",
+        )
+    for entry in request.outputs:
+        result.outputs.append(
+            read.output({"name": entry.name, "parameters": _values(entry.parameters)}, True)
+        )
+    read.finish(result)
+    if model is not None:
+        check_request(result, model)
+    return result
+
+
+def _values(parameters: Any) -> dict[str, Scalar | None]:
+    values: dict[str, Scalar | None] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        values[name] = getattr(parameter, choice) if choice else None
+    return values
+
+
+def _input(entry: Any, read: Reader, waiting: list[memoryview], is_raw: bool) -> InputTensor:
+    described = {
+        "name": entry.name,
+        "datatype": entry.datatype,
+        "shape": list(entry.shape),
+        "parameters": _values(entry.parameters),
+    }
+    tensor, datatype, size = read.input(described)
+    whose = f"input {show_name(tensor.name)}"
+    has_contents = entry.HasField("contents")
+    if size is not None:
+        raise refusal(f"{whose} has 'binary_data_size', which is HTTP's: leave it away")
+    if tensor.shm is not None:
+        if has_contents:
+            raise refusal(f"{whose} has contents and lies in shared memory: leave one of them away")
+        return tensor
+    try:
+        if is_raw:
+            if has_contents:
+                raise ValueError("has contents beside raw_input_contents: send one of them")
+            if not waiting:
+                raise ValueError("has no raw_input_contents: send one for each input")
+            tensor.data = waiting.pop()
+            datatypes.check(datatype, tensor.shape, tensor.data)
+        else:
+            tensor.data = _contents(entry.contents, datatype, tensor.shape)
+    except ValueError as error:
+        raise refusal(f"{whose} {error}") from None
+    return tensor
+
+
+def _contents(contents: Any, datatype: Datatype, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    place = _CONTENTS.get(datatype.name)
+    if place is None:
+        raise ValueError(f"is {datatype.name}, which contents cannot carry: send it raw")
+    for field, values in contents.ListFields():
+        if field.name != place and len(values):
+            raise ValueError(f"has {field.name}, and {datatype.name} elements are {place}")
+    values = getattr(contents, place)
+    wanted = datatypes.count(shape)
+    if len(values) != wanted:
+        raise ValueError(
+            f"has {len(values)} elements in {place}, and its shape {list(shape)} has {wanted}: "
+            "correct the shape or the contents"
+        )
+    if datatype.kind == "bytes":
+        array = np.empty(wanted, dtype=object)
+        array[:] = list(values)
+        return array.reshape(shape)
+    return datatypes.from_numbers(datatype, values).reshape(shape)
+
+
+def build_infer(
+    model_name: str,
+    version: str,
+    request: InferRequest,
+    outputs: Sequence[OutputTensor],
+    parameters: dict[str, Scalar] | None = None,
+) -> list[bytes | memoryview]:
+    """The bytes of a ModelInferResponse, as buffers in order.
+
+    Arguments are those of `protocol.build_infer`. The outputs' elements are raw and are views of
+    the arrays, which must not change until they are sent; an output in a region has none.
+
+    Raises:
+        ProtocolError: an output cannot be sent as it was asked for (400), or the model did not
+            give it (500).
+    """
+    answer = _InferResponse(model_name=model_name, model_version=version, id=request.id)
+    _set(answer.parameters, parameters or {})
+    raw: list[bytes | memoryview] = []
+    for wanted, output in protocol.pair(model_name, request, outputs):
+        datatype, shape, data = _raw(wanted, output)
+        shown = answer.outputs.add(name=output.name, datatype=datatype.name, shape=shape)
+        if wanted.shm is not None:
+            _set(shown.parameters, protocol.place(wanted.shm, output.nbytes))
+        raw += [_field(_RAW_OUTPUT, len(data)), data]
+    return [answer.SerializeToString(), *raw]
+
+
+def _raw(
+    wanted: RequestedOutput, output: OutputTensor
+) -> tuple[Datatype, Sequence[int], bytes | memoryview]:
+    datatype, array = DATATYPES[output.datatype], output.array
+    if wanted.shm is not None:
+        return datatype, output.shape, b""
+    try:
+        if wanted.classification:
+            array = best_classes(output, wanted.classification)
+            datatype = DATATYPES["BYTES"]
+            return datatype, array.shape, datatypes.encode(datatype, array)
+        if array is None:
+            raise ValueError("has no elements to send, and was asked for in no region")
+        data = array if isinstance(array, memoryview) else datatypes.encode(datatype, array)
+        return datatype, output.shape, data
+    except ValueError as error:
+        raise refusal(f"output {show_name(output.name)} {error}") from None
+
+
+def _set(parameters: Any, values: dict[str, Scalar]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool):
+            parameters[name].bool_param = value
+        elif isinstance(value, int):
+            parameters[name].int64_param = value
+        elif isinstance(value, float):
+            parameters[name].double_param = value
+        else:
+            parameters[name].string_param = value
+
+
+def in_stream(answer: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The bytes of the ModelStreamInferResponse that carries a ModelInferResponse."""
+    return [_field(_INFER_RESPONSE, sum(map(len, answer))), *answer]

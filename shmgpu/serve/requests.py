@@ -1,0 +1,176 @@
+"""What is asked for and what is answered, once it has been read: plain values.
+
+Owns the words that both front ends, HTTP and gRPC, and the workers behind them share. It reads no
+bytes and calls nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shmgpu.serve import datatypes
+from shmgpu.serve.datatypes import DATATYPES
+
+Scalar = bool | int | float | str
+Parameters = dict[str, Scalar]
+
+
+class ProtocolError(Exception):
+    """A request that cannot be served.
+
+    Attributes:
+        status: the HTTP status code.
+        sentence: what was wrong and what to do; the client's ``error``.
+    """
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask of the parser; each breach is status 400.
+
+    Attributes:
+        tensors: inputs, and outputs, of one request.
+        name_length: characters of a tensor's or region's name and of the request's id.
+        rank: dimensions of a shape.
+        json_depth: arrays and objects inside each other.
+        parameters: of the request, and of each tensor.
+        strings: elements of BYTES tensors in one request: each costs far more than its bytes.
+        header_length: bytes of JSON before binary data, or of a request without such data.
+    """
+
+    tensors: int = 256
+    name_length: int = 1024
+    rank: int = 32
+    json_depth: int = 64
+    parameters: int = 64
+    strings: int = 1 << 20
+    header_length: int = 64 << 20
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(slots=True)
+class SharedMemoryRef:
+    """Bytes of a registered region: ``offset`` and ``nbytes`` within what was registered."""
+
+    region: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class InputTensor:
+    """One input.
+
+    Attributes:
+        name: as the model calls it.
+        datatype: a name of `DATATYPES`.
+        shape: extents.
+        data: a view of the request's body in the binary encoding, checked; or an array, of
+            ``DATATYPES[datatype].storage``, that JSON gave; None where ``shm`` holds the bytes.
+        shm: where they lie instead.
+        parameters: the tensor's other parameters.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview | np.ndarray[Any, Any] | None = None
+    shm: SharedMemoryRef | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """Its elements as an array; nothing is copied but BYTES."""
+        if isinstance(self.data, np.ndarray):
+            return self.data
+        assert self.data is not None, "the elements lie in a region"
+        return datatypes.decode(DATATYPES[self.datatype], self.shape, self.data)
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """One output that the client asked for.
+
+    Attributes:
+        name: as the model calls it.
+        binary: its bytes follow the JSON.
+        classification: this many best classes are wanted, not the tensor; 0 for the tensor.
+        shm: the region that takes its bytes.
+        parameters: the output's other parameters.
+    """
+
+    name: str
+    binary: bool = False
+    classification: int = 0
+    shm: SharedMemoryRef | None = None
+    parameters: Parameters = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference request.
+
+    Attributes:
+        id: the client's own, given back with the answer; empty for none.
+        parameters: the request's, all of them.
+        inputs: in the request's order.
+        outputs: those asked for; empty for all that the model has.
+        binary_output: outputs are binary unless they say otherwise.
+        sequence_id: of a stateful model's sequence; 0 for none.
+        sequence_start: it begins with this request.
+        sequence_end: it ends with this request.
+        priority: 1 is the highest; 0 is the model's own.
+        timeout_us: microseconds that it may wait in the queue; 0 is for ever.
+    """
+
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    inputs: list[InputTensor] = field(default_factory=list)
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    binary_output: bool = False
+    sequence_id: int | str = 0
+    sequence_start: bool = False
+    sequence_end: bool = False
+    priority: int = 0
+    timeout_us: int = 0
+
+
+@dataclass(slots=True)
+class OutputTensor:
+    """One output of the model.
+
+    Attributes:
+        name: as the model calls it.
+        datatype: a name of `DATATYPES`.
+        shape: extents.
+        array: its elements; or their bytes in the binary encoding; None where they were written
+            to the region that the request named.
+        labels: of its classes.
+        nbytes: of what was written to that region.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    array: np.ndarray[Any, Any] | memoryview | None
+    labels: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+def refusal(sentence: str) -> ProtocolError:
+    """A request that is the client's to correct."""
+    return ProtocolError(400, sentence)
+
+
+def show_name(name: str) -> str:
+    """A name in a sentence: quoted, and cut where it is long."""
+    return repr(name if len(name) <= 80 else f"{name[:77]}...")
