@@ -7,39 +7,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.plans import PlanTable
-from shmgpu.repeats import Repeats
 from shmgpu.serve import datatypes
-from shmgpu.serve.counters import FIELDS
+from shmgpu.serve.counters import FIELDS, INDEX
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.requests import ProtocolError
-from shmgpu.serve.rows import CAPACITY, Rows
+from shmgpu.serve.rows import Rows, Target
 from shmgpu.serve.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.table import Table
 
 
-class Served:
+class Served(Target):
     """One version of a model: a target of the port's calls, and its declaration.
 
     Attributes:
         description: as in the table; see :class:`shmgpu.serve.models.Description`.
         number: the first argument of ``infer``.
         index, base: the place of its counters, and where they begin.
+        pending: where requests are counted that are pending with it.
         metadata: what requests are held against; its versions are this one alone.
         places, output_places: of inputs and outputs, by name.
     """
 
     def __init__(
-        self, description: dict[str, Any], number: int, index: int, pool: str | None, rows: Rows
+        self,
+        description: dict[str, Any],
+        number: int,
+        index: int,
+        source: dict[str, Any],
+        rows: Rows,
     ) -> None:
         self.description = description
-        self.name: str = description["name"]
+        name: str = description["name"]
         self.version: str = description["version"]
         self.number = number
         self.base = index * len(FIELDS)
         self.index = index
+        self.pending = self.base + INDEX["pending_0"] + source["parity"]
         self.metadata = ModelMetadata(
-            self.name,
+            name,
             (self.version,),
             description["platform"],
             tuple(_declared(one) for one in description["inputs"]),
@@ -52,23 +57,10 @@ class Served:
         self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
-        # What the port asks of a target.
         function = rows.of(description["arrays"], description["max_delay_ms"])
-        self.row = function.row
-        self.pool = pool
-        self.pickle = False
         # Elements of BYTES differ in length, so such requests are no rows of one array.
-        self.batch_max_rows = 0 if self.has_bytes else self.max_batch_size
-        self.units_per_row = CAPACITY // max(self.max_batch_size, 1)
-        self.out = None
-        self.timeout: float | None = None
-        self.plans = PlanTable()
-        self.plans_port: Any = None
-        self.repeats = Repeats()
-
-    def why_unknown(self) -> str:
-        """Why helpers do not have it: it cannot be."""
-        return f"the server has no row for {self.name}: start it anew"
+        max_rows = 0 if self.has_bytes else self.max_batch_size
+        super().__init__(function, source["pool"] or None, description["name"], max_rows)
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:
@@ -105,7 +97,7 @@ class Catalog:
                 if served is None:
                     key = f"{description['name']}\n{description['version']}"
                     index = self.state["indices"][key]
-                    served = Served(description, number, index, source["pool"] or None, self.rows)
+                    served = Served(description, number, index, source, self.rows)
                 known[number] = served
                 self.models.setdefault(served.name, {})[served.version] = served
         self._known = known

@@ -10,19 +10,24 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shmgpu import core, daemon, functions, logs
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.launch import launch
-from shmgpu.logs import logger
+from shmgpu.launch import raise_outcome
+from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
 from shmgpu.serve.counters import Counters
+from shmgpu.serve.repository import entry_of
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.runner import Opening
 from shmgpu.serve.table import Table
+from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 
 FOR_EVER = 1_000_000  # restarts of a worker
+WINDOW = 512  # messages that a worker may have outstanding
+SPARE_S = 2.0  # of the end, beyond what workers may take for it
 
 
 def run(options: argparse.Namespace) -> int:
@@ -36,42 +41,81 @@ def run(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Launch the server; the calling process is its parent."""
-    if options.workers < 1:
-        raise ConfigError("--workers=0 leaves nobody to speak to clients: use 1 or more")
+    """Be the parent of a server until SIGINT or SIGTERM; what it needs is made and given back here.
+
+    Raises:
+        ConfigError, LaunchError, SessionError: it could not start.
+        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
+    """
+    refuse_unsafe("shmgpu serve")
     sources = repository.find_all(options.models)
-    state = {
-        "sources": {
-            str(number): {**source.as_dict(), "state": "LOADING", "reason": "", "models": []}
-            for number, source in enumerate(sources, 1)
-        },
+    with contextlib.ExitStack() as held:
+        table = Table(first_state(sources))
+        held.callback(table.close)
+        listener = held.enter_context(_listening(options))
+        rows = Rows(options.hang_after)
+        functions.register_late()
+        counters: list[Counters] = []
+        plan = Settings(
+            children=options.workers,
+            helpers=options.helpers,
+            session=lambda helper: Opening(table, counters[0], options.workers)(helper),
+            devices=options.devices.split(",") if options.devices else None,
+            arena=options.arena,
+            window=WINDOW,
+            threads=options.threads,
+            gpu_memory=None,
+            trace_records=None,
+            prefault=None,
+            huge_pages=None,
+            grace=options.drain_delay + options.drain_timeout + SPARE_S,
+            scratch=None,
+            seed=None,
+            restart="on-failure",
+            max_restarts=FOR_EVER,
+        )
+        counters.append(Counters(options.workers + plan.helpers))
+        pools: dict[str, list[int]] = {name: [] for name in plan.pools}
+        for number, setup in enumerate(plan.setups):
+            pools[setup.pool].append(number)
+        for source in sources:
+            if source.pool not in ("", *pools):
+                raise ConfigError(
+                    f"{source.path} is for the pool {source.pool!r}, and the helpers form "
+                    f"{', '.join(pools)}: name one of those, or add it to --helpers"
+                )
+        shared = worker.Plan([listener], table, counters[0], rows, options, pools)
+        host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
+        held.callback(host.close)
+        before = logs.role()
+        logs.set_role("parent")
+        held.callback(logs.set_role, before)
+        where = _address(listener)
+        status = f"{plan.helpers} helpers, {options.workers} workers, at {where}"
+
+        def ready() -> None:
+            print(f"ready: {status}", flush=True)
+            daemon.notify(f"READY=1\nSTATUS={status}")
+
+        def draining() -> None:
+            table.begin_draining()
+            daemon.notify("STOPPING=1\nSTATUS=answering what was asked")
+
+        host.on_ready = ready
+        host.on_draining = draining
+        make_room_for_descriptors(plan.slots + plan.helpers)
+        raise_outcome(host, core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core()))
+
+
+def first_state(sources: Sequence[repository.Source]) -> dict[str, Any]:
+    """What the control table begins with."""
+    return {
+        "sources": {str(number): entry_of(source) for number, source in enumerate(sources, 1)},
+        "next_source": len(sources) + 1,
         "indices": {},
         "regions": {},
         "settings": {},
     }
-    with contextlib.ExitStack() as held:
-        table = Table(state)
-        held.callback(table.close)
-        listener = held.enter_context(_listening(options))
-        helpers = options.helpers
-        helper_count = sum(helpers.values()) if isinstance(helpers, dict) else helpers
-        counters = Counters(options.workers + helper_count)
-        plan = worker.Plan([listener], table, counters, Rows(options.hang_after), options)
-        logger.info("serving %d model files on %s", len(sources), _address(listener))
-        launch(
-            worker.main,
-            children=options.workers,
-            helpers=helpers,
-            session=Opening(table, counters, options.workers),
-            devices=options.devices.split(",") if options.devices else None,
-            threads=options.threads,
-            arena=options.arena,
-            window=512,
-            args=(plan,),
-            grace=options.drain_delay + options.drain_timeout + 2.0,
-            restart="on-failure",
-            max_restarts=FOR_EVER,
-        )
 
 
 @contextlib.contextmanager

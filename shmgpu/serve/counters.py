@@ -24,7 +24,8 @@ FIELDS = (
     "cancel_ns",
     "inference_count",  # rows; requests where the model is not batched
     "call_ns",  # in workers: from handing over to the result, queueing included
-    "pending",  # requests handed over and not answered: a gauge
+    "pending_0",  # requests handed over and not answered, of the source with that parity
+    "pending_1",
     "exec_count",  # in helpers: executions, each of one batch
     "exec_requests",  # requests that were in them
     "input_ns",  # in helpers, of each execution times its requests
@@ -61,13 +62,13 @@ class Counters:
             for name, number in INDEX.items()
         }
 
-    def pending(self, model: int) -> int:
-        """Requests of a model that workers have handed over and not seen answered."""
-        return int(self.rows[:, model, INDEX["pending"]].sum())
+    def pending(self, model: int, parity: int) -> int:
+        """Requests that workers have handed over and not seen answered; see entry_of."""
+        return int(self.rows[:, model, INDEX["pending_0"] + parity].sum())
 
     def clear_pending(self, writer: int) -> None:
         """A worker starts anew: what its predecessor held is not pending any more."""
-        self.rows[writer, :, INDEX["pending"]] = 0
+        self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
 
 
 def now_ms() -> int:

@@ -96,6 +96,7 @@ def _statistics(served: Served, total: dict[str, int]) -> dict[str, Any]:
         "last_inference": total["last_ms"],
         "inference_count": total["inference_count"],
         "execution_count": total["exec_count"],
+        "pending": total["pending_0"] + total["pending_1"],
         "inference_stats": {
             "success": duration(total["success_ns"]),
             "fail": duration(total["fail_ns"], total["fail_count"]),

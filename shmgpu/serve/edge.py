@@ -185,8 +185,8 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """The client will send no more, and may still read what it waits for."""
-        return bool(self.waiting)
+        """The client will send no more: most have left, and nothing tells the others from them."""
+        return False
 
     # ---- the parser's calls --------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import numpy as np
 from shmgpu import arrays
 from shmgpu.arguments import Options
 from shmgpu.arrays import Spec
+from shmgpu.errors import RemoteError, ShmError
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import datatypes
@@ -26,7 +27,7 @@ from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, Proto
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
-_ROWS, _CALL_NS, _PENDING = INDEX["inference_count"], INDEX["call_ns"], INDEX["pending"]
+_ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
 _now = time.monotonic_ns
 
@@ -39,7 +40,17 @@ Outcome = Callable[[list[OutputTensor] | None, BaseException | None], None]
 class Pending:
     """One request that a helper has, or will have."""
 
-    __slots__ = ("call", "calls", "outcome", "request", "rows", "sent_ns", "served", "started_ns")
+    __slots__ = (
+        "call",
+        "calls",
+        "outcome",
+        "request",
+        "rows",
+        "sent_ns",
+        "served",
+        "started_ns",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Pending:
         self.sent_ns = 0
         self.outcome = outcome
         self.call: Call | None = None
+        self.timer: Any = None
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a sink of the port is told."""
@@ -110,23 +122,39 @@ class Calls:
         args = self._arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, rows, started_ns, outcome)
-        options = self._options(request)
-        pending.sent_ns = _now()
-        pending.call = self.port.submit(served, args, {}, options, pending, False)
-        self.pending += 1
-        self.counters[served.base + _PENDING] += 1
-        if options is not None and options.timeout is not None:
-            self.loop.call_later(options.timeout, self._expire, pending)
+        self._send(pending, args)
         return pending
+
+    def _send(self, pending: Pending, args: tuple[Any, ...]) -> None:
+        options = self._options(pending.request)
+        pending.sent_ns = _now()
+        pending.call = self.port.submit(pending.served, args, {}, options, pending, False)
+        self.pending += 1
+        self.counters[pending.served.pending] += 1
+        if options is not None and options.timeout is not None:
+            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+
+    def _again(self, pending: Pending) -> bool:
+        """Send a call anew whose model was exchanged on its way; False: there is none now."""
+        try:
+            served = self.catalog.find(pending.served.name, pending.served.version)
+            if served is pending.served:
+                return False
+            pending.served = served
+            self._send(pending, self._arguments(served, pending.request))
+        except (ProtocolError, ShmError):
+            return False
+        return True
 
     def ended(self, pending: Pending, result: Any, error: BaseException | None) -> None:
         """A call has ended, well or not."""
         served, counters = pending.served, self.counters
         base = served.base
         now = _now()
-        self.pending -= 1
-        counters[base + _PENDING] -= 1
-        pending.call = None
+        self._out(pending)
+        if isinstance(error, RemoteError) and error.type_name == "Unloaded":
+            if self._again(pending):
+                return
         outputs = None
         if error is None:
             try:
@@ -156,12 +184,19 @@ class Calls:
         call = pending.call
         if call is None or not self.port.cancel(call, pending):
             return
-        pending.call = None
-        self.pending -= 1
+        self._out(pending)
         base = pending.served.base
-        self.counters[base + _PENDING] -= 1
         self.counters[base + _CANCEL] += 1
         self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+
+    def _out(self, pending: Pending) -> None:
+        """A call is not pending any more."""
+        pending.call = None
+        self.pending -= 1
+        self.counters[pending.served.pending] -= 1
+        if pending.timer is not None:
+            pending.timer.cancel()
+            pending.timer = None
 
     def _expire(self, pending: Pending) -> None:
         if pending.call is not None:

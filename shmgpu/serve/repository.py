@@ -34,9 +34,24 @@ class Source:
     version: str = "1"
     pool: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the control table."""
-        return asdict(self)
+
+def entry_of(source: Source, **more: Any) -> dict[str, Any]:
+    """A source's entry in the control table.
+
+    Its ``state`` is LOADING, READY, UNLOADING or UNAVAILABLE, for which ``reason`` is given;
+    ``models`` are the descriptions of what it declares, once a helper has loaded it. Entries of
+    the same models take turns in ``parity``, so that what is still pending with the older one
+    can be told from what is with the newer.
+    """
+    return {
+        **asdict(source),
+        "state": "LOADING",
+        "reason": "",
+        "models": [],
+        "parity": 0,
+        "is_rolled": False,
+        **more,
+    }
 
 
 def find(place: str) -> list[Source]:

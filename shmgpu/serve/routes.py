@@ -6,10 +6,12 @@ Owns the table and the answers that need nothing but the state. What an inferenc
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,8 +19,10 @@ import orjson
 
 from shmgpu.serve import describe, protocol
 from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
 
@@ -36,15 +40,27 @@ class Front:
         calls: its inferences.
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
-        is_draining: whether the server is on its way to its end.
+        options: what the command line said.
+        is_leaving: whether this worker is on its way to its end.
     """
 
-    def __init__(self, calls: Calls, catalog: Catalog, counters: Any, limits: Limits) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        catalog: Catalog,
+        counters: Counters,
+        limits: Limits,
+        lifecycle: Lifecycle,
+        options: argparse.Namespace,
+    ) -> None:
         self.calls = calls
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
-        self.is_draining = False
+        self.lifecycle = lifecycle
+        self.options = options
+        self.is_leaving = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
     def answer(self, request: Request) -> None:
@@ -66,6 +82,26 @@ class Front:
             self._infer(request, *known)
         except Exception as error:
             fail(request, error)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are wanted."""
+        return not (self.is_leaving or self.catalog.table.is_draining)
+
+    def later(self, request: Request, answering: Coroutine[Any, Any, None]) -> None:
+        """Answer a request when a coroutine has ended, with nothing or with its error."""
+
+        async def run() -> None:
+            try:
+                await answering
+            except Exception as error:
+                fail(request, error)
+            else:
+                request.reply(200)
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _route(self, request: Request) -> None:
         path, _, _ = request.target.partition(b"?")
@@ -152,7 +188,7 @@ def live(front: Front, request: Request) -> None:
 
 def ready(front: Front, request: Request) -> None:
     """Whether the server wants requests."""
-    request.reply(400 if front.is_draining else 200)
+    request.reply(200 if front.is_ready else 400)
 
 
 def model_ready(front: Front, request: Request, name: str, version: str = "") -> None:
@@ -162,7 +198,7 @@ def model_ready(front: Front, request: Request, name: str, version: str = "") ->
     except ProtocolError:
         request.reply(400)
         return
-    request.reply(400 if front.is_draining else 200)
+    request.reply(200 if front.is_ready else 400)
 
 
 def server_metadata(front: Front, request: Request) -> None:
@@ -190,6 +226,47 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def index(front: Front, request: Request) -> None:
+    """Every model that the server knows."""
+    asked = _object(request)
+    request.reply(200, [orjson.dumps(front.lifecycle.index(bool(asked.get("ready"))))])
+
+
+def load(front: Front, request: Request, name: str) -> None:
+    """Load a model, or load it anew."""
+    _check_control(front)
+    if _object(request).get("parameters"):
+        raise ProtocolError(400, "a model is loaded as it lies in the repository: no parameters")
+    front.later(request, front.lifecycle.load(name))
+
+
+def unload(front: Front, request: Request, name: str) -> None:
+    """Take a model away."""
+    _check_control(front)
+    front.later(request, front.lifecycle.unload(name))
+
+
+def _check_control(front: Front) -> None:
+    if not front.options.allow_repository:
+        raise ProtocolError(
+            503,
+            "explicit model load / unload is not allowed: start the server with --allow-repository",
+        )
+
+
+def _object(request: Request) -> dict[str, Any]:
+    """A request's body as JSON; an empty one is an empty object."""
+    if not len(request.body):
+        return {}
+    try:
+        found = orjson.loads(request.body)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError(400, f"the request is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ProtocolError(400, "the request is no JSON object")
+    return found
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
@@ -203,5 +280,8 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("POST", "/v2/repository/index", index),
+        ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
+        ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),
     )
 ]

@@ -12,6 +12,8 @@ from typing import Any
 
 from shmgpu.errors import ConfigError
 from shmgpu.functions import Batch, Function
+from shmgpu.plans import PlanTable
+from shmgpu.repeats import Repeats
 from shmgpu.serve.runner import Shelf
 
 CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with each
@@ -24,14 +26,41 @@ def infer(helper: Any, number: int, *inputs: Any) -> Any:
     return shelf.run(number, inputs)
 
 
-def load(helper: Any, source: int) -> int:
-    """Load a source of the control table: how many models it has."""
-    return len(helper.session.load(source))
+def load(helper: Any, source: int) -> None:
+    """Load a source of the control table."""
+    helper.session.load(source)
 
 
 def unload(helper: Any, source: int) -> None:
     """Forget a source."""
     helper.session.unload(source)
+
+
+class Target:
+    """A row as the port calls it: in a pool, with rows of so many units.
+
+    Attributes:
+        max_rows: that run as one; 0 runs each call by itself.
+    """
+
+    def __init__(
+        self, function: Function[Any, Any], pool: str | None, name: str = "", max_rows: int = 0
+    ) -> None:
+        self.name = name or function.name
+        self.row = function.row
+        self.pool = pool
+        self.pickle = False
+        self.batch_max_rows = max_rows
+        self.units_per_row = CAPACITY // max(max_rows, 1)
+        self.out = None
+        self.timeout: float | None = None
+        self.plans = PlanTable()
+        self.plans_port: Any = None
+        self.repeats = Repeats()
+
+    def why_unknown(self) -> str:
+        """Why helpers do not have it: it cannot be."""
+        return f"the server has no row for {self.name}: start it anew"
 
 
 class Rows:

@@ -26,6 +26,11 @@ from shmgpu.serve.table import Table
 
 MODELS_OF_A_SOURCE = 64
 
+
+class Unloaded(Exception):
+    """A call came for a model that was taken away while the call was on its way."""
+
+
 _EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
 _INPUT_NS, _INFER_NS, _OUTPUT_NS = INDEX["input_ns"], INDEX["infer_ns"], INDEX["output_ns"]
 _now = time.monotonic_ns
@@ -58,9 +63,13 @@ class Shelf:
         self.counters = counters
         self.loaded: dict[int, Loaded] = {}
 
-    def load(self, source_number: int) -> list[dict[str, Any]]:
-        """Load one source of the table, warm its models up, publish them: their descriptions."""
-        source = self.table.read()[1]["sources"][str(source_number)]
+    def load(self, source_number: int) -> None:
+        """Load one source of the table, warm its models up, publish them."""
+        if source_number * MODELS_OF_A_SOURCE in self.loaded:
+            return  # the helper was started anew meanwhile, and loaded it then
+        source = self.table.read()[1]["sources"].get(str(source_number))
+        if source is None:
+            raise Unloaded("the model was taken away")
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
@@ -78,7 +87,6 @@ class Shelf:
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
             self.loaded[number] = Loaded(model, helper, index * len(FIELDS))
-        return described
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
@@ -126,7 +134,11 @@ class Opening:
         """Run once in each helper."""
         shelf = Shelf(helper, self.table, self.counters.of(self.first_row + helper.id))
         for number, source in self.table.read()[1]["sources"].items():
-            if source["pool"] in ("", helper.pool) and source["state"] != "UNAVAILABLE":
+            if source["pool"] not in ("", helper.pool) or source["state"] == "UNAVAILABLE":
+                continue
+            # One that is being loaded while the server runs is loaded by whoever asked for it: it
+            # may be what killed the last helper.
+            if not (source["state"] == "LOADING" and source["is_rolled"]):
                 shelf.load(int(number))
         return shelf
 
@@ -135,13 +147,15 @@ def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -
     """Enter a source's models into the table, once; the counters' index of each."""
     with table.change() as state:
         source = state["sources"][str(source_number)]
-        taken = {
-            (model["name"], model["version"])
-            for number, other in state["sources"].items()
-            if number != str(source_number) and other.get("replaces") != source_number
-            for model in other["models"]
-            if str(source.get("replaces")) != number and other["state"] == "READY"
-        }
+        replaced = source.get("replaces")
+        taken = set()
+        if not source["models"]:
+            taken = {
+                (model["name"], model["version"])
+                for number, other in state["sources"].items()
+                if other["state"] == "READY" and number not in (str(source_number), replaced)
+                for model in other["models"]
+            }
         indices = []
         for model in described:
             key = (model["name"], model["version"])
@@ -155,7 +169,7 @@ def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -
                 raise ConfigError(f"a server can have had {MOST_MODELS} models: start it anew")
             indices.append(index)
         source["models"] = described
-        if source["state"] == "LOADING" and not source.get("is_rolled"):
+        if source["state"] == "LOADING" and not source["is_rolled"]:
             source["state"] = "READY"
     return indices
 

@@ -24,7 +24,8 @@ import orjson
 
 from shmgpu.errors import ConfigError
 
-_HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half
+_HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half; then:
+_DRAINING = 24  # a byte, apart from the state: the parent sets it and must not wait for a lock
 _U64 = struct.Struct("<Q")
 _HEAD_BYTES = 64
 HALF_BYTES = 4 << 20
@@ -37,6 +38,8 @@ class Table:
         self._file = os.memfd_create("shmgpu-serve", os.MFD_CLOEXEC)
         os.ftruncate(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
         self._memory = mmap.mmap(self._file, _HEAD_BYTES + 2 * HALF_BYTES)
+        self._long = os.memfd_create("shmgpu-serve-lock", os.MFD_CLOEXEC)
+        self._is_held = False
         self._mutex = threading.Lock()
         self._seen = -1
         self._state: dict[str, Any] = {}
@@ -85,7 +88,33 @@ class Table:
         _U64.pack_into(self._memory, 8 + 8 * half, len(data))
         _U64.pack_into(self._memory, 0, version)
 
+    def try_hold(self) -> bool:
+        """Take the long lock, under which models are loaded and unloaded; False: it is taken."""
+        if self._is_held:
+            return False
+        try:
+            fcntl.lockf(self._long, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        self._is_held = True
+        return True
+
+    def let_go(self) -> None:
+        """Give the long lock back."""
+        self._is_held = False
+        fcntl.lockf(self._long, fcntl.LOCK_UN)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is on its way to its end."""
+        return self._memory[_DRAINING] != 0
+
+    def begin_draining(self) -> None:
+        """The server is on its way to its end."""
+        self._memory[_DRAINING] = 1
+
     def close(self) -> None:
         """Give it back."""
         self._memory.close()
         os.close(self._file)
+        os.close(self._long)

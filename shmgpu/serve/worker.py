@@ -23,6 +23,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
@@ -38,6 +39,7 @@ class Plan:
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
         options: what the command line said; see :mod:`shmgpu.serve.flags`.
+        pools: numbers of the helpers, by the pool's name; the first is the default one.
     """
 
     listeners: list[socket.socket]
@@ -45,6 +47,7 @@ class Plan:
     counters: Counters
     rows: Rows
     options: argparse.Namespace
+    pools: dict[str, list[int]]
 
 
 def main(rank: int, plan: Plan) -> None:
@@ -53,6 +56,9 @@ def main(rank: int, plan: Plan) -> None:
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
+    if not plan.table.is_draining:
+        logger.warning("told to end while the server goes on: another worker takes the place")
+        raise SystemExit(1)
 
 
 class _Worker:
@@ -69,7 +75,12 @@ class _Worker:
             plan.options.timeout,
             loop,
         )
-        self.front = Front(self.calls, catalog, plan.counters, DEFAULT_LIMITS)
+        lifecycle = Lifecycle(
+            self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
+        )
+        self.front = Front(
+            self.calls, catalog, plan.counters, DEFAULT_LIMITS, lifecycle, plan.options
+        )
         self.limits = Limits(plan.options.max_body, plan.options.max_header)
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
@@ -83,7 +94,7 @@ class _Worker:
         servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
         self.front.catalog.refresh()
         await self.told.wait()
-        self.front.is_draining = True
+        self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
             server.close()

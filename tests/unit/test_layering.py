@@ -141,6 +141,7 @@ SERVE_ROOMS = [
     "rows",
     "catalog",
     "infer",
+    "lifecycle",
     "describe",
     "edge",
     "routes",

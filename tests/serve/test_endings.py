@@ -1,0 +1,222 @@
+"""Deaths, drains, time-outs, full queues: what clients see of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from serve import servers
+
+MODEL = servers.MODELS / "simple.py"
+
+
+def body(model_input, data, datatype="FP64"):
+    shape = [len(data)]
+    return json.dumps(
+        {"inputs": [{"name": model_input, "datatype": datatype, "shape": shape, "data": data}]}
+    ).encode()
+
+
+def sleep(server, seconds, **headers):
+    """Status and answer of the model that sleeps."""
+    status, _, answer = server.ask(
+        "POST", "/v2/models/sleep/infer", body("seconds", [seconds]), **headers
+    )
+    return status, json.loads(answer)
+
+
+def helper_pid(server):
+    return sleep(server, 0)[1]["outputs"][0]["data"][0]
+
+
+def statistics(server, model):
+    _, _, answer = server.ask("GET", f"/v2/models/{model}/stats")
+    return json.loads(answer)["model_stats"][0]
+
+
+class Background:
+    """A request in a thread of its own; ``answer`` once it has one."""
+
+    def __init__(self, server, seconds):
+        self.answer = None
+        self.thread = threading.Thread(target=self._run, args=(server, seconds))
+        self.thread.start()
+
+    def _run(self, server, seconds):
+        try:
+            self.answer = sleep(server, seconds)
+        except OSError as error:
+            self.answer = (0, repr(error))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.thread.join(servers.DEADLINE_S)
+
+
+def pending(server, count):
+    """Wait until so many requests are with helpers or in the queue."""
+    servers.until(lambda: _pending(server) >= count, f"{count} requests are pending")
+
+
+def _pending(server):
+    _, _, answer = server.ask("GET", "/v2/models/sleep/stats")
+    return json.loads(answer)["model_stats"][0]["pending"]
+
+
+def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced():
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        pid = helper_pid(server)
+        with Background(server, 60) as lost, Background(server, 0) as queued:
+            pending(server, 2)
+            os.kill(pid, signal.SIGKILL)
+        answers = sorted([lost.answer, queued.answer], key=lambda one: one[0])
+        assert answers[0][0] == 200, "the queued request was lost, too"
+        assert answers[1][0] == 503
+        assert "died" in answers[1][1]["error"]
+        assert helper_pid(server) != pid
+
+
+def test_a_killed_worker_costs_its_connections_and_is_replaced():
+    with servers.serving(MODEL, workers=2) as server:
+        workers = server.children()[-2:]
+        os.kill(workers[0], signal.SIGKILL)
+        for _ in range(20):
+            assert sleep(server, 0)[0] == 200
+        servers.until(
+            lambda: len(server.children()) == 4 and workers[0] not in server.children(),
+            "another worker",
+        )
+        for _ in range(20):
+            assert sleep(server, 0)[0] == 200
+
+
+def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced():
+    with servers.serving(MODEL, workers=1) as server:
+        (worker,) = server.children()[-1:]
+        with Background(server, 0.5) as running:
+            pending(server, 1)
+            os.kill(worker, signal.SIGTERM)
+        assert running.answer[0] == 200
+        servers.until(server.is_ready, "another worker")
+        assert worker not in server.children()
+
+
+def test_an_end_turns_ready_off_first_and_answers_what_was_asked():
+    with servers.serving(MODEL, helpers=1, workers=1, drain_delay=1) as server:
+        with Background(server, 1.0) as running, Background(server, 0.1) as queued:
+            pending(server, 2)
+            server.process.send_signal(signal.SIGTERM)
+            servers.until(lambda: not server.is_ready(), "not ready")
+            assert server.ask("GET", "/v2/health/live")[0] == 200
+            late = sleep(server, 0)  # before the door is closed
+        assert [running.answer[0], queued.answer[0], late[0]] == [200, 200, 200]
+        server.process.wait(servers.DEADLINE_S)
+        with pytest.raises(OSError):
+            sleep(server, 0)
+
+
+def test_a_full_queue_is_503():
+    with (
+        servers.serving(MODEL, helpers=1, workers=1, max_queue=2) as server,
+        Background(server, 1) as first,
+        Background(server, 0) as second,
+    ):
+        pending(server, 2)
+        status, answer = sleep(server, 0)
+        assert status == 503
+        assert "queue" in answer["error"]
+        first.thread.join()
+        second.thread.join()
+        assert (first.answer[0], second.answer[0]) == (200, 200)
+        assert sleep(server, 0)[0] == 200
+
+
+def test_a_request_in_the_queue_beyond_its_time_is_503():
+    with (
+        servers.serving(MODEL, helpers=1, workers=1) as server,
+        Background(server, 1) as first,
+    ):
+        pending(server, 1)
+        late = json.loads(body("seconds", [0.0]))
+        late["parameters"] = {"timeout": 50_000}  # microseconds
+        started = time.monotonic()
+        status, _, answer = server.ask("POST", "/v2/models/sleep/infer", json.dumps(late).encode())
+        assert (status, first.answer) == (503, None), "it waited for the first"
+        assert "timeout" in json.loads(answer)["error"]
+        assert time.monotonic() - started >= 0.05
+
+
+def test_what_a_client_that_left_has_in_the_queue_is_not_run():
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        with Background(server, 1):
+            pending(server, 1)
+            with socket.create_connection((server.host, server.port)) as leaving:
+                data = body("seconds", [0.0])
+                leaving.sendall(
+                    b"POST /v2/models/sleep/infer HTTP/1.1\r\nHost: x\r\n"
+                    b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+                )
+                pending(server, 2)
+            servers.until(lambda: _pending(server) == 1, "it has left the queue")
+        assert statistics(server, "sleep")["execution_count"] == 1
+
+
+def test_a_session_that_fails_ends_the_command_with_a_sentence(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def load(helper):\n    raise OSError('no weights here')\n")
+    with pytest.raises(AssertionError, match="no weights here"), servers.serving(path):
+        pass
+
+
+def test_a_taken_port_is_said_before_anything_is_started():
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(AssertionError, match="cannot listen"),
+            servers.serving(MODEL, port=port),
+        ):
+            pass
+
+
+def test_a_priority_goes_before_what_waits_longer():
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        ended = []
+
+        def ask(name, **parameters):
+            asked = json.loads(body("seconds", [0.05]))
+            asked["parameters"] = parameters
+            server.ask("POST", "/v2/models/sleep/infer", json.dumps(asked).encode())
+            ended.append(name)
+
+        with Background(server, 0.5):
+            pending(server, 1)
+            asking = []
+            for count, (name, parameters) in enumerate(
+                [("plain", {}), ("third", {"priority": 3}), ("first", {"priority": 1})], 2
+            ):
+                asking.append(threading.Thread(target=ask, args=(name,), kwargs=parameters))
+                asking[-1].start()
+                pending(server, count)
+            for one in asking:
+                one.join()
+        assert ended == ["first", "third", "plain"]
+
+
+def test_nothing_of_a_server_stays_behind(tmp_path):
+    place = tmp_path / "server.sock"
+    before = set(pathlib.Path("/dev/shm").iterdir())
+    with servers.serving(MODEL, helpers=1, workers=1) as server:
+        assert sleep(server, 0)[0] == 200
+        pids = server.children()
+    assert not place.exists()
+    assert set(pathlib.Path("/dev/shm").iterdir()) == before
+    assert not [pid for pid in pids if pathlib.Path(f"/proc/{pid}").exists()]
