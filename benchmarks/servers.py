@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     while process.poll() is None or any(map(_runs, left)):
         if time.monotonic() > limit:
             for pid in (process.pid, *filter(_runs, left)):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             break
         time.sleep(LOOK_AGAIN_S)
     process.wait()
