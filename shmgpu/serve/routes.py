@@ -18,18 +18,18 @@ from urllib.parse import unquote
 import orjson
 
 from shmgpu.serve import describe, protocol
-from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
-from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.requests import InferRequest, Limits, OutputTensor, ProtocolError
 
 _now = time.monotonic_ns
 
 PLAIN = b"text/plain; charset=utf-8"
-OCTETS = b"application/octet-stream"
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -41,6 +41,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
+        lanes: requests like earlier ones.
         is_leaving: whether this worker is on its way to its end.
     """
 
@@ -52,6 +53,7 @@ class Front:
         limits: Limits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
+        scratch: memoryview,
     ) -> None:
         self.calls = calls
         self.catalog = catalog
@@ -60,6 +62,7 @@ class Front:
         self.lifecycle = lifecycle
         self.options = options
         self.is_leaving = False
+        self.lanes = Lanes(calls, catalog, scratch, infer_answer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -135,28 +138,43 @@ class Front:
                 memoryview(body), request.header_length, self.limits, served.metadata
             )
 
-            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
-                if outputs is None:
-                    assert error is not None
-                    fail(request, error)
-                    return
-                buffers, header_length = protocol.build_infer(
-                    served.name, served.version, parsed, outputs
-                )
-                if header_length is None:
-                    request.reply(200, buffers)
-                else:
-                    request.reply(
-                        200,
-                        buffers,
-                        OCTETS,
-                        b"Inference-Header-Content-Length: %d\r\n" % header_length,
-                    )
+            lesson: Lesson | None = None
 
-            request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
+            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
+                answer = infer_answer(request, served, parsed, outputs, error)
+                if lesson is not None and outputs is not None and answer:
+                    self.lanes.learn(lesson, outputs, answer)
+
+            pending = self.calls.start(served, parsed, started_ns, outcome)
+            request.on_disconnect = pending.cancel
+            lesson = self.lanes.lesson(request, pending)
         except Exception:
             self.calls.refused(served, started_ns)
             raise
+
+
+def infer_answer(
+    request: Request,
+    served: Served,
+    parsed: InferRequest,
+    outputs: list[OutputTensor] | None,
+    error: BaseException | None,
+) -> list[Any]:
+    """Answer an inference with its outcome: the body's buffers; none where it failed."""
+    if outputs is None:
+        assert error is not None
+        fail(request, error)
+        return []
+    try:
+        buffers, header_length = protocol.build_infer(served.name, served.version, parsed, outputs)
+    except Exception as wrong:
+        fail(request, wrong)
+        return []
+    if header_length is None:
+        request.reply(200, buffers)
+    else:
+        request.reply(200, buffers, *binary_headers(header_length))
+    return buffers
 
 
 def fail(request: Request, error: BaseException) -> None:

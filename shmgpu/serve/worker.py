@@ -78,12 +78,18 @@ class _Worker:
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.front = Front(
-            self.calls, catalog, plan.counters, DEFAULT_LIMITS, lifecycle, plan.options
+            self.calls,
+            catalog,
+            plan.counters,
+            DEFAULT_LIMITS,
+            lifecycle,
+            plan.options,
+            self.scratch,
         )
         self.limits = Limits(plan.options.max_body, plan.options.max_header)
         self.connections: set[Connection] = set()
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
 
     async def run(self) -> None:
@@ -106,7 +112,10 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
+        take = self.front.lanes.take
+        return Connection(
+            answer, self.port.arena, self.limits, self.scratch, self.connections, take
+        )
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""
