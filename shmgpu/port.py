@@ -228,18 +228,24 @@ class Port:
         options: Options | None,
         sink: Sink,
         use_reader: bool,
+        lends: bool = True,
     ) -> Call:
-        """Send when the window has room, never wait; ``sink`` hears of the end."""
+        """Send when the window has room, never wait; ``sink`` hears of the end.
+
+        ``lends``: arrays of the arena are read-only until then; left out where nobody else has
+        them.
+        """
         if self._closed is not None:
             raise type(self._closed)(str(self._closed))
         call = self.prepare(target, args, kwargs, options)
         call.sink = sink
         call.keep = (call.keep, args, kwargs)
-        loans = []
-        for item in (*args, *kwargs.values()):
-            if type(item) is _ndarray and self.arguments.holds(item):
-                loans.append(lend(item))
-        call.loans = loans
+        if lends:
+            loans = []
+            for item in (*args, *kwargs.values()):
+                if type(item) is _ndarray and self.arguments.holds(item):
+                    loans.append(lend(item))
+            call.loans = loans
         if call.deadline_ns:
             self._deadlines = True
         with self._lock:

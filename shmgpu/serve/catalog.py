@@ -56,6 +56,7 @@ class Served(Target):
         self.places = {one.name: place for place, one in enumerate(self.metadata.inputs)}
         self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
+        self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
         function = rows.of(description["arrays"], description["max_delay_ms"])
         # Elements of BYTES differ in length, so such requests are no rows of one array.

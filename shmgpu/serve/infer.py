@@ -22,6 +22,7 @@ from shmgpu.port import Port
 from shmgpu.serve import datatypes
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.known import Known
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
@@ -33,16 +34,20 @@ _now = time.monotonic_ns
 
 MAX_PRIORITY = 3
 
-# Told of the end: the outputs in the order asked for, or what went wrong.
-Outcome = Callable[[list[OutputTensor] | None, BaseException | None], None]
+# Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
+# what went wrong.
+Outcome = Callable[[Any, BaseException | None], None]
 
 
 class Pending:
     """One request that a helper has, or will have."""
 
     __slots__ = (
+        "args",
         "call",
         "calls",
+        "is_over",
+        "known",
         "outcome",
         "request",
         "rows",
@@ -57,10 +62,15 @@ class Pending:
         calls: Calls,
         served: Served,
         request: InferRequest,
+        args: tuple[Any, ...],
         rows: int,
         started_ns: int,
         outcome: Outcome,
+        known: Known | None = None,
     ) -> None:
+        self.args = args
+        self.known = known
+        self.is_over = False
         self.calls = calls
         self.served = served
         self.request = request
@@ -121,27 +131,52 @@ class Calls:
             raise ProtocolError(503, "Exceeds maximum queue size")
         args = self._arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
-        pending = Pending(self, served, request, rows, started_ns, outcome)
-        self._send(pending, args)
+        pending = Pending(self, served, request, args, rows, started_ns, outcome)
+        self._send(pending)
         return pending
 
-    def _send(self, pending: Pending, args: tuple[Any, ...]) -> None:
+    def start_known(
+        self,
+        served: Served,
+        known: Known,
+        args: tuple[Any, ...],
+        started_ns: int,
+        outcome: Outcome,
+    ) -> Pending:
+        """As :meth:`start`, for a request that is known but for its tensors' bytes."""
+        if self.pending >= self.most_pending:
+            raise ProtocolError(503, "Exceeds maximum queue size")
+        pending = Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
+        self._send(pending)
+        return pending
+
+    def _send(self, pending: Pending) -> None:
+        served = pending.served
         options = self._options(pending.request)
         pending.sent_ns = _now()
-        pending.call = self.port.submit(pending.served, args, {}, options, pending, False)
         self.pending += 1
-        self.counters[pending.served.pending] += 1
+        self.counters[served.pending] += 1
+        try:
+            call = self.port.submit(served, pending.args, {}, options, pending, False, False)
+        except BaseException:
+            self._out(pending)
+            raise
+        if pending.is_over:  # it could not be sent, and has been told so
+            return
+        pending.call = call
         if options is not None and options.timeout is not None:
             pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
+        old = pending.served
         try:
-            served = self.catalog.find(pending.served.name, pending.served.version)
-            if served is pending.served:
+            served = self.catalog.find(old.name, old.version)
+            if served is old or served.metadata != old.metadata:
                 return False
             pending.served = served
-            self._send(pending, self._arguments(served, pending.request))
+            pending.args = (served.number, *pending.args[1:])
+            self._send(pending)
         except (ProtocolError, ShmError):
             return False
         return True
@@ -155,10 +190,15 @@ class Calls:
         if isinstance(error, RemoteError) and error.type_name == "Unloaded":
             if self._again(pending):
                 return
-        outputs = None
+        pending.is_over = True
+        outputs: Any = None
         if error is None:
             try:
-                outputs = self._outputs(pending, result)
+                known = pending.known
+                if known is None:
+                    outputs = self._outputs(pending, result)
+                else:
+                    outputs = known.answer(served, result, lambda: self._outputs(pending, result))
             except Exception as wrong:
                 error = wrong
         if error is None:

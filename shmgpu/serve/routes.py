@@ -11,21 +11,21 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, protocol
-from shmgpu.serve.catalog import Catalog, Served
+from shmgpu.serve import describe, known, protocol
+from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
-from shmgpu.serve.requests import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.requests import Limits, ProtocolError
 
 _now = time.monotonic_ns
 
@@ -41,7 +41,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
-        lanes: requests like earlier ones.
+        lanes: requests that are known to the last byte but their tensors'.
         is_leaving: whether this worker is on its way to its end.
     """
 
@@ -62,7 +62,7 @@ class Front:
         self.lifecycle = lifecycle
         self.options = options
         self.is_leaving = False
-        self.lanes = Lanes(calls, catalog, scratch, infer_answer)
+        self.lanes = Lanes(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -132,49 +132,69 @@ class Front:
         try:
             encoding = request.headers.get(b"content-encoding")
             body = request.body
+            header = b""
             if encoding is not None:
                 body = decoded(body, encoding)
-            parsed = protocol.parse_infer(
-                memoryview(body), request.header_length, self.limits, served.metadata
-            )
+            else:
+                length = request.header_length or 0
+                if 0 < length <= known.MOST_BYTES:
+                    header = bytes(body[:length])
+                    before = served.known.get(header)
+                    args = before.arguments(served, body) if before is not None else None
+                    if before is not None and args is not None:
+                        answering = _Answering(request)
+                        pending = self.calls.start_known(
+                            served, before, args, started_ns, answering
+                        )
+                        request.on_disconnect = pending.cancel
+                        answering.lesson = self.lanes.lesson(request, pending)
+                        return
+            view = memoryview(body)
+            parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
+            if header:
+                known.remember(served, header, parsed, view)
 
-            lesson: Lesson | None = None
+            def outcome(outputs: Any, error: BaseException | None) -> None:
+                if outputs is None:
+                    assert error is not None
+                    fail(request, error)
+                else:
+                    reply(
+                        request,
+                        protocol.build_infer(served.name, served.version, parsed, outputs),
+                    )
 
-            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
-                answer = infer_answer(request, served, parsed, outputs, error)
-                if lesson is not None and outputs is not None and answer:
-                    self.lanes.learn(lesson, outputs, answer)
-
-            pending = self.calls.start(served, parsed, started_ns, outcome)
-            request.on_disconnect = pending.cancel
-            lesson = self.lanes.lesson(request, pending)
+            request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
         except Exception:
             self.calls.refused(served, started_ns)
             raise
 
 
-def infer_answer(
-    request: Request,
-    served: Served,
-    parsed: InferRequest,
-    outputs: list[OutputTensor] | None,
-    error: BaseException | None,
-) -> list[Any]:
-    """Answer an inference with its outcome: the body's buffers; none where it failed."""
-    if outputs is None:
-        assert error is not None
-        fail(request, error)
-        return []
-    try:
-        buffers, header_length = protocol.build_infer(served.name, served.version, parsed, outputs)
-    except Exception as wrong:
-        fail(request, wrong)
-        return []
+class _Answering:
+    """Takes the outcome of a known request, whose body is ready to be sent."""
+
+    __slots__ = ("lesson", "request")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.lesson: Lesson | None = None
+
+    def __call__(self, answer: Any, error: BaseException | None) -> None:
+        if error is not None:
+            fail(self.request, error)
+        else:
+            reply(self.request, answer)
+            if self.lesson is not None:
+                self.lesson.learn(answer[0])
+
+
+def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
+    """Answer with an inference's body; see :func:`protocol.build_infer`."""
+    buffers, header_length = answer
     if header_length is None:
         request.reply(200, buffers)
     else:
         request.reply(200, buffers, *binary_headers(header_length))
-    return buffers
 
 
 def fail(request: Request, error: BaseException) -> None:

@@ -177,3 +177,43 @@ def test_statistics_count_what_was_done_whichever_worker_did_it(server):
             stats = triton.get_inference_statistics("echo_uint8")["model_stats"][0]
             counted.append(stats["inference_count"])
     assert counted == list(range(counted[0], counted[0] + 6))
+
+
+def raw_request(a, b):
+    """A body that repeats but for its tensors' bytes, and the length of its header."""
+    tensors = [
+        {
+            "name": name,
+            "datatype": "FP32",
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": array.nbytes},
+        }
+        for name, array in (("a", a), ("b", b))
+    ]
+    header = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+    return header + a.tobytes() + b.tobytes(), str(len(header))
+
+
+def test_a_header_that_came_before_is_answered_with_what_is_new(server):
+    # More often than there are workers, so that each has seen it before.
+    for number in range(12):
+        a, b = ab()
+        body, length = raw_request(a + number, b)
+        status, headers, answer = server.ask(
+            "POST", "/v2/models/add_sub/infer", body, Inference_Header_Content_Length=length
+        )
+        assert status == 200
+        at = int(headers["inference-header-content-length"])
+        assert [one["name"] for one in json.loads(answer[:at])["outputs"]] == ["sum", "difference"]
+        found = np.frombuffer(answer, "float32", offset=at).reshape(2, 3, 4)
+        assert np.array_equal(found[0], a + number + b)
+        assert np.array_equal(found[1], a + number - b)
+
+
+def test_a_header_that_came_before_does_not_excuse_a_body_cut_short(server):
+    body, length = raw_request(*ab())
+    for cut in (body, body, body[:-4], body + b"more", body):
+        status, _, _ = server.ask(
+            "POST", "/v2/models/add_sub/infer", cut, Inference_Header_Content_Length=length
+        )
+        assert status == (200 if cut == body else 400)

@@ -140,6 +140,7 @@ SERVE_ROOMS = [
     "runner",
     "rows",
     "catalog",
+    "known",
     "infer",
     "lifecycle",
     "describe",
