@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import arrays, core, layout
-from shmgpu.entries import Device, Entry, Helper, Leaf, Served, check_rows, has_rows
+from shmgpu.entries import Device, Entry, Helper, Leaf, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
@@ -250,6 +250,8 @@ class Desk:
         if entry.hint is not None and entry.hint.nbytes > entry.room_bytes:
             raise BadParams("the room for the result is smaller than the promised result")
         entry.specs = places
+        entry.kind = data[layout.HEAD.size + 8 * len(places) :]
+        entry.rows = rows_of(specs)
         entry.tree = signature.arguments.tree
         entry.values = decode_values(
             data, entry.tree.value_count, block.values_at, len(data), target.pickle
@@ -300,8 +302,8 @@ class Desk:
         self, target: Served, entry: Entry, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         flat = flatten(result, arrays.is_array, target.pickle)
-        if target.batch_max_rows and has_rows(entry):  # alone, too: or it would fail under load
-            rows = entry.specs[0][1].shape[0]
+        rows = entry.rows
+        if target.batch_max_rows and rows is not None:  # alone, too: or it would fail under load
             if not flat.arrays:
                 check_rows(np.empty(()), rows, target.name)
             for leaf in flat.arrays:

@@ -21,6 +21,7 @@ from shmgpu.entries import Helper
 from shmgpu.logs import logger
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
+_unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
 _unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from
 _WORK = core.WORK_BYTES
 
@@ -159,14 +160,12 @@ def _look_after(helper: Helper) -> None:
 def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
     batch = []
     deliveries = []
-    for index in range(count):
-        (delivery, function, params, _, sequence, _, size, generation, _, slot, _, _) = _unpack(
-            view, index * _WORK
-        )
+    for work in _unpack_all(view[: count * _WORK]):
+        delivery, function, params, _, sequence, _, size, generation, _, slot, _, _ = work
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     outcomes = desk.serve_batch(batch)
-    if all(outcome == (core.OK, 0) for outcome in outcomes) and not desk.broken:
+    if outcomes.count((core.OK, 0)) == count and not desk.broken:
         return core.helper_step(works, core.MAX_BATCH, core.OK, 0)
     for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
         core.helper_finish(delivery, status, value)

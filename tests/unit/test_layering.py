@@ -142,6 +142,7 @@ SERVE_ROOMS = [
     "catalog",
     "known",
     "infer",
+    "lanes",
     "lifecycle",
     "describe",
     "edge",
