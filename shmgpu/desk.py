@@ -71,8 +71,9 @@ class Desk:
         self._signature_bytes = 0
         self._entries: dict[bytes, Entry] = {}
         self._entry_bytes = 0
-        # One plain array in, one out: all that the helper's loop needs to run the call itself,
-        # (function, slot, body, argument, result, its shape, its dtype, its bytes).
+        # One plain array in, after any plain values, and one out: all that the helper's loop
+        # needs to run the call itself,
+        # (function, slot, body, values, argument, result, its shape, its dtype, its bytes).
         self.quick: dict[bytes, tuple[Any, ...]] = {}
         self._parked: OrderedDict[tuple[int, int, int], tuple[Any, int, float]] = OrderedDict()
         self._parked_bytes = 0
@@ -278,11 +279,12 @@ class Desk:
             self._entry_bytes = len(data)
         self._entries[data] = entry
         out = entry.out_numpy
-        if out is not None and entry.simple and entry.views is not None and len(entry.views) == 1:
+        if out is not None and entry.views is not None and entry.tree.is_values_and_array():
             self.quick[data] = (
                 entry.function,
                 entry.slot,
                 target.body,
+                tuple(entry.values),
                 entry.views[0],
                 out,
                 out.shape,

@@ -95,7 +95,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
 def serve(desk: BatchDesk) -> int:
     """Take calls until there are no more.
 
-    The call that repeats (one plain array in, one out, as promised) is run right here, because
+    The call that repeats (one plain array in and one out, as promised) is run right here, because
     every Python frame it does without is time that other processes get.
     """
     works, view = core.new_works(core.MAX_BATCH)
@@ -116,9 +116,9 @@ def serve(desk: BatchDesk) -> int:
             block = memory[offset : offset + size]  # the private copy: only it is looked at
             known = quick.get(block)
             if known is not None and known[0] == function and known[1] == slot:
-                _, _, body, argument, out, shape, dtype, nbytes = known
+                _, _, body, values, argument, out, shape, dtype, nbytes = known
                 try:
-                    result = body(helper, argument.view())
+                    result = body(helper, *values, argument.view())
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
                         out[...] = result
                         count_bytes(copied_out, nbytes)
