@@ -58,9 +58,9 @@ class Served(Target):
         self.max_batch_size: int = description["max_batch_size"]
         self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
         self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
-        function = rows.of(description["arrays"], description["max_delay_ms"])
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size
+        function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, description["name"], max_rows)
 
 

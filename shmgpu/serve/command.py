@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shmgpu import core, daemon, functions, logs
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import LaunchError
 from shmgpu.launch import raise_outcome
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
@@ -43,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> None:
     """Be the parent of a server until SIGINT or SIGTERM; what it needs is made and given back here.
 
+    SIGHUP has all models loaded anew.
+
     Raises:
         ConfigError, LaunchError, SessionError: it could not start.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
@@ -50,7 +53,7 @@ def serve(options: argparse.Namespace) -> None:
     refuse_unsafe("shmgpu serve")
     sources = repository.find_all(options.models)
     with contextlib.ExitStack() as held:
-        table = Table(first_state(sources))
+        table = Table({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
         rows = Rows(options.hang_after)
@@ -78,12 +81,8 @@ def serve(options: argparse.Namespace) -> None:
         pools: dict[str, list[int]] = {name: [] for name in plan.pools}
         for number, setup in enumerate(plan.setups):
             pools[setup.pool].append(number)
-        for source in sources:
-            if source.pool not in ("", *pools):
-                raise ConfigError(
-                    f"{source.path} is for the pool {source.pool!r}, and the helpers form "
-                    f"{', '.join(pools)}: name one of those, or add it to --helpers"
-                )
+        with table.change() as state:
+            state.update(first_state(repository.in_pools(sources, list(pools))))
         shared = worker.Plan([listener], table, counters[0], rows, options, pools)
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
@@ -103,6 +102,12 @@ def serve(options: argparse.Namespace) -> None:
 
         host.on_ready = ready
         host.on_draining = draining
+
+        def reload(number: int, frame: object) -> None:
+            if core.role() == core.ROLE_PARENT:  # helpers and workers inherit this
+                table.ask_reload()
+
+        held.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, reload))
         make_room_for_descriptors(plan.slots + plan.helpers)
         raise_outcome(host, core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core()))
 

@@ -7,12 +7,19 @@ line can always say what there is.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shmgpu import config
-from shmgpu.errors import LaunchError
+from shmgpu.errors import ConfigError, LaunchError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def _whole(least: int) -> Callable[[Any], int]:
@@ -80,27 +87,93 @@ FLAGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument(
-        "models", nargs="+", metavar="MODEL[@POOL]", help="model files, or folders of models"
+        "models", nargs="*", metavar="MODEL[@POOL]", help="model files, or folders of models"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML with these flags' names as keys, and models = [...]; the command line wins",
     )
     for flag in FLAGS:
         if not flag.metavar:
-            parser.add_argument(f"--{flag.name}", action="store_true", help=flag.help)
+            parser.add_argument(
+                f"--{flag.name}", action="store_true", default=argparse.SUPPRESS, help=flag.help
+            )
             continue
         default = "" if flag.default is None else f" ({_shown(flag.default)})"
         parser.add_argument(
             f"--{flag.name}",
-            type=flag.parse,
-            default=flag.default,
+            type=_checked(flag),
+            default=argparse.SUPPRESS,
             metavar=flag.metavar,
             help=flag.help + default,
         )
     parser.set_defaults(run=_run)
 
 
+def _checked(flag: Flag) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return flag.parse(text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(_wrong(flag, text, error)) from None
+
+    return parse
+
+
+def _wrong(flag: Flag, value: Any, error: Exception) -> str:
+    why = f" ({error})" if isinstance(error, ConfigError) else ""
+    return f"{value!r} is no {flag.metavar or 'true or false'}: {flag.help}{why}"
+
+
 def _shown(default: Any) -> str:
     if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
         return f"{default >> 20}MiB"
     return str(default)
+
+
+def resolve(options: argparse.Namespace) -> argparse.Namespace:
+    """What was asked for: the command line, else the configuration file, else the defaults.
+
+    Raises:
+        ConfigError: the file cannot be read, or has what is no flag.
+    """
+    resolved = {flag.name.replace("-", "_"): flag.default for flag in FLAGS}
+    if options.config:
+        resolved.update(_from_file(options.config))
+    given = {name: value for name, value in vars(options).items() if name != "run"}
+    if not given["models"]:
+        del given["models"]
+    resolved.update(given)
+    if not resolved.get("models"):
+        raise ConfigError("there is nothing to serve: name model files, or a folder of models")
+    return argparse.Namespace(**resolved)
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            read = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the configuration {path} cannot be read ({error})") from None
+    by_name = {flag.name: flag for flag in FLAGS}
+    found: dict[str, Any] = {}
+    models = read.pop("models", [])
+    if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
+        raise ConfigError(f"models in {path} must be a list of paths")
+    if models:
+        found["models"] = [str(Path(path).parent / one) for one in models]
+    for key, value in read.items():
+        flag = by_name.get(key.replace("_", "-"))
+        if flag is None:
+            raise ConfigError(f"{key} in {path} is no flag of shmgpu serve: see --help")
+        try:
+            if not flag.metavar and not isinstance(value, bool):
+                raise ValueError
+            found[flag.name.replace("-", "_")] = flag.parse(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key} in {path}: {_wrong(flag, value, error)}") from None
+    return found
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -111,4 +184,4 @@ def _run(options: argparse.Namespace) -> int:
             f"the server needs a package that is missing ({error.name}): "
             'pip install "shmgpu[serve]"'
         ) from error
-    return command.run(options)
+    return command.run(resolve(options))

@@ -99,7 +99,7 @@ class Lifecycle:
             known = self._entries(name)
             files = {entry["path"] for entry in known.values()}
             try:
-                on_disk = repository.find_all(self.places)
+                on_disk = self._on_disk()
             except ShmError as error:
                 raise ProtocolError(400, f"failed to load '{name}': {error}") from None
             wanted = [one for one in on_disk if one.name == name or one.path in files]
@@ -121,21 +121,41 @@ class Lifecycle:
                 raise ProtocolError(400, f"failed to unload '{name}': there is no such model")
             await self._retire(known)
 
-    async def reload_all(self) -> None:
-        """Load everything anew, as the repository is now; what cannot be loaded stays as it is."""
+    async def reload_when_asked(self) -> None:
+        """Load everything anew, as the repository is now, if SIGHUP asked for it.
+
+        What cannot be loaded stays as it is, and the log says why.
+        """
+        table = self.table
+        if table.reloads_done == table.reloads_asked:
+            return
         async with self._alone():
-            sources = repository.find_all(self.places)
-            entries = self.table.read()[1]["sources"]
-            by_path = {entry["path"]: {number: entry} for number, entry in entries.items()}
-            for source in sources:
-                try:
-                    await self._replace(source.path, [source], by_path.pop(source.path, {}))
-                except ProtocolError as error:
-                    logger.error("%s", error.sentence)
-            for gone in by_path.values():
-                await self._retire(gone)
+            asked = table.reloads_asked
+            if table.reloads_done == asked:  # another worker was faster
+                return
+            try:
+                await self._reload_all()
+            except ShmError as error:
+                logger.error("the models could not be loaded anew: %s", error)
+            table.reloads_done = asked
+
+    async def _reload_all(self) -> None:
+        sources = self._on_disk()
+        by_path: dict[str, dict[str, dict[str, Any]]] = {}
+        for number, entry in self.table.read()[1]["sources"].items():
+            by_path.setdefault(entry["path"], {})[number] = entry
+        for source in sources:
+            try:
+                await self._replace(source.path, [source], by_path.pop(source.path, {}))
+            except ProtocolError as error:
+                logger.error("%s", error.sentence)
+        for gone in by_path.values():
+            await self._retire(gone)
 
     # ---- how it is done --------------------------------------------------------------------
+
+    def _on_disk(self) -> list[Source]:
+        return repository.in_pools(repository.find_all(self.places), list(self.pools))
 
     def _entries(self, name: str) -> dict[str, dict[str, Any]]:
         """The entries that have a model of that name."""
@@ -232,8 +252,7 @@ class Lifecycle:
                 logger.info("helper %d could not forget a model: %s", helper, error)
 
     def _helpers(self, number: str) -> list[int]:
-        pool = self.table.read()[1]["sources"][number]["pool"] or next(iter(self.pools))
-        return self.pools[pool]
+        return self.pools[self.table.read()[1]["sources"][number]["pool"]]
 
     async def _ask(self, targets: dict[str, Target], helper: int, number: int) -> Any:
         """Call a row in one helper."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shmgpu.config import parse_seconds
 from shmgpu.errors import ConfigError
 from shmgpu.serve import datatypes
 
 MOST_ROWS = 4096  # of a batch; see rows.CAPACITY
+MOST_DELAY_MS = 1000  # see rows.DELAYS_MS
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,11 @@ class Model:
             raise ConfigError(
                 f"model {self.name!r}: max_batch_size={size!r} must be rows, 0 to {MOST_ROWS}"
             )
-        parse_seconds(self.max_delay_ms / 1e3, f"model {self.name!r}: max_delay_ms")
+        if not 0 <= self.max_delay_ms <= MOST_DELAY_MS:
+            raise ConfigError(
+                f"model {self.name!r}: max_delay_ms={self.max_delay_ms:g} must be 0 to "
+                f"{MOST_DELAY_MS}"
+            )
         if self.arrays not in ("numpy", "torch"):
             raise ConfigError(
                 f'model {self.name!r}: arrays={self.arrays!r} must be "numpy" or "torch"'

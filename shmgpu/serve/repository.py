@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Source:
         kind: how it is loaded.
         name: of its model, where the file does not say; empty: as the file says.
         version: whole number, as text.
-        pool: of the helpers that load it; empty: the first.
+        pool: of the helpers that load it; empty until that is known.
     """
 
     path: str
@@ -81,6 +81,21 @@ def find(place: str) -> list[Source]:
 def find_all(places: Sequence[str]) -> list[Source]:
     """The sources at several places."""
     return [source for place in places for source in find(place)]
+
+
+def in_pools(sources: Sequence[Source], pools: Sequence[str]) -> list[Source]:
+    """The same sources, each in a pool that there is: the first, unless it names one.
+
+    Raises:
+        ConfigError: one names a pool that there is not.
+    """
+    for source in sources:
+        if source.pool and source.pool not in pools:
+            raise ConfigError(
+                f"{source.path} is for the pool {source.pool!r}, and the helpers form "
+                f"{', '.join(pools)}: name one of those, or add it to --helpers"
+            )
+    return [replace(source, pool=source.pool or pools[0]) for source in sources]
 
 
 def _versions(folder: Path, pool: str) -> list[Source]:

@@ -72,7 +72,9 @@ class Rows:
 
     def __init__(self, hang_after: float | None = None) -> None:
         self.infer: dict[tuple[str, int], Function[Any, Any]] = {}
+        self.alone: dict[str, Function[Any, Any]] = {}  # for models that are not batched
         for kind in ("numpy", "torch"):
+            self.alone[kind] = self._make(infer, arrays=kind, hang_after=hang_after)
             for delay in DELAYS_MS:
                 self.infer[kind, delay] = self._make(
                     infer,
@@ -88,8 +90,10 @@ class Rows:
         made.known_as = f"shmgpu.serve.rows:{made.name}"
         return made
 
-    def of(self, arrays: str, max_delay_ms: float) -> Function[Any, Any]:
+    def of(self, arrays: str, max_rows: int, max_delay_ms: float) -> Function[Any, Any]:
         """The ``infer`` of a model: the least delay that is no shorter than the model's."""
+        if not max_rows:
+            return self.alone[arrays]
         for delay in DELAYS_MS:
             if delay >= max_delay_ms:
                 return self.infer[arrays, delay]

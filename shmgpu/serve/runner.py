@@ -134,7 +134,7 @@ class Opening:
         """Run once in each helper."""
         shelf = Shelf(helper, self.table, self.counters.of(self.first_row + helper.id))
         for number, source in self.table.read()[1]["sources"].items():
-            if source["pool"] not in ("", helper.pool) or source["state"] == "UNAVAILABLE":
+            if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
                 continue
             # One that is being loaded while the server runs is loaded by whoever asked for it: it
             # may be what killed the last helper.

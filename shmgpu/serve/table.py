@@ -25,7 +25,9 @@ import orjson
 from shmgpu.errors import ConfigError
 
 _HEAD = struct.Struct("<QQQ")  # version; bytes of the even half, of the odd half; then:
-_DRAINING = 24  # a byte, apart from the state: the parent sets it and must not wait for a lock
+# Apart from the state, because the parent writes them and must not wait for a lock: a byte, and how
+# often a reload was asked for; and how many of those are done, which the long lock guards.
+_DRAINING, _ASKED, _DONE = 24, 32, 40
 _U64 = struct.Struct("<Q")
 _HEAD_BYTES = 64
 HALF_BYTES = 4 << 20
@@ -112,6 +114,26 @@ class Table:
     def begin_draining(self) -> None:
         """The server is on its way to its end."""
         self._memory[_DRAINING] = 1
+
+    def ask_reload(self) -> None:
+        """All models are to be loaded anew; a worker will see to it."""
+        _U64.pack_into(self._memory, _ASKED, self.reloads_asked + 1)
+
+    @property
+    def reloads_asked(self) -> int:
+        """How often that was asked for."""
+        asked: int = _U64.unpack_from(self._memory, _ASKED)[0]
+        return asked
+
+    @property
+    def reloads_done(self) -> int:
+        """How many of those are done; whoever sets it holds the long lock."""
+        done: int = _U64.unpack_from(self._memory, _DONE)[0]
+        return done
+
+    @reloads_done.setter
+    def reloads_done(self, count: int) -> None:
+        _U64.pack_into(self._memory, _DONE, count)
 
     def close(self) -> None:
         """Give it back."""

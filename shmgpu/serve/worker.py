@@ -31,6 +31,8 @@ from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 
+TEND_S = 0.25  # between looks whether a signal asked for something
+
 
 @dataclass
 class Plan:
@@ -99,7 +101,9 @@ class _Worker:
             loop.add_reader(descriptor, self.port.poll)
         servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
         self.front.catalog.refresh()
+        tending = loop.create_task(self._tend())
         await self.told.wait()
+        tending.cancel()
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
@@ -109,6 +113,15 @@ class _Worker:
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
+
+    async def _tend(self) -> None:
+        """What is looked after besides requests."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            try:
+                await self.front.lifecycle.reload_when_asked()
+            except Exception:
+                logger.exception("a worker could not look after its server")
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer

@@ -78,10 +78,13 @@ class Server:
 def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     """A server that is ready; it ends, in order, with the block.
 
-    ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value.
+    ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value,
+    None for one that is left out.
     """
     words: list[str] = []
     for name, value in {"port": 0, "workers": 2, "helpers": 2, "arena": "16MiB", **flags}.items():
+        if value is None:
+            continue
         words.append("--" + name.replace("_", "-"))
         if value is not True:
             words.append(str(value))
@@ -96,13 +99,13 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     said = ""
     try:
         line = process.stdout.readline()
-        if not line.startswith("listening on http://"):
+        address = line.removeprefix("listening on ").strip()
+        ready = process.stdout.readline()
+        if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
-            raise AssertionError(line + process.stderr.read())
-        host, _, port = line.removeprefix("listening on http://").strip().rpartition(":")
-        server = Server(process, host.strip("[]"), int(port))
-        until(lambda: process.poll() is not None or server.is_ready(), "the server is ready")
-        assert process.poll() is None, process.stderr.read()
+            raise AssertionError(line + ready + process.stderr.read())
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
         yield server
     except BaseException:
         if process.poll() is None:

@@ -1,0 +1,111 @@
+"""The command: its flags, its configuration file, its sockets, its signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from serve import servers
+
+MODEL = servers.MODELS / "simple.py"
+
+
+def refused(*words):
+    """What the command says when it will not start."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "shmgpu", "serve", *map(str, words)],
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        timeout=servers.DEADLINE_S,
+    )
+    assert ended.returncode != 0
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "nothing to serve"),
+        (("nowhere.py",), "no model at nowhere.py"),
+        ((__file__.replace("test_command.py", ""),), "holds no model"),
+        ((MODEL, "--workers", "0"), "'0' is no N"),
+        ((MODEL, "--max-body", "much"), "'much' is no SIZE"),
+        ((f"{MODEL}@fast",), "for the pool 'fast'"),
+        ((MODEL, "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_sentence(words, sentence):
+    assert sentence in refused(*words)
+
+
+def test_a_configuration_file_has_the_flags_names_as_keys(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL.read_text())
+    config = tmp_path / "server.toml"
+    config.write_text('models = ["model.py"]\nworkers = 1\nmax-body = "1KiB"\nhelpers = 2\n')
+    with servers.serving(config=config, helpers=1, workers=None) as server:
+        assert server.is_ready()
+        assert len(server.children()) == 2, "one helper, as the command line says"
+        status, _, _ = server.ask("POST", "/v2/models/scale/infer", b" " * 2000)
+        assert status == 413
+    config.write_text("wrkers = 1\n")
+    assert "wrkers in" in refused(MODEL, "--config", config)
+    config.write_text("workers = 0\n")
+    assert "workers in" in refused(MODEL, "--config", config)
+
+
+def test_a_unix_socket_is_served_and_taken_away(tmp_path):
+    path = tmp_path / "server.sock"
+    with servers.serving(MODEL, uds=path, helpers=1, workers=1):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
+            connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
+    assert not path.exists()
+
+
+def test_helpers_form_pools_and_a_model_says_which_it_is_for(tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(
+        "import numpy as np\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "@model(inputs=[Tensor('x', 'FP32', (1,))], outputs=[Tensor('pool', 'BYTES', (1,))])\n"
+        "def where(helper, x):\n"
+        "    return np.array([helper.pool], dtype=object)\n"
+    )
+    with servers.serving(MODEL, f"{other}@large", helpers="small=1,large=1") as server:
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
+        _, _, answer = server.ask("POST", "/v2/models/where/infer", json.dumps(body).encode())
+        assert json.loads(answer)["outputs"][0]["data"] == ["large"]
+        status, _, _ = server.ask("GET", "/v2/models/scale/ready")
+        assert status == 200
+
+
+def test_sighup_loads_all_models_anew(tmp_path):
+    path = tmp_path / "constant.py"
+    source = (
+        "import numpy as np\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "@model(inputs=[Tensor('x', 'FP32', (1,))], outputs=[Tensor('y', 'FP32', (1,))])\n"
+        "def constant(helper, x):\n"
+        "    return np.full(1, {value}, 'float32')\n"
+    )
+    path.write_text(source.format(value=1))
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}
+
+    def value():
+        status, _, answer = server.ask(
+            "POST", "/v2/models/constant/infer", json.dumps(body).encode()
+        )
+        assert status == 200
+        return json.loads(answer)["outputs"][0]["data"][0]
+
+    with servers.serving(path) as server:
+        assert value() == 1
+        path.write_text(source.format(value=2))
+        server.process.send_signal(signal.SIGHUP)
+        servers.until(lambda: value() == 2, "the model was loaded anew")
