@@ -7,6 +7,9 @@ result is that large.
 
 ``graphs``: a lone child's call of a small network, launched kernel by kernel or as a CUDA graph.
 
+``training``: the steps a second of a small network, which a helper captures as one graph, beside
+PyTorch eager on the same device.
+
 ``sharing``: 32 processes that ask a model for 8 rows at a time, through 2 helpers, beside 32
 processes with a model of their own: calls a second, 99th percentile, the device's memory.
 
@@ -27,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import devices, isolate
+from benchmarks import devices, isolate, training
 from benchmarks.crowd import Crowd
 from benchmarks.figures import (
     Curve,
@@ -241,6 +244,18 @@ def model_latency(seconds: float, graph: bool, device: str = DEVICE) -> dict[str
     return {"median": result["median_us"], "p99": result["p99_us"]}
 
 
+def train_through_helper(seconds: float, device: str = DEVICE) -> dict[str, float]:
+    """Return the steps of training a second of a small network, which a helper's device replays."""
+    _need(device)
+    return training.shmgpu_mlp(seconds, device)
+
+
+def train_eagerly(seconds: float, device: str = DEVICE) -> dict[str, float]:
+    """Return the same with PyTorch in this process, on the device."""
+    _need(device)
+    return training.eager_mlp(seconds, device)
+
+
 def _used_mib(device: str) -> float:
     return devices.memory_used_mib() if device.startswith("cuda") else 0.0
 
@@ -401,6 +416,15 @@ WORKLOAD = Workload(
                 Figure("latency_graph", ("graph", "median"), ("eager", "median")),
                 Figure("latency_graph_p99", ("graph", "p99"), ("eager", "p99")),
             ),
+            rounds=3,
+        ),
+        Group(
+            "training",
+            (
+                _probe("shmgpu", "train_through_helper", {"rate": "1/s"}),
+                _probe("PyTorch eager", "train_eagerly", {"rate": "1/s"}),
+            ),
+            (Figure("mlp_device", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.5"),),
             rounds=3,
         ),
         Group(

@@ -1,7 +1,12 @@
 """training: steps a second of whole training loops, beside PyTorch eager in process.
 
 One thread each, the inputs drawn alike, the loss read at every step. ``mlp``: 784-128-10, batch 32,
-fresh inputs, squared error, SGD. ``memory``: how much helper and child have grown over the steps.
+fresh inputs, squared error, SGD. ``transformer``: that of examples/characters.py, 16 texts of 64
+characters, cross-entropy, AdamW. ``memory``: how much helper and child have grown over the steps.
+``fair``: 32 children train models of their own on two helpers, no two alike, and each reads its
+loss at every step. *Service* is counted as in ``fairness.py``: the messages of each that were
+answered within the span. The dispatcher gives turns, not time, so a child whose model is ten times
+as large holds its helper ten times as long, and yet nobody gets more turns.
 """
 
 from __future__ import annotations
@@ -51,26 +56,118 @@ def _step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
     return step
 
 
-def shmgpu_mlp(seconds: float) -> dict[str, float]:
+def shmgpu_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the steps a second through a helper."""
     import shmgpu
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=[device], threads=1):
         model = _mlp(nn)
         optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
         return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
 
 
-def eager_mlp(seconds: float) -> dict[str, float]:
+def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the same with PyTorch in this process."""
     import torch
 
     torch.set_num_threads(1)
-    model = _mlp(torch.nn)
+    model = _mlp(torch.nn).to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.functional.mse_loss
-    return {"rate": _steps(_step(model, optimiser, torch.from_numpy, loss_of), seconds)}
+
+    def tensor(array: Any) -> Any:
+        return torch.from_numpy(array).to(device)
+
+    return {"rate": _steps(_step(model, optimiser, tensor, loss_of), seconds)}
+
+
+# ---- a small transformer: PyTorch's names on both sides --------------------------------------
+
+WIDTH, HEADS, LAYERS, PLACES, CHARACTERS, TEXTS = 64, 4, 2, 64, 97, 16
+
+
+def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
+    """Return the model of examples/characters.py, of the layers of that ``nn``."""
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+            self.attention, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+            self.bent = nn.GELU()
+
+        def forward(self, x: Any) -> Any:
+            count, places, _ = x.shape
+            parts = self.attention(self.before(x)).reshape(count, places, 3, HEADS, WIDTH // HEADS)
+            query, key, value = parts.permute(2, 0, 3, 1, 4)
+            seen = attention(query, key, value, is_causal=True)
+            x = x + self.out(seen.permute(0, 2, 1, 3).reshape(count, places, WIDTH))
+            return x + self.narrow(self.bent(self.wide(self.between(x))))
+
+    class Transformer(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.what = nn.Embedding(CHARACTERS, WIDTH)
+            self.where = nn.Embedding(PLACES, WIDTH)
+            self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+            self.last, self.scores = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CHARACTERS)
+
+        def forward(self, text: Any) -> Any:
+            x = self.what(text) + self.where(arange(PLACES))
+            for block in self.blocks:
+                x = block(x)
+            return self.scores(self.last(x)).reshape(-1, CHARACTERS)
+
+    return Transformer()
+
+
+def _text_step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def step() -> float:
+        text = rng.integers(0, CHARACTERS, (TEXTS, PLACES + 1))
+        x, y = np.ascontiguousarray(text[:, :-1]), np.ascontiguousarray(text[:, 1:].ravel())
+        loss = loss_of(model(tensor(x)), tensor(y))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        value = float(loss.item())
+        if not value < 100:
+            raise ProbeFailed(f"the loss became {value}")
+        return value
+
+    return step
+
+
+def shmgpu_transformer(seconds: float) -> dict[str, float]:
+    """Return the steps a second of the transformer through a helper."""
+    import shmgpu
+    from shmgpu import nn
+
+    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+        model = _transformer(nn, nn.scaled_dot_product_attention, shmgpu.arange)
+        optimiser = shmgpu.optim.AdamW(model.parameters(), lr=1e-3)
+        step = _text_step(model, optimiser, shmgpu.tensor, nn.cross_entropy)
+        return {"rate": _steps(step, seconds)}
+
+
+def eager_transformer(seconds: float) -> dict[str, float]:
+    """Return the same with PyTorch in this process."""
+    import torch
+    from torch.nn import functional
+
+    torch.set_num_threads(1)
+    model = _transformer(torch.nn, functional.scaled_dot_product_attention, torch.arange)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return {
+        "rate": _steps(
+            _text_step(model, optimiser, torch.from_numpy, functional.cross_entropy), seconds
+        )
+    }
 
 
 def shmgpu_growth(seconds: float) -> dict[str, float]:
@@ -91,6 +188,79 @@ def shmgpu_growth(seconds: float) -> dict[str, float]:
         return {name: resident_mib(pid) - before[name] for name, pid in pids.items()}
 
 
+TRAINERS, TRAINERS_HELPERS = 32, 2
+
+
+def _trainer(number: int) -> Any:
+    """Return the step of one of the children: widths, depth, activation and optimiser are its.
+
+    Neighbours differ in width only: they live on different helpers, which so have as much to do.
+    """
+    import numpy as np
+
+    import shmgpu
+    from shmgpu import nn
+
+    kind = number // TRAINERS_HELPERS
+    widths = [8 + 4 * number] * (1 + kind % 3)
+    pairs = zip([16, *widths], [*widths, 4], strict=True)
+    layers = [nn.Linear(left, right) for left, right in pairs]
+    activation = (shmgpu.relu, shmgpu.tanh, shmgpu.gelu)[kind // 3 % 3]
+    make = (shmgpu.SGD, shmgpu.Adam)[kind % 2]
+    optimiser = make(nn.Sequential(*layers).parameters(), lr=0.01)
+    rng = np.random.default_rng(number)
+
+    def step() -> float:
+        x = shmgpu.tensor(rng.standard_normal((8, 16), dtype=np.float32))
+        for layer in layers[:-1]:
+            x = activation(layer(x))
+        target = shmgpu.tensor(rng.standard_normal((8, 4), dtype=np.float32))
+        loss = nn.mse_loss(layers[-1](x), target)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return float(loss.item())
+
+    return step
+
+
+def shmgpu_fair(seconds: float) -> dict[str, float]:
+    """Return Jain's index of what the children were answered, and the steps a second of all."""
+    import numpy as np
+
+    import shmgpu
+    from benchmarks.crowd import Crowd
+    from benchmarks.fairness import jain
+    from benchmarks.stage import shared_array
+
+    crowd = Crowd(TRAINERS, seconds)
+    served = shared_array((TRAINERS,), "float64")
+
+    def answered() -> list[int]:
+        return [child["answered"] for child in shmgpu.stats()["children"][:TRAINERS]]
+
+    def run(rank: int) -> None:
+        if rank == TRAINERS:
+            before, after = crowd.watch(answered)
+            served[:] = np.subtract(after, before)
+            return
+        with crowd.ended_by_errors():
+            step = _trainer(rank)
+            for _ in range(3):  # what is sent at first is a program that nobody knows yet
+                step()
+            crowd.drive(rank, step)
+
+    shmgpu.launch(
+        run,
+        children=TRAINERS + 1,
+        helpers=TRAINERS_HELPERS,
+        devices=["cpu"],
+        threads=1,
+        arena="8MiB",
+    )
+    return {"jain": jain(served), "rate": crowd.result()["rate"]}
+
+
 _RATE = {"rate": "1/s"}
 
 WORKLOAD = Workload(
@@ -104,6 +274,32 @@ WORKLOAD = Workload(
                 probe("PyTorch eager", "benchmarks.training:eager_mlp", _RATE),
             ),
             (Figure("mlp", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.0"),),
+        ),
+        Group(
+            "fair",
+            (
+                probe(
+                    "shmgpu",
+                    "benchmarks.training:shmgpu_fair",
+                    {"jain": "index", "rate": "1/s"},
+                ),
+            ),
+            (
+                Figure("fair", ("shmgpu", "jain"), asked=">= 0.95"),
+                Figure("fair_steps", ("shmgpu", "rate")),
+            ),
+            # Some forty turns for each: one more or less at the span's ends must not decide.
+            seconds=1.5,
+            rounds=3,
+        ),
+        Group(
+            "transformer",
+            (
+                probe("shmgpu", "benchmarks.training:shmgpu_transformer", _RATE),
+                probe("PyTorch eager", "benchmarks.training:eager_transformer", _RATE),
+            ),
+            (Figure("transformer", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 0.95"),),
+            quick=False,
         ),
         Group(
             "memory",

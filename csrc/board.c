@@ -13,7 +13,7 @@
 
 enum {
   PAGE = 4096,
-  LAYOUT = 1, /* raised when a field changes its meaning or place and no struct its size */
+  LAYOUT = 2, /* raised when a field changes its meaning or place and no struct its size */
   TRACE_LEAST = 64,
   TRACE_MOST = 1 << 24
 };
@@ -192,6 +192,7 @@ void shmi_board_reset_helper(int helper) {
   shmi_helper_page_t *page = shmi_board_helper(helper);
   atomic_store(&page->executing, 0);
   atomic_store(&page->executing_since_ns, 0);
+  atomic_store(&page->going_on, 0);
   memset(page->finished, 0, sizeof page->finished);
 }
 
@@ -250,8 +251,16 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   shmi_helper_page_t *page = shmi_board_helper(helper);
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
+  stats->went_on = load(&page->went_on);
+  stats->goes_on = load(&page->going_on) != 0;
+  stats->busy_ns += load(&page->went_on_ns);
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) stats->bytes[kind] = load(&page->bytes[kind]);
   return SHM_OK;
+}
+
+int shm_helper_goes_on(int helper) {
+  if (mapping == NULL || helper < 0 || helper >= board.helpers) return 0;
+  return atomic_load_explicit(&shmi_board_helper(helper)->going_on, memory_order_acquire) != 0;
 }
 
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {

@@ -46,6 +46,10 @@ typedef struct shmi_child_page { /* written by the child */
 typedef struct shmi_helper_page { /* written by the helper: the control page */
   _Atomic uint64_t executing;     /* first delivery << 16 | how many; 0: none */
   _Atomic uint64_t executing_since_ns;
+  _Atomic uint64_t going_on;      /* 1 + row of the answered call whose work goes on; 0: none */
+  _Atomic uint64_t going_on_since_ns; /* when that call began */
+  _Atomic uint64_t went_on;       /* how often such work has ended */
+  _Atomic uint64_t went_on_ns;    /* how long it took, all of it, after the answers */
   _Atomic uint64_t frames_sent;
   _Atomic uint64_t frames_received;
   _Atomic uint64_t bytes[SHM_BYTES_KINDS];

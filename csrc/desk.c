@@ -40,6 +40,7 @@ static struct desk {
   uint16_t function[QUEUE];  /* by delivery % QUEUE: 1 + index of its row, 0: none */
   uint8_t is_short[SHM_MAX_FUNCTIONS]; /* its last call took less than HOLD_REPLIES_NS */
   uint64_t last_take[SHM_MAX_BATCH];
+  uint64_t going_on_ns; /* since when work goes on after its answer; 0: none does */
   shmi_frame_t replies[REPLIES];
 } desk = {.down_fd = -1, .up_fd = -1, .helper = -1};
 
@@ -272,8 +273,31 @@ static int may_hold_replies(void) {
   return function != NULL && desk.is_short[function->index];
 }
 
+int shm_helper_go_on(void) {
+  if (desk.helper < 0) return SHM_ENOT_HELPER;
+  if (desk.taken_count > 0 && desk.going_on_ns == 0) {
+    uint64_t delivery = desk.last_take[desk.taken_count - 1];
+    desk.going_on_ns = desk.now_ns;
+    /* Before the reply: who has it must find the helper at work, or done with it. */
+    atomic_store_explicit(&desk.page->going_on_since_ns, desk.started_ns[delivery % QUEUE],
+                          memory_order_relaxed);
+    atomic_store_explicit(&desk.page->going_on, desk.function[delivery % QUEUE],
+                          memory_order_release);
+  }
+  return flush();
+}
+
+static void end_going_on(void) {
+  desk.now_ns = shmi_clock_ns();
+  shmi_count(&desk.page->went_on_ns, desk.now_ns - desk.going_on_ns);
+  desk.going_on_ns = 0;
+  atomic_store_explicit(&desk.page->going_on, 0, memory_order_release);
+  shmi_count(&desk.page->went_on, 1);
+}
+
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (desk.helper < 0) return SHM_ENOT_HELPER;
+  if (desk.going_on_ns != 0) end_going_on();
   desk.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
   for (;;) {

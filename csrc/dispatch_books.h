@@ -44,6 +44,8 @@ typedef struct shmi_helper {
   int is_retiring;
   int is_to_hear;      /* that a child has left */
   uint32_t told;       /* that, times since its last answer */
+  uint64_t went_on_ns; /* of its page, when the last answer was heard */
+  const shmi_function_t *answered; /* the function of that; NULL: there is none */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
   uint32_t out_count;
   uint32_t by_delivery[SHMI_BOARD_RING];

@@ -51,6 +51,18 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
   shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
 }
 
+/* At an answer of that function: how long did the work of the one before go on after it? */
+static void hear_of_going_on(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
+  shmi_helper_t *helper = &d->helpers[h];
+  uint64_t so_far_ns =
+      atomic_load_explicit(&shmi_board_helper(h)->went_on_ns, memory_order_relaxed);
+  if (helper->answered != NULL) {
+    shmi_schedule_went_on(d->schedule, helper->answered->index, so_far_ns - helper->went_on_ns);
+  }
+  helper->answered = function;
+  helper->went_on_ns = so_far_ns;
+}
+
 static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
                    uint32_t started, uint32_t finished) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -73,6 +85,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
     shm_helper_stats_t *stats = &d->board->helper_stats[h];
     stats->finished++;
+    hear_of_going_on(d, h, r->function);
     if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
     shmi_schedule_finished(d->schedule, number, service_ns > 0 ? service_ns : 1);
   }
@@ -145,6 +158,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->is_retiring = 0;
   helper->is_to_hear = 0;
   helper->told = 0;
+  helper->answered = NULL;
   d->helper_mask |= UINT64_C(1) << h;
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
@@ -156,6 +170,12 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
 }
 
 int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->helpers[h].state; }
+
+/* The function of an answered call whose work a helper still does; NULL: there is none. */
+static const shmi_function_t *goes_on_with(int h) {
+  uint64_t row = atomic_load_explicit(&shmi_board_helper(h)->going_on, memory_order_acquire);
+  return row == 0 || row > shmi_registry_count() ? NULL : shmi_registry_row((uint32_t)(row - 1));
+}
 
 /* A delivery of a dead helper that nothing was heard of: what became of it? */
 static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t executing,
@@ -223,6 +243,10 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
        n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
     recover(d, h, n, executing, victim);
   }
+  const shmi_function_t *going_on = goes_on_with(h);
+  if (going_on != NULL && victim->function == 0) {
+    victim->function = shmi_registry_address(going_on);
+  }
   while (helper->grow_head != SHMI_NONE) {
     uint32_t number = helper->grow_head;
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
@@ -280,19 +304,27 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
   uint64_t hung = 0;
   for (int h = 0; h < d->config.helpers; h++) {
     shmi_helper_t *helper = &d->helpers[h];
-    if (helper->state != SHMI_PEER_UP || helper->in_flight == 0) continue;
+    const shmi_function_t *going_on = goes_on_with(h);
+    if (helper->state != SHMI_PEER_UP || (helper->in_flight == 0 && going_on == NULL)) continue;
     /* What it begins next, it does not tell anybody: so look again in time for any function. */
     uint64_t again_ns = now_ns + d->least_hang_ns;
     if (*next_ns == 0 || again_ns < *next_ns) *next_ns = again_ns;
     shmi_helper_page_t *page = shmi_board_helper(h);
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
-    if (executing == 0) continue;
-    uint32_t number = in_flight_at(helper, executing >> 16);
-    if (number == SHMI_NONE) continue;
-    const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-    if (r->frame.kind != SHMI_FRAME_CALL || r->function->hang_after_ns == 0) continue;
-    uint64_t due = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed) +
-                   r->function->hang_after_ns;
+    uint64_t since_ns, hang_after_ns;
+    if (executing != 0) {
+      uint32_t number = in_flight_at(helper, executing >> 16);
+      if (number == SHMI_NONE) continue;
+      const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+      if (r->frame.kind != SHMI_FRAME_CALL) continue;
+      hang_after_ns = r->function->hang_after_ns;
+      since_ns = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed);
+    } else {
+      hang_after_ns = going_on == NULL ? 0 : going_on->hang_after_ns;
+      since_ns = atomic_load_explicit(&page->going_on_since_ns, memory_order_relaxed);
+    }
+    if (hang_after_ns == 0) continue;
+    uint64_t due = since_ns + hang_after_ns;
     if (due <= now_ns) hung |= UINT64_C(1) << h;
     else if (due < *next_ns) *next_ns = due;
   }

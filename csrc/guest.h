@@ -16,7 +16,7 @@
 #include "status.h"
 
 enum {
-  SHMI_GUEST_VERSION = 2, /* raised with any change of frames, board or this file */
+  SHMI_GUEST_VERSION = 3, /* raised with any change of frames, board or this file */
   SHMI_GUEST_NAME_BYTES = 64,
   SHMI_GUEST_SENTENCE_BYTES = 256
 };

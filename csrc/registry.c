@@ -74,13 +74,16 @@ int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t
   return SHM_OK;
 }
 
+uint64_t shmi_registry_address(const shmi_function_t *row) {
+  return (uint64_t)(row->func != NULL ? (uintptr_t)row->func : (uintptr_t)row);
+}
+
 int shmi_registry_seal(void) {
   int status = table_make();
   if (status != SHM_OK) return status;
   for (uint32_t i = 0; i < table->count; i++) { /* for those who watch from outside */
     const shmi_function_t *row = &table->rows[i];
-    uint64_t address = (uint64_t)(row->func != NULL ? (uintptr_t)row->func : (uintptr_t)row);
-    shmi_board_name(i, address, row->name);
+    shmi_board_name(i, shmi_registry_address(row), row->name);
   }
   table->sealed = 1;
   return mprotect(table, table_bytes(), PROT_READ) == 0 ? SHM_OK : SHM_ESYSTEM;

@@ -36,5 +36,6 @@ int shmi_registry_unseal(void);
 const shmi_function_t *shmi_registry_find(uint64_t func_ptr);
 const shmi_function_t *shmi_registry_row(uint32_t index);
 uint32_t shmi_registry_count(void);
+uint64_t shmi_registry_address(const shmi_function_t *row); /* what messages name it by */
 
 #endif

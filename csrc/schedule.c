@@ -57,7 +57,8 @@ struct shmi_schedule {
   hold_t holds[HOLDS];
   int holds_used;
   uint64_t hold_timer; /* earliest due_ns of all holds */
-  uint64_t estimates[SHM_MAX_FUNCTIONS];
+  uint64_t estimates[SHM_MAX_FUNCTIONS]; /* up to the answer */
+  uint64_t more[SHM_MAX_FUNCTIONS];      /* and what goes on after it */
   uint32_t *queued_of; /* by child, held ones included */
   uint32_t *weights;
   uint32_t free_list, made, capacity;
@@ -418,6 +419,7 @@ static uint64_t estimate_of(const shmi_schedule_t *s, const shmi_request_t *r) {
   uint64_t estimate = s->estimates[r->function->index];
   /* Never measured: taken for long, so that nothing waits behind a surprise. */
   if (estimate == 0) return SHMI_CREDIT_UNKNOWN_NS;
+  estimate += s->more[r->function->index];
   return estimate < SHMI_CREDIT_FLOOR_NS ? SHMI_CREDIT_FLOOR_NS : estimate;
 }
 
@@ -626,17 +628,25 @@ static void give_back(shmi_schedule_t *s, const shmi_request_t *r, int helper) {
   if (h->in_flight == 0) h->outstanding_ns = 0;
 }
 
+/* A running mean over about eight calls that believes a longer one at once by half: being wrong
+ * about a long call is what makes others wait. */
+static void learn(uint64_t *mean_ns, uint64_t ns) {
+  if (*mean_ns == 0) *mean_ns = ns;
+  else if (ns > *mean_ns) *mean_ns += (ns - *mean_ns) / 2;
+  else *mean_ns -= (*mean_ns - ns) / 8;
+}
+
 void shmi_schedule_finished(shmi_schedule_t *s, uint32_t number, uint64_t service_ns) {
   shmi_request_t *r = &s->requests[number];
   give_back(s, r, r->helper);
   if (service_ns == 0 || r->estimate_ns == 0) return;
   uint64_t *estimate = &s->estimates[r->function->index];
-  /* A running mean over about eight calls that believes a longer one at once by half: being
-   * wrong about a long call is what makes others wait. */
-  if (*estimate == 0) *estimate = service_ns;
-  else if (service_ns > *estimate) *estimate += (service_ns - *estimate) / 2;
-  else *estimate -= (*estimate - service_ns) / 8;
+  learn(estimate, service_ns);
   if (*estimate == 0) *estimate = 1;
+}
+
+void shmi_schedule_went_on(shmi_schedule_t *s, uint32_t function_index, uint64_t more_ns) {
+  learn(&s->more[function_index], more_ns);
 }
 
 int shmi_schedule_gang_finished(shmi_schedule_t *s, uint32_t number, int helper) {
@@ -757,5 +767,5 @@ uint32_t shmi_schedule_in_flight(const shmi_schedule_t *s, int helper) {
   return s->helpers[helper].in_flight;
 }
 uint64_t shmi_schedule_estimate(const shmi_schedule_t *s, uint32_t function_index) {
-  return s->estimates[function_index];
+  return s->estimates[function_index] + s->more[function_index];
 }

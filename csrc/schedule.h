@@ -108,6 +108,8 @@ uint32_t shmi_schedule_take_expired(shmi_schedule_t *schedule);
 /* An in-flight request ended; service_ns of its whole batch teaches the estimate (0: teaches
  * nothing). The caller still owns the request and frees it. */
 void shmi_schedule_finished(shmi_schedule_t *schedule, uint32_t number, uint64_t service_ns);
+/* A call of that function went on for so long after its answer (0: it did not). */
+void shmi_schedule_went_on(shmi_schedule_t *schedule, uint32_t function_index, uint64_t more_ns);
 /* Its helper died before starting it: back to the front of its child's queue. Call in reverse
  * order of hand-over. */
 void shmi_schedule_requeue(shmi_schedule_t *schedule, uint32_t number);

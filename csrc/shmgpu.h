@@ -442,6 +442,12 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value);
 /* shm_helper_finish(status, value) for all that the last take returned, then shm_helper_take
  * without a time-out: one crossing a call. */
 int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value);
+/* All of the last take is finished, but not all of its work done: send the replies at once. Until
+ * the next take the helper is seen to be busy, and may be taken for hung as before; a death costs
+ * no call. What goes on may read the callers' arenas, and must not write there. */
+int shm_helper_go_on(void);
+/* In any role: 1 while that helper goes on so. Whoever has its answer sees it, or that it ended. */
+int shm_helper_goes_on(int helper);
 
 /* ---- what is counted (the board) ---- */
 
@@ -504,9 +510,12 @@ typedef struct shm_helper_stats {
   uint64_t finished;           /* messages */
   uint64_t batches;            /* batches of more than one message */
   uint64_t batched;            /* messages in those */
-  uint64_t busy_ns;            /* executing */
+  uint64_t busy_ns;            /* executing, and going on after answers */
+  uint64_t went_on;            /* how often it ended work that went on after an answer */
   uint64_t bytes[6];
   char pool_name[32];          /* "": it has none */
+  uint32_t goes_on;            /* 1: it works on for a call that is answered */
+  uint32_t reserved;
 } shm_helper_stats_t;
 
 typedef struct shm_broker_stats {

@@ -83,7 +83,7 @@ def train():
 
 def keep(model):
     step("7. A state_dict is how a model outlives its helper; NumPy and torch read it.")
-    arrays = nn.module.state_arrays(model.state_dict())
+    arrays = nn.state_arrays(model.state_dict())
     copy = Network()
     copy.load_state_dict(arrays)
     with gt.no_grad():

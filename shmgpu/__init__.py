@@ -67,11 +67,11 @@ _TENSOR_NAMES = {
     name: room
     for room, names in {
         "tensors": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
-        "set_backend set_verbosity tensor zeros",
+        "set_verbosity tensor zeros",
         "factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
         "randn_like zeros_like",
         "optim": "SGD Adam AdamW",
-        "workers": "gpu_workers",
+        "workers": "gpu_workers set_backend",
     }.items()
     for name in names.split()
 }

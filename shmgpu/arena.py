@@ -12,6 +12,7 @@ import numpy as np
 
 from shmgpu import arrays, core, dtypes, memory, runtime
 from shmgpu.arrays import Spec
+from shmgpu.dtypes import DType
 from shmgpu.errors import BadFree, BadParams
 
 __all__ = ["Block", "array", "empty", "frombuffer", "shm_free", "shm_malloc", "stats", "zeros"]
@@ -67,24 +68,28 @@ def array(data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
         data: anything NumPy can make an array of, or a CPU tensor.
         dtype: element type of the copy; that of the data unless given.
     """
-    if not arrays.is_array(data):
-        data = np.asarray(data)
-    source = arrays.Source(data)
-    if dtype is None:
-        buffer, _ = runtime.require().arena.allocate(max(source.spec.nbytes, 1))
-        if source.spec.dtype.has_numpy:
-            made = arrays.numpy_view(buffer, 0, source.spec)
-        else:
-            made = np.ndarray(source.spec.shape, source.spec.dtype.numpy, buffer)
-        arrays.storage_view(buffer, 0, source.spec)[...] = source.memory
-    else:
-        made = empty(source.spec.shape, dtype)
-        memory_ = source.memory
-        if source.spec.dtype.name in dtypes.EXTENSIONS:
-            memory_ = memory_.view(source.spec.dtype.numpy)
-        made[...] = memory_.astype(made.dtype)
-    core.count_bytes(core.BYTES_COPIED_IN, made.nbytes)
+    made, _ = placed(data, None if dtype is None else dtypes.of_any(dtype))
     return made
+
+
+def placed(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any], int]:
+    """As :func:`array`: the copy, and its address."""
+    if type(data) is not np.ndarray and not arrays.is_array(data):
+        data = np.asarray(data)
+    if type(data) is np.ndarray:
+        kind = dtypes.of_numpy(data.dtype)
+    else:
+        source = arrays.Source(data)
+        kind, data = source.spec.dtype, source.memory
+        if kind.name in dtypes.EXTENSIONS:
+            data = data.view(kind.numpy)
+    target = dtype or kind
+    nbytes = data.size * target.itemsize
+    buffer, address = runtime.require().arena.allocate(nbytes or 1)
+    made = np.ndarray(data.shape, target.numpy, buffer)
+    made[...] = data
+    core.count_bytes(core.BYTES_COPIED_IN, nbytes)
+    return made, address
 
 
 def stats() -> dict[str, int]:

@@ -17,6 +17,7 @@ from shmgpu import arrays, core, dtypes, layout
 from shmgpu.arrays import Source, Spec
 from shmgpu.errors import BadFunction, BadParams
 from shmgpu.layout import Layout
+from shmgpu.letters import Letter, Letters
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
 from shmgpu.repeats import Repeats
@@ -174,6 +175,20 @@ class Arguments:
         if options is not None or target.timeout is not None:
             self._apply(call, target, options)
         return call
+
+    def letter(self, target: Target, arity: int, placement: int) -> Letter:
+        """A letter for so many arrays, not written yet, to one of the helpers in the mask."""
+        if target.plans_port is not self:
+            self._adopt(target)
+        plan = target.plans.get(arity)
+        if plan is None:
+            plan = Letters(target.row, self._pool(target), arity, target.name)
+            target.plans.add(arity, plan)
+        letter = plan.idle.pop() if plan.idle else Letter(plan, self.arena)
+        assert isinstance(letter, Letter)
+        if letter.placement != placement:
+            letter.config.placement = letter.placement = placement
+        return letter
 
     def _take(self, plan: Plan) -> Call:
         try:

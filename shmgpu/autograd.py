@@ -7,7 +7,8 @@ any of this: to it the operations of a gradient are operations like any other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Sequence
 
 from shmgpu import graph
 from shmgpu.graph import Node
@@ -21,31 +22,36 @@ RELEASED = (
 )
 
 
-@contextlib.contextmanager
-def enabled(wanted: bool) -> Iterator[None]:
+class enabled(contextlib.ContextDecorator):
     """Whether operations are recorded for gradients, meanwhile."""
-    before, graph.grad_enabled = graph.grad_enabled, wanted
-    try:
-        yield
-    finally:
-        graph.grad_enabled = before
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._before: list[bool] = []  # one may be entered again within itself
+
+    def __enter__(self) -> None:
+        self._before.append(graph.grad_enabled)
+        graph.grad_enabled = self._wanted
+
+    def __exit__(self, *error: object) -> None:
+        graph.grad_enabled = self._before.pop()
 
 
 def _order(roots: Sequence[Node]) -> list[Node]:
     """What the roots' gradients flow through, the newest first."""
-    seen: set[Node] = set()
-    stack = [root for root in roots if root.needs_grad]
+    seen = {root for root in roots if root.needs_grad}
+    stack = list(seen)
     while stack:
         node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
         if node.leaf is not None:
             continue
         if node.is_released:
             raise RuntimeError(RELEASED)
-        stack.extend([one for one in node.inputs if one.needs_grad])
-    return sorted(seen, key=lambda node: -node.number)
+        for one in node.inputs:
+            if one.needs_grad and one not in seen:
+                seen.add(one)
+                stack.append(one)
+    return sorted(seen, key=operator.attrgetter("number"), reverse=True)
 
 
 def gradients(
@@ -67,7 +73,9 @@ def gradients(
     results: dict[Node, Node] = {}
     with enabled(create_graph):
         for output, seed in zip(outputs, seeds, strict=True):
-            _gather(found, output, ones_like(output) if seed is None else seed)
+            share = ones_like(output) if seed is None else seed
+            before = found.get(output)
+            found[output] = share if before is None else add(before, share)
         for node in order:
             g = found.pop(node, None)
             if g is None:
@@ -87,7 +95,8 @@ def gradients(
                     share = rule(g, node)
                     if op.broadcasts and share.spec.shape != one.spec.shape:
                         share = sum_to(share, one.spec.shape)
-                    _gather(found, one, share)
+                    before = found.get(one)
+                    found[one] = share if before is None else add(before, share)
     if not retain_graph:
         for node in order:
             if node.leaf is None:
@@ -95,8 +104,3 @@ def gradients(
                 if node.value is not None:
                     node.inputs = ()
     return results
-
-
-def _gather(found: dict[Node, Node], node: Node, share: Node) -> None:
-    before = found.get(node)
-    found[node] = share if before is None else add(before, share)

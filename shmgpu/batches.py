@@ -42,11 +42,11 @@ class BatchDesk(Desk):
         for index, (function, params, size, slot, generation, sequence) in enumerate(works):
             offset = params - origin
             block = memory[offset : offset + size]
-            entry = known.get(block)
+            entry: Any = known.get(block)
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if entry.rows is None:
+                if not isinstance(entry, Entry) or entry.rows is None:
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
@@ -90,6 +90,7 @@ class BatchDesk(Desk):
         entries = [entry for _, entry, _ in good]
         helper = self.helper
         rows = [entry.rows or 0 for entry in entries]
+        before = len(helper.later)
         try:
             args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
             helper.out = None
@@ -108,6 +109,7 @@ class BatchDesk(Desk):
                 return [(core.OK, 0)] * len(good)
             parts = _split(_on_host(result), rows, target.name, target.pickle)
         except BaseException as error:
+            del helper.later[before:]
             return [self._put_error(entry, error, key) for _, entry, key in good]
         outcomes = []
         for (_, entry, key), part in zip(good, parts, strict=True):

@@ -418,6 +418,8 @@ helper_ready: Callable[[int], int] = _lib.shm_helper_ready
 helper_step: Callable[[Any, int, int, int], int] = _lib.shm_helper_step
 helper_take: Callable[[Any, int, int], int] = _lib.shm_helper_take
 helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
+helper_go_on: Callable[[], int] = _lib.shm_helper_go_on
+helper_goes_on: Callable[[int], int] = _lib.shm_helper_goes_on
 
 # shm_work_t: delivery function params token sequence members block_bytes generation rows slot
 WORK_FORMAT = "<QQQQQQIIIHBB"  # is_grow reserved

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, layout
-from shmgpu.entries import Device, Entry, Helper, Leaf, Served, check_rows, rows_of
+from shmgpu import arrays, core, dtypes, layout
+from shmgpu.arrays import Spec
+from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
@@ -30,6 +31,7 @@ _DONE = (core.OK, 0)
 MAX_ENTRIES = 4096  # whole blocks remembered, all functions together
 MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth remembering
 MAX_KEPT = 8 << 20  # bytes of all that are remembered
+MAX_VIEWS = 4096  # on arrays of letters
 PARKED_SECONDS = 60.0
 MAX_TRACEBACK = 200_000  # characters
 
@@ -65,6 +67,7 @@ class Desk:
         self.last_error: BaseException | None = None
         self.broken = False
         self.refusals = 0
+        self.late_failures = 0
         self._bounds_of = bounds
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
@@ -75,6 +78,7 @@ class Desk:
         # needs to run the call itself,
         # (function, slot, body, values, argument, result, its shape, its dtype, its bytes).
         self.quick: dict[bytes, tuple[Any, ...]] = {}
+        self._views: dict[tuple[Any, ...], Any] = {}
         self._parked: OrderedDict[tuple[int, int, int], tuple[Any, int, float]] = OrderedDict()
         self._parked_bytes = 0
         self._parked_limit = parked_limit
@@ -92,21 +96,25 @@ class Desk:
     ) -> tuple[int, int]:
         """Run one call: (status, value) for shm_helper_finish."""
         entry = self._entries.get(block)
+        key = (sequence, slot, generation)
+        self.helper.caller = (slot, generation)
         if entry is None or entry.function != function or entry.slot != slot:
             try:
-                entry = self._admit(function, block, slot)
+                admitted = self._admit(function, block, slot)
             except BadParams as error:
                 self._refused(slot, error)
                 return core.EBAD_PARAMS, 0
             except KeyError:
                 return core.EBAD_FUNCTION, 0
+            if isinstance(admitted, OpenLetter):
+                return self._serve_letter(self.functions[function], admitted, key)
+            entry = admitted
         target = self.functions[function]
-        key = (sequence, slot, generation)
-        self.helper.caller = (slot, generation)
         try:
-            if not entry.simple:
-                return self._put(target, entry, self._run(target, entry), key)
-            result = target.body(self.helper, *self._leaves(target, entry))
+            if entry.simple:
+                result = target.body(self.helper, *self._leaves(target, entry))
+            else:
+                result = self._run(target, entry)
             one = entry.out_torch
             if (
                 one is not None
@@ -120,7 +128,18 @@ class Desk:
                 return _DONE
             return self._put(target, entry, result, key)
         except BaseException as error:
+            self.helper.later.clear()
             return self._put_error(entry, error, key)
+
+    def _serve_letter(
+        self, target: Served, letter: OpenLetter, key: tuple[int, int, int]
+    ) -> tuple[int, int]:
+        try:
+            self._put_plainly(letter, target.body(self.helper, letter))
+            return _DONE
+        except BaseException as error:
+            self.helper.later.clear()
+            return self._put_error(letter, error, key)
 
     def put(
         self, block: bytes, function: int, result: Any, key: tuple[int, int, int]
@@ -136,6 +155,7 @@ class Desk:
         self, block: bytes, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """A call of :attr:`quick` raised."""
+        self.helper.later.clear()
         return self._put_error(self._entries[block], error, key)
 
     def _run(self, target: Served, entry: Entry) -> Any:
@@ -205,10 +225,12 @@ class Desk:
             found = self._bounds[slot] = self._bounds_of(slot)
         return found
 
-    def _admit(self, function: int, data: bytes, slot: int) -> Entry:
+    def _admit(self, function: int, data: bytes, slot: int) -> Entry | OpenLetter:
         """Read a block; BadParams for any that cannot be, KeyError when there is no function."""
         target = self.functions[function]
         try:
+            if target.takes_letters:
+                return self._open(target, data, slot)
             return self._read_entry(function, target, data, slot)
         except BadParams:
             raise
@@ -228,6 +250,29 @@ class Desk:
                     self._signature_bytes = len(data)
                 self._signatures[data] = signature
         return signature
+
+    def _open(self, target: Served, data: bytes, slot: int) -> OpenLetter:
+        """A letter: what is in it is its function's business, where arrays lie is not."""
+        block = Block(data)
+        bounds = self.bounds(slot)
+        look = self._numpy_view if target.arrays_kind == "numpy" else self._tensor
+        return OpenLetter(data, block, bounds, self._room(block, *bounds), self.origin, look)
+
+    def _numpy_view(self, offset: int, spec: Spec) -> Any:
+        return self._view((np, offset, spec), arrays.numpy_view, offset, spec)
+
+    def _tensor(self, offset: int, spec: Spec) -> Any:
+        tensor = self._view((offset, spec), arrays.torch_view, offset, spec)
+        return self.device.to_device(tensor) if self.device.is_cuda else tensor
+
+    def _view(self, key: tuple[Any, ...], make: Callable[..., Any], offset: int, spec: Spec) -> Any:
+        """A view on an arena: places are used again and again, and so are views."""
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            view = self._views[key] = make(self.memory, offset, spec)
+        return view
 
     def _read_entry(self, function: int, target: Served, data: bytes, slot: int) -> Entry:
         block = Block(data)
@@ -264,8 +309,7 @@ class Desk:
             entry.out_numpy = self._numpy_outs(entry)[0]
             if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
                 entry.out_torch = self._torch_outs(entry)[0]
-        plain = not target.pickle and not any(type(v) is bytearray for v in entry.values)
-        if plain and target.remembers:
+        if not target.pickle and not any(type(v) is bytearray for v in entry.values):
             self._remember(data, entry, target)
         return entry
 
@@ -299,6 +343,30 @@ class Desk:
         return address - self.origin, size
 
     # ---- putting a result ----------------------------------------------------------------
+
+    def _put_plainly(self, letter: OpenLetter, result: Sequence[Any]) -> None:
+        """Put a letter's result into its room: arrays, each at the next multiple of 64."""
+        place, end = letter.room_offset, letter.room_offset + letter.room_bytes
+        for array in result:
+            nbytes = array.nbytes
+            if place + nbytes > end:
+                raise BadParams("the room for the result is smaller than the result")
+            out = self._views.get((place, array.dtype, array.shape))
+            if out is None:
+                out = self._view_like(place, array)
+            if type(array) is np.ndarray:
+                out[...] = array
+            else:
+                self.device.copy_out(out, array)
+            _count(_COPIED_OUT, nbytes)
+            place += arrays.aligned(nbytes)
+
+    def _view_like(self, offset: int, array: Any) -> Any:
+        is_numpy = type(array) is np.ndarray
+        dtype = (dtypes.of_numpy if is_numpy else dtypes.of_torch)(array.dtype)
+        make = arrays.numpy_view if is_numpy else arrays.torch_view
+        key = (offset, array.dtype, array.shape)
+        return self._view(key, make, offset, Spec(dtype, tuple(array.shape)))
 
     def _put(
         self, target: Served, entry: Entry, result: Any, key: tuple[int, int, int]
@@ -351,7 +419,7 @@ class Desk:
     def _put_described(
         self,
         status: int,
-        entry: Entry,
+        entry: Entry | OpenLetter,
         found: Layout,
         description: bytes,
         leaves: Sequence[Leaf],
@@ -400,7 +468,7 @@ class Desk:
                 arrays.storage_view(buffer, start + offset, spec)[...] = leaf.storage()
 
     def _put_error(
-        self, entry: Entry, error: BaseException, key: tuple[int, int, int]
+        self, entry: Entry | OpenLetter, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.last_error = error
         self.broken = self.device.failed(error) or self.broken
@@ -419,6 +487,32 @@ class Desk:
             logger.exception("an exception could not be sent to its caller")
             return core.EREMOTE, 0
 
+    def do_later(self) -> None:
+        """Do what functions have left for the time after their answers, which are out."""
+        later = self.helper.later
+        while later:
+            work, failed = later.pop(0)
+            try:
+                work()
+            except BaseException as error:
+                self.last_error = error
+                self.broken = self.device.failed(error) or self.broken
+                if isinstance(error, (SystemExit, KeyboardInterrupt)):
+                    self.broken = True
+                self._log_late(error)
+                if failed is not None:
+                    failed(error)
+
+    def _log_late(self, error: BaseException) -> None:
+        """Log the 1st, 2nd, 4th, 8th, ... failure, so that no child can flood the log."""
+        self.late_failures += 1
+        if self.late_failures & (self.late_failures - 1) == 0:
+            logger.error(
+                "work that went on after its call was answered failed (failure %d)",
+                self.late_failures,
+                exc_info=error,
+            )
+
     def fail(self, work: tuple[int, ...], error: BaseException) -> tuple[int, int]:
         """A served call turned out to have failed on the device: the outcome it gets instead."""
         function, params, size, slot, generation, sequence = work
@@ -427,7 +521,7 @@ class Desk:
             entry = self._entries.get(block) or self._admit(function, block, slot)
         except (BadParams, KeyError):
             return core.EREMOTE, 0
-        if entry.slot != slot:
+        if isinstance(entry, Entry) and entry.slot != slot:
             return core.EREMOTE, 0
         return self._put_error(entry, error, (sequence, slot, generation))
 

@@ -13,6 +13,7 @@ import numpy as np
 from shmgpu import arrays, dtypes
 from shmgpu.arrays import Spec
 from shmgpu.errors import BadParams
+from shmgpu.layout import Block
 from shmgpu.values import Tree
 
 
@@ -24,7 +25,7 @@ class Served(Protocol):
     arrays_kind: str
     pickle: bool
     batch_max_rows: int
-    remembers: bool
+    takes_letters: bool
 
 
 class Device(Protocol):
@@ -69,6 +70,7 @@ class Helper:
             for each.
         when_children_leave: functions without arguments that are called when a child has left,
             for those who kept something for it.
+        later: what :meth:`afterwards` was given for the calls that run; the loop's own.
     """
 
     __slots__ = (
@@ -78,6 +80,7 @@ class Helper:
         "device",
         "generation",
         "id",
+        "later",
         "out",
         "pool",
         "session",
@@ -94,6 +97,23 @@ class Helper:
         self.calls = 1
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []
+        self.later: list[tuple[Callable[[], None], Callable[[BaseException], None] | None]] = []
+
+    def afterwards(
+        self, work: Callable[[], None], failed: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Have ``work()`` done when the running call has been answered, before the next one begins.
+
+        The caller has its result by then, and goes on beside. So the work may read the call's
+        arrays only where the caller is known to leave them alone, and must write to none. To the
+        broker it is a part of the call: the helper is busy, and ``hang_after`` counts it. A call
+        that raises has nothing done afterwards, and a death of the helper meanwhile costs no call.
+
+        Args:
+            work: a function without arguments.
+            failed: is given what ``work`` raised. Nobody waits for it, so it is logged as well.
+        """
+        self.later.append((work, failed))
 
     def __repr__(self) -> str:
         return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"
@@ -151,6 +171,59 @@ class Entry:
         self.out_torch: Any = None
         self.tensors = None
         self.views = None
+
+
+class OpenLetter:
+    """A letter that arrived: a block that its function reads itself.
+
+    Attributes:
+        head, code: its two parts, whatever they mean.
+        addresses: of the arrays that come with it.
+        first, end: where the arrays of the caller's arena begin and end.
+        room_offset, room_bytes: where the result goes, from the first byte of all arenas.
+    """
+
+    __slots__ = (
+        "_look",
+        "_origin",
+        "addresses",
+        "code",
+        "end",
+        "first",
+        "head",
+        "room_bytes",
+        "room_offset",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        block: Block,
+        bounds: tuple[int, int],
+        room: tuple[int, int],
+        origin: int,
+        look: Callable[[int, Spec], Any],
+    ) -> None:
+        self.head = block.signature
+        self.code = data[block.values_at :]
+        self.addresses = block.addresses
+        self.first, self.end = bounds
+        self.room_offset, self.room_bytes = room
+        self._origin = origin
+        self._look = look
+
+    def array(self, index: int, spec: Spec) -> Any:
+        """One of the arrays, as what it is meant to be; not to be written to.
+
+        Raises:
+            BadParams: it does not lie in the caller's own arena, or there is none.
+        """
+        if index >= len(self.addresses):
+            raise BadParams("the message has fewer arrays than it needs")
+        address = self.addresses[index]
+        if not self.first <= address <= self.end - spec.nbytes:
+            raise BadParams("an argument does not lie in the caller's own arena")
+        return self._look(address - self._origin, spec)
 
 
 class Leaf:

@@ -32,6 +32,7 @@ from shmgpu import core, runtime
 from shmgpu.arguments import Options
 from shmgpu.config import parse_bool, parse_seconds
 from shmgpu.errors import ArenaFull, CallCancelled, ConfigError
+from shmgpu.letters import Letter
 from shmgpu.plans import Call, PlanTable
 from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
@@ -342,7 +343,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
-        self.remembers = True  # helpers remember calls; for nothing, where no two are alike
+        self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.letters`
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self._options: dict[str, Any] = {
             "batch": batch,
@@ -518,6 +519,13 @@ def _submit(
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
     future._call = port.submit(target, args, kwargs, settings, future.sink, True)
+    return future
+
+
+def post(port: Port, letter: Letter, keep: Any) -> CallFuture[Any]:
+    """Send a letter without waiting; ``keep`` is what has to live until it is answered."""
+    future: CallFuture[Any] = CallFuture(port)
+    future._call = port.post(letter, future.sink, keep)
     return future
 
 

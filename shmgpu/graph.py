@@ -8,6 +8,7 @@ what any operation means: its row of the table (:mod:`shmgpu.ops`) says what com
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +169,7 @@ class Scalar:
 
 
 _numbers = itertools.count(1)
+_spec = operator.attrgetter("spec")
 _known: dict[tuple[Any, ...], Spec] = {}
 _specs: dict[tuple[DType, tuple[int, ...]], Spec] = {}
 
@@ -188,10 +190,15 @@ def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
 def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
     """Record an operation.
 
+    Args:
+        op: its row.
+        inputs: what it is done to; a tuple of this node's own, for references are counted.
+        params: what else the outcome depends on.
+
     Raises:
         ValueError, TypeError: the operation has no outcome for such inputs.
     """
-    key = (op, params, *[node.spec for node in inputs])
+    key = (op, params, *map(_spec, inputs))
     spec = _known.get(key)
     if spec is None:
         spec = op.rule(tuple([node.spec for node in inputs]), params)
@@ -210,8 +217,3 @@ def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
 def leaf(spec: Spec, value: Any) -> Node:
     """A node whose value is known."""
     return Node(None, (), (), spec, value)
-
-
-def scalar(number: complex, dtype: DType) -> Node:
-    """A node that is a plain number."""
-    return Node(None, (), (), spec_of(dtype, ()), Scalar(number))

@@ -103,6 +103,7 @@ def serve(desk: BatchDesk) -> int:
     step, unpack, count_bytes = core.helper_step, _unpack_one, core.count_bytes
     copied_out = core.BYTES_COPIED_OUT
     helper, memory, origin, quick = desk.helper, desk.memory, desk.origin, desk.quick
+    later = helper.later
     ndarray = np.ndarray
     count = core.helper_take(works, capacity, -1)
     while True:
@@ -122,7 +123,13 @@ def serve(desk: BatchDesk) -> int:
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
                         out[...] = result
                         count_bytes(copied_out, nbytes)
-                        count = step(works, capacity, 0, 0)
+                        if later:
+                            core.helper_finish(_unpack(view, 0)[0], 0, 0)
+                            count = _go_on(desk, works)
+                            if desk.broken:
+                                return _end(desk)
+                        else:
+                            count = step(works, capacity, 0, 0)
                         continue
                 except BaseException as error:
                     outcome = desk.put_error(block, error, (sequence, slot, generation))
@@ -130,10 +137,13 @@ def serve(desk: BatchDesk) -> int:
                     outcome = desk.put(block, function, result, (sequence, slot, generation))
             else:
                 outcome = desk.serve(function, block, slot, generation, sequence)
-            if desk.broken:
+            if desk.broken or later:
                 core.helper_finish(_unpack(view, 0)[0], *outcome)
-                return _end(desk)
-            count = step(works, capacity, *outcome)
+                count = core.ESTOPPED if desk.broken else _go_on(desk, works)
+                if desk.broken:
+                    return _end(desk)
+            else:
+                count = step(works, capacity, *outcome)
         elif count > 1:
             count = _serve_batch(desk, works, view, count)
             if desk.broken:
@@ -146,6 +156,13 @@ def serve(desk: BatchDesk) -> int:
         else:
             logger.error("the helper ends: %s", core.status_text(count))
             return 1
+
+
+def _go_on(desk: BatchDesk, works: Any) -> int:
+    """All that was taken is finished: send the answers, do what was left for later, take more."""
+    core.helper_go_on()
+    desk.do_later()
+    return core.ESTOPPED if desk.broken else core.helper_take(works, core.MAX_BATCH, -1)
 
 
 def _look_after(helper: Helper) -> None:
@@ -165,13 +182,14 @@ def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     outcomes = desk.serve_batch(batch)
-    if outcomes.count((core.OK, 0)) == count and not desk.broken:
+    later = desk.helper.later
+    if not (desk.broken or later) and outcomes.count((core.OK, 0)) == count:
         return core.helper_step(works, core.MAX_BATCH, core.OK, 0)
     for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
         core.helper_finish(delivery, status, value)
     if desk.broken:
         return core.ESTOPPED
-    return core.helper_take(works, core.MAX_BATCH, -1)
+    return _go_on(desk, works) if later else core.helper_take(works, core.MAX_BATCH, -1)
 
 
 class _Started:
@@ -215,9 +233,13 @@ def serve_overlapped(desk: BatchDesk) -> int:
         if count > 0:
             one = _start(desk, view, count)
             started.append(one)
-            keep = 1 if one.event is not None and not desk.broken else 0
+            later = desk.helper.later
+            keep = 1 if one.event is not None and not (desk.broken or later) else 0
             while len(started) > keep:
                 started.popleft().finish(desk)
+            if later and not desk.broken:
+                core.helper_go_on()
+                desk.do_later()
             if desk.broken:
                 return _end(desk)
         elif count == core.EAGAIN:

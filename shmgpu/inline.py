@@ -37,11 +37,16 @@ class InlineWire:
             desk.last_error = None
             offset = params - desk.origin
             size = int.from_bytes(desk.memory[offset : offset + 4], "little")
-            status, value = desk.serve(
-                int(config.function), desk.read(params, size), 0, 0, sequence
-            )
-            desk.device.finish()
-            self.last_error = desk.last_error
+            outer, desk.helper.later = desk.helper.later, []  # a function may call another
+            try:
+                status, value = desk.serve(
+                    int(config.function), desk.read(params, size), 0, 0, sequence
+                )
+                desk.device.finish()
+                self.last_error = desk.last_error
+                desk.do_later()
+            finally:
+                desk.helper.later = outer
             if isinstance(self.last_error, (KeyboardInterrupt, SystemExit)):
                 raise self.last_error
             return sequence, status, value

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, config, core, device, functions, logs, runtime, spawn
+from shmgpu import attach, config, core, device, functions, logs, runtime, seeds, spawn
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -85,7 +85,8 @@ def launch(
             GPUs unless given, else the CPU. May be a dictionary by pool.
         arena: bytes of each child's arena, as a number or ``"64MiB"``.
         args: more arguments of ``main``.
-        seed: from which random, numpy and torch are seeded in each role.
+        seed: from which random, numpy, torch and tensors are seeded in each role, differently in
+            each; drawn afresh unless given. What a child seeds itself (:func:`manual_seed`) holds.
         window: messages that a child may have outstanding, 1 to 896.
         threads: compute threads of each CPU helper; cores / helpers unless given.
         gpu_memory: cap on the device memory of each helper.
@@ -325,7 +326,8 @@ def init(
             :func:`shmgpu.set_backend` says unless given.
         arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
-        seed: see :func:`launch` for this and all that follow.
+        seed: see :func:`launch` for this and all that follow. Of the calling process only tensors
+            are seeded, as child 0's, and only where a seed is given.
         window: see there.
         threads: see there.
         gpu_memory: see there.
@@ -352,6 +354,9 @@ def init(
     if backend not in (None, "torch", "numpy"):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
     config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
+    own_seed = config.resolve("seed", seed)
+    if own_seed is not None:
+        seeds.seed_caller(own_seed)
     wanted: dict[str, Any] = {
         "helpers": helpers,
         "session": session,

@@ -12,7 +12,8 @@ A parameter block, little endian, lies in the caller's arena::
 The signature part is the same for all calls of one signature, so a helper reads it once.
 A *layout* is a tree's structure and the specs of its arrays. A result that has exactly the
 layout that the block promised is just its arrays, each at the next multiple of 64; any other
-is preceded by a description of itself.
+is preceded by a description of itself. In a *letter* the two parts are what caller and function
+have agreed on, and the result is arrays that both know.
 
 This file owns reading and writing those bytes. It checks everything that can be checked
 without knowing an arena; addresses are the business of whoever knows one.
@@ -20,6 +21,7 @@ without knowing an arena; addresses are the business of whoever knows one.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -143,10 +145,18 @@ def write_constant(buffer: Any, signature: Signature, values: bytes) -> None:
         buffer[end : end + len(values)] = values
 
 
+@functools.cache
+def _places(count: int) -> struct.Struct:
+    """What stands between a block's head and its signature."""
+    return struct.Struct(f"<{count}QII")
+
+
 class Block:
     """A parameter block read from a private copy: addresses not yet checked against an arena."""
 
     __slots__ = ("addresses", "result_address", "result_bytes", "signature", "values_at")
+
+    addresses: list[int]
 
     def __init__(self, data: bytes) -> None:
         if len(data) < HEAD.size:
@@ -157,8 +167,7 @@ class Block:
         offset = HEAD.size + 8 * count
         if count > MAX_ARRAYS or offset + TAIL.size > length:
             raise BadParams("the parameter block ends before its arrays do")
-        self.addresses: tuple[int, ...] = struct.unpack_from(f"<{count}Q", data, HEAD.size)
-        signature_bytes, values_bytes = TAIL.unpack_from(data, offset)
+        *self.addresses, signature_bytes, values_bytes = _places(count).unpack_from(data, HEAD.size)
         offset += TAIL.size
         if offset + signature_bytes + values_bytes != length:
             raise BadParams("the parameter block's parts do not add up to its length")

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import operator
 import struct
 import sys
 import threading
+import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import config, residents, runtime
+from shmgpu import arrays, config, core, residents, runtime
+from shmgpu.arena import placed
+from shmgpu.arrays import aligned
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
-from shmgpu.functions import CallFuture
+from shmgpu.functions import CallFuture, post
 from shmgpu.graph import Node, Scalar
+from shmgpu.letters import Letter
+from shmgpu.port import Port
 from shmgpu.program import Draft
 from shmgpu.stats import stats
 
@@ -30,16 +37,16 @@ MAX_PROGRAMS = 4096
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
-SMALL_READ = 64 << 10  # bytes: larger ones are sure of their room before anything is sent
 
 
 class Held:
-    """A value that lies in this child's arena, and is not changed any more."""
+    """A value that lies in this child's arena at ``address``, and is not changed any more."""
 
-    __slots__ = ("array",)
+    __slots__ = ("address", "array")
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, address: int) -> None:
         self.array = array
+        self.address = address
 
 
 class HelperLife:
@@ -50,17 +57,47 @@ class HelperLife:
         told: numbers of the programs that it knows.
         unneeded: handles that it may let go of.
         nbytes: of what it holds for this child.
+        answered: order of the newest message that it has answered.
+        reading: arrays of that, where it goes on with it after the answer: it may read them until
+            it answers the next.
         is_over: it died.
+        died_over: order of the first message that told so: what is later, its replacement has done.
     """
 
-    __slots__ = ("is_over", "nbytes", "number", "told", "unneeded")
+    __slots__ = (
+        "answered",
+        "died_over",
+        "is_over",
+        "nbytes",
+        "number",
+        "reading",
+        "told",
+        "unneeded",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.told: set[int] = set()
         self.unneeded: deque[tuple[int, int]] = deque()
         self.nbytes = 0
+        self.answered = 0
+        self.reading: list[Any] = []
         self.is_over = False
+        self.died_over = 0
+
+    def heard(self, message: Message) -> None:
+        """It has answered that message, and so has done all of the earlier ones."""
+        if message.order > self.answered:
+            self.answered = message.order
+            self.reading = message.arrays if core.helper_goes_on(self.number) else []
+
+    def wait(self) -> None:
+        """Until it does nothing more for messages that it has answered."""
+        began = row = core.helper_stats(self.number)
+        # Not for others' steps as well: until it has ended one.
+        while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
+            time.sleep(1e-4)
+            row = core.helper_stats(self.number)
 
 
 class Resident:
@@ -114,17 +151,21 @@ class Message:
         "kept",
         "known",
         "life",
+        "order",
         "read",
         "seen",
+        "tries",
     )
 
     seen: Any  # an observer's
-    alive: set[Node]
+    alive: Set[Node]
     life: HelperLife
     known: Known
+    order: int
+    tries: int
     head: bytes
     handles: list[int]
-    arrays: list[Any]
+    arrays: list[Held]
     freed: list[tuple[int, int]]
     kept: list[Node]
     read: list[Node]
@@ -158,15 +199,13 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
-        flags: which optimisations helpers leave out, as bits; see the engine.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
-        self.flags = 0
+        self._flags = 0
         self._lives = {number: HelperLife(number) for number in helpers}
-        execute = residents.EXECUTE[backend]
-        self._calls = {number: execute.options(helpers=[number]) for number in helpers}
+        self._execute = residents.EXECUTE[backend]
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
         self._handle = 1
@@ -174,7 +213,26 @@ class Recorder:
         self._turn = 0 if runtime.current is None else runtime.current.rank
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
+        self._order = itertools.count(1)
         self._lock = threading.RLock()
+        reclaim = weakref.WeakMethod(self._reclaim)
+        runtime.require().arena.reclaimers.append(lambda: bool((found := reclaim()) and found()))
+
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The numbers of those that its tensors may live on."""
+        return tuple(self._lives)
+
+    @property
+    def flags(self) -> int:
+        """Which optimisations helpers leave out, as bits; see the engine."""
+        return self._flags
+
+    @flags.setter
+    def flags(self, flags: int) -> None:
+        if flags != self._flags:  # helpers compile a program as they are told with its bytes
+            self._programs.clear()
+        self._flags = flags
 
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
@@ -191,9 +249,9 @@ class Recorder:
             RemoteError: an operation failed.
         """
         with self._lock:
-            wanted = list(dict.fromkeys(wanted))
-            self._compute([node for node in wanted if type(node.value) is not Held], wait=True)
-            for node in wanted:
+            missing = [node for node in dict.fromkeys(wanted) if type(node.value) is not Held]
+            self._compute(missing, wait=True)
+            for node in missing:
                 if type(node.value) is Gone:
                     raise node.value.error
 
@@ -214,16 +272,21 @@ class Recorder:
             self.send()
 
     def _compute(self, read: list[Node], wait: bool) -> None:
-        self._settle(MAX_SENT)
+        if self._sent:
+            self._settle(MAX_SENT)
         waiting, self.pending, self._steps = self.pending, [], 0
         roots = [node for node in waiting if node.owners and node.value is None]
         try:
             for _ in range(MAX_TRIES):
-                order = self._possible(needed([*roots, *read]))
-                read = [node for node in read if self._error_of(node) is None]
+                order = needed([*roots, *read])
+                draft = Draft(order, read, Resident)
+                if self._are_lost(draft.arrays):
+                    order = self._possible(order)
+                    read = [node for node in read if self._error_of(node) is None]
+                    draft = Draft(order, read, Resident)
                 if not order and not read:
                     return
-                message = self._message(order, read)
+                message = self._message(draft)
                 if self._deliver(message, wait):
                     break
             else:
@@ -232,23 +295,35 @@ class Recorder:
             # Ctrl-C, an arena without room: what was not done can be asked for again.
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
+        alive = message.alive
         for node in order:
-            if node not in message.alive:  # computed, and no gradient to come: needs no history
+            if node not in alive:  # computed, and no gradient to come: needs no history
                 node.inputs = ()
 
     def _settle(self, at_most: int) -> None:
         """Hear of messages that nobody waited for, until so many are left."""
         while self._sent and (len(self._sent) > at_most or self._sent[0][0].done()):
             future, message = self._sent.popleft()
-            try:
-                future.result()
-                if observer is not None:
-                    observer.delivered(message, is_answered=True)
-            except HelperDied as error:
-                self._bury(message.life)
-                self._spoil(message, error)
-            except RemoteError as error:
-                self._spoil(message, error)
+            error = future.exception()  # not raised: its traceback would keep the message alive
+            if isinstance(error, (HelperDied, RemoteError)):
+                self._fell(message, error)
+                continue
+            if error is not None:
+                raise error
+            if message.life.is_over:
+                self._rehome(message)
+            message.life.heard(message)
+            if observer is not None:
+                observer.delivered(message, is_answered=True)
+
+    def _reclaim(self) -> bool:
+        """The arena is full: let go of what helpers may still read, once they do not."""
+        with self._lock:
+            lives = [life for life in self._lives.values() if life.reading]
+            for life in lives:
+                life.wait()
+                life.reading = []
+            return bool(lives)
 
     # ---- what is lost --------------------------------------------------------------------------
 
@@ -267,6 +342,17 @@ class Recorder:
                 node.value = value = Gone(HelperDied(_lost(value.life, [node])))
         return value.error if type(value) is Gone else None
 
+    def _are_lost(self, leaves: list[Node]) -> bool:
+        """Whether any of these values will never be there."""
+        for node in leaves:
+            value = node.value
+            if type(value) is Resident:
+                if value.recorder is not self or value.life.is_over:
+                    return True
+            elif type(value) is Gone:
+                return True
+        return False
+
     def _possible(self, order: list[Node]) -> list[Node]:
         """Those of them that follow from nothing that is lost; the others are lost as well."""
         possible = []
@@ -282,9 +368,39 @@ class Recorder:
                 possible.append(node)
         return possible
 
-    def _bury(self, life: HelperLife) -> None:
+    def _fell(self, message: Message, error: BaseException) -> None:
+        """A message that nobody waited for failed: it is sent again where a death allows that."""
+        if not _is_death(error):
+            self._spoil(message, error)
+            return
+        self._bury(message.life, message.order)
+        if message.handles or message.tries >= MAX_TRIES:
+            self._spoil(message, HelperDied(_lost(message.life, message.kept)))
+            return
+        if observer is not None:
+            observer.failed(message, error)
+        known, used = message.known, len(message.handles) + len(message.freed)
+        numbers = message.head[HEAD.size + 8 * used :]
+        message.life, message.freed = self._place([]), []
+        message.head = HEAD.pack(known.number, self._flags, self._handle, 0, 0) + numbers
+        self._deliver(message, wait=False)
+
+    def _rehome(self, message: Message) -> None:
+        """A message that waited while its helper died was done by the replacement."""
+        if message.order < message.life.died_over:
+            return
+        message.life = life = self._lives[message.life.number]
+        life.told.add(message.known.number)
+        for node in message.kept:
+            if type(node.value) is Resident and node.value.life.is_over:
+                node.value.life = life
+                life.nbytes += node.value.nbytes
+
+    def _bury(self, life: HelperLife, order: int) -> None:
         """That helper is dead; whoever has its number now holds nothing."""
+        life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
+        life.reading = []
         if self._lives[life.number] is life:
             self._lives[life.number] = HelperLife(life.number)
             if observer is not None:
@@ -299,20 +415,27 @@ class Recorder:
 
     # ---- what is sent --------------------------------------------------------------------------
 
-    def _message(self, order: list[Node], read: list[Node]) -> Message:
-        alive, saved = _graph_alive(order)
-        seen = set(read)
+    def _message(self, draft: Draft) -> Message:
+        order, read = draft.order, draft.read
         message = Message()
-        message.read = read
-        message.kept = [
-            node for node in order if (node.owners or node in saved) and node not in seen
-        ]
+        message.life = self._place(draft.residents)
+        if draft.residents:
+            moved = [node for node in draft.residents if node.value.life is not message.life]
+            if moved:
+                for node in moved:
+                    self._move(node)
+                draft = Draft(order, read, Resident)
+        alive, saved = _graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
+        kept = draft.shown
+        if saved:
+            kept = [node for node in order if node.owners or node in saved]
         message.alive = alive
-        message.life = self._home(order, read)
-        draft = Draft(order, message.kept, read, _pinned(order, alive), Resident)
-        message.known = self._known(draft)
+        message.tries = 0
+        message.read = read
+        message.kept = kept = [node for node in kept if node not in read]
+        message.known = self._known(draft.settled(kept, _unneeded(draft, alive)))
         unneeded = message.life.unneeded
-        message.freed = [unneeded.popleft() for _ in range(len(unneeded))]
+        message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
         self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=False)
@@ -333,32 +456,14 @@ class Recorder:
     def _pack(self, message: Message, draft: Draft) -> None:
         """Write down what is sent beside the program: what it is given, and what is let go of."""
         known = message.known
-        message.donated = draft.donated_nodes
-        handles, message.arrays = [], []
-        for node in draft.arrays:
-            value = node.value
-            if type(value) is Resident:
-                handles.append(value.handle)
-            else:
-                message.arrays.append(value.array)
-        message.handles = handles
+        message.donated = draft.donated
+        message.handles = handles = [node.value.handle for node in draft.residents]
+        message.arrays = [node.value for node in draft.arrays if type(node.value) is Held]
         freed = [handle for handle, _ in message.freed]
-        message.head = b"".join(
-            (
-                HEAD.pack(known.number, self.flags, self._handle, len(handles), len(freed)),
-                struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed),
-                known.numbers.pack(*draft.numbers),
-            )
-        )
-
-    def _home(self, order: list[Node], read: list[Node]) -> HelperLife:
-        """The helper that computes this, with all that it needs moved there."""
-        leaves = _resident_leaves(order, read)
-        life = self._place(leaves)
-        for node in leaves:
-            if node.value.life is not life:
-                self._move(node)
-        return life
+        head = HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed))
+        if handles or freed:
+            head += struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed)
+        message.head = head + known.numbers.pack(*draft.numbers)
 
     def _place(self, leaves: list[Node]) -> HelperLife:
         """The helper that holds most of what is used; the one that holds least where none does."""
@@ -369,6 +474,8 @@ class Recorder:
                 held[life] = held.get(life, 0) + node.spec.nbytes
             return max(held, key=held.__getitem__)
         lives = list(self._lives.values())
+        if len(lives) == 1:
+            return lives[0]
         self._turn += 1
         turn = self._turn
         return min(
@@ -383,59 +490,60 @@ class Recorder:
         it lies. The tensor stays there until an operation has made another of it.
         """
         message = Message()
-        message.read, message.kept, message.freed = [node], [], []
+        message.read, message.kept, message.freed, message.tries = [node], [], [], 0
         message.life = node.value.life
-        draft = Draft([], [], [node], {node}, Resident)
+        draft = Draft([], [node], Resident).settled([], [])
         message.known = self._known(draft)
         self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
         if not self._deliver(message, wait=True):
             error = self._error_of(node)
-            assert error is not None
-            raise error
+            if error is not None:
+                raise error
+            self._move(node)  # what made it was in flight as well, and was done again
 
     def _deliver(self, message: Message, wait: bool) -> bool:
-        """Send it; False where its helper died and it may be tried again with another.
+        """Send it; False where its helper died, and what is not lost by that is to be tried again.
 
         Raises:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
-        expected = sum(node.spec.nbytes for node in message.read)
-        if expected > SMALL_READ:
-            runtime.require().arena.allocate(expected)  # and let go of at once
+        message.order = next(self._order)
+        message.tries += 1
+        port = runtime.port
+        if port is None or port.rejoins:
+            port = runtime.require_port()
         code = b"" if known.number in life.told else known.code
-        call = self._calls[life.number]
         try:
             if not wait:
-                future = call.submit(message.head, code, *message.arrays)
-                self._sent.append((future, message))
-                results = None
+                letter = self._letter(message, code, port)
+                self._sent.append((post(port, letter, message.arrays), message))
             else:
                 try:
-                    results = call(message.head, code, *message.arrays)
+                    self._ask(message, code, port)
                 except RemoteError as error:
                     if code or UNKNOWN_PROGRAM not in str(error):
                         raise
-                    results = call(message.head, known.code, *message.arrays)
-        except HelperDied:
-            self._bury(life)
-            if message.handles:
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            return bool(message.handles)
-        except RemoteError as error:
-            if UNKNOWN_TENSOR in str(error):
-                self._bury(life)
-                self._spoil(message, HelperDied(_lost(life, message.kept or message.read)))
-            else:
+                    self._ask(message, known.code, port)
+        except (HelperDied, RemoteError) as error:
+            if not _is_death(error):
                 self._spoil(message, error)
-            return True
+                return True
+            self._bury(life, message.order)
+            if observer is not None:
+                observer.failed(message, error)
+            self._settle(0)  # what was in flight beside it may be done again, and this then as well
+            return False
         except BaseException:
             life.unneeded.extendleft(reversed(message.freed))
             raise
+        if wait:
+            life.heard(message)
         life.told.add(known.number)
-        life.nbytes -= sum(nbytes for _, nbytes in message.freed)
+        for _, nbytes in message.freed:
+            life.nbytes -= nbytes
         for node in message.donated:
             node.value.is_ours = False
             life.nbytes -= node.spec.nbytes
@@ -443,11 +551,41 @@ class Recorder:
             node.value = Resident(self, life, handle, node.spec.nbytes)
             life.nbytes += node.spec.nbytes
         self._handle += len(message.kept)
-        for node, array in zip(message.read, results or (), strict=True):
-            node.value = Held(array)
         if observer is not None:
             observer.delivered(message, is_answered=wait)
         return True
+
+    def _letter(self, message: Message, code: bytes, port: Port) -> Letter:
+        """The message as it is sent."""
+        arena = port.arena
+        addresses = []
+        for value in message.arrays:
+            if not arena.base <= value.address < arena.end:  # of a broker that was left since
+                value.array, value.address = placed(value.array)
+            addresses.append(value.address)
+        room = 0
+        for node in message.read:
+            room = aligned(room) + node.spec.nbytes
+        letter = port.arguments.letter(self._execute, len(addresses), 1 << message.life.number)
+        letter.fill(message.head, code, addresses, room, arena)
+        return letter
+
+    def _ask(self, message: Message, code: bytes, port: Port) -> None:
+        """Send it, wait, and take in what was read: the arrays lie one after the other."""
+        letter = self._letter(message, code, port)
+        address = letter.room
+        room = port.send(letter, self._execute, message.arrays)
+        place = 0
+        for node in message.read:
+            spec = node.spec
+            node.value = Held(arrays.numpy_view(room, place, spec), address + place)
+            place += aligned(spec.nbytes)
+
+
+def _is_death(error: BaseException) -> bool:
+    """Whether that says that the helper died, or is another one than the child knew."""
+    told = str(error)
+    return isinstance(error, HelperDied) or UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
 
 
 def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
@@ -464,26 +602,27 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
 
 def needed(roots: list[Node]) -> list[Node]:
     """What has to be computed for these, inputs first: numbers rise along the way."""
-    seen: set[Node] = set()
-    stack = roots[:]
+    seen = {node for node in roots if node.value is None}
+    stack = list(seen)
     while stack:
-        node = stack.pop()
-        if node in seen or node.value is not None:
-            continue
-        seen.add(node)
-        stack.extend(node.inputs)
+        for one in stack.pop().inputs:
+            if one.value is None and one not in seen:
+                seen.add(one)
+                stack.append(one)
     return sorted(seen, key=_number)
 
 
-def _number(node: Node) -> int:
-    return node.number
+_number = operator.attrgetter("number")
 
 
-def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
+_NONE: frozenset[Node] = frozenset()
+
+
+def _graph_alive(draft: Draft) -> tuple[Set[Node], Set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()
-    stack = [node for node in order if node.owners and node.needs_grad and not node.is_released]
+    stack = draft.open_ends[:]
     while stack:
         node = stack.pop()
         if node in alive or node.leaf is not None or node.is_released or not node.needs_grad:
@@ -496,42 +635,30 @@ def _graph_alive(order: list[Node]) -> tuple[set[Node], set[Node]]:
             if "i" in node.op.saves:
                 saved.add(one)
             stack.append(one)
-    if saved:
-        waiting = set(order)
-        saved = {node for node in saved if node in waiting}
-    return alive, saved
+    return alive, saved.intersection(draft.order)
 
 
-def _resident_leaves(order: list[Node], read: list[Node]) -> list[Node]:
-    found: dict[Node, None] = {}
-    for node in order:
-        for one in node.inputs:
-            if type(one.value) is Resident:
-                found[one] = None
-    for node in read:
-        if type(node.value) is Resident:
-            found[node] = None
-    return list(found)
+def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
+    """Resident leaves that nothing knows besides operations that are over after this.
 
-
-def _pinned(order: list[Node], alive: set[Node]) -> set[Node]:
-    """Leaves that something besides these operations still knows.
-
-    CPython counts references exactly: those of a leaf that are not the inputs of operations that
-    are over after this are somebody else's.
+    CPython counts references exactly: those of a leaf that are not the inputs of such operations
+    are somebody else's. (No two nodes share one tuple of inputs: see :func:`shmgpu.graph.apply`.)
     """
-    ours: dict[Node, int] = {}
-    for node in order:
+    if not draft.residents:
+        return []
+    candidates = [node for node in draft.residents if not node.owners]
+    uses = draft.uses
+    for node in alive:
         for one in node.inputs:
-            if type(one.value) is Resident:
-                ours[one] = ours.get(one, 0) + (node not in alive)
-    # Besides these: the key of ``ours``, the loop's name, and the argument of getrefcount; of the
-    # value, the node and the argument.
-    return {
+            if one in uses:
+                uses[one] -= 1
+    # Besides the inputs: four tables of the draft, the candidates, the loop's name, and the
+    # argument of getrefcount; of the value, the node and the argument.
+    return [
         node
-        for node in ours
-        if sys.getrefcount(node) > ours[node] + 3 or sys.getrefcount(node.value) > 2
-    }
+        for node in candidates
+        if sys.getrefcount(node) <= uses[node] + 7 and sys.getrefcount(node.value) <= 2
+    ]
 
 
 # ---- this process's recorder -------------------------------------------------------------------
@@ -541,11 +668,16 @@ _backend = "torch"
 runtime.computes_with_torch = True
 
 
+def check_backend(name: str) -> None:
+    """ValueError for a library that there is not."""
+    if name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+
+
 def use_backend(name: str) -> None:
     """Compute with that library from now on: ValueError for another name."""
     global _backend
-    if name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    check_backend(name)
     if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
         runtime.current.extra.pop("recorder", None)
     _backend = name
@@ -602,6 +734,7 @@ def show(node: Node) -> None:
     node.owners += 1
     if node.value is None:
         recorder = current()
-        recorder.pending.append(node)
-        if len(recorder.pending) > MAX_PENDING:
+        pending = recorder.pending
+        pending.append(node)
+        if len(pending) > MAX_PENDING:
             recorder.send()

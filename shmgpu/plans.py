@@ -29,7 +29,7 @@ MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call kee
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
 
 
-def _packer(arity: int) -> Callable[..., None]:
+def packer(arity: int) -> Callable[..., None]:
     """Writes (room's address, its bytes, addresses of arguments) into a block at an offset."""
     pack = struct.Struct(f"<QQ{arity}Q").pack_into
     shift = core.arena_shift()
@@ -97,7 +97,7 @@ class Plan:
         self.arity = len(arguments.specs)
         self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
         self.value_count = arguments.tree.value_count
-        self.pack = _packer(self.arity)
+        self.pack = packer(self.arity)
         self.idle: list[Call] = []
         self.fixed = declared is not None
         self.surprises = 0
@@ -183,7 +183,7 @@ class Call:
         result: buffer of the room set aside for the result, and what keeps it.
         sequence: of the message, once it was sent.
         keeper: who keeps this call for its own use, and reads the result where it lies; see
-            :meth:`shmgpu.port.Port.send`.
+            :meth:`shmgpu.port.Port.resend`.
     """
 
     __slots__ = (

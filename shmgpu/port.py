@@ -19,6 +19,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.arguments import Arguments, Options, Target
 from shmgpu.errors import ArenaFull, BadParams, ShmError
+from shmgpu.letters import Letter
 from shmgpu.memory import Arena
 from shmgpu.plans import MAX_IDLE, Call, lend, return_loans
 from shmgpu.repeats import UNHELD, Repeat
@@ -113,6 +114,29 @@ class Port:
                 self.pump()
             return result
         return self._see_through(call, target, args, status)
+
+    def send(self, letter: Letter, target: Target, keep: Any) -> Any:
+        """Send a letter and wait: the room, with its result; raises what went wrong.
+
+        ``keep`` is what has to live as long as helpers may look at it.
+        """
+        if self._out and self._reader is None:
+            self.poll()
+        reply = letter.reply
+        reply.sequence = 0
+        room = letter.result
+        try:
+            status = self._call(letter.config, letter.address, 0, reply)
+        except BaseException:
+            self._give_up(letter, keep)
+            raise
+        if status == 0:
+            letter.done()
+            if self._queue:
+                self.pump()
+        else:
+            self._see_through(letter, target, keep, status)
+        return room
 
     def repeat(self, target: Target, ready: deque[Repeat], args: tuple[Any, ...]) -> Any:
         """As :meth:`call`, for one plain array of a signature that has calls ready."""
@@ -246,6 +270,19 @@ class Port:
                 if type(item) is _ndarray and self.arguments.holds(item):
                     loans.append(lend(item))
             call.loans = loans
+        self._post(call, use_reader)
+        return call
+
+    def post(self, letter: Letter, sink: Sink, keep: Any) -> Letter:
+        """As :meth:`submit`, for a letter."""
+        if self._closed is not None:
+            raise type(self._closed)(str(self._closed))
+        letter.sink = sink
+        letter.keep = keep
+        self._post(letter, True)
+        return letter
+
+    def _post(self, call: Call, use_reader: bool) -> None:
         if call.deadline_ns:
             self._deadlines = True
         with self._lock:
@@ -256,9 +293,8 @@ class Port:
                 pass
         elif use_reader and self._reader is None:
             self._start_reader()
-        return call
 
-    def send(self, call: Call, sink: Sink) -> None:
+    def resend(self, call: Call, sink: Sink) -> None:
         """As :meth:`submit`, for a call that its ``keeper`` has made ready, room and all.
 
         An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;

@@ -228,69 +228,117 @@ def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
 class Draft:
     """Nodes on their way to a program: its key, and what it is given.
 
+    Made in two steps: what it is given decides where it runs and what is kept.
+
     Attributes:
-        key: equal for equal structures.
+        key: equal for equal structures, once it is :meth:`settled`.
         arrays: leaves that are arrays, in the order of their slots.
-        numbers: the plain numbers, likewise.
+        residents: those of them that a helper holds.
+        shown: what is to be computed and a tensor shows.
+        open_ends: those of them whose gradient may still be asked for.
+        uses: of each leaf, how often operations read it.
+        numbers: the plain numbers, in the order of their slots.
+        donated: those of ``residents`` that nobody needs afterwards.
     """
 
-    __slots__ = ("arrays", "donated", "donated_nodes", "kept", "key", "numbers", "order", "read")
+    __slots__ = (
+        "_code",
+        "_places",
+        "arrays",
+        "donated",
+        "kept",
+        "key",
+        "numbers",
+        "open_ends",
+        "order",
+        "read",
+        "residents",
+        "shown",
+        "uses",
+    )
 
-    def __init__(
-        self,
-        order: list[Node],
-        kept: list[Node],
-        read: list[Node],
-        pinned: set[Node],
-        is_resident: type,
-    ) -> None:
-        """``order``: what is to be computed, inputs first; ``pinned``: leaves needed afterwards."""
+    kept: list[Node]
+    donated: list[Node]
+    key: tuple[Any, ...]
+
+    def __init__(self, order: list[Node], read: list[Node], is_resident: type) -> None:
+        """``order``: what is to be computed, inputs first; ``read``: what the child looks at."""
         self.order = order
-        self.kept = kept
         self.read = read
         arrays: list[Node] = []
+        residents: list[Node] = []
         numbers: list[Any] = []
+        shown: list[Node] = []
+        open_ends: list[Node] = []
+        uses: dict[Node, int] = {}
         places: dict[Node, int] = {}
         # Arrays count down from -1 in twos, numbers from -2, steps up from 0: their final slots
         # are known only when all have been seen, and the key does not need them.
         code: list[Any] = []
-
-        def place_of_leaf(one: Node) -> int:
-            value = one.value
-            code.append(one.spec)
-            if type(value) is Scalar:
-                numbers.append(value.number)
-                place = -2 * len(numbers)
-            else:
-                arrays.append(one)
-                code.append(type(value) is is_resident)
-                place = 1 - 2 * len(arrays)
-            places[one] = place
-            return place
-
+        append = code.append
+        place_of = places.get
         for step, node in enumerate(order):
-            code.append(node.op)
-            code.append(node.params)
+            if node.owners:
+                shown.append(node)
+                if node.needs_grad and not node.is_released:
+                    open_ends.append(node)
+            append(node.op)
+            append(node.params)
             for one in node.inputs:
-                place = places.get(one)
-                code.append(place_of_leaf(one) if place is None else place)
+                place = place_of(one)
+                if place is not None:
+                    append(place)
+                    if place < 0:
+                        uses[one] += 1
+                    continue
+                uses[one] = 1
+                kind = type(one.value)
+                append(one.spec)
+                append(kind)
+                if kind is Scalar:
+                    numbers.append(one.value.number)
+                    places[one] = -2 * len(numbers)
+                else:
+                    arrays.append(one)
+                    places[one] = 1 - 2 * len(arrays)
+                    if kind is is_resident:
+                        residents.append(one)
             places[node] = step
         for one in read:
             if one not in places:
-                place_of_leaf(one)
-        self.donated_nodes = [
-            node
-            for node in arrays
-            if type(node.value) is is_resident and not node.owners and node not in pinned
-        ]
-        donated = [places[node] for node in self.donated_nodes]
-        code.append(tuple(donated))
-        code.append(tuple([places[node] for node in kept]))
-        code.append(tuple([places[node] for node in read]))
+                uses[one] = 0
+                kind = type(one.value)
+                arrays.append(one)
+                places[one] = 1 - 2 * len(arrays)
+                append(one.spec)
+                append(kind)
+                if kind is is_resident:
+                    residents.append(one)
         self.arrays = arrays
+        self.residents = residents
         self.numbers = numbers
+        self.shown = shown
+        self.open_ends = open_ends
+        self.uses = uses
+        self._places = places
+        self._code = code
+
+    def settled(self, kept: list[Node], donated: list[Node]) -> Draft:
+        """Itself, with all that makes its key."""
+        self.kept = kept
         self.donated = donated
-        self.key = tuple(code)
+        place_of = self._places.__getitem__
+        # Specs, kinds and operations equal no number, so what follows what is never in doubt.
+        self.key = (
+            *self._code,
+            None,
+            *map(place_of, kept),
+            None,
+            *map(place_of, self.read),
+            None,
+            *map(place_of, donated),
+        )
+        return self
 
     def program(self, is_resident: type) -> Program:
         """The program itself: made once for each key."""
@@ -312,7 +360,7 @@ class Draft:
         return Program(
             arrays=tuple([node.spec for node in self.arrays]),
             resident=tuple([type(node.value) is is_resident for node in self.arrays]),
-            donated=tuple([(-1 - place) // 2 for place in self.donated]),
+            donated=tuple([slots[node] for node in self.donated]),
             numbers=tuple(specs),
             steps=tuple(steps),
             kept=tuple([slots[node] for node in self.kept]),

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from shmgpu import config, core
-from shmgpu.entries import Helper
+from shmgpu.entries import Helper, OpenLetter
 from shmgpu.functions import function
 
 _KEPT = "shmgpu.engine"
@@ -57,15 +57,23 @@ def _give_back() -> None:
 
 
 @function(arrays="torch")
-def execute_torch(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
+def execute_torch(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with torch, on the helper's device."""
-    return engine_of(helper, "torch").execute(helper.caller, head, code, arrays)
+    engine = engine_of(helper, "torch")
+    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
 
 
 @function(arrays="numpy")
-def execute_numpy(helper: Helper, head: bytes, code: bytes, *arrays: Any) -> Any:
+def execute_numpy(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with NumPy."""
-    return engine_of(helper, "numpy").execute(helper.caller, head, code, arrays)
+    engine = engine_of(helper, "numpy")
+    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
+
+
+@function(arrays="numpy")
+def device_of(helper: Helper) -> Any:
+    """Where the helper's tensors live: ``"cpu"`` or ``"cuda:N"``."""
+    return helper.device
 
 
 @function(arrays="numpy")
@@ -82,4 +90,4 @@ EXECUTE = {"torch": execute_torch, "numpy": execute_numpy}
 for _execute in EXECUTE.values():
     # Handles rise: no two messages are alike, and what a helper kept of each would lie between its
     # large arrays (1.1 GiB of pages after 10,000 steps of a small network).
-    _execute.remembers = False
+    _execute.takes_letters = True

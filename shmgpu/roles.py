@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import hashlib
 import importlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -20,8 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
-
-import numpy as np
 
 from shmgpu import core, device, events, helper, logs, manifest, runtime, trace
 from shmgpu.blas import BlasThreads
@@ -33,6 +29,7 @@ from shmgpu.port import Port
 from shmgpu.progress import Bar
 from shmgpu.reports import Report, Reports, Stacks
 from shmgpu.runtime import Runtime
+from shmgpu.seeds import seed_all
 from shmgpu.settings import Settings
 from shmgpu.stats import stats
 from shmgpu.wire import BrokerWire
@@ -338,19 +335,6 @@ def flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
-
-
-def seed_all(seed: int, role: str) -> None:
-    """Seed random, numpy.random and torch for a role; different in each, repeatable."""
-    digest = hashlib.blake2b(f"{seed}/{role}".encode(), digest_size=8).digest()
-    mine = int.from_bytes(digest, "little") >> 1
-    random.seed(mine)
-    np.random.seed(mine & 0xFFFFFFFF)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
-        # child). A CUDA helper passes this seed on to its device.
-        torch.default_generator.manual_seed(mine)
 
 
 def _end_by_signal(number: int, frame: Any) -> None:

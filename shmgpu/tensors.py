@@ -7,14 +7,16 @@ from one list of what the families of operations record.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, dtypes, graph, lazy
+from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
@@ -37,6 +39,7 @@ from shmgpu.ops import (
 )
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.promotion import (
+    CATEGORY,
     OF_NUMBER,
     TYPES,
     category_of_number,
@@ -150,7 +153,7 @@ class Tensor:
     def data(self) -> Data:
         """Its elements, computed now if they were not: an array that is read only."""
         shown = lazy.elements(self._node).view(Data)
-        shown.flags.writeable = False
+        shown.setflags(write=False)
         return shown
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -277,7 +280,8 @@ class Tensor:
             )
         self._become(cast(node, before.spec.dtype))
         if collects:
-            self._collect()
+            self._node.needs_grad = True
+            self._node.leaf = before.leaf
         return self
 
     def zero_(self) -> Tensor:
@@ -309,22 +313,24 @@ def as_operand(value: Any, dtype: DType | None = None) -> Any:
     return _leaf(value, None)
 
 
+_LISTED = frozenset((list, tuple, int, float, bool))
+_FLOAT64 = np.dtype(np.float64)
+
+
 def _leaf(data: Any, dtype: Any) -> Node:
     """A copy of the data, in this child's arena."""
     lazy.current()  # the first tensor of a program joins a broker, or starts one
     if isinstance(data, Tensor):
         data = data.data
-    if not arrays.is_array(data):
+    is_listed = type(data) in _LISTED or not arrays.is_array(data)
+    if is_listed:
         data = np.asarray(data)
-        if dtype is None and data.dtype == np.float64:
-            dtype = float32  # as PyTorch takes Python's floats
-    copied = arena.array(data, dtypes.of_any(dtype) if dtype is not None else None)
-    kind = dtypes.of_numpy(copied.dtype)
-    if kind not in TYPES:
-        raise TypeError(
-            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
-        )
-    return graph.leaf(spec_of(kind, copied.shape), Held(copied))
+    if dtype is not None:
+        dtype = dtypes.of_any(dtype)
+    elif is_listed and data.dtype is _FLOAT64:
+        dtype = float32  # as PyTorch takes Python's floats
+    copied, address = arena.placed(data, dtype)
+    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied, address))
 
 
 def _as_index(index: Any) -> Any:
@@ -357,9 +363,43 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     return made
 
 
+class _Lent(np.ndarray[Any, Any]):
+    """An array of the caller's that a tensor shows: a type that no view of it passes over."""
+
+
 def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
-    """A tensor of the array's elements."""
-    return tensor(array, requires_grad=requires_grad)
+    """A tensor of the array's elements; of one in this child's arena without a copy.
+
+    Such an array (``shmgpu.arena``, or what a function returned) is on loan: it is read only until
+    nothing needs it any more, neither the tensor, nor what was recorded from it and waits, nor an
+    array that ``.data`` gave, nor a step that a helper goes on with after it was answered: that
+    ends with the next. Any other array is copied.
+
+    Args:
+        array: a C-contiguous NumPy array to be lent; or anything that :func:`tensor` takes.
+        requires_grad: collect gradients.
+
+    Raises:
+        TypeError: tensors have no such element type, or a gradient is wanted of one without.
+    """
+    lazy.current()
+    if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
+        return tensor(array, requires_grad=requires_grad)
+    kind = _kind(array)
+    lent = array.view(_Lent)
+    plans.lend(array)
+    weakref.finalize(lent, plans.return_loans, [array]).atexit = False
+    held = Held(lent, core.address_of(array))
+    return _made(graph.leaf(spec_of(kind, array.shape), held), requires_grad)
+
+
+def _kind(array: np.ndarray[Any, Any]) -> DType:
+    kind = dtypes.of_numpy(array.dtype)
+    if kind not in CATEGORY:
+        raise TypeError(
+            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
+        )
+    return kind
 
 
 # ---- made where they are needed ----------------------------------------------------------------
@@ -398,8 +438,8 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 
 def manual_seed(seed: int) -> None:
-    """What is drawn from now on follows from this number."""
-    creation.SEEDS.seed(seed)
+    """What is drawn from now on follows from this number, whatever ``launch(seed=)`` was given."""
+    seeds.TENSORS.seed(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
@@ -426,7 +466,10 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(record)
     def call(*args: Any, **kwargs: Any) -> Any:
         out = record(
-            *[a._node if type(a) is Tensor else as_argument(a) for a in args],
+            *[
+                a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
+                for a in args
+            ],
             **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         if type(out) is Node:
@@ -434,14 +477,37 @@ def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
         made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
-    if not call.__doc__:
-        call.__doc__ = f"As ``torch.{record.__name__}``; see shmgpu/ops/README.md."
+    call.__dict__["__signature__"] = _of_tensors(inspect.signature(record))
     return call
+
+
+_SHOWN = {"Node": "Tensor", "Operand": "Tensor | complex", "Dim": "int | Sequence[int] | None"}
+_SHOWN |= {"Shape": "Sequence[int]", "Found": "(values, indices)"}
+
+
+def _of_tensors(of_nodes: inspect.Signature) -> inspect.Signature:
+    """What ``help()`` shows: the same in the words of whoever calls."""
+
+    def shown(annotation: Any) -> Any:
+        return re.sub(r"\w+", lambda word: _SHOWN.get(word[0], word[0]), str(annotation))
+
+    return of_nodes.replace(
+        parameters=[
+            one.replace(annotation=shown(one.annotation)) for one in of_nodes.parameters.values()
+        ],
+        return_annotation=shown(of_nodes.return_annotation),
+    )
+
+
+_PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 def as_argument(value: Any) -> Any:
     """What ``record`` functions take: nodes for tensors and arrays, also in lists."""
-    if type(value) is Tensor:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is Tensor:
         return value._node
     if isinstance(value, (list, tuple)) and any(type(one) is Tensor for one in value):
         return [as_operand(one) for one in value]
@@ -506,7 +572,8 @@ def _in_place(name: str) -> Callable[..., Any]:
 
     def update(self: Tensor, other: Any, **options: Any) -> Tensor:
         operand = as_operand(other)
-        if self._node.leaf is None or getattr(operand, "needs_grad", False):
+        is_free = self._node.leaf is None or not graph.grad_enabled
+        if is_free or getattr(operand, "needs_grad", False):
             return self._updated(record(self._node, operand, **options))
         # ``weight -= rate * weight.grad``: no gradient could flow through that, so it is a step of
         # training and not a mistake, although PyTorch wants no_grad() around it.
@@ -602,21 +669,6 @@ def no_grad() -> Any:
 
 
 # ---- settings, in the spelling of GT -----------------------------------------------------------
-
-
-def set_backend(name: str, device: str | None = None) -> None:
-    """Which library computes tensors from now on.
-
-    Args:
-        name: ``"torch"`` or ``"numpy"``.
-        device: accepted where it is what the helpers have; a broker's helpers got their devices
-            when it started.
-
-    Raises:
-        ValueError: there is no such library here.
-        RuntimeError: tensors are held by the other one.
-    """
-    lazy.use_backend(name)
 
 
 def set_verbosity(level: int) -> None:

@@ -1,18 +1,21 @@
-"""How many helpers a program's tensors live on: GT's ``gpu_workers``.
+"""On which helpers a program's tensors live: GT's ``gpu_workers``, and ``set_backend``'s device.
 
-Owns the asking: starts a broker with so many where none runs, has a running one make more where it
-may have them, and says in a sentence where it may not. Never takes a helper from anybody: of a
-broker that has more, this program uses as many as it asked for.
+Owns the asking: starts a broker with what is wanted where none runs, has a running one make more
+helpers where it may have them, and says in a sentence where it may not. Never takes a helper from
+anybody: of a broker that has more, this program uses as many as it asked for.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from shmgpu import attach, config, control, lazy, runtime
+from shmgpu import attach, config, control, lazy, residents, runtime
+from shmgpu.device import name_of
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
 from shmgpu.stats import stats
 
+DEVICE = "tensor device"
 READY = 2  # a shm_helper_state: its session is made
 COMES_WITHIN_S = 60.0
 LOOK_AGAIN_S = 0.02
@@ -34,25 +37,85 @@ def gpu_workers(n: int) -> None:
             "gpu_workers() chooses where tensors will live, and there are some already: call it "
             "before the first is made"
         )
+    means = _member(helpers=count)
+    if not means.inline and len(_fit(means)) < count:
+        _grow(means, count)
+    lazy.use_helpers(_fit(means)[:count])
+
+
+def set_backend(name: str, device: Any = None) -> None:
+    """Which library computes tensors from now on, and where.
+
+    Args:
+        name: ``"torch"`` or ``"numpy"``.
+        device: ``"cpu"``, ``"cuda:0"``, ...: this program's tensors live on helpers that have it.
+            A program that is in no broker joins yours, or starts one whose helpers have it. On any
+            unless given. NumPy computes on the CPU, whatever its helper has.
+
+    Raises:
+        ValueError: there is no such library here, or it does not compute on that device.
+        ConfigError: there is no such device, or no helper has it.
+        RuntimeError: there are tensors already, and helpers of theirs have another device.
+    """
+    lazy.check_backend(name)
+    place = None if device is None else name_of(device)
+    if name == "numpy" and place not in (None, "cpu"):
+        raise ValueError(f'NumPy computes on the CPU only, not on {place}: use "torch" there')
+    if name == "torch" and place is not None:
+        _live_on(place)
+    lazy.use_backend(name)
+
+
+def _live_on(place: str) -> None:
+    means = _member(devices=[place])
+    have = {number: _device_of(number) for number in _ready(means)}
+    if place not in have.values():
+        raise ConfigError(
+            f'set_backend(device="{place}"): the broker\'s helpers have '
+            f"{', '.join(sorted(set(have.values())))}: name one of these, or start a broker with "
+            f'devices="{place}"'
+        )
+    if "recorder" in means.extra and any(
+        have.get(number) != place for number in lazy.current().helpers
+    ):
+        raise RuntimeError(
+            f'set_backend(device="{place}") chooses where tensors will live, and there are some '
+            "on other devices already: call it before the first is made"
+        )
+    means.extra[DEVICE] = place
+    fit = [number for number in have if have[number] == place]
+    lazy.use_helpers(fit[: len(means.extra.get("tensor helpers", have))])  # as many as before
+
+
+def _device_of(number: int) -> str:
+    return str(residents.device_of.options(helpers=[number])())
+
+
+def _member(**settings: Any) -> runtime.Runtime:
+    """This program's place in a broker; in one that is started with these settings, if need be."""
     if runtime.current is None and config.resolve("auto") == "start":
-        attach.ensure(helpers=count, idle_timeout=config.resolve("idle_timeout"))
-    means = runtime.current
-    if means is None:
+        attach.ensure(**settings, idle_timeout=config.resolve("idle_timeout"))
+    if runtime.current is None:
         runtime.require_port()
-        means = runtime.require()
-    if not means.inline and len(_ready()) < count:
-        _grow(means.door, count)
-    lazy.use_helpers([0] if means.inline else _ready()[:count])
+    return runtime.require()
 
 
-def _ready() -> list[int]:
+def _ready(means: runtime.Runtime) -> list[int]:
     """The numbers of the first pool's helpers that can be asked."""
+    if means.inline:
+        return [0]
     rows = stats()["helpers"]
     return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] == READY]
 
 
-def _grow(door: str, count: int) -> None:
-    have = len(_ready())
+def _fit(means: runtime.Runtime) -> list[int]:
+    """Those of them that have the device which this program asked for."""
+    place = means.extra.get(DEVICE)
+    return [n for n in _ready(means) if place in (None, _device_of(n))]
+
+
+def _grow(means: runtime.Runtime, count: int) -> None:
+    door, have = means.door, len(_fit(means))
     few = f"gpu_workers({count}): the broker has {have} helper{'s' * (have != 1)}, and "
     if not door or door.startswith("@"):
         raise ConfigError(
@@ -63,7 +126,7 @@ def _grow(door: str, count: int) -> None:
     except (ConfigError, LaunchError, NotRunning) as error:
         raise ConfigError(f"{few}it makes no more: {error}") from error
     until = time.monotonic() + COMES_WITHIN_S
-    while len(_ready()) < count:
+    while len(_fit(means)) < count:
         if time.monotonic() > until:
             raise ShmError(
                 f"{few}the others were not ready within {COMES_WITHIN_S:g} s: see the broker's log"

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import config, lazy, runtime
+from shmgpu import config, lazy, residents, runtime
 from shmgpu.debug import ledger, saved, ticks
 from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
@@ -222,13 +222,20 @@ def print_handles() -> None:
 def get_worker_stats() -> dict[int, dict[str, Any]]:
     """By helper: its state, messages it has finished (of all children), milliseconds it was busy.
 
+    Of its engines together: ``programs`` that they have ready, and what a device did with those
+    that repeat: how many were ``captured`` as graphs, their ``replays``, and the ``fallbacks``
+    (reason -> how many run operation by operation for it, or were captured again).
+
     While debugging is on also how many of this child's operations it ran, by name, and how many
     tensors of this child's it holds.
     """
     means = runtime.require()
     if means.inline:
         made: dict[int, dict[str, Any]] = {0: {"state": "inline"}}
+        computing = {0}
     else:
+        rows = stats()["helpers"]
+        computing = {n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] == 2}
         made = {
             number: {
                 "state": STATES[row["state"]],
@@ -237,9 +244,10 @@ def get_worker_stats() -> dict[int, dict[str, Any]]:
                 "busy_ms": row["busy_ns"] / 1e6,
                 "in_flight": row["in_flight"],
             }
-            for number, row in enumerate(stats()["helpers"])
+            for number, row in enumerate(rows)
         }
     for number, row in made.items():
+        row.update(_engines(number) if number in computing else {})
         if _tape is not None:
             row["operations"] = dict(_tape.counts.get(number, {}))
             held = [one for one in _tape.handles.values() if one.helper == number]
@@ -248,20 +256,45 @@ def get_worker_stats() -> dict[int, dict[str, Any]]:
     return made
 
 
+def _engines(helper: int) -> dict[str, Any]:
+    """What the engines of a helper have ready and captured; {} of one that does not answer."""
+    try:
+        engines = residents.engine_figures.options(helpers=[helper], timeout=_PATIENCE_S)()
+    except ShmError:  # it died, or another call takes its time
+        return {}
+    fallbacks: dict[str, int] = {}
+    for one in engines:
+        for reason, count in one["fallbacks"].items():
+            fallbacks[reason] = fallbacks.get(reason, 0) + count
+    counted = {name: sum(one[name] for one in engines) for name in _ENGINE_COUNTS}
+    return {**counted, "fallbacks": fallbacks}
+
+
+_PATIENCE_S = 2.0
+_ENGINE_COUNTS = ("programs", "captured", "replays")
+
+
 def print_worker_stats() -> None:
     """The helpers as text."""
-    lines = [["helper", "state", "messages", "busy", "operations of this child", ""]]
+    lines = [
+        ["helper", "state", "messages", "busy", "replays of graphs", "operations of this child", ""]
+    ]
+    reasons: dict[str, None] = {}
     for number, row in get_worker_stats().items():
         ran = row.get("operations", {})
         most = sorted(ran.items(), key=lambda item: -item[1])[:4]
         lines.append(
             [
                 str(number), row["state"], f"{row.get('messages', 0):,}",
-                f"{row.get('busy_ms', 0.0):,.1f} ms", f"{sum(ran.values()):,}",
+                f"{row.get('busy_ms', 0.0):,.1f} ms", f"{row.get('replays', 0):,}",
+                f"{sum(ran.values()):,}",
                 ", ".join(f"{count} {name}" for name, count in most),
             ]
         )  # fmt: skip
+        reasons.update((reason, None) for reason in row.get("fallbacks", {}))
     _print("Helpers", 0, lines)
+    for reason in reasons:
+        print(f"  not replayed as a graph: {reason}")
 
 
 def get_spans() -> list[Span]:

@@ -8,12 +8,40 @@ array of the arena becomes one of theirs, how a plain number is given to a kerne
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from shmgpu.graph import Spec, spec_of
 from shmgpu.ops.promotion import bfloat16, float16, float32
+
+T = TypeVar("T")
+
+
+class Driver(Protocol):
+    """What records work on a device, and launches it again as one."""
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """Do the work where it would be recorded: what it sets up must not be recorded."""
+
+    def record(
+        self, work: Callable[[], T], generators: Sequence[Any]
+    ) -> tuple[Callable[[], None], T]:
+        """What does the work again, and what it gives then; it is not done now.
+
+        It reads and writes where the arrays lie now; numbers are those of now. What it draws from
+        the generators follows from their state then. Raises what the device, or the work, raises.
+        """
+
+    def copy(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
+        """Copy arrays of equal specs."""
+
+    def put_numbers(self, destination: Any, values: Sequence[Any]) -> None:
+        """Copy plain numbers into an array of one axis."""
+
+    def finish(self) -> None:
+        """Wait until all is done."""
 
 
 class Backend(Protocol):
@@ -47,6 +75,9 @@ class Backend(Protocol):
     def address(self, array: Any) -> int:
         """Where the elements begin."""
 
+    def place(self, array: Any) -> Any:
+        """Where its elements begin, and how they lie: equal for what a recording would not tell."""
+
     def number(self, dtype: Any) -> Any:
         """What makes of a plain number what kernels of that type take."""
 
@@ -58,6 +89,9 @@ class Backend(Protocol):
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
         """While programs run."""
+
+    def driver(self) -> Driver | None:
+        """What records work on the device; None where it is as quick to do it again."""
 
 
 _HALVES = (float16, bfloat16)
@@ -90,8 +124,11 @@ class NumpyBackend:
     is_host = True
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
-        if op.is_view or not any(spec.dtype in _HALVES for spec in (*specs, out)):
+        if not any(spec.dtype in _HALVES for spec in (*specs, out)):
             return op.numpy(np, specs, params, out)
+        if op.is_view:
+            view, dtype = op.numpy(np, specs, params, out), specs[0].dtype.numpy
+            return lambda x: view(np.asarray(x, dtype))  # plain numbers are wider until here
         wide = tuple([_wide(spec) for spec in specs])
         return _halved(op.numpy(np, wide, params, _wide(out)), out)
 
@@ -116,6 +153,9 @@ class NumpyBackend:
     def address(self, array: Any) -> int:
         return int(array.ctypes.data)
 
+    def place(self, array: Any) -> Any:
+        return array.ctypes.data, array.strides
+
     def number(self, dtype: Any) -> Any:
         return np.float32 if dtype in _HALVES else dtype.numpy.type
 
@@ -127,6 +167,9 @@ class NumpyBackend:
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
         return np.errstate(all="ignore")  # infinities and NaN are values, as in torch
+
+    def driver(self) -> Driver | None:
+        return None
 
 
 class TorchBackend:
@@ -140,6 +183,7 @@ class TorchBackend:
         self.module = torch
         self.device = torch.device(device)
         self.is_host = self.device.type == "cpu"
+        self._inference = torch.inference_mode()  # programs do not nest, so one will do
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
         return op.torch(self.module, specs, params, out)
@@ -165,6 +209,9 @@ class TorchBackend:
     def address(self, array: Any) -> int:
         return int(array.data_ptr())
 
+    def place(self, array: Any) -> Any:
+        return array.data_ptr(), array.stride()
+
     def number(self, dtype: Any) -> Any:
         return None  # kernels take Python's own
 
@@ -175,11 +222,17 @@ class TorchBackend:
         return value
 
     def running(self) -> contextlib.AbstractContextManager[Any]:
-        inference: contextlib.AbstractContextManager[Any] = self.module.inference_mode()
         if self.is_host:
-            return inference
+            return self._inference
         # Not on the CPU: under a device, torch runs a Python function at each call of its own.
         both = contextlib.ExitStack()
-        both.enter_context(inference)
+        both.enter_context(self._inference)
         both.enter_context(self.device)
         return both
+
+    def driver(self) -> Driver | None:
+        if self.is_host:
+            return None
+        from shmgpu.engine.cuda import CudaDriver
+
+        return CudaDriver(self.module, self.device)

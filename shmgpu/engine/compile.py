@@ -13,11 +13,13 @@ from typing import Any
 from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.plan import Options, Plan
+from shmgpu.engine.plan import MIN_BUFFER, Options, Plan
 from shmgpu.graph import Spec
 from shmgpu.program import Program
 
-Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+# (arrays, numbers) -> (what is read, what is kept; or what the rest needs, where there is a rest)
+Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Sequence[Any]]]
+Rest = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class Buffer:
@@ -70,17 +72,22 @@ class Compiled:
     """A program that can be run.
 
     Attributes:
-        run: (arrays, numbers) -> (kept, read).
+        run: (arrays, numbers) -> (read, kept), where ``rest`` is None.
+        rest: of what is not needed for what is read: then ``run`` gives (read, live), and
+            ``rest(live)`` gives what is kept. It empties ``live``.
         spoilt: slots of donated arrays that it writes over.
+        homes: place in ``kept`` -> slot of the donated array that becomes it.
         loops: how many chains of operations run as one loop.
         nbytes: of its buffers.
     """
 
-    __slots__ = ("loops", "nbytes", "run", "spoilt")
+    __slots__ = ("homes", "loops", "nbytes", "rest", "run", "spoilt")
 
-    def __init__(self, run: Run, plan: Plan, loops: int) -> None:
+    def __init__(self, run: Run, rest: Rest | None, plan: Plan, loops: int) -> None:
         self.run = run
+        self.rest = rest
         self.spoilt = plan.spoilt
+        self.homes = plan.homes
         self.loops = loops
         self.nbytes = sum(plan.buffers)
 
@@ -112,9 +119,17 @@ def compiled(
     pool: Pool,
     options: Options,
     fused: Fused | None = None,
+    *,
+    lends: bool = False,
 ) -> Compiled:
-    """The program as one function; with the loops of ``fused``, which are ready, if given."""
-    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host)
+    """The program as one function; with the loops of ``fused``, which are ready, if given.
+
+    ``lends``: what comes out may lie where the next run writes, or where an input lies: it is
+    copied, or looked at, before.
+    """
+    # What is replayed on a device knows its arrays by where they are: small ones stay there, too.
+    least = MIN_BUFFER if backend.is_host else 1
+    plan = fused.plan if fused else planning.make(program, options, None, backend.is_host, least)
     specs = _specs(program)
     first_number = len(program.arrays)
     first = first_number + len(program.numbers)
@@ -145,7 +160,17 @@ def compiled(
             return f"b{slot}"
         return names[plan.over[slot]] if slot in plan.over else None
 
+    # Of a device, what is read is copied out while the next program runs, and may be written over.
+    look = "array" if backend.is_host or lends else "copy"
+    read = "".join(f"{look}({names[slot]}), " for slot in program.read)
+    has_rest = plan.early < len(plan.units)
     for place, unit in enumerate(plan.units):
+        if has_rest and place == plan.early:
+            live = "".join(f"{name}, " for name in _live(plan, names, program.kept))
+            lines.append(f"  return ({read}), [{live}]")
+            lines.append("def rest(live):")
+            lines.append(f"  {live}= live")
+            lines.append("  live.clear()")
         if fused and place in fused.loops:
             if unit.outputs:
                 loop = fused.loops[place]
@@ -179,15 +204,23 @@ def compiled(
         if gone:
             lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
     kept = "".join(
-        f"{'copy' if place in plan.copied else 'array'}({names[slot]}), "
+        f"{'copy' if place in plan.copied and not lends else 'array'}({names[slot]}), "
         for place, slot in enumerate(program.kept)
     )
-    # Of a device, what is read is copied out while the next program runs, and may be written over.
-    look = "array" if backend.is_host else "copy"
-    read = "".join(f"{look}({names[slot]}), " for slot in program.read)
-    lines.append(f"  return ({kept}), ({read})")
+    lines.append(f"  return ({kept})" if has_rest else f"  return ({read}), ({kept})")
     exec(compile("\n".join(lines), "<program>", "exec"), scope)
-    return Compiled(scope["run"], plan, len(fused.loops) if fused else 0)
+    return Compiled(scope["run"], scope.get("rest"), plan, len(fused.loops) if fused else 0)
+
+
+def _live(plan: Plan, names: list[str], kept: Sequence[int]) -> list[str]:
+    """The names that mean something before the answer and are used after it."""
+    used: dict[str, None] = {}
+    made: set[str] = set()
+    for unit in plan.units[plan.early :]:
+        used.update((names[one], None) for one in unit.inputs if names[one] not in made)
+        made.update(names[one] for one in unit.outputs)
+    used.update((names[one], None) for one in kept if names[one] not in made)
+    return list(used)
 
 
 def _specs(program: Program) -> list[Spec]:

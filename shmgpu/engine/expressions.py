@@ -2,7 +2,8 @@
 
 ``{0}`` to ``{2}`` are the inputs' elements, ``{f}`` the suffix of the type's C functions. Only what
 C and the libraries agree on to the last bit stands here, and what a compiler turns into vector
-instructions; so no exp, whose library version is the quicker one.
+instructions; so no exp, whose library version is the quicker one, and no sqrt, which torch's vector
+library does not round as C does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ OF_FLOATS = {
     "ge": "{0} >= {1}",
     "neg": "-{0}",
     "abs": "__builtin_fabs{f}({0})",
-    "sqrt": "__builtin_sqrt{f}({0})",
     "floor": "__builtin_floor{f}({0})",
     "ceil": "__builtin_ceil{f}({0})",
     "round": "__builtin_rint{f}({0})",

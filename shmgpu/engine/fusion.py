@@ -29,12 +29,12 @@ MIN_STEPS = 4  # of such a longer chain
 
 
 def groups(
-    steps: dict[int, Step], specs: Sequence[Spec], wanted: set[int], first: int
+    steps: dict[int, Step], specs: Sequence[Spec], early: set[int], first: int
 ) -> list[tuple[int, ...]]:
-    """The slots of each group of two steps or more that pays."""
+    """The slots of each group of two steps or more that pays; each within ``early``, or without."""
     found: list[list[int]] = []
     waits: list[int] = []  # group -> mask of the groups whose values it reads, directly
-    shapes: list[tuple[int, ...]] = []
+    kinds: list[tuple[tuple[int, ...], bool]] = []  # shape, and which side of the answer
     home: dict[int, int] = {}
     behind: dict[int, int] = {}  # slot in no group -> mask of the groups that come before it
     for slot, step in steps.items():
@@ -44,12 +44,12 @@ def groups(
         if not _is_fusable(step, specs):
             behind[slot] = before
             continue
-        shape = step.spec.shape
+        kind = (step.spec.shape, slot in early)
         near = dict.fromkeys(home[one] for one in reversed(step.inputs) if one in home)
         if found and slot - found[-1][-1] <= NEAR:
             near.setdefault(len(found) - 1)
         for group in near:
-            if shapes[group] != shape or len(found[group]) >= MAX_STEPS:
+            if kinds[group] != kind or len(found[group]) >= MAX_STEPS:
                 continue
             others = 0
             for one in step.inputs:
@@ -63,7 +63,7 @@ def groups(
             group, others = len(found), before
             found.append([])
             waits.append(0)
-            shapes.append(shape)
+            kinds.append(kind)
         found[group].append(slot)
         waits[group] |= others
         home[slot] = group

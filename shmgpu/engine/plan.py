@@ -1,8 +1,8 @@
 """Where each value of a program lies, and until when.
 
-Pure policy over slots: which operations are done at all, which are done together, which write into
-memory that is kept for the purpose (and which of it), which over one of their own inputs, which
-into memory of their own. Nothing is computed here.
+Pure policy over slots: which operations are done at all, which before the child is answered,
+which are done together, which write into memory that is kept for the purpose (and which of it),
+which over one of their own inputs, which into memory of their own. Nothing is computed here.
 
 What must hold: memory that a handle names is named by no other handle, lies in no shared buffer,
 and is no part of anything larger; so whoever is given a handle's array for good may write over it.
@@ -18,6 +18,8 @@ from shmgpu.program import Program, Step
 
 NEVER = 1 << 62
 MIN_BUFFER = 1024  # bytes: below, the allocator is as quick as a buffer
+MIN_LATE_BYTES = 1 << 16  # that operations after the answer go over, or
+MIN_LATE = 8  # how many there are: less is not worth an answer of its own
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,13 @@ class Options:
     plan_memory: bool = True  # values without a reader left make room for others
     drop_unused: bool = True  # what nobody reads is not computed
     fuse: bool = True  # chains on elements become one loop, where there is a C compiler
+    answer_early: bool = True  # what the child waits for is done first, the rest when it has that
+    capture: bool = True  # what repeats on a device is launched as one, and answered as one
 
     @classmethod
     def of_flags(cls, flags: int) -> Options:
-        """Bits 0 to 3 switch them off, in this order."""
-        return cls(not flags & 1, not flags & 2, not flags & 4, not flags & 8)
+        """Bits 0 to 5 switch them off, in this order."""
+        return cls(*[not flags & 1 << bit for bit in range(6)])
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Unit:
     outputs: tuple[int, ...]
 
 
-# (steps by slot, specs by slot, slots wanted in the end, first slot of a step) -> groups of slots
+# (steps by slot, specs by slot, slots done before the answer, first slot of a step) -> groups of
+# slots; none has slots from both sides of the answer
 Grouping = Callable[[dict[int, Step], Sequence[Spec], set[int], int], list[tuple[int, ...]]]
 
 
@@ -61,6 +66,7 @@ class Plan:
     Attributes:
         steps: those that are left, by slot.
         units: the same in the order in which they are done.
+        early: how many units come before the answer; all, unless more is worth it.
         same_as: slots that are other slots' values.
         over: step's slot -> slot of the input in whose memory it writes.
         buffer: step's slot -> number of the buffer it writes into.
@@ -68,10 +74,12 @@ class Plan:
         gone: for each unit, the slots that nobody reads after it.
         copied: places in ``kept`` of which a copy is kept, because the memory is not theirs alone.
         spoilt: donated arrays that are written over.
+        homes: place in ``kept`` -> slot of the donated array that becomes it, memory and shape.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
+    early: int = 0
     same_as: dict[int, int] = field(default_factory=dict)
     over: dict[int, int] = field(default_factory=dict)
     buffer: dict[int, int] = field(default_factory=dict)
@@ -79,6 +87,7 @@ class Plan:
     gone: list[tuple[int, ...]] = field(default_factory=list)
     copied: set[int] = field(default_factory=set)
     spoilt: set[int] = field(default_factory=set)
+    homes: dict[int, int] = field(default_factory=dict)
 
 
 def make(
@@ -86,11 +95,12 @@ def make(
     options: Options,
     grouping: Grouping | None = None,
     reads_in_buffers: bool = True,
+    min_buffer: int = MIN_BUFFER,
 ) -> Plan:
     """Plan a program.
 
     ``grouping`` finds what is fused; ``reads_in_buffers``: what the child wants to see is copied
-    before the next program runs.
+    before the next program runs; ``min_buffer``: bytes from which on memory is planned.
     """
     plan = Plan()
     first = len(program.arrays) + len(program.numbers)
@@ -101,8 +111,12 @@ def make(
     wanted = {*kept, *read}
     if options.drop_unused:
         _drop_unused(plan, wanted, first)
-    groups = grouping(plan.steps, specs, wanted, first) if grouping is not None else []
-    plan.units = _ordered(plan.steps, groups, wanted, first)
+    early = _early(plan.steps, specs, read if options.answer_early else [], first)
+    groups = grouping(plan.steps, specs, early, first) if grouping is not None else []
+    units = _ordered(plan.steps, groups, wanted, first)
+    plan.units = [unit for unit in units if unit.slots[0] in early]
+    plan.early = len(plan.units)
+    plan.units += [unit for unit in units if unit.slots[0] not in early]
 
     # Views live where their first input does: a value's memory is its root's.
     root = {slot: slot for slot in range(len(specs))}
@@ -118,7 +132,7 @@ def make(
         last[root[slot]] = NEVER
     stays = {root[slot] for slot in (kept if reads_in_buffers else wanted)}
     if options.plan_memory:
-        _place(program, plan, specs, root, last, stays)
+        _place(program, plan, specs, root, last, stays, min_buffer)
     for now, unit in enumerate(plan.units):
         seen = [one for one in (*unit.inputs, *unit.outputs) if not _is_number(program, one)]
         plan.gone.append(tuple([one for one in dict.fromkeys(seen) if last[root[one]] <= now]))
@@ -131,6 +145,10 @@ def make(
             plan.copied.add(place)
         else:
             taken.add(origin)
+            while origin in plan.over:
+                origin = plan.over[origin]
+            if origin in program.donated and root[slot] == slot:
+                plan.homes[place] = origin
     return plan
 
 
@@ -159,6 +177,21 @@ def _drop_unused(plan: Plan, wanted: set[int], first: int) -> None:
             used.add(slot)
             stack.extend(one for one in plan.steps[slot].inputs if one >= first)
     plan.steps = {slot: step for slot, step in plan.steps.items() if slot in used}
+
+
+def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first: int) -> set[int]:
+    """The steps before the answer: what is read needs them, or the rest is not worth one."""
+    early: set[int] = set()
+    stack = [slot for slot in read if slot >= first]
+    while stack:
+        slot = stack.pop()
+        if slot not in early:
+            early.add(slot)
+            stack.extend(one for one in steps[slot].inputs if one >= first)
+    late = [step for slot, step in steps.items() if slot not in early and not step.op.is_view]
+    nbytes = sum(step.spec.nbytes + sum(specs[one].nbytes for one in step.inputs) for step in late)
+    is_worth_it = read and (nbytes >= MIN_LATE_BYTES or len(late) >= MIN_LATE)
+    return early if is_worth_it else set(steps)
 
 
 def _ordered(
@@ -210,6 +243,7 @@ def _place(
     root: dict[int, int],
     last: dict[int, int],
     stays: set[int],
+    min_buffer: int,
 ) -> None:
     free: dict[int, list[int]] = {}
     taken: dict[int, int] = {}  # root -> the buffer in which it lies
@@ -222,7 +256,7 @@ def _place(
         op = plan.steps[unit.slots[0]].op
         for slot in unit.outputs if is_fused or op.takes_out else ():
             spec = specs[slot]
-            if spec.nbytes < MIN_BUFFER:
+            if spec.nbytes < min_buffer:
                 continue
             for one in unit.inputs if is_fused or op.in_place else ():
                 usable = one in donated if slot in stays else one in taken

@@ -6,14 +6,18 @@ and numbers are its own: nobody can name another's.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.compile import Compiled, Fused, Pool, compiled
+from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
+from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
+from shmgpu.graph import Spec
 from shmgpu.program import Program, decode
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
@@ -25,8 +29,13 @@ FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
 
+Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
+
 UNKNOWN_PROGRAM = "this helper does not know that program"
 UNKNOWN_TENSOR = "this helper does not hold that tensor"
+
+
+Sent = Callable[[int, Spec], Any]
 
 
 class UnknownProgram(BadParams):
@@ -35,6 +44,10 @@ class UnknownProgram(BadParams):
 
 class UnknownTensor(BadParams):
     """The helper that held the tensor is gone, and the tensor with it."""
+
+
+class NotMade(ShmError):
+    """The operation that was to make the tensor failed, after the step had been answered."""
 
 
 class TooMuch(ShmError):
@@ -49,8 +62,11 @@ class Ready:
         compiled: as it runs now; None when it had to make room, until it is asked for again.
         fused: the same with loops in C, while these are being compiled.
         numbers: how its plain numbers are packed.
-        given: of each array (whether it is resident, shape, the library's dtype).
+        given: of each array (whether it is resident, its place among those that are or among
+            those that are sent, its spec, the library's dtype).
+        resident: how many arrays are.
         donated: (slot, place among the handles) of each.
+        is_captured: it may be, on a device.
         kept_bytes: that stay in the helper.
         runs: how often it was run, up to the one at which it is fused.
         flags: its options.
@@ -64,29 +80,38 @@ class Ready:
         "flags",
         "fused",
         "given",
+        "is_captured",
         "kept_bytes",
         "numbers",
         "program",
+        "resident",
         "runs",
     )
 
     def __init__(self, program: Program, backend: Backend, code_bytes: int, flags: int) -> None:
         self.program = program
         self.flags = flags
+        self.is_captured = Options.of_flags(flags).capture
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = struct.Struct("<" + number_format(program))
-        self.given = tuple(
-            [
-                (is_resident, spec.shape, backend.dtype(spec))
-                for spec, is_resident in zip(program.arrays, program.resident, strict=True)
-            ]
-        )
+        self.resident = sum(program.resident)
+        given = []
+        places = [0, 0]  # the next one that is sent, the next one that is resident
+        for spec, is_resident in zip(program.arrays, program.resident, strict=True):
+            given.append((is_resident, places[is_resident], spec, backend.dtype(spec)))
+            places[is_resident] += 1
+        self.given = tuple(given)
         self.donated = tuple([(slot, sum(program.resident[:slot])) for slot in program.donated])
         specs = program.specs
         self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
         self.runs = 0
         self.code_bytes = code_bytes
+
+
+@functools.lru_cache(maxsize=256)
+def _handles(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
 
 
 def number_format(program: Program) -> str:
@@ -101,16 +126,18 @@ class Tenant:
 
     Attributes:
         arrays: resident ones by handle.
+        failed: why there is none, by handle.
         nbytes: of these.
         programs: by the child's number of them, the oldest first.
         code_bytes: of these.
         runs, steps: programs that were run, and operations in these.
     """
 
-    __slots__ = ("arrays", "code_bytes", "nbytes", "programs", "runs", "steps")
+    __slots__ = ("arrays", "code_bytes", "failed", "nbytes", "programs", "runs", "steps")
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
+        self.failed: dict[int, str] = {}
         self.nbytes = 0
         self.programs: OrderedDict[int, Ready] = OrderedDict()
         self.code_bytes = 0
@@ -122,6 +149,8 @@ class Tenant:
         array = self.arrays.pop(handle, None)
         if array is not None:
             self.nbytes -= array.nbytes
+        elif self.failed:
+            self.failed.pop(handle, None)
 
     def know(self, number: int, ready: Ready) -> None:
         """The child may call the program by that number; the oldest make room."""
@@ -139,6 +168,19 @@ class Tenant:
         self.drop(handle)
         self.arrays[handle] = array
         self.nbytes += array.nbytes
+
+    def take(self, first: int, kept: Sequence[Any]) -> None:
+        """Keep arrays, under handles that rise."""
+        for handle, array in enumerate(kept, first):
+            self.hold(handle, array)
+
+    def fail(self, first: int, last: int, error: BaseException) -> None:
+        """Under these handles (not the last) there will be none."""
+        why = (
+            "this tensor is lost: an operation of its step failed after the step had been "
+            f"answered, with {type(error).__name__}: {error}"
+        )
+        self.failed.update((handle, why) for handle in range(first, last))
 
 
 class Engine:
@@ -159,6 +201,8 @@ class Engine:
         self.memory = memory
         self.fuse_at_run = fuse_at_run if backend.is_host else 0
         self._pool = Pool(backend)
+        driver = backend.driver()
+        self._graphs = Graphs(backend, driver, self._pool) if driver is not None else None
         self._tenants: dict[int, tuple[int, Tenant]] = {}
         self._compiled: OrderedDict[tuple[bytes, int], Ready] = OrderedDict()
         self._code_bytes = 0
@@ -167,6 +211,7 @@ class Engine:
         """The child's share; that of a predecessor in its place is dropped."""
         held = self._tenants.get(slot)
         if held is None or held[0] != generation:
+            self.forget(slot)
             held = self._tenants[slot] = (generation, Tenant())
         return held[1]
 
@@ -177,22 +222,37 @@ class Engine:
     def forget(self, slot: int) -> None:
         """The child is gone, and what was held for it with it."""
         self._tenants.pop(slot, None)
+        if self._graphs is not None:
+            self._graphs.forget(slot)
 
     def execute(
-        self, caller: tuple[int, int], head: bytes, code: bytes, arrays: tuple[Any, ...]
-    ) -> tuple[Any, ...] | None:
-        """Run a program; what the child wants to see, or None where that is nothing.
+        self,
+        caller: tuple[int, int],
+        head: bytes,
+        code: bytes,
+        sent: Sent,
+        later: Later | None = None,
+    ) -> tuple[Any, ...]:
+        """Run a program; what the child wants to see.
+
+        Args:
+            caller: (slot, generation) of the child.
+            head: which program, and what is given beside the arrays that were sent.
+            code: the program's own bytes, where the helper may not know it.
+            sent: gives one of the arrays that were sent, as what the program says it is.
+            later: takes what need not be done before the child sees that, and what to tell of its
+                failure: it is done before the next program.
 
         Raises:
-            UnknownProgram, UnknownTensor, TooMuch: see there; nothing was done.
+            UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
             BadParams: the message is damaged.
         """
         tenant = self.tenant(*caller)
         try:
             number, flags, first, used, freed = HEAD.unpack_from(head)
             at = HEAD.size
-            handles = struct.unpack_from(f"<{used}q", head, at)
-            frees = struct.unpack_from(f"<{freed}q", head, at + 8 * used)
+            handles = _handles(used).unpack_from(head, at) if used else ()
+            frees = _handles(freed).unpack_from(head, at + 8 * used) if freed else ()
         except (struct.error, MemoryError) as error:
             raise BadParams("the program's head is damaged") from error
         for handle in frees:
@@ -207,9 +267,10 @@ class Engine:
             ready = known
         if ready.compiled is None:
             self._compile(ready)
-        given = self._given(ready, tenant.arrays, handles, arrays)
+        given = self._given(ready, tenant, handles, sent)
         try:
-            numbers = ready.numbers.unpack_from(head, at + 8 * (used + freed))
+            at += 8 * (used + freed)
+            numbers = ready.numbers.unpack_from(head, at)
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
         if ready.fused is not None or ready.runs < self.fuse_at_run:
@@ -218,7 +279,7 @@ class Engine:
         assert compiled is not None
         if self.quota:
             self._check_quota(tenant, ready, given)
-        if len(set(handles)) < len(handles):
+        if len(handles) > 1 and len(set(handles)) < len(handles):
             # One array under two slots: what is written over must not be the other's as well.
             for slot in compiled.spoilt:
                 given[slot] = self.backend.copy(given[slot])
@@ -227,38 +288,58 @@ class Engine:
             if slot in compiled.spoilt:
                 tenant.drop(handles[place])
         with self.backend.running():
-            kept, read = compiled.run(given, numbers)
-        for _, place in ready.donated:
-            tenant.drop(handles[place])
-        for handle, array in enumerate(kept, first):
-            tenant.hold(handle, array)
+            if self._graphs is None or not ready.is_captured:
+                read, kept = compiled.run(given, numbers)
+            else:
+                read, kept = self._graphs.run(caller, ready, given, numbers, head[at:])
+        del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
-        return read or None
+        for _, place in ready.donated:
+            tenant.drop(handles[place])
+        rest = compiled.rest
+        if rest is None:
+            tenant.take(first, kept)
+        elif later is None:
+            self._finish(tenant, rest, kept, first)
+        else:
+            last = first + len(ready.program.kept)
+            later(
+                lambda: self._finish(tenant, rest, kept, first),
+                lambda error: tenant.fail(first, last, error),
+            )
+        return read
+
+    def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
+        with self.backend.running():
+            kept = rest(live)
+        tenant.take(first, kept)
 
     def _given(
         self,
         ready: Ready,
-        held: dict[int, Any],
+        tenant: Tenant,
         handles: tuple[int, ...],
-        arrays: tuple[Any, ...],
+        sent: Sent,
     ) -> list[Any]:
         """The arrays in the order of their slots, each what the program says it is."""
         given = []
-        sent, resident = iter(arrays), iter(handles)
-        try:
-            for is_resident, shape, dtype in ready.given:
-                if is_resident:
-                    array = held.get(next(resident))
-                    if array is None:
-                        raise UnknownTensor(UNKNOWN_TENSOR)
-                else:
-                    array = next(sent)
-                if tuple(array.shape) != shape or array.dtype != dtype:
-                    raise BadParams("an array of the program is not of the type that it says")
+        held = tenant.arrays
+        if len(handles) != ready.resident:
+            raise BadParams("the program is given another number of tensors than it needs")
+        for is_resident, place, spec, dtype in ready.given:
+            if is_resident:
+                handle = handles[place]
+                array = held.get(handle)
+                if array is None:
+                    if handle in tenant.failed:
+                        raise NotMade(tenant.failed[handle])
+                    raise UnknownTensor(UNKNOWN_TENSOR)
+                if array.shape != spec.shape or array.dtype != dtype:
+                    raise BadParams("a tensor of the program is not of the type that it says")
                 given.append(array)
-        except StopIteration:
-            raise BadParams("the program is given fewer arrays than it needs") from None
+            else:
+                given.append(sent(place, spec))
         return given
 
     def _check_quota(self, tenant: Tenant, ready: Ready, given: list[Any]) -> None:
@@ -292,9 +373,13 @@ class Engine:
             _, oldest = self._compiled.popitem(last=False)
             self._code_bytes -= oldest.code_bytes
             oldest.compiled = oldest.fused = None
+            if self._graphs is not None:
+                self._graphs.drop(oldest)
 
     def _compile(self, ready: Ready) -> None:
         options = Options.of_flags(ready.flags)
+        if self._graphs is not None and ready.is_captured:
+            options = as_one(options)
         ready.compiled = compiled(ready.program, self.backend, self._pool, options)
         ready.runs = 0
         self._make_room()
@@ -346,12 +431,16 @@ class Engine:
         """What is held and was done: plain values.
 
         ``programs`` in the cache, ``loops`` (chains of operations that run as C), ``compiling``,
-        ``buffers`` and ``buffer_bytes`` shared by all; ``children``: of each its ``slot``,
+        ``buffers`` and ``buffer_bytes`` shared by all; of a device ``graphs`` (programs that it
+        launches as one), ``graph_bytes`` that these have of their own, how many were ``captured``,
+        their ``replays``, and ``fallbacks`` (reason -> how many programs run operation by operation
+        for it, or were captured again); ``children``: of each its ``slot``,
         ``generation``, ``tensors``, ``bytes`` resident, ``programs`` it knows, and how many
         ``runs`` of programs and ``steps`` in these it had.
         """
         ready = list(self._compiled.values())
         buffers = self._pool.buffers
+        graphs = self._graphs
         return {
             "backend": self.backend.name,
             "quota": self.quota,
@@ -360,6 +449,11 @@ class Engine:
             "compiling": sum(one.fused is not None for one in ready),
             "buffers": len(buffers),
             "buffer_bytes": sum(buffers),
+            "graphs": graphs.held if graphs is not None else 0,
+            "graph_bytes": graphs.nbytes if graphs is not None else 0,
+            "captured": graphs.captured if graphs is not None else 0,
+            "replays": graphs.replays if graphs is not None else 0,
+            "fallbacks": dict(graphs.fallbacks) if graphs is not None else {},
             "children": [
                 {
                     "slot": slot,

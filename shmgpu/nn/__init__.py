@@ -14,7 +14,7 @@ from shmgpu.nn.losses import (
     MSELoss,
     NLLLoss,
 )
-from shmgpu.nn.module import Module, Parameter
+from shmgpu.nn.module import Module, Parameter, state_arrays, state_tensors
 from shmgpu.nn.simple import (
     GELU,
     AvgPool2d,
@@ -81,5 +81,7 @@ __all__ = [
     "mse_loss",
     "relu",
     "sigmoid",
+    "state_arrays",
+    "state_tensors",
     "tanh",
 ]

@@ -195,5 +195,18 @@ class Module:
 
 
 def state_arrays(state: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """A state as NumPy arrays: what safetensors' ``save_file`` and ``np.savez`` take."""
+    """A state as NumPy arrays: what ``safetensors.numpy.save_file`` and ``np.savez`` take.
+
+    They are copies of the program's own, which outlive the helper.
+    """
     return {name: np.array(one.numpy()) for name, one in state.items()}
+
+
+def state_tensors(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A state as torch tensors on the CPU, copies: what ``load_state_dict`` of torch takes."""
+    made = {}
+    for name, one in state.items():
+        dtype = one.dtype
+        copied = np.array(one.numpy()).view(dtype.storage)
+        made[name] = arrays.torch_view(copied, 0, arrays.Spec(dtype, one.shape))
+    return made

@@ -154,10 +154,20 @@ def _over(op: Op, x: Node, dim: int, dtype: Any) -> Node:
 
 
 def softmax(x: Node, dim: int, dtype: Any = None) -> Node:
+    """Shares of 1 along an axis, each as the exponential of its score.
+
+    Raises:
+        TypeError: the tensor is not of floats, and no ``dtype`` of floats is given.
+    """
     return _over(SOFTMAX, x, dim, dtype)
 
 
 def log_softmax(x: Node, dim: int, dtype: Any = None) -> Node:
+    """The logarithm of :func:`softmax`, without its overflow.
+
+    Raises:
+        TypeError: the tensor is not of floats, and no ``dtype`` of floats is given.
+    """
     return _over(LOG_SOFTMAX, x, dim, dtype)
 
 
@@ -232,6 +242,10 @@ GELU = Op(
 
 
 def gelu(x: Node, approximate: str = "none") -> Node:
+    """Each element times the normal distribution's share below it (Hendrycks and Gimpel, 2016).
+
+    ``approximate="tanh"`` is their approximation; ValueError for a word but that and ``"none"``.
+    """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r} must be 'none' or 'tanh'")
     return apply(GELU, floats(x), (approximate,))
@@ -270,6 +284,7 @@ SILU = Op(
 
 
 def silu(x: Node) -> Node:
+    """Each element times its :func:`sigmoid`; floats of whole numbers."""
     return apply(SILU, floats(x))
 
 
@@ -294,6 +309,7 @@ LEAKY_RELU = Op(
 
 
 def leaky_relu(x: Node, negative_slope: float = 0.01) -> Node:
+    """The positive elements as they are, the others times ``negative_slope``."""
     return apply(LEAKY_RELU, floats(x), (float(negative_slope),))
 
 
@@ -306,7 +322,14 @@ def softplus(x: Node) -> Node:
 
 
 def dropout(x: Node, p: float = 0.5, training: bool = True) -> Node:
-    """Each element is 0 with probability p; the others are greater for it, by 1 / (1 - p)."""
+    """Each element is 0 with probability ``p``; the others are greater for it, by 1 / (1 - p).
+
+    The tensor as it is unless ``training``. Drawn anew at each call, see :func:`manual_seed`.
+
+    Raises:
+        ValueError: ``p`` is no probability.
+        TypeError: the tensor is not of floats.
+    """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p={p} must be a probability, 0 to 1")
     if not is_float(x.spec.dtype):

@@ -23,9 +23,25 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Node:
-    """softmax(query @ key.T * scale) @ value over the last two axes, (..., places, features).
+    """softmax(query @ key.T * scale) @ value over the last two axes.
 
-    A mask of bools says where to look (True), one of floats is added before the softmax.
+    Vaswani et al., Attention Is All You Need, 2017.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E).
+        value: (..., S, V).
+        attn_mask: stretched to (..., L, S): bools say where to look (True), floats are added before
+            the softmax.
+        dropout_p: probability with which a weight is dropped.
+        is_causal: a place looks at none behind it.
+        scale: 1 / sqrt(E) unless given.
+
+    Returns:
+        (..., L, V).
+
+    Raises:
+        ValueError: the shapes do not fit, or there are both a mask and ``is_causal``.
     """
     shapes = [one.spec.shape for one in (query, key, value)]
     q, k, v = shapes

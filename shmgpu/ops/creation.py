@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random as _random
 from typing import Any
 
+from shmgpu import seeds
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
@@ -32,14 +32,17 @@ FULL = Op("full", _made, numpy=_numpy_full, torch=_torch_full, numbers=(0,))
 
 
 def full(shape: Shape, value: complex, dtype: DType) -> Node:
+    """A tensor of one value, made where it is needed."""
     return apply(FULL, (number(value, dtype),), (dtype, shape))
 
 
 def ones_like(x: Node) -> Node:
+    """Ones in x's shape and type."""
     return full(x.spec.shape, 1, x.spec.dtype)
 
 
 def zeros_like(x: Node) -> Node:
+    """Zeros in x's shape and type."""
     return full(x.spec.shape, 0, x.spec.dtype)
 
 
@@ -94,16 +97,48 @@ EYE = Op(
 
 
 def eye(n: int, m: int, dtype: DType) -> Node:
+    """An n by m matrix with ones on its diagonal."""
     return apply(EYE, (), (dtype, (n, m)))
 
 
 # ---- drawn ---------------------------------------------------------------------------------------
 
-# Of seeds for what is drawn: manual_seed() sets it.
-SEEDS = _random.Random(0)
-
 # Binary digits of a number from 0 to 1 so that it is never rounded up to 1.
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+
+
+class Drawn:
+    """A kernel of torch that draws, seeded by its input.
+
+    In two parts for those who cannot seed where they draw: a captured graph is seeded before.
+    """
+
+    __slots__ = ("_draw", "_generator", "_module")
+
+    def __init__(self, module: Any, draw: Any) -> None:
+        self._module = module
+        self._draw = draw
+        self._generator: Any = None
+
+    @property
+    def generator(self) -> Any:
+        """Its own; made at first use, because only then it is known on which device."""
+        if self._generator is None:
+            self._generator = self._module.Generator(device=self._module.get_default_device())
+        return self._generator
+
+    def seed(self, number: int) -> None:
+        """What is drawn next follows from that number."""
+        self.generator.manual_seed(int(number))
+
+    def draw(self) -> Any:
+        """The next numbers."""
+        return self._draw(self.generator)
+
+    def __call__(self, seed: Any) -> Any:
+        """What that seed gives."""
+        self.seed(seed)
+        return self.draw()
 
 
 def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
@@ -115,14 +150,7 @@ def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
         )
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        generators: list[Any] = []  # made at the first call: only then it is known on which device
-
-        def kernel(seed: Any) -> Any:
-            if not generators:
-                generators.append(module.Generator(device=module.get_default_device()))
-            return torch_draw(module, generators[0].manual_seed(int(seed)), out)
-
-        return kernel
+        return Drawn(module, lambda generator: torch_draw(module, generator, out))
 
     return Op(name, _made, numpy=numpy, torch=torch, numbers=(0,))
 
@@ -148,7 +176,9 @@ RAND = _drawn(
     lambda torch, generator, out: torch.rand(out.shape, dtype=out.dtype.torch, generator=generator),
 )
 
+DRAWN = (RANDN, RAND)
+
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(SEEDS.getrandbits(63), int64),), (dtype, shape))
+    return apply(op, (number(seeds.TENSORS.getrandbits(63), int64),), (dtype, shape))

@@ -127,6 +127,11 @@ ADD_SCALED = _row(
 
 
 def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    """``a + alpha * b``, in the shape that both are stretched to and the type that both fit in.
+
+    Raises:
+        ValueError: their shapes cannot be stretched to one.
+    """
     if alpha == 1:
         return apply(ADD, together(a, b))
     a, b = together(a, b)
@@ -134,18 +139,22 @@ def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
 
 
 def sub(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
+    """``a - alpha * b``; shapes and types as for :func:`add`."""
     return apply(SUB, together(a, b)) if alpha == 1 else add(a, b, alpha=-alpha)
 
 
 def mul(a: Operand, b: Operand) -> Node:
+    """``a * b``, element by element; shapes and types as for :func:`add`."""
     return apply(MUL, together(a, b))
 
 
 def div(a: Operand, b: Operand) -> Node:
+    """``a / b``, of whole numbers float32; by 0 infinite, or NaN. Shapes as for :func:`add`."""
     return apply(DIV, floats(a, b))
 
 
 def pow(a: Operand, b: Operand) -> Node:
+    """``a ** b``; shapes and types as for :func:`add`."""
     if isinstance(a, Node) and not isinstance(b, Node):
         if b == 2:
             return mul(a, a)
@@ -157,18 +166,22 @@ def pow(a: Operand, b: Operand) -> Node:
 
 
 def maximum(a: Operand, b: Operand) -> Node:
+    """The greater of two elements, NaN where one is; equal ones share the gradient."""
     return apply(MAXIMUM, together(a, b))
 
 
 def minimum(a: Operand, b: Operand) -> Node:
+    """The less of two elements, NaN where one is; equal ones share the gradient."""
     return apply(MINIMUM, together(a, b))
 
 
 def remainder(a: Operand, b: Operand) -> Node:
+    """``a % b`` with the sign of ``b``, as Python's; shapes and types as for :func:`add`."""
     return apply(REMAINDER, together(a, b))
 
 
 def floor_divide(a: Operand, b: Operand) -> Node:
+    """``a // b``, rounded down; without a gradient. Shapes and types as for :func:`add`."""
     return apply(FLOOR_DIVIDE, together(a, b))
 
 
@@ -183,26 +196,32 @@ GE = _row("ge", numpy="greater_equal", dtype=bool_)
 
 
 def eq(a: Operand, b: Operand) -> Node:
+    """``a == b``, bool; shapes as for :func:`add`. NaN equals nothing."""
     return apply(EQ, together(a, b))
 
 
 def ne(a: Operand, b: Operand) -> Node:
+    """``a != b``, bool; shapes as for :func:`add`."""
     return apply(NE, together(a, b))
 
 
 def lt(a: Operand, b: Operand) -> Node:
+    """``a < b``, bool; shapes as for :func:`add`."""
     return apply(LT, together(a, b))
 
 
 def le(a: Operand, b: Operand) -> Node:
+    """``a <= b``, bool; shapes as for :func:`add`."""
     return apply(LE, together(a, b))
 
 
 def gt(a: Operand, b: Operand) -> Node:
+    """``a > b``, bool; shapes as for :func:`add`."""
     return apply(GT, together(a, b))
 
 
 def ge(a: Operand, b: Operand) -> Node:
+    """``a >= b``, bool; shapes as for :func:`add`."""
     return apply(GE, together(a, b))
 
 
@@ -218,14 +237,17 @@ BITWISE_XOR = _row("bitwise_xor")
 
 
 def logical_not(x: Node) -> Node:
+    """Where an element is 0 or False, bool."""
     return apply(LOGICAL_NOT, (x,))
 
 
 def logical_and(a: Operand, b: Operand) -> Node:
+    """Where neither element is 0 or False, bool; shapes as for :func:`add`."""
     return apply(LOGICAL_AND, together(a, b))
 
 
 def logical_or(a: Operand, b: Operand) -> Node:
+    """Where not both elements are 0 or False, bool; shapes as for :func:`add`."""
     return apply(LOGICAL_OR, together(a, b))
 
 
@@ -240,14 +262,17 @@ def _bits(op: Op, a: Operand, b: Operand) -> Node:
 
 
 def bitwise_and(a: Operand, b: Operand) -> Node:
+    """``a & b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_AND, a, b)
 
 
 def bitwise_or(a: Operand, b: Operand) -> Node:
+    """``a | b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_OR, a, b)
 
 
 def bitwise_xor(a: Operand, b: Operand) -> Node:
+    """``a ^ b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_XOR, a, b)
 
 
@@ -257,18 +282,22 @@ ISINF = _row("isinf", dtype=bool_, in_place=False)
 
 
 def isnan(x: Node) -> Node:
+    """Where an element is NaN, bool."""
     return apply(ISNAN, (x,))
 
 
 def isfinite(x: Node) -> Node:
+    """Where an element is neither infinite nor NaN, bool."""
     return apply(ISFINITE, (x,))
 
 
 def isinf(x: Node) -> Node:
+    """Where an element is infinite, bool."""
     return apply(ISINF, (x,))
 
 
 def bitwise_not(x: Node) -> Node:
+    """``~x`` of bools or whole numbers."""
     return logical_not(x) if x.spec.dtype is bool_ else apply(BITWISE_NOT, (x,))
 
 
@@ -361,72 +390,89 @@ ERF = _row(
 
 
 def neg(x: Node) -> Node:
+    """``-x``; TypeError for bools."""
     if x.spec.dtype is bool_:
         raise TypeError("neg: a bool tensor has no negative: use ~x, or x.to('int64')")
     return apply(NEG, (x,))
 
 
 def abs(x: Node) -> Node:
+    """Without its sign; the gradient at 0 is 0."""
     return apply(ABS, (x,))
 
 
 def sign(x: Node) -> Node:
+    """-1, 0 or 1; its gradient is 0."""
     return apply(SIGN, (x,))
 
 
 def floor(x: Node) -> Node:
+    """The next whole number down, in x's type; its gradient is 0."""
     return apply(FLOOR, (x,)) if is_float(x.spec.dtype) else x
 
 
 def ceil(x: Node) -> Node:
+    """The next whole number up, in x's type; its gradient is 0."""
     return apply(CEIL, (x,)) if is_float(x.spec.dtype) else x
 
 
 def round(x: Node) -> Node:
+    """The nearest whole number, of two the even one, in x's type; its gradient is 0."""
     return apply(ROUND, (x,)) if is_float(x.spec.dtype) else x
 
 
 def exp(x: Node) -> Node:
+    """The exponential function; of whole numbers float32."""
     return apply(EXP, floats(x))
 
 
 def log(x: Node) -> Node:
+    """The natural logarithm, -inf at 0 and NaN below; of whole numbers float32."""
     return apply(LOG, floats(x))
 
 
 def log1p(x: Node) -> Node:
+    """``log(1 + x)``, exact also for small x; of whole numbers float32."""
     return apply(LOG1P, floats(x))
 
 
 def sqrt(x: Node) -> Node:
+    """The square root, NaN below 0; of whole numbers float32."""
     return apply(SQRT, floats(x))
 
 
 def rsqrt(x: Node) -> Node:
+    """One over the square root; of whole numbers float32."""
     return apply(RSQRT, floats(x))
 
 
 def sin(x: Node) -> Node:
+    """The sine of radians; of whole numbers float32."""
     return apply(SIN, floats(x))
 
 
 def cos(x: Node) -> Node:
+    """The cosine of radians; of whole numbers float32."""
     return apply(COS, floats(x))
 
 
 def tanh(x: Node) -> Node:
+    """The hyperbolic tangent; of whole numbers float32."""
     return apply(TANH, floats(x))
 
 
 def sigmoid(x: Node) -> Node:
+    """``1 / (1 + exp(-x))``; of whole numbers float32."""
     return apply(SIGMOID, floats(x))
 
 
 def erf(x: Node) -> Node:
+    """The error function; of whole numbers float32."""
     return apply(ERF, floats(x))
 
 
 def relu(x: Node) -> Node:
+    """The greater of x and 0; the gradient at 0 is 0."""
     return apply(RELU, (x,))
 
 
@@ -444,14 +490,22 @@ WHERE = _row(
 
 
 def square(x: Node) -> Node:
+    """``x * x``."""
     return mul(x, x)
 
 
 def reciprocal(x: Node) -> Node:
+    """``1 / x``; of whole numbers float32."""
     return div(1, x)
 
 
 def where(condition: Node, a: Operand, b: Operand) -> Node:
+    """``a`` where the condition holds, else ``b``; all three stretched to one shape.
+
+    Raises:
+        TypeError: the condition is not bool.
+        ValueError: the shapes cannot be stretched to one.
+    """
     if condition.spec.dtype is not bool_:
         raise TypeError(
             f"where: the condition is {condition.spec.dtype.name}, and must be bool: compare, as "
@@ -494,6 +548,11 @@ CLAMP = Op(
 
 
 def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
+    """Not less than ``min`` and not more than ``max``, numbers or tensors.
+
+    Raises:
+        ValueError: neither is given.
+    """
     bounds = [one for one in (min, max) if one is not None]
     if not bounds:
         raise ValueError("clamp: give min, max or both")

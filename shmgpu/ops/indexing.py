@@ -151,13 +151,23 @@ SCATTER_ADD: Op = Op(
 
 
 def gather(x: Node, dim: int, index: Node) -> Node:
-    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and likewise for the others."""
+    """``out[i][j] = x[index[i][j]][j]`` for axis 0, and likewise for the others.
+
+    Raises:
+        ValueError: the index has other axes than x, or one that is longer.
+        TypeError: the index is not of whole numbers.
+    """
     axis = rules.axis_of(dim, len(x.spec.shape), "gather")
     return apply(GATHER, (x, whole(index, "gather")), (axis,))
 
 
 def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
-    """Adds ``src[i][j]`` at ``[index[i][j]][j]`` for axis 0, and likewise for the others."""
+    """Adds ``src[i][j]`` at ``[index[i][j]][j]`` for axis 0, and likewise for the others.
+
+    Raises:
+        ValueError: the shapes do not fit.
+        TypeError: the index is not of whole numbers.
+    """
     axis = rules.axis_of(dim, len(x.spec.shape), "scatter_add")
     return apply(SCATTER_ADD, (x, whole(index, "scatter_add"), src), (axis,))
 
@@ -214,7 +224,13 @@ EMBEDDING_BACKWARD: Op = Op(
 
 
 def embedding(input: Node, weight: Node) -> Node:
-    """The rows of ``weight`` that ``input`` numbers."""
+    """The rows of ``weight`` that ``input`` numbers.
+
+    (...) with a weight of (how many, how long) -> (..., how long).
+
+    Raises:
+        TypeError: ``input`` is not of whole numbers.
+    """
     return apply(EMBEDDING, (whole(input, "embedding"), weight))
 
 

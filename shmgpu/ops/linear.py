@@ -49,6 +49,14 @@ MATMUL = Op(
 
 
 def matmul(a: Node, b: Node) -> Node:
+    """Matrices multiplied: (..., n, k) and (..., k, m) -> (..., n, m).
+
+    The leading axes are stretched to each other. A vector is a row on the left and a column on the
+    right, and its axis is gone from the outcome.
+
+    Raises:
+        ValueError: the lengths of the k axes differ, or one has no axes.
+    """
     if a.spec.dtype is not b.spec.dtype:
         dtype = promote(a.spec.dtype, b.spec.dtype)
         a, b = as_node(a, dtype), as_node(b, dtype)
@@ -56,6 +64,7 @@ def matmul(a: Node, b: Node) -> Node:
 
 
 def dot(a: Node, b: Node) -> Node:
+    """The sum of products of two vectors of one length: (n,) and (n,) -> ()."""
     if len(a.spec.shape) != 1 or a.spec.shape != b.spec.shape:
         raise ValueError(
             f"dot: the shapes {a.spec.shape} and {b.spec.shape} must be one axis of one length"

@@ -108,7 +108,10 @@ MSE = Op(
 
 
 def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """The squared difference."""
+    """The mean of the squared differences, stretched to one shape.
+
+    ``reduction`` is ``"mean"``, ``"sum"``, or ``"none"`` for those of each element.
+    """
     alike = input.spec is target.spec and is_float(input.spec.dtype)
     if reduction == "mean" and alike and 0 not in input.spec.shape:
         return apply(MSE, (input, target))
@@ -117,11 +120,18 @@ def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
 
 
 def l1_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """The mean distance from the target; shapes and ``reduction`` as for :func:`mse_loss`."""
     return reduced_by(abs(sub(input, target)), reduction)
 
 
 def binary_cross_entropy(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """Of probabilities; a logarithm is at least -100, as in PyTorch."""
+    """Of probabilities, 0 to 1, and targets of their shape, likewise 0 to 1.
+
+    A logarithm is at least -100, as in PyTorch. ``reduction`` as for :func:`mse_loss`.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
     _alike(input, target, "binary_cross_entropy")
     yes, no = maximum(log(input), -100.0), maximum(log(sub(1.0, input)), -100.0)
     loss = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
@@ -129,7 +139,11 @@ def binary_cross_entropy(input: Node, target: Node, reduction: str = "mean") -> 
 
 
 def binary_cross_entropy_with_logits(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """Of what a sigmoid would make probabilities of; safe for great ones."""
+    """:func:`binary_cross_entropy` of the input's sigmoid; safe for great ones.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
     _alike(input, target, "binary_cross_entropy_with_logits")
     bent = add(maximum(input, 0.0), log1p(exp(neg(abs(input)))))
     return reduced_by(sub(bent, mul(input, target)), reduction)
@@ -228,7 +242,18 @@ NLL_BACKWARD: Op = Op(
 
 
 def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: int = -100) -> Node:
-    """Of log-probabilities (N, classes, ...) and the numbers of the right classes."""
+    """The negative log-likelihood of the right classes.
+
+    Args:
+        input: log-probabilities, (N, classes, ...) or (classes,).
+        target: numbers of the right classes, (N, ...) or ().
+        reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
+        ignore_index: a target that does not count.
+
+    Raises:
+        ValueError: the shapes do not fit.
+        TypeError: the targets are not whole numbers.
+    """
     if reduction not in REDUCTIONS:
         reduced_by(input, reduction)
     target = whole(target, "nll_loss")
@@ -253,7 +278,19 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Node:
-    """Of any scores (N, classes, ...), and the right classes: numbers, or a probability each."""
+    """The negative log-likelihood of the right classes, of any scores.
+
+    Args:
+        input: scores, (N, classes, ...) or (classes,).
+        target: numbers of the right classes, (N, ...); or of each class a probability, in the
+            input's shape.
+        reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
+        ignore_index: a target that does not count.
+        label_smoothing: share of the probability that is spread over all classes.
+
+    Raises:
+        ValueError: the shapes do not fit, or the share is not 0 to 1.
+    """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} must be 0 to 1")
     axis = 0 if len(input.spec.shape) == 1 else 1

@@ -74,9 +74,12 @@ def _torch_moments(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
     (spec,) = specs
     shape, eps = spec.shape[len(spec.shape) - params[0] :], params[1]
     dtype = out.dtype.torch
+    one: list[Any] = []  # with a weight and a bias torch takes half the time
 
     def moments(x: Any) -> Any:
-        _, middle, scale = torch.native_layer_norm(x, shape, None, None, eps)
+        if not one:
+            one.extend((x.new_ones(shape), x.new_zeros(shape)))
+        _, middle, scale = torch.native_layer_norm(x, shape, *one, eps)
         return torch.stack((middle.to(dtype), scale.to(dtype)))
 
     return moments
@@ -181,7 +184,19 @@ def layer_norm(
     bias: Node | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Mean 0 and variance 1 over the last axes, then times weight plus bias."""
+    """Mean 0 and variance 1 over the last axes, then times weight plus bias (Ba et al., 2016).
+
+    Args:
+        x: floats, (..., *normalized_shape).
+        normalized_shape: the lengths of these axes, or that of the one.
+        weight: of these axes; ones unless given.
+        bias: of these axes; zeros unless given.
+        eps: added to the variance.
+
+    Raises:
+        ValueError: the shape does not end like that.
+        TypeError: the tensor is not of floats.
+    """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     have = x.spec.shape
     if not shape or have[len(have) - len(shape) :] != shape or len(shape) > len(have):

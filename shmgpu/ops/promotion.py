@@ -7,11 +7,13 @@ number, float). Source: PyTorch's documentation, *Tensor Attributes*, "type prom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 from shmgpu import dtypes
 from shmgpu.dtypes import DType
-from shmgpu.graph import Node, Scalar, apply, scalar
+from shmgpu.graph import MAX_KNOWN, Node, Scalar, apply, spec_of
 from shmgpu.ops.casting import CAST, NAMES, refuse_strange
 
 bool_ = dtypes.by_name("bool")
@@ -35,6 +37,7 @@ CATEGORY |= dict.fromkeys((uint8, int8, int16, int32, int64), WHOLE)
 OF_NUMBER = {BOOL: bool_, WHOLE: int64, FLOAT: float32}
 
 _ORDER = {dtype: place for place, dtype in enumerate(TYPES)}
+_decided: dict[tuple[Any, ...], DType] = {}  # outcomes for operands' specs and kinds
 # Where two types of one category do not give the greater of them.
 _ODD = {
     frozenset((uint8, int8)): int16,
@@ -67,8 +70,19 @@ def category_of_number(number: complex) -> int:
     raise TypeError(f"{number!r} is no number that tensors know: use bool, int or float")
 
 
-def result_type(operands: list[Node | complex]) -> DType:
+def result_type(operands: Sequence[Node | complex]) -> DType:
     """The type that an element-wise operation on these is done in."""
+    key = tuple([one.spec if isinstance(one, Node) else type(one) for one in operands])
+    decided = _decided.get(key)
+    if decided is None:
+        decided = _decide(operands)
+        if len(_decided) >= MAX_KNOWN:
+            _decided.clear()
+        _decided[key] = decided
+    return decided
+
+
+def _decide(operands: Sequence[Node | complex]) -> DType:
     ranks: list[DType | None] = [None, None, None]
     for operand in operands:
         if not isinstance(operand, Node):
@@ -88,13 +102,16 @@ def result_type(operands: list[Node | complex]) -> DType:
 
 
 _PYTHON = {BOOL: bool, WHOLE: int, FLOAT: float}
+# Of a number of each type: what makes it Python's own, and its spec.
+_NUMBERS = {dtype: (_PYTHON[category], spec_of(dtype, ())) for dtype, category in CATEGORY.items()}
 
 
 def number(value: complex, dtype: DType) -> Node:
     """A plain number as a node of that type; TypeError for a type that tensors do not have."""
-    if dtype not in CATEGORY:
+    if dtype not in _NUMBERS:
         refuse_strange(dtype)
-    return scalar(_PYTHON[CATEGORY[dtype]](value), dtype)
+    kind, spec = _NUMBERS[dtype]
+    return Node(None, (), (), spec, Scalar(kind(value)))
 
 
 def as_node(operand: Node | complex, dtype: DType) -> Node:
@@ -118,13 +135,13 @@ def together(*operands: Node | complex) -> tuple[Node, ...]:
                 break
         else:
             return operands  # type: ignore[return-value]
-    dtype = result_type(list(operands))
+    dtype = result_type(operands)
     return tuple([as_node(operand, dtype) for operand in operands])
 
 
 def floats(*operands: Node | complex) -> tuple[Node, ...]:
     """The same, in a float type: the default one, float32, where none of them is of one."""
-    dtype = result_type(list(operands))
+    dtype = result_type(operands)
     if CATEGORY[dtype] != FLOAT:
         dtype = float32
     return tuple([as_node(operand, dtype) for operand in operands])

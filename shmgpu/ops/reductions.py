@@ -8,10 +8,11 @@ from typing import Any
 from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub, where
+from shmgpu.ops.creation import full, ones_like
+from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub
 from shmgpu.ops.kernels import numpy_reduction, torch_reduction
 from shmgpu.ops.promotion import bool_, floats, int64, is_float
-from shmgpu.ops.shaping import reshape
+from shmgpu.ops.shaping import cat, narrow, permute, reshape, stack, take_slices
 from shmgpu.ops.stretching import Dim, stretched, stretched_back, sum
 
 
@@ -75,16 +76,33 @@ def _torch_prod(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
 
 
 def _others(g: Node, n: Node) -> Node:
-    """The product of all the others: without zeros by division, with one only its own is not 0."""
+    """The product of all the others, without dividing: right to any order where some are 0."""
     x, axes = n.inputs[0], n.params[0]
-    zero = eq(x, 0)
-    rest = where(zero, 1.0, x)
-    zeros = stretched(sum(zero, axes), axes, x)
-    product = stretched(prod(rest, axes), axes, x)
-    others = where(
-        zero, where(eq(zeros, 1), product, 0.0), where(eq(zeros, 0), div(product, rest), 0.0)
+    shape = x.spec.shape
+    order = (*[axis for axis in range(len(shape)) if axis not in axes], *axes)
+    moved = permute(x, order)
+    others = _exclusive(reshape(moved, (*rules.reduced(shape, axes, False), count(x, axes))))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return mul(stretched_back(g, n), permute(reshape(others, moved.spec.shape), tuple(back)))
+
+
+def _exclusive(x: Node) -> Node:
+    """For each element of the last axis the product of all others on it.
+
+    Up a tree of products and down again, as sums go in Blelloch, Prefix Sums and Their
+    Applications, 1990: fewer than three multiplications an element.
+    """
+    *rest, length = x.spec.shape
+    if length < 2:
+        return ones_like(x)
+    if length % 2:
+        x = cat([x, full((*rest, 1), 1, x.spec.dtype)], -1)
+    every = [slice(None)] * len(rest)
+    even, odd = (take_slices(x, [*every, slice(first, None, 2)]) for first in (0, 1))
+    above = _exclusive(mul(even, odd))
+    return narrow(
+        reshape(stack([mul(above, odd), mul(above, even)], -1), x.spec.shape), -1, 0, length
     )
-    return mul(stretched_back(g, n), others)
 
 
 PROD = Op(
@@ -98,14 +116,17 @@ PROD = Op(
 
 
 def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """Whether all elements are true (not 0), over an axis, several, or all of them; bool."""
     return apply(ALL, (x,), (rules.axes_of(dim, len(x.spec.shape), "all"), keepdim))
 
 
 def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """Whether an element is true (not 0), over an axis, several, or all of them; bool."""
     return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
 
 
 def prod(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The product over an axis, several, or all of them; of bools and whole numbers int64."""
     if not is_float(x.spec.dtype):
         x = cast(x, int64)
     return apply(PROD, (x,), (rules.axes_of(dim, len(x.spec.shape), "prod"), keepdim))
@@ -117,6 +138,11 @@ def count(x: Node, axes: tuple[int, ...]) -> int:
 
 
 def mean(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The mean over an axis, several, or all of them; NaN of no elements.
+
+    Raises:
+        TypeError: the tensor is not of floats.
+    """
     if not is_float(x.spec.dtype):
         raise TypeError(
             f"mean: the tensor is {x.spec.dtype.name}, and a mean needs floats: x.to('float32')"
@@ -127,6 +153,10 @@ def mean(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
 
 
 def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+    """The variance over an axis, several, or all of them, of floats.
+
+    The mean square is of ``correction`` elements less than there are; NaN where none is left.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "var")
     centred = sub(x, mean(x, axes, True))
     left = count(x, axes) - correction
@@ -134,6 +164,7 @@ def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) ->
 
 
 def std(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
+    """The square root of :func:`var`."""
     return sqrt(var(x, dim, keepdim, correction))
 
 
@@ -143,18 +174,29 @@ def _refuse_empty(x: Node, axes: tuple[int, ...], name: str) -> None:
 
 
 def amax(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The greatest over an axis, several, or all of them; equal ones share the gradient.
+
+    Raises:
+        ValueError: there are no elements.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "amax")
     _refuse_empty(x, axes, "amax")
     return apply(AMAX, (x,), (axes, keepdim))
 
 
 def amin(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The least over an axis, several, or all of them; equal ones share the gradient.
+
+    Raises:
+        ValueError: there are no elements.
+    """
     axes = rules.axes_of(dim, len(x.spec.shape), "amin")
     _refuse_empty(x, axes, "amin")
     return apply(AMIN, (x,), (axes, keepdim))
 
 
 def logsumexp(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """``log(sum(exp(x)))`` over an axis, several, or all of them, without overflow."""
     (x,) = floats(x)
     axes = rules.axes_of(dim, len(x.spec.shape), "logsumexp")
     most = amax(x, axes, True)

@@ -8,6 +8,7 @@ ValueError in a sentence with the shapes. Types have been brought together befor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from shmgpu.dtypes import DType
 from shmgpu.graph import Params, Rule, Spec, spec_of
@@ -47,6 +48,7 @@ def elementwise(name: str, dtype: DType | None = None) -> Rule:
     return rule
 
 
+@lru_cache(maxsize=1024, typed=True)
 def axis_of(dim: int, ndim: int, name: str) -> int:
     """The axis as a number from 0; IndexError where there is none."""
     if not -max(ndim, 1) <= dim < max(ndim, 1):

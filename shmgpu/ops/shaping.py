@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
@@ -41,7 +42,11 @@ RESHAPE = Op(
 
 
 def reshape(x: Node, shape: Shape) -> Node:
-    """One length may be -1: whatever is left."""
+    """The same elements in another shape; one length may be -1: whatever is left.
+
+    Raises:
+        ValueError: they do not make that shape.
+    """
     have = x.spec.shape
     if shape == have:
         return x
@@ -71,6 +76,7 @@ PERMUTE = Op(
 
 
 def permute(x: Node, dims: Shape) -> Node:
+    """The axes in another order: ``dims`` names each of them once, else ValueError."""
     ndim = len(x.spec.shape)
     axes = tuple([rules.axis_of(dim, ndim, "permute") for dim in dims])
     if sorted(axes) != list(range(ndim)):
@@ -79,26 +85,37 @@ def permute(x: Node, dims: Shape) -> Node:
 
 
 def transpose(x: Node, dim0: int = -2, dim1: int = -1) -> Node:
-    ndim = len(x.spec.shape)
+    """With two axes exchanged, the last two unless given."""
+    axes = _swapped(len(x.spec.shape), dim0, dim1)
+    return x if axes is None else apply(PERMUTE, (x,), (axes,))
+
+
+@lru_cache(maxsize=256)
+def _swapped(ndim: int, dim0: int, dim1: int) -> Shape | None:
+    """The order of axes with two changed for one another; None where nothing is."""
     axes = list(range(ndim))
     a, b = rules.axis_of(dim0, ndim, "transpose"), rules.axis_of(dim1, ndim, "transpose")
-    if axes:
-        axes[a], axes[b] = axes[b], axes[a]
-    return permute(x, tuple(axes))
+    if a == b:
+        return None
+    axes[a], axes[b] = axes[b], axes[a]
+    return tuple(axes)
 
 
 def unsqueeze(x: Node, dim: int) -> Node:
+    """With a new axis of length 1 before that of number ``dim``; -1: behind the last."""
     axis = rules.axis_of(dim, len(x.spec.shape) + 1, "unsqueeze")
     return reshape(x, (*x.spec.shape[:axis], 1, *x.spec.shape[axis:]))
 
 
 def squeeze(x: Node, dim: int | Sequence[int] | None = None) -> Node:
+    """Without the axes of length 1: all of these, or those of ``dim`` that are."""
     shape = x.spec.shape
     axes = rules.axes_of(dim, len(shape), "squeeze")
     return reshape(x, tuple([n for axis, n in enumerate(shape) if axis not in axes or n != 1]))
 
 
 def flatten(x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
+    """Neighbouring axes as one, all of them unless given."""
     shape = x.spec.shape
     first = rules.axis_of(start_dim, len(shape), "flatten")
     last = rules.axis_of(end_dim, len(shape), "flatten")
@@ -291,6 +308,11 @@ CAT = Op(
 
 
 def cat(tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Tensors one behind the other along an axis; their shapes may differ in that one only.
+
+    Raises:
+        ValueError: other lengths differ, there are no tensors, or one has no axes.
+    """
     if not tensors:
         raise ValueError("cat: give one tensor or more")
     dtype = result_type(list(tensors))
@@ -302,6 +324,11 @@ def cat(tensors: Sequence[Node], dim: int = 0) -> Node:
 
 
 def stack(tensors: Sequence[Node], dim: int = 0) -> Node:
+    """Tensors of one shape side by side along a new axis.
+
+    Raises:
+        ValueError: their shapes differ, or there are none.
+    """
     if not tensors:
         raise ValueError("stack: give one tensor or more")
     shapes = {one.spec.shape for one in tensors}
@@ -311,6 +338,7 @@ def stack(tensors: Sequence[Node], dim: int = 0) -> Node:
 
 
 def narrow(x: Node, dim: int, start: int, length: int) -> Node:
+    """``length`` places of an axis from ``start`` on; ValueError where there are fewer."""
     axis = rules.axis_of(dim, len(x.spec.shape), "narrow")
     have = x.spec.shape[axis] if x.spec.shape else 0
     if start < 0:
@@ -325,6 +353,11 @@ def narrow(x: Node, dim: int, start: int, length: int) -> Node:
 
 
 def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node, ...]:
+    """The parts along an axis: of ``split_size`` each, the last what is left; or of these sizes.
+
+    Raises:
+        ValueError: the sizes do not make the axis, or are not positive.
+    """
     axis = rules.axis_of(dim, len(x.spec.shape), "split")
     length = x.spec.shape[axis]
     if isinstance(split_size, int):
@@ -344,6 +377,7 @@ def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node,
 
 
 def chunk(x: Node, chunks: int, dim: int = 0) -> tuple[Node, ...]:
+    """The axis in so many parts of equal length, the last what is left; or fewer."""
     axis = rules.axis_of(dim, len(x.spec.shape), "chunk")
     if chunks <= 0:
         raise ValueError(f"chunk: chunks={chunks} must be 1 or more")

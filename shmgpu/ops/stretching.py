@@ -102,4 +102,5 @@ SUM = Op(
 
 
 def sum(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+    """The sum over an axis, several, or all of them; of bools and whole numbers int64."""
     return apply(SUM, (x,), (rules.axes_of(dim, len(x.spec.shape), "sum"), keepdim))

@@ -219,9 +219,24 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Node:
-    """A filter's answer for each channel of the output.
+    """A filter's answer for each channel of the output, of floats.
 
-    ``padding`` may also be ``'same'`` (with stride 1 only) or ``'valid'``.
+    Args:
+        input: (N, channels, H, W) or (channels, H, W).
+        weight: (out channels, channels / groups, height, width).
+        bias: (out channels,).
+        stride: steps of the filter, one number or (down, across), and so are the next two.
+        padding: zeros around; or ``"same"`` (with stride 1 only), or ``"valid"`` for none.
+        dilation: distance of the places that a filter looks at.
+        groups: parts that the channels fall into, each with its own filters.
+
+    Returns:
+        (N, out channels, H', W'), where H' is
+        (H + 2 padding - dilation (height - 1) - 1) // stride + 1.
+
+    Raises:
+        ValueError: the shapes do not fit.
+        TypeError: the tensors are not of floats.
     """
     steps = pair(stride, "conv2d: stride", 1)
     spread = pair(dilation, "conv2d: dilation", 1)
@@ -323,6 +338,15 @@ def _four(input: Node, name: str) -> tuple[Node, bool]:
 def max_pool2d(
     input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1
 ) -> Node:
+    """The greatest of each window: (N, C, H, W) or (C, H, W) of floats, H and W become fewer.
+
+    Sizes are one number or (down, across); ``stride`` is the window's unless given. The margins of
+    ``padding`` never win, and are at most half a window.
+
+    Raises:
+        ValueError: other axes, or windows that do not fit.
+        TypeError: the tensor is not of floats.
+    """
     kernel = pair(kernel_size, "max_pool2d: kernel_size", 1)
     params = (
         kernel,
@@ -395,6 +419,10 @@ AVG_POOL2D_BACKWARD: Op = Op(
 
 
 def avg_pool2d(input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Node:
+    """The mean of each window: (N, C, H, W) or (C, H, W) of floats, H and W become fewer.
+
+    Sizes as for :func:`max_pool2d`; the zeros of ``padding`` count.
+    """
     kernel = pair(kernel_size, "avg_pool2d: kernel_size", 1)
     x, single = _four(input, "avg_pool2d")
     params = (

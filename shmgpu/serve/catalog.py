@@ -5,6 +5,7 @@ Owns the look-up, and for each model what the broker's port needs to call it. It
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shmgpu.serve import datatypes
@@ -26,6 +27,8 @@ class Served(Target):
         pending: where requests are counted that are pending with it.
         metadata: what requests are held against; its versions are this one alone.
         places, output_places: of inputs and outputs, by name.
+        in_regions: the target of requests with tensors in clients' regions, which are no rows of
+            one array either.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class Served(Target):
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
-        super().__init__(function, source["pool"] or None, description["name"], max_rows)
+        super().__init__(function, source["pool"] or None, name, max_rows)
+        self.in_regions = Target(rows.infer_in_regions, self.pool, name)
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:
@@ -71,10 +75,15 @@ def _declared(one: dict[str, Any]) -> TensorMetadata:
 
 
 class Catalog:
-    """What can be called, for one worker."""
+    """What can be called, for one worker.
+
+    Attributes:
+        when_changed: functions that are called when the table was seen to have changed.
+    """
 
     def __init__(self, table: Table, rows: Rows) -> None:
         self.table = table
+        self.when_changed: list[Callable[[], None]] = []
         self.rows = rows
         self.version = -1
         self.state: dict[str, Any] = {}
@@ -103,6 +112,8 @@ class Catalog:
                 self.models.setdefault(served.name, {})[served.version] = served
         self._known = known
         self._found = {}
+        for told in self.when_changed:
+            told()
 
     def find(self, name: str, version: str = "") -> Served:
         """A model that is ready; its highest version unless one is named.

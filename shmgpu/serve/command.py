@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from shmgpu import core, daemon, functions, logs
-from shmgpu.errors import LaunchError
+from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.launch import raise_outcome
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
@@ -52,10 +55,12 @@ def serve(options: argparse.Namespace) -> None:
     """
     refuse_unsafe("shmgpu serve")
     sources = repository.find_all(options.models)
+    token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
     with contextlib.ExitStack() as held:
         table = Table({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
+        grpc_address = held.enter_context(_reserved(options))
         rows = Rows(options.hang_after)
         functions.register_late()
         counters: list[Counters] = []
@@ -83,7 +88,9 @@ def serve(options: argparse.Namespace) -> None:
             pools[setup.pool].append(number)
         with table.change() as state:
             state.update(first_state(repository.in_pools(sources, list(pools))))
-        shared = worker.Plan([listener], table, counters[0], rows, options, pools)
+        shared = worker.Plan(
+            [listener], table, counters[0], rows, grpc_address, options, pools, token, tls
+        )
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)
         held.callback(host.close)
         before = logs.role()
@@ -123,6 +130,33 @@ def first_state(sources: Sequence[repository.Source]) -> dict[str, Any]:
     }
 
 
+def _token(path: str | None) -> bytes:
+    """What clients must bear; empty where they need not."""
+    if path is None:
+        return b""
+    try:
+        token = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"the token's file {path} cannot be read ({error.strerror})") from None
+    if not token:
+        raise ConfigError(f"the token's file {path} is empty: write a long random text into it")
+    return token
+
+
+def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key belong together: give both")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate cannot be used ({error})") from None
+    return context
+
+
 @contextlib.contextmanager
 def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
     """The socket that all workers accept from."""
@@ -153,6 +187,42 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         if options.uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(options.uds)
+
+
+@contextlib.contextmanager
+def _reserved(options: argparse.Namespace) -> Iterator[str]:
+    """Where workers listen for gRPC, each with a socket of its own; empty: nowhere.
+
+    The parent's socket never listens: it holds the port while workers come and go.
+    """
+    if options.grpc_port is None:
+        yield ""
+        return
+    for package in ("grpc", "google.protobuf"):
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            raise LaunchError(
+                f"--grpc-port needs a package that is missing ({package}): "
+                'pip install "shmgpu[serve]"'
+            )
+    found = socket.getaddrinfo(options.host, options.grpc_port, type=socket.SOCK_STREAM)
+    family, _, _, _, place = found[0]
+    try:
+        with socket.socket(family) as probe:  # another server's port is no port to share
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            place = probe.getsockname()
+        holder = socket.socket(family)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(place)
+    except OSError as error:
+        raise LaunchError(
+            f"the server cannot listen at {options.host}:{options.grpc_port} ({error.strerror}): "
+            "choose another --grpc-port"
+        ) from error
+    with holder:
+        address = _address(holder).removeprefix("http://")
+        print(f"listening on grpc://{address}", flush=True)
+        yield address
 
 
 def _address(listener: socket.socket) -> str:

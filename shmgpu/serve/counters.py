@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
+MOST_ROWS = 256  # batches are counted by their rows up to here; a larger one counts as the last
 
 # What is counted for each model. Durations are nanoseconds.
 FIELDS = (
@@ -20,6 +21,7 @@ FIELDS = (
     "success_ns",  # from the request's last byte to the answer's first
     "fail_count",
     "fail_ns",
+    "refused_count",  # of the failed: before they were handed over
     "cancel_count",
     "cancel_ns",
     "inference_count",  # rows; requests where the model is not batched
@@ -35,6 +37,8 @@ FIELDS = (
 )
 INDEX = {name: number for number, name in enumerate(FIELDS)}
 GAUGES = {"last_ms"}
+# What helpers count for each model and each number of rows.
+BATCH_FIELDS = ("exec_count", "input_ns", "infer_ns", "output_ns")
 
 
 class Counters:
@@ -45,13 +49,30 @@ class Counters:
     """
 
     def __init__(self, writers: int) -> None:
-        shape = (writers, MOST_MODELS, len(FIELDS))
-        self._memory = mmap.mmap(-1, int(np.prod(shape)) * 8)
-        self.rows: np.ndarray[Any, Any] = np.ndarray(shape, np.uint64, self._memory)
+        self.rows = _shared((writers, MOST_MODELS, len(FIELDS)))
+        # Pages come with the first use: a server of three models has a few of these.
+        self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
 
     def of(self, writer: int) -> memoryview:
         """A writer's row: a flat memoryview of 64-bit numbers, at model * len(FIELDS) + field."""
         return memoryview(self.rows[writer].reshape(-1))
+
+    def batches_of(self, writer: int) -> np.ndarray[Any, Any]:
+        """A writer's count by model, rows - 1 and field of BATCH_FIELDS."""
+        own: np.ndarray[Any, Any] = self.by_rows[writer]
+        return own
+
+    def batches(self, model: int) -> dict[int, int]:
+        """A model's executions by their rows."""
+        return {rows: figures["exec_count"] for rows, figures in self.batch_totals(model).items()}
+
+    def batch_totals(self, model: int) -> dict[int, dict[str, int]]:
+        """What was counted of a model's executions, by their rows."""
+        sums = self.by_rows[:, model].sum(axis=0)
+        return {
+            int(place) + 1: dict(zip(BATCH_FIELDS, map(int, sums[place]), strict=True))
+            for place in np.flatnonzero(sums[:, 0])
+        }
 
     def total(self, model: int) -> dict[str, int]:
         """A model's figures, of all writers together."""
@@ -69,6 +90,10 @@ class Counters:
     def clear_pending(self, writer: int) -> None:
         """A worker starts anew: what its predecessor held is not pending any more."""
         self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
+
+
+def _shared(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.ndarray(shape, np.uint64, mmap.mmap(-1, int(np.prod(shape)) * 8))
 
 
 def now_ms() -> int:

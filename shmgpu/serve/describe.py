@@ -13,10 +13,12 @@ from shmgpu.serve.metadata import TensorMetadata
 
 EXTENSIONS = (
     "binary_tensor_data",
+    "classification",
     "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
+    "system_shared_memory",
 )
 
 
@@ -80,10 +82,11 @@ def statistics(
             chosen = list(catalog.models[name].values())
     else:
         chosen = [one for versions in catalog.models.values() for one in versions.values()]
-    return {"model_stats": [_statistics(one, counters.total(one.index)) for one in chosen]}
+    return {"model_stats": [_statistics(one, counters) for one in chosen]}
 
 
-def _statistics(served: Served, total: dict[str, int]) -> dict[str, Any]:
+def _statistics(served: Served, counters: Counters) -> dict[str, Any]:
+    total = counters.total(served.index)
     calls = total["success_count"]
     computed = total["input_ns"] + total["infer_ns"] + total["output_ns"]
 
@@ -107,5 +110,13 @@ def _statistics(served: Served, total: dict[str, int]) -> dict[str, Any]:
             "cache_hit": duration(0, 0),
             "cache_miss": duration(0, 0),
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": duration(figures["input_ns"], figures["exec_count"]),
+                "compute_infer": duration(figures["infer_ns"], figures["exec_count"]),
+                "compute_output": duration(figures["output_ns"], figures["exec_count"]),
+            }
+            for rows, figures in counters.batch_totals(served.index).items()
+        ],
     }

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, Protocol
 
 import httptools
@@ -24,6 +25,8 @@ from shmgpu.errors import ArenaFull
 from shmgpu.memory import Arena
 
 SCRATCH_BYTES = 16384
+SLOWEST = 65536  # bytes a second
+LINGER_S = 2.0  # from a refusal until the connection ends
 JOINED_BYTES = 8192  # an answer of fewer is written as one piece
 ALIGNMENT = 64
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -33,10 +36,22 @@ REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask of the edge; see the flags of ``shmgpu serve``."""
+    """What a client may ask of the edge; see the flags of ``shmgpu serve``.
+
+    Attributes:
+        body_bytes, header_bytes: of one request.
+        connections: of one worker.
+        idle_s: that a connection may be open without a request.
+        receive_s: that a request may take to come in, and one more for each SLOWEST bytes of it.
+        send_s: that an answer may lie unread.
+    """
 
     body_bytes: int
     header_bytes: int
+    connections: int = 1 << 30
+    idle_s: float = 75.0
+    receive_s: float = 30.0
+    send_s: float = 30.0
 
 
 class Answering(Protocol):
@@ -113,14 +128,17 @@ class Connection(asyncio.BufferedProtocol):
         "arena",
         "came",
         "filled",
+        "head_bytes",
         "is_closing",
         "limits",
         "parser",
         "request",
         "scratch",
         "seen",
+        "since",
         "take",
         "transport",
+        "unsent",
         "waiting",
     )
 
@@ -146,13 +164,20 @@ class Connection(asyncio.BufferedProtocol):
         self.filled = -1  # bytes of its body that have been received past the parser; -1: not so
         self.waiting: deque[Request] = deque()  # received, the first of them being answered
         self.is_closing = False
+        self.head_bytes = 0  # of the head that is being received
+        self.since = 0.0  # when it began to wait for what it waits for now
+        self.unsent = 0  # bytes of answers that lay unread then
 
     # ---- asyncio's calls -----------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         """As of asyncio."""
         self.transport = transport
+        self.since = monotonic()
+        is_too_many = len(self.seen) >= self.limits.connections
         self.seen.add(self)
+        if is_too_many:
+            self._refuse(503, "the server has as many connections as it may: try again")
 
     def connection_lost(self, error: Exception | None) -> None:
         """The client is gone: what it waited for is given up."""
@@ -185,6 +210,9 @@ class Connection(asyncio.BufferedProtocol):
             if self.take(self, count):
                 return
             self.came = count
+            self.since = monotonic()
+        if self.request is None or not self.request.method:
+            self.head_bytes += count
         try:
             self.parser.feed_data(self.scratch[:count])
         except httptools.HttpParserUpgrade:
@@ -196,6 +224,8 @@ class Connection(asyncio.BufferedProtocol):
         if request is not None and request.arena_view is not None and not self.is_closing:
             self.filled = len(request.body)  # what came with the head was copied
             self.parser = None
+        if self.head_bytes > self.limits.header_bytes and not self.is_closing:
+            self._refuse(431, f"a request's head may have {self.limits.header_bytes} bytes")
         if len(self.waiting) > 1:
             self.transport.pause_reading()
 
@@ -223,6 +253,11 @@ class Connection(asyncio.BufferedProtocol):
         """The head is whole: make room for the body."""
         request = self.request
         assert request is not None
+        size = len(request.target) + sum(len(k) + len(v) for k, v in request.headers.items())
+        if size > self.limits.header_bytes:
+            self._refuse(431, f"a request's head may have {self.limits.header_bytes} bytes")
+            return
+        self.head_bytes = 0
         request.method = self.parser.get_method()
         request.keep_alive = self.parser.should_keep_alive()
         headers = request.headers
@@ -259,6 +294,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        self.head_bytes = 0
         request = self.request
         self.request = None
         if request is None or self.is_closing:
@@ -296,6 +332,31 @@ class Connection(asyncio.BufferedProtocol):
         self.filled = -1
         self.parser = httptools.HttpRequestParser(self)
         self.on_message_complete()
+
+    # ---- slow clients --------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """End the connection if its client takes too long for what it is to do next."""
+        limits, waited = self.limits, now - self.since
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            if unsent != self.unsent:
+                self.unsent = unsent
+                self.since = now
+            elif waited > limits.send_s:
+                self.transport.abort()
+            return
+        self.unsent = 0
+        if self.waiting:  # it is for the server to do something
+            return
+        if self.is_closing:
+            if waited > LINGER_S:
+                self.transport.abort()
+        elif self.request is None:
+            if waited > limits.idle_s:
+                self.transport.close()
+        elif waited > limits.receive_s + max(self.request.length, 0) / SLOWEST:
+            self._refuse(408, "the request took too long to come in")
 
     # ---- answers -------------------------------------------------------------------------
 
@@ -337,10 +398,16 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines([head, *body])
         request.body = b""
         self.waiting.popleft()
+        self.since = monotonic()
         if not request.keep_alive:
             self.waiting.clear()
             self.is_closing = True
-            transport.close()
+            if request.refusal is not None and transport.can_write_eof():
+                # Closed while bytes come in, it would take the answer from a client that sends
+                # first and reads then: what comes is thrown away for a while.
+                transport.write_eof()
+            else:
+                transport.close()
         elif self.waiting:
             asyncio.get_running_loop().call_soon(self._next)
         elif transport is not None:
@@ -352,6 +419,7 @@ class Connection(asyncio.BufferedProtocol):
         request.on_disconnect = None
         self.transport.write(data)
         self.waiting.popleft()
+        self.since = monotonic()
         if self.waiting:
             asyncio.get_running_loop().call_soon(self._next)
 
@@ -378,6 +446,13 @@ def head_of(
         headers,
         b"" if keep_alive else b"Connection: close\r\n",
     )
+
+
+def end_slow(connections: set[Connection]) -> None:
+    """Close connections whose clients take too long; call it about once a second."""
+    now = monotonic()
+    for one in list(connections):
+        one.look(now)
 
 
 def error_body(sentence: str) -> bytes:

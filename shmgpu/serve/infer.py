@@ -22,15 +22,21 @@ from shmgpu.port import Port
 from shmgpu.serve import datatypes
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
-from shmgpu.serve.known import Known
+from shmgpu.serve.known import Known, is_placed
+from shmgpu.serve.problems import told_as
+from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.rows import Target
+from shmgpu.serve.runner import Unloaded
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
 _now = time.monotonic_ns
+
+_UNLOADED = told_as(Unloaded)
 
 MAX_PRIORITY = 3
 
@@ -99,6 +105,8 @@ class Calls:
         counters: the worker's row; see :mod:`shmgpu.serve.counters`.
         most_pending: requests that may be out at once.
         timeout: seconds until a request is answered with an error; None: never.
+        loop: the worker's.
+        regions: clients' shared memory.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class Calls:
         most_pending: int,
         timeout: float | None,
         loop: Any,
+        regions: Regions,
     ) -> None:
         self.port = port
         self.catalog = catalog
@@ -116,6 +125,7 @@ class Calls:
         self.most_pending = most_pending
         self.timeout = timeout
         self.loop = loop
+        self.regions = regions
         self.pending = 0
 
     def start(
@@ -154,10 +164,13 @@ class Calls:
         served = pending.served
         options = self._options(pending.request)
         pending.sent_ns = _now()
+        known = pending.known
+        placed = is_placed(pending.request) if known is None else known.is_placed
+        target: Target = served.in_regions if placed else served
         self.pending += 1
         self.counters[served.pending] += 1
         try:
-            call = self.port.submit(served, pending.args, {}, options, pending, False, False)
+            call = self.port.submit(target, pending.args, {}, options, pending, False, False)
         except BaseException:
             self._out(pending)
             raise
@@ -187,7 +200,7 @@ class Calls:
         base = served.base
         now = _now()
         self._out(pending)
-        if isinstance(error, RemoteError) and error.type_name == "Unloaded":
+        if isinstance(error, RemoteError) and error.type_name == _UNLOADED:
             if self._again(pending):
                 return
         pending.is_over = True
@@ -217,6 +230,7 @@ class Calls:
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""
         self.counters[served.base + _FAIL] += 1
+        self.counters[served.base + _REFUSED] += 1
         self.counters[served.base + _FAIL_NS] += _now() - started_ns
 
     def cancel(self, pending: Pending) -> None:
@@ -275,9 +289,13 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
+        if is_placed(request):
+            return (served.number, self._output_places(served, request), *args)
         return (served.number, *args)
 
     def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
+        if one.shm is not None:
+            return {"in": self.regions.place(one.shm, f"input {one.name!r}"), "shape": one.shape}
         if not datatype.itemsize:
             return self._bytes(one)
         array = one.array()
@@ -298,6 +316,14 @@ class Calls:
         assert data is not None
         return one.shape, np.frombuffer(data, np.uint8)
 
+    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+        """Which outputs go to which places in regions."""
+        return tuple(
+            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
+            for one in request.outputs
+            if one.shm is not None
+        )
+
     # ---- outputs -------------------------------------------------------------------------
 
     def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
@@ -308,10 +334,17 @@ class Calls:
             if asked
             else range(len(served.outputs))
         )
+        placed = {served.output_places[one.name] for one in asked if one.shm is not None}
         outputs = []
         for place in wanted:
             declared, datatype = served.metadata.outputs[place], served.outputs[place]
             array = results[place]
+            if place in placed:
+                shape, nbytes = array
+                outputs.append(
+                    OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)
+                )
+                continue
             if not datatype.itemsize:
                 shape, data = array
                 array = datatypes.decode(datatype, shape, data.data)

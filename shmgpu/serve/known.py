@@ -33,32 +33,63 @@ class Known:
     Attributes:
         request: what it says, without inputs.
         rows: of its tensors; 1 where the model is not batched.
-        pieces: its inputs: place among the call's arguments, dtype, shape, offset in the body.
+        is_placed: whether any tensor lies in a client's region.
+        pieces: its inputs in the body: place among the call's arguments, dtype, shape, offset.
         total: bytes of the body.
-        wanted: the outputs that are asked for: place among the model's, dtype.
+        wanted: the outputs that are asked for: place among the model's, dtype, whether they go to
+            a region.
     """
 
-    __slots__ = ("_answers", "_arity", "pieces", "request", "rows", "total", "wanted")
+    __slots__ = (
+        "_answers",
+        "_args",
+        "_version",
+        "is_placed",
+        "pieces",
+        "request",
+        "rows",
+        "total",
+        "wanted",
+    )
 
     def __init__(
-        self, served: Served, request: InferRequest, pieces: list[Any], total: int, rows: int
+        self,
+        served: Served,
+        request: InferRequest,
+        args: list[Any],
+        pieces: list[Any],
+        total: int,
+        rows: int,
+        version: int,
+        placed: bool,
     ) -> None:
         self.request = request
         self.rows = rows
+        self.is_placed = placed
+        self._args = args
         self.pieces = pieces
         self.total = total
-        self._arity = len(served.inputs)
+        # Regions are what they were as long as the table is; nothing else depends on it.
+        self._version = version if self.is_placed else None
         places = served.output_places
-        wanted = [places[one.name] for one in request.outputs] or list(range(len(served.outputs)))
-        self.wanted = [(place, served.outputs[place].storage) for place in wanted]
-        self._answers: dict[Any, bytes] = {}
+        in_region = {one.name for one in request.outputs if one.shm is not None}
+        names = [one.name for one in request.outputs] or list(places)
+        self.wanted = [
+            (places[name], served.outputs[places[name]].storage, name in in_region)
+            for name in names
+        ]
+        self._answers: dict[Any, tuple[bytes, int | None]] = {}
 
-    def arguments(self, served: Served, body: memoryview) -> tuple[Any, ...] | None:
-        """What the call carries; None where the body is not as long as that header says."""
-        if len(body) != self.total:
+    def arguments(self, body: memoryview, version: int) -> tuple[Any, ...] | None:
+        """What the call carries; None where the header does not say it any more.
+
+        Args:
+            body: of the request: it may be of another length than the header says.
+            version: of the control table.
+        """
+        if len(body) != self.total or (self._version is not None and self._version != version):
             return None
-        args: list[Any] = [None] * (self._arity + 1)
-        args[0] = served.number
+        args = self._args.copy()
         for place, dtype, shape, offset in self.pieces:
             args[place] = _ndarray(shape, dtype, body, offset)
         return tuple(args)
@@ -70,19 +101,23 @@ class Known:
         results = (result,) if len(served.outputs) == 1 else result
         shapes = []
         tail = []
-        for place, storage in self.wanted:
+        for place, storage, is_in_region in self.wanted:
             array = results[place]
+            if is_in_region:
+                shapes.append(array)  # its shape, and how many bytes
+                continue
             if type(array) is not _ndarray or array.dtype is not storage or not array.size:
                 return self._general(served, outputs())
             shapes.append(array.shape)
             tail.append(array.reshape(-1).view(_OCTET).data)
         key = tuple(shapes)
-        head = self._answers.get(key)
-        if head is not None:
-            return [head, *tail], len(head)
+        known = self._answers.get(key)
+        if known is not None:
+            head, header_length = known
+            return [head, *tail], header_length
         buffers, header_length = self._general(served, outputs())
-        if header_length is not None and len(self._answers) < MOST_SHAPES:
-            self._answers[key] = buffers[0]
+        if len(self._answers) < MOST_SHAPES:
+            self._answers[key] = buffers[0], header_length
         return buffers, header_length
 
     def _general(self, served: Served, outputs: list[OutputTensor]) -> Answer:
@@ -92,11 +127,30 @@ class Known:
         return list(buffers), header_length
 
 
-def remember(served: Served, header: bytes, request: InferRequest, body: memoryview) -> None:
-    """Keep what a request that was read in full says, where the next one may go by it."""
+def remember(
+    served: Served,
+    header: bytes,
+    request: InferRequest,
+    args: tuple[Any, ...],
+    body: memoryview,
+    version: int,
+) -> None:
+    """Keep what a request that was read in full says, where the next one may go by it.
+
+    Args:
+        served: the model.
+        header: its JSON.
+        request: what was read.
+        args: what its call carried; see :meth:`shmgpu.serve.infer.Calls.start`.
+        body: all of the request.
+        version: of the control table, as it was when regions were looked up.
+    """
     pieces = []
     offset = len(header)
+    first = len(args) - len(served.inputs)  # before the inputs: the number, and outputs' places
     for one in request.inputs:
+        if one.shm is not None:
+            continue
         place = served.places[one.name]
         datatype = served.inputs[place]
         # Elements of these are looked at one by one; those of JSON are not in the body.
@@ -104,25 +158,38 @@ def remember(served: Served, header: bytes, request: InferRequest, body: memoryv
             return
         if (offset - len(header)) % datatype.itemsize or not one.data.nbytes:
             return
-        pieces.append((place + 1, datatype.storage, tuple(one.shape), offset))
+        pieces.append((place + first, datatype.storage, tuple(one.shape), offset))
         offset += one.data.nbytes
-    if not pieces or offset != len(body) or not _all_binary(served, request):
+    if offset != len(body) or not _all_binary(served, request):
         return
+    kept_args = list(args)
+    for place, *_ in pieces:
+        kept_args[place] = None
     rows = request.inputs[0].shape[0] if served.max_batch_size else 1
     kept = InferRequest(
         **{name: getattr(request, name) for name in request.__slots__ if name != "inputs"}
     )
     if len(served.known) >= MOST_HEADERS:
         served.known.clear()
-    served.known[header] = Known(served, kept, pieces, offset, rows)
+    served.known[header] = Known(
+        served, kept, kept_args, pieces, offset, rows, version, is_placed(request)
+    )
+
+
+def is_placed(request: InferRequest) -> bool:
+    """Whether any tensor lies in a client's region."""
+    return any(one.shm is not None for one in request.inputs) or any(
+        one.shm is not None for one in request.outputs
+    )
 
 
 def _all_binary(served: Served, request: InferRequest) -> bool:
-    """Whether each output that is wanted is nothing but its bytes behind the header."""
+    """Whether each output that is wanted is nothing but its bytes, or in a region."""
     places = served.output_places
-    if any(one.classification or one.shm or not one.binary for one in request.outputs):
-        return False
-    if not request.outputs and not request.binary_output:
-        return False
-    names = [one.name for one in request.outputs] or list(places)
-    return all(served.outputs[places[name]].itemsize for name in names)
+    if not request.outputs:
+        return request.binary_output and all(one.itemsize for one in served.outputs)
+    return all(
+        one.shm is not None
+        or (one.binary and not one.classification and served.outputs[places[one.name]].itemsize)
+        for one in request.outputs
+    )

@@ -177,7 +177,7 @@ class Lesson:
             return  # results are not alike
         if lane.signature is not plan.signature or len(hint.specs) != len(lane.served.outputs):
             return
-        for place, _ in lane.known.wanted:
+        for place, _, _ in lane.known.wanted:
             start = hint.offsets[place]
             lane.parts.append((start, start + hint.specs[place].nbytes))
         sizes = [end - start for start, end in lane.parts]
@@ -258,7 +258,7 @@ class Lanes:
         if lane.timeout is not None:
             block.deadline_ns = started_ns + int(lane.timeout * 1e9)
             seat.timer = calls.loop.call_later(lane.timeout, calls.expire, seat)
-        calls.port.send(block, seat)
+        calls.port.resend(block, seat)
         return True
 
     def _seat(self, lane: Lane, lanes: dict[bytes, Lane], key: bytes) -> Seat | None:
@@ -280,11 +280,15 @@ class Lanes:
         count, header_length = connection.came, request.header_length or 0
         if not count or call is None or len(connection.waiting) != 1:
             return None
+        if pending.known is None or pending.known.is_placed:
+            return None
         end = self._find(END, 0, count) + 4
         headers = request.headers
         if count != end + request.length or end > MOST_HEAD or not request.keep_alive:
             return None
-        if b"content-encoding" in headers or b"expect" in headers:
+        if any(name in headers for name in (b"content-encoding", b"expect")):
+            return None
+        if b"identity" != headers.get(b"accept-encoding", b"identity"):  # it may be compressed
             return None
         timeout = self._calls.timeout_of(pending.request)
         lane = Lane(pending, call, timeout, self._catalog.version)

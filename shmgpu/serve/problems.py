@@ -6,7 +6,15 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 from __future__ import annotations
 
 from shmgpu import errors
+from shmgpu.logs import logger
+from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
+
+
+def told_as(kind: type[BaseException]) -> str:
+    """The `RemoteError.type_name` of an error that a helper raised."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
 
 # The first row that fits counts. A sentence of None: the error's own.
 TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
@@ -23,13 +31,20 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 )
 
 
+# Errors that a model's run raised, by the name of their type: those that are the client's.
+REMOTE = {told_as(RegionLost): 400}
+
+
 def answer_to(error: BaseException) -> tuple[int, str]:
     """Status and sentence for an error."""
     if isinstance(error, ProtocolError):
         return error.status, error.sentence
     if isinstance(error, errors.RemoteError):
+        if error.type_name in REMOTE:
+            return REMOTE[error.type_name], error.message
         return 500, f"{error.type_name}: {error.message}"
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):
             return status, sentence or str(error)
+    logger.error("a request failed in a worker", exc_info=error)
     return 500, "the server failed: its log says why"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
 import re
 import time
 import zlib
@@ -25,11 +26,16 @@ from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
+from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
 from shmgpu.serve.requests import Limits, ProtocolError
 
+NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
 
 PLAIN = b"text/plain; charset=utf-8"
+WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
+NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
+OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -42,6 +48,7 @@ class Front:
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
         lanes: requests that are known to the last byte but their tensors'.
+        regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
 
@@ -54,13 +61,18 @@ class Front:
         lifecycle: Lifecycle,
         options: argparse.Namespace,
         scratch: memoryview,
+        regions: Regions,
+        token: bytes = b"",
     ) -> None:
         self.calls = calls
         self.catalog = catalog
         self.counters = counters
         self.limits = limits
+        self.metrics: Any = None
         self.lifecycle = lifecycle
         self.options = options
+        self.regions = regions
+        self.token = token
         self.is_leaving = False
         self.lanes = Lanes(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,6 +81,9 @@ class Front:
     def answer(self, request: Request) -> None:
         """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
         try:
+            if self.token and request.target not in OPEN_TO_ALL:
+                if not bears(request.headers.get(b"authorization", b""), self.token):
+                    raise ProtocolError(401, NO_TOKEN)
             target = request.target
             known = self._paths.get(target)
             if known is None:
@@ -129,18 +144,21 @@ class Front:
     def _infer(self, request: Request, name: str, version: str) -> None:
         started_ns = _now()
         served = self.catalog.find(name, version)
+        seen = self.catalog.version
         try:
             encoding = request.headers.get(b"content-encoding")
             body = request.body
             header = b""
             if encoding is not None:
-                body = decoded(body, encoding)
+                body = decoded(body, encoding, self.options.max_body)
             else:
                 length = request.header_length or 0
+                if request.header_length is None:
+                    length = len(body)
                 if 0 < length <= known.MOST_BYTES:
                     header = bytes(body[:length])
                     before = served.known.get(header)
-                    args = before.arguments(served, body) if before is not None else None
+                    args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
                         answering = _Answering(request)
                         pending = self.calls.start_known(
@@ -151,8 +169,6 @@ class Front:
                         return
             view = memoryview(body)
             parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
-            if header:
-                known.remember(served, header, parsed, view)
 
             def outcome(outputs: Any, error: BaseException | None) -> None:
                 if outputs is None:
@@ -164,7 +180,10 @@ class Front:
                         protocol.build_infer(served.name, served.version, parsed, outputs),
                     )
 
-            request.on_disconnect = self.calls.start(served, parsed, started_ns, outcome).cancel
+            pending = self.calls.start(served, parsed, started_ns, outcome)
+            request.on_disconnect = pending.cancel
+            if header:
+                known.remember(served, header, parsed, pending.args, view, seen)
         except Exception:
             self.calls.refused(served, started_ns)
             raise
@@ -191,29 +210,58 @@ class _Answering:
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     """Answer with an inference's body; see :func:`protocol.build_infer`."""
     buffers, header_length = answer
+    headers = b""
+    accepted = request.headers.get(b"accept-encoding")
+    if accepted is not None:
+        buffers, headers = encoded(buffers, accepted)
     if header_length is None:
-        request.reply(200, buffers)
+        request.reply(200, buffers, headers=headers)
     else:
-        request.reply(200, buffers, *binary_headers(header_length))
+        content_type, named = binary_headers(header_length)
+        request.reply(200, buffers, content_type, headers + named)
+
+
+def bears(authorization: bytes, token: bytes) -> bool:
+    """Whether an Authorization header has the token."""
+    kind, _, given = authorization.partition(b" ")
+    return kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), token)
 
 
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
-    request.reply(status, [error_body(sentence)])
+    headers = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
+    request.reply(status, [error_body(sentence)], headers=headers)
 
 
-def decoded(body: Any, encoding: bytes) -> bytes:
+def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
     """A body that was compressed."""
     name = encoding.strip().lower()
     if name in (b"", b"identity"):
         return bytes(body)
-    if name not in (b"gzip", b"deflate"):
+    if name not in WINDOWS:
         raise ProtocolError(415, "the body's Content-Encoding must be gzip or deflate")
+    reading = zlib.decompressobj(WINDOWS[name])
     try:
-        return zlib.decompress(body, 47 if name == b"gzip" else 15)
+        found = reading.decompress(body, most_bytes)
     except zlib.error as error:
         raise ProtocolError(400, f"the body cannot be decompressed ({error})") from None
+    if reading.unconsumed_tail:
+        raise ProtocolError(413, f"the body may have {most_bytes} bytes, decompressed too")
+    if not reading.eof:
+        raise ProtocolError(400, "the body's compressed data end too early")
+    return found
+
+
+def encoded(buffers: Sequence[Any], accepted: bytes) -> tuple[Sequence[Any], bytes]:
+    """An answer as its client would like it: buffers, and the header that says so."""
+    wanted = [one.partition(b";")[0].strip().lower() for one in accepted.split(b",")]
+    for name, window in WINDOWS.items():
+        if name in wanted:
+            writing = zlib.compressobj(1, wbits=window)
+            data = b"".join([*map(writing.compress, buffers), writing.flush()])
+            return [data], b"Content-Encoding: %s\r\n" % name
+    return buffers, b""
 
 
 # ---- the answers that need nothing but the state ---------------------------------------------
@@ -264,6 +312,16 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def metrics(front: Front, request: Request) -> None:
+    """What Prometheus scrapes."""
+    # Not before somebody asks: most workers of most servers never do this.
+    from shmgpu.serve import metrics as collecting
+
+    if front.metrics is None:
+        front.metrics = collecting.Metrics(front.catalog, front.counters)
+    request.reply(200, [front.metrics.text()], collecting.CONTENT_TYPE)
+
+
 def index(front: Front, request: Request) -> None:
     """Every model that the server knows."""
     asked = _object(request)
@@ -272,19 +330,20 @@ def index(front: Front, request: Request) -> None:
 
 def load(front: Front, request: Request, name: str) -> None:
     """Load a model, or load it anew."""
-    _check_control(front)
+    check_control(front)
     if _object(request).get("parameters"):
-        raise ProtocolError(400, "a model is loaded as it lies in the repository: no parameters")
+        raise ProtocolError(400, NO_PARAMETERS)
     front.later(request, front.lifecycle.load(name))
 
 
 def unload(front: Front, request: Request, name: str) -> None:
     """Take a model away."""
-    _check_control(front)
+    check_control(front)
     front.later(request, front.lifecycle.unload(name))
 
 
-def _check_control(front: Front) -> None:
+def check_control(front: Front) -> None:
+    """Refuses, with 503, to change what is loaded unless that is allowed."""
     if not front.options.allow_repository:
         raise ProtocolError(
             503,
@@ -305,6 +364,47 @@ def _object(request: Request) -> dict[str, Any]:
     return found
 
 
+# ---- clients' shared memory ------------------------------------------------------------------
+
+
+def shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """Which regions are registered."""
+    request.reply(200, [orjson.dumps(front.regions.status(name))])
+
+
+def register(front: Front, request: Request, name: str) -> None:
+    """Let requests name a region."""
+    said = _object(request)
+    front.regions.register(name, said.get("key"), said.get("offset", 0), said.get("byte_size"))
+    request.reply(200)
+
+
+def unregister(front: Front, request: Request, name: str = "") -> None:
+    """Forget a region, or all."""
+    front.regions.unregister(name)
+    request.reply(200)
+
+
+def cuda_shared_memory(front: Front, request: Request, name: str = "") -> None:
+    """There is none."""
+    if name:
+        raise ProtocolError(404, unknown_region(name))
+    request.reply(200, [b"[]"])
+
+
+def register_cuda(front: Front, request: Request, name: str) -> None:
+    """Another process's device memory cannot be had here."""
+    raise ProtocolError(501, NO_CUDA)
+
+
+def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
+    """Clients do this first, to begin clean: there is nothing to forget."""
+    request.reply(200)
+
+
+_SYSTEM = "/v2/systemsharedmemory"
+_CUDA = "/v2/cudasharedmemory"
+_REGION = "/region/(?P<name>[^/]+)"
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
@@ -313,11 +413,18 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", "/v2/health/live", live),
         ("GET", "/v2/health/ready", ready),
         ("GET", "/v2/?", server_metadata),
+        ("GET", "/metrics", metrics),
         ("GET", "/v2/models/stats", statistics),
         ("GET", f"{_MODEL}/ready", model_ready),
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
+        ("POST", f"{_SYSTEM}{_REGION}/register", register),
+        ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
+        ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
+        ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
+        ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),

@@ -26,6 +26,12 @@ def infer(helper: Any, number: int, *inputs: Any) -> Any:
     return shelf.run(number, inputs)
 
 
+def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> Any:
+    """Run a model on tensors of which some lie in clients' regions; see `runner.Shelf.run`."""
+    shelf: Shelf = helper.session
+    return shelf.run(number, inputs, outputs)
+
+
 def load(helper: Any, source: int) -> None:
     """Load a source of the control table."""
     helper.session.load(source)
@@ -82,6 +88,7 @@ class Rows:
                     batch=Batch(CAPACITY, delay / 1e3 if delay else None),
                     hang_after=hang_after,
                 )
+        self.infer_in_regions = self._make(infer_in_regions, arrays="numpy", hang_after=hang_after)
         self.load = self._make(load, arrays="numpy")
         self.unload = self._make(unload, arrays="numpy")
 

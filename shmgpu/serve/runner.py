@@ -20,9 +20,10 @@ from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
-from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters
-from shmgpu.serve.models import Model
+from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.table import Table
+from shmgpu.serve.windows import Windows
 
 MODELS_OF_A_SOURCE = 64
 
@@ -42,26 +43,29 @@ class Loaded:
     Attributes:
         model: what the file declared.
         helper: what its function gets: this helper, with the file's own session.
-        base: where its counters begin.
+        index, base: the place of its counters, and where they begin.
     """
 
-    __slots__ = ("base", "helper", "model", "takes_bytes")
+    __slots__ = ("base", "helper", "index", "model", "takes_bytes")
 
-    def __init__(self, model: Model, helper: Helper, base: int) -> None:
+    def __init__(self, model: Model, helper: Helper, index: int) -> None:
         self.model = model
         self.helper = helper
-        self.base = base
+        self.index = index
+        self.base = index * len(FIELDS)
         self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
 
 
 class Shelf:
     """What a helper has loaded; the session of a server's helpers."""
 
-    def __init__(self, helper: Helper, table: Table, counters: memoryview) -> None:
+    def __init__(self, helper: Helper, table: Table, counters: Counters, writer: int) -> None:
         self.helper = helper
         self.table = table
-        self.counters = counters
+        self.counters = counters.of(writer)
+        self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
+        self.windows = Windows(table)
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -86,7 +90,7 @@ class Shelf:
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
-            self.loaded[number] = Loaded(model, helper, index * len(FIELDS))
+            self.loaded[number] = Loaded(model, helper, index)
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
@@ -95,15 +99,30 @@ class Shelf:
             self.loaded.pop(number, None)
         sys.modules.pop(_module_name(source_number), None)
 
-    def run(self, number: int, inputs: Sequence[Any]) -> Any:
-        """One execution: inputs in order, what the model returned, in order."""
+    def run(self, number: int, inputs: Sequence[Any], places: Sequence[Any] | None = None) -> Any:
+        """One execution: inputs in order, what the model returned, in order.
+
+        Args:
+            number: of the model.
+            inputs: a BYTES tensor as (its shape, its bytes); one in a client's region as
+                ``{"in": its place, "shape": its shape}``.
+            places: of outputs that go to regions, (which output, region, offset, bytes) each; an
+                output that went there is given as (its shape, its bytes' number). None where no
+                tensor is in a region.
+        """
         started = _now()
+        self.windows.refresh()
         loaded = self.loaded.get(number)
         if loaded is None:  # it was loaded while this helper was being started
             self.load(number // MODELS_OF_A_SOURCE)
             loaded = self.loaded[number]
         model = loaded.model
-        if any(loaded.takes_bytes):
+        if places is not None:
+            inputs = [
+                self._arrived(loaded, declared, one)
+                for declared, one in zip(model.inputs, inputs, strict=True)
+            ]
+        elif any(loaded.takes_bytes):
             inputs = [
                 _elements(one) if is_bytes else one
                 for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
@@ -112,14 +131,54 @@ class Shelf:
         result = model.body(loaded.helper, *inputs)
         ended = _now()
         outputs = _in_order(model, result)
+        if places:
+            outputs = self._placed(model, outputs, places)
         calls = self.helper.calls
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls
-        counters[base + _INPUT_NS] += (begun - started) * calls
-        counters[base + _INFER_NS] += (ended - begun) * calls
-        counters[base + _OUTPUT_NS] += (_now() - ended) * calls
+        spent = begun - started, ended - begun, _now() - ended
+        counters[base + _INPUT_NS] += spent[0] * calls
+        counters[base + _INFER_NS] += spent[1] * calls
+        counters[base + _OUTPUT_NS] += spent[2] * calls
+        rows = len(inputs[0]) if model.max_batch_size else 1
+        counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
+        counted += np.array((1, *spent), np.uint64)
         return outputs
+
+    def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
+        """An input of a call that has some in regions."""
+        if isinstance(one, dict):
+            own = loaded.model.arrays == "torch"  # torch would write where it may not
+            datatype = datatypes.DATATYPES[declared.datatype]
+            one = self.windows.read(one["in"], datatype, one["shape"], own)
+        elif declared.datatype == "BYTES":
+            one = _elements(one)
+        return one if declared.datatype == "BYTES" else _as_array(loaded.model, one, loaded.helper)
+
+    def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
+        """The outputs, of which those that have a place in a region are written there."""
+        found = [outputs] if len(model.outputs) == 1 else list(outputs)
+        for which, *place in places:
+            declared = model.outputs[which]
+            datatype = datatypes.DATATYPES[declared.datatype]
+            if declared.datatype == "BYTES":
+                shape, array = found[which]
+                data = array.data
+            else:
+                array = _on_host(found[which])
+                shape = array.shape
+                if array.dtype != datatype.storage and not (
+                    datatype.name == "BF16" and array.dtype.itemsize == 2
+                ):
+                    raise ConfigError(
+                        f"model {model.name!r} returned {array.dtype} for output "
+                        f"{declared.name!r}, which is declared as {datatype.name}"
+                    )
+                data = datatypes.encode(datatype, array)
+            self.windows.write((place[0], place[1], place[2]), data)
+            found[which] = tuple(shape), data.nbytes
+        return found[0] if len(found) == 1 else tuple(found)
 
 
 class Opening:
@@ -132,7 +191,7 @@ class Opening:
 
     def __call__(self, helper: Helper) -> Shelf:
         """Run once in each helper."""
-        shelf = Shelf(helper, self.table, self.counters.of(self.first_row + helper.id))
+        shelf = Shelf(helper, self.table, self.counters, self.first_row + helper.id)
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
                 continue
@@ -216,7 +275,7 @@ def _warm_up(model: Model, helper: Helper) -> None:
     if samples is None:
         samples = _zeros(model)
     for sample in samples:
-        inputs = [_as_arrays(model, one, helper) for one in sample]
+        inputs = [_as_array(model, one, helper) for one in sample]
         result = model.body(helper, *inputs)
         if model.streams:
             for part in result:
@@ -238,12 +297,25 @@ def _zeros(model: Model) -> list[tuple[Any, ...]]:
     return [tuple(sample)]
 
 
-def _as_arrays(model: Model, sample: Any, helper: Helper) -> Any:
+def _as_array(model: Model, sample: Any, helper: Helper) -> Any:
     if model.arrays != "torch" or sample is None:
         return sample
     import torch
 
     return torch.as_tensor(sample).to(helper.device)
+
+
+def _on_host(array: Any) -> np.ndarray[Any, Any]:
+    """A model's output where its bytes can be read."""
+    if isinstance(array, np.ndarray) or not hasattr(array, "detach"):
+        return np.asarray(array)
+    import torch
+
+    tensor = array.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    found: np.ndarray[Any, Any] = tensor.numpy()
+    return found
 
 
 # ---- inputs and outputs --------------------------------------------------------------------

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvloop
@@ -21,16 +22,16 @@ from shmgpu import runtime
 from shmgpu.logs import logger
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits
+from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
+from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
-
 TEND_S = 0.25  # between looks whether a signal asked for something
 
 
@@ -40,16 +41,22 @@ class Plan:
 
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
+        grpc_address: where every worker listens for gRPC; empty: nowhere.
         options: what the command line said; see :mod:`shmgpu.serve.flags`.
         pools: numbers of the helpers, by the pool's name; the first is the default one.
+        token: that clients must bear; empty: none.
+        tls: what connections are encrypted by; None: they are not.
     """
 
     listeners: list[socket.socket]
     table: Table
     counters: Counters
     rows: Rows
+    grpc_address: str
     options: argparse.Namespace
     pools: dict[str, list[int]]
+    token: bytes = b""
+    tls: ssl.SSLContext | None = None
 
 
 def main(rank: int, plan: Plan) -> None:
@@ -69,6 +76,10 @@ class _Worker:
         self.loop = loop
         self.port = runtime.require_port()
         catalog = Catalog(plan.table, plan.rows)
+        regions = Regions(
+            plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
+        )
+        catalog.when_changed.append(regions.refresh)
         self.calls = Calls(
             self.port,
             catalog,
@@ -76,6 +87,7 @@ class _Worker:
             -(-plan.options.max_queue // plan.options.workers),
             plan.options.timeout,
             loop,
+            regions,
         )
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
@@ -85,12 +97,26 @@ class _Worker:
             self.calls,
             catalog,
             plan.counters,
-            DEFAULT_LIMITS,
+            replace(
+                DEFAULT_LIMITS,
+                tensors=plan.options.max_tensors,
+                json_depth=plan.options.max_json_depth,
+            ),
             lifecycle,
             plan.options,
             self.scratch,
+            regions,
+            plan.token,
         )
-        self.limits = Limits(plan.options.max_body, plan.options.max_header)
+        options = plan.options
+        self.limits = Limits(
+            options.max_body,
+            options.max_header,
+            -(-options.max_connections // options.workers),
+            options.idle_timeout,
+            options.receive_timeout,
+            options.send_timeout,
+        )
         self.connections: set[Connection] = set()
         self.told = asyncio.Event()
 
@@ -99,7 +125,11 @@ class _Worker:
         loop.add_signal_handler(signal.SIGTERM, self.told.set)
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
-        servers = [await loop.create_server(self._connect, sock=one) for one in plan.listeners]
+        rpc = await self._listen_for_grpc()
+        servers = [
+            await loop.create_server(self._connect, sock=one, ssl=plan.tls)
+            for one in plan.listeners
+        ]
         self.front.catalog.refresh()
         tending = loop.create_task(self._tend())
         await self.told.wait()
@@ -108,7 +138,11 @@ class _Worker:
         await asyncio.sleep(plan.options.drain_delay)
         for server in servers:
             server.close()
+        stopped = asyncio.ensure_future(rpc.stop(plan.options.drain_timeout)) if rpc else None
         await self._drained(plan.options.drain_timeout)
+        if stopped is not None:
+            await stopped
+        self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
@@ -118,10 +152,21 @@ class _Worker:
         """What is looked after besides requests."""
         while True:
             await asyncio.sleep(TEND_S)
+            end_slow(self.connections)
             try:
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")
+
+    async def _listen_for_grpc(self) -> Any:
+        """The gRPC server, if there is to be one; its package is imported after the fork only."""
+        if not self.plan.grpc_address:
+            return None
+        from shmgpu.serve import rpc
+
+        server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
+        await server.start()
+        return server
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer

@@ -11,8 +11,8 @@ typedef struct block {     /* a binding's parameter block: its first word is its
   uint64_t note, runs, batch, helper;
 } block_t;
 
-enum { ADD_ONE, WAIT, PARK, FAIL, DIE, PARK_TWICE };
-static uint64_t row, batched_row, short_row;
+enum { ADD_ONE, WAIT, PARK, FAIL, DIE, PARK_TWICE, GO_ON };
+static uint64_t row, batched_row, short_row, impatient_row;
 
 typedef struct parked {
   uint64_t sequence, value;
@@ -53,6 +53,14 @@ static int unpark(const shm_work_t *work) {
   return SHM_EBAD_PARAMS;
 }
 
+/* After the answer: raise notes[note], and go on until the next one is not 0; 2: end there. */
+static void go_on(uint64_t note) {
+  CHECK_EQ(shm_helper_go_on(), SHM_OK);
+  notes[note]++;
+  AWAIT(notes[note + 1] != 0);
+  if (notes[note + 1] == 2) kill(getpid(), SIGKILL);
+}
+
 static void serve_one(const shm_work_t *work, int count) {
   block_t *block = (block_t *)(uintptr_t)work->params;
   block->runs++;
@@ -83,7 +91,10 @@ static void serve_one(const shm_work_t *work, int count) {
   }
   block->out = block->in + 1;
   if (status == SHM_ENEEDS_SPACE) block->out = 0;
+  uint64_t goes_on_at = block->kind == GO_ON ? block->note : 0; /* its owner may free it then */
   CHECK_EQ(shm_helper_finish(work->delivery, status, value), SHM_OK);
+  CHECK_EQ(shm_helper_finish(work->delivery, status, value), SHM_EBAD_FRAME); /* once */
+  if (goes_on_at != 0) go_on(goes_on_at);
 }
 
 static int run_helper(int helper, uint32_t generation) {
@@ -112,6 +123,9 @@ static void open_here(int children, int helpers) {
   bound.batch_max_rows = 0;
   bound.params_size = 8;
   CHECK_EQ(shm_register_function(&bound, &short_row), SHM_OK);
+  bound.params_size = sizeof(block_t);
+  bound.hang_after_ns = 150000000;
+  CHECK_EQ(shm_register_function(&bound, &impatient_row), SHM_OK);
   host.run_helper = run_helper;
 }
 
@@ -897,6 +911,86 @@ static int makes_batches(int child) {
 TEST(queued_messages_of_one_key_arrive_together) {
   open_here(2, 1);
   launch_well(makes_batches);
+}
+
+/* ---- work that goes on after its answer ---- */
+
+static shm_helper_stats_t helper_now(void) {
+  shm_helper_stats_t stats;
+  CHECK_EQ(shm_get_helper_stats(0, &stats), SHM_OK);
+  return stats;
+}
+
+static void expect_answer_and_more(uint64_t function, uint64_t note) {
+  shm_call_config_t plain = {.function = function, .rows = 1};
+  shm_reply_t reply;
+  block_t *block = block_new(GO_ON, 4);
+  block->note = note;
+  CHECK_EQ(shm_port_call(&plain, at(block), 0, &reply), SHM_OK);
+  CHECK_EQ(block->out, 5);
+  CHECK_EQ(shm_free(block), SHM_OK);
+}
+
+static int is_answered_early(int child) {
+  (void)child;
+  expect_answer_and_more(row, 80);
+  CHECK_EQ(helper_now().goes_on, 1); /* whoever has the answer can see that */
+  CHECK_EQ(helper_now().went_on, 0);
+  uint64_t busy_ns = helper_now().busy_ns;
+  uint64_t sequence = submit_row(block_new(ADD_ONE, 1), 0);
+  AWAIT(notes[80] == 1);
+  harness_sleep_ms(20);
+  shm_reply_t reply;
+  CHECK_EQ(shm_port_drain(&reply, 1, 0), 0); /* one thing at a time */
+  notes[81] = 1;
+  CHECK_EQ(drain_one().sequence, sequence);
+  CHECK_EQ(helper_now().goes_on, 0);
+  CHECK_EQ(helper_now().went_on, 1);
+  CHECK(helper_now().busy_ns - busy_ns >= 20000000);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_call_can_be_answered_before_its_work_is_over) {
+  open_here(1, 1);
+  launch_well(is_answered_early);
+}
+
+static int dies_after_its_answer(int child) {
+  (void)child;
+  expect_answer_and_more(row, 80);
+  block_t *waits = block_new(ADD_ONE, 1);
+  uint64_t sequence = submit_row(waits, 0);
+  notes[81] = 2;
+  shm_reply_t reply = drain_one();
+  CHECK_EQ(reply.sequence, sequence);
+  CHECK_EQ(reply.status, SHM_OK); /* by the replacement: it had not been begun */
+  CHECK_EQ(waits->runs, 1);
+  CHECK_EQ(helper_now().generation, 2);
+  CHECK_EQ(helper_now().goes_on, 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(a_death_after_the_answer_costs_no_call) {
+  open_here(1, 1);
+  launch_well(dies_after_its_answer);
+}
+
+static int hangs_after_its_answer(int child) {
+  (void)child;
+  expect_answer_and_more(impatient_row, 80);
+  AWAIT(helper_now().deaths == 1 && helper_now().generation == 2);
+  shm_broker_stats_t stats;
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  CHECK_EQ(stats.helper_hangs, 1);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST_WITHIN(work_that_goes_on_for_too_long_ends_its_helper, 20) {
+  open_here(1, 1);
+  launch_well(hangs_after_its_answer);
 }
 
 /* ---- gangs ---- */

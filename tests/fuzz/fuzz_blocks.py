@@ -51,7 +51,7 @@ class Target:
             arrays_kind="numpy",
             pickle=False,
             batch_max_rows=8,
-            remembers=True,
+            takes_letters=False,
         )
         self.desk = BatchDesk(
             Helper(0, "cpu", "default", 1),

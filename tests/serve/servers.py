@@ -7,6 +7,7 @@ import http.client
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ class Server:
     process: subprocess.Popen[str]
     host: str
     port: int
+    grpc_address: str = ""
 
     @property
     def address(self) -> str:
@@ -66,6 +68,14 @@ class Server:
             return self.ask("GET", "/v2/health/ready")[0] == 200
         except OSError:
             return False
+
+    def listens_for_grpc(self) -> bool:
+        host, _, port = self.grpc_address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), DEADLINE_S).close()
+        except OSError:
+            return False
+        return True
 
     def children(self) -> list[int]:
         """Processes of the parent: helpers first, then workers, in order of their start."""
@@ -100,12 +110,18 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     try:
         line = process.stdout.readline()
         address = line.removeprefix("listening on ").strip()
+        over_grpc = process.stdout.readline() if "grpc_port" in flags else ""
         ready = process.stdout.readline()
         if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
-            raise AssertionError(line + ready + process.stderr.read())
-        host, _, port = address.removeprefix("http://").rpartition(":")
+            raise AssertionError(line + over_grpc + ready + process.stderr.read())
+        host, _, port = address.rpartition("//")[2].rpartition(":")
         server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
+        if over_grpc:
+            server.grpc_address = over_grpc.removeprefix("listening on grpc://").strip()
+            until(server.listens_for_grpc, "the server listens for gRPC")
+        elif server.port and "tls_cert" not in flags:
+            until(server.is_ready, "a worker is ready")
         yield server
     except BaseException:
         if process.poll() is None:

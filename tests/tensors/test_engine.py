@@ -11,22 +11,31 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shmgpu import ops
 from shmgpu.engine import fusion, native, session
+from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import NumpyBackend, TorchBackend
 from shmgpu.engine.compile import Fused, Pool, compiled
+from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
-from shmgpu.graph import leaf, scalar, spec_of
+from shmgpu.graph import leaf, spec_of
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import linear, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
-from shmgpu.ops.promotion import float32, float64
+from shmgpu.ops.promotion import bool_, float32, float64, number
 from shmgpu.program import Draft, Program, Step, decode
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
-ALL_OFF = Options(False, False, False, False)
-NEVER_FUSED = [Options(*flags, False) for flags in itertools.product([True, False], repeat=3)]
+ALL_OFF = Options(False, False, False, False, False)
+NEVER_FUSED = [
+    Options(*flags, False, early)
+    for flags in itertools.product([True, False], repeat=3)
+    for early in (True, False)
+]
+
+IN_C = {**OF_FLOATS, **OF_ALL}
 
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="there is no C compiler")
 slow_machine = settings(
@@ -38,6 +47,14 @@ slow_machine = settings(
 def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answers_early():
+    """Also where that is not worth it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "MIN_LATE", 1)
         yield
 
 
@@ -110,7 +127,7 @@ def programs(draw, names=None, shapes=SHAPES, most=25):
         )
         for _ in range(draw(st.integers(1, 4)))
     ]
-    nodes.append(scalar(draw(st.sampled_from([0.5, -3.0, float("nan")])), float32))
+    nodes.append(number(draw(st.sampled_from([0.5, -3.0, float("nan")])), float32))
     for _ in range(draw(st.integers(1, most))):
         # Late ones are chosen more often, so that chains come about.
         pick = st.integers(0, len(nodes) - 1).map(lambda n: nodes[-1 - n * n // len(nodes)])
@@ -126,7 +143,7 @@ def programs(draw, names=None, shapes=SHAPES, most=25):
     order = sorted(_under(nodes), key=lambda node: node.number)
     some = st.lists(st.sampled_from(order), max_size=4) if order else st.just([])
     kept, read = draw(some), draw(some)
-    program = Draft(order, kept, read, set(), Away).program(Away)
+    program = Draft(order, read, Away).settled(kept, []).program(Away)
     away = [slot for slot, is_away in enumerate(program.resident) if is_away]
     donated = tuple(sorted(draw(st.sets(st.sampled_from(away))))) if away else ()
     return dataclasses.replace(program, donated=donated), draw(st.integers(0, 1 << 30))
@@ -186,8 +203,10 @@ def run(program, backend, how, seed, pool=None, fused=None):
         arrays = arrays_for(program, seed, backend)
         before = [plain(one) for one in arrays]
         with backend.running():
-            kept, read = made.run(list(arrays), numbers_for(program))
+            read, kept = made.run(list(arrays), numbers_for(program))
             seen = [plain(one) for one in read]
+            if made.rest is not None:
+                kept = made.rest(kept)
         for slot, (array, was) in enumerate(zip(arrays, before, strict=True)):
             if slot not in made.spoilt:
                 np.testing.assert_array_equal(plain(array), was)
@@ -247,6 +266,31 @@ def test_fused_chains_give_equal_results(backend, drawn):
             for ours, theirs in zip((*got[0], *got[1]), (*want[0], *want[1]), strict=True):
                 # Which of 0 and -0 is the greater one, both libraries decide by where it lies.
                 equal(ours, theirs, signs=False)
+
+
+LARGE = {dtype: spec_of(dtype, (50, 50)) for dtype in (bool_, float32, float64)}
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [float32, float64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("name", sorted(IN_C.keys() - {"full"}))
+def test_an_operation_in_c_gives_what_the_libraries_give_to_the_last_bit(backend, dtype, name):
+    op = ops.TABLE[name]
+    given = [LARGE[bool_ if name.startswith("logical") else dtype]] * (1 + ("{1}" in IN_C[name]))
+    if name == "where":
+        given = [LARGE[bool_], LARGE[dtype], LARGE[dtype]]
+    count = len(given)
+    first = (op, tuple(range(count)), (float64,) if name == "to" else ())
+    made = op.rule(tuple(given), first[2])
+    second = (e.LOGICAL_NOT if made.dtype is bool_ else e.NEG, (count,))  # alone it is no chain
+    program = steps_of(given, [first, second], kept=(count, count + 1))
+    want = run(program, backend, ALL_OFF, 3)
+    fused = Fused(program, backend, Options())
+    assert fused.library is not None
+    fused.library.wait()
+    got = run(program, backend, Options(), 3, fused=fused)
+    for ours, theirs in zip(got[0], want[0], strict=True):
+        equal(ours, theirs, signs=name not in ("maximum", "minimum"))
 
 
 # ---- whose memory is whose ------------------------------------------------------------------
@@ -342,14 +386,14 @@ class Child:
         self.next = 1
         self.known = {}
 
-    def run(self, program, handles=(), numbers=(), frees=(), flags=0, code=None):
+    def run(self, program, handles=(), numbers=(), frees=(), flags=0, code=None, later=None):
         number = self.known.setdefault(program, len(self.known))
         first, self.next = self.next, self.next + len(program.kept)
         head = session.HEAD.pack(number, flags, first, len(handles), len(frees))
         head += b"".join(int(one).to_bytes(8, "little") for one in (*handles, *frees))
         head += session.struct.pack("<" + session.number_format(program), *numbers)
         code = program.encode() if code is None else code
-        read = self.engine.execute(self.caller, head, code, ())
+        read = self.engine.execute(self.caller, head, code, None, later)
         return list(range(first, first + len(program.kept))), read
 
 
@@ -503,7 +547,7 @@ def _sample():
     z = shaping.narrow(cast(stretching.sum(e.relu(y), 0), float64), 0, 2, 5)
     w = full((3, 4), 1.0, float32)
     order = sorted(_under([z, w]), key=lambda node: node.number)
-    return Draft(order, [z], [w], set(), Away).program(Away)
+    return Draft(order, [w], Away).settled([z], []).program(Away)
 
 
 SAMPLE = _sample()
@@ -561,3 +605,71 @@ def test_a_program_may_not_keep_a_plain_number():
     )
     with pytest.raises(BadParams):
         decode(number.encode())
+
+
+# ---- what is done after the answer -----------------------------------------------------------
+
+
+class Late:
+    """Takes what is left for later, as a helper does."""
+
+    def __init__(self):
+        self.works = []
+
+    def __call__(self, work, failed):
+        self.works.append((work, failed))
+
+    def do(self):
+        for work, failed in self.works:
+            try:
+                work()
+            except Exception as error:
+                failed(error)
+        self.works.clear()
+
+
+def test_what_is_read_comes_first_and_the_rest_later(backend):
+    calls = []
+
+    class Noting(type(backend)):
+        def __init__(self):
+            self.__dict__ = dict(backend.__dict__)
+
+        def kernel(self, op, *rest):
+            made = backend.kernel(op, *rest)
+
+            def noting(*args, **out):
+                calls.append(op.name)
+                return made(*args, **out)
+
+            return noting
+
+    engine = session.Engine(Noting())
+    child, late = Child(engine), Late()
+    (x,), _ = child.run(make_ones(), numbers=(3.0,))
+    calls.clear()
+    program = steps_of([BIG], [(e.EXP, (0,)), (e.NEG, (0,)), (e.ABS, (2,))], (1,), (2,), (0,))
+    (kept,), (read,) = child.run(program, handles=(x,), later=late)
+    assert calls == ["neg"] and (plain(read) == -3).all()
+    late.do()
+    assert calls == ["neg", "exp"]
+    assert engine.figures()["children"][0]["tensors"] == 1
+    _, (seen,) = child.run(steps_of([BIG], [], (), (0,)), handles=(kept,), later=late)
+    np.testing.assert_allclose(plain(seen), np.exp(np.float32(3)), rtol=1e-6)
+    assert not late.works  # only to look at something leaves nothing to do
+
+
+def test_a_failure_after_the_answer_is_told_to_who_asks_for_what_it_was_to_make(backend):
+    engine = session.Engine(backend)
+    child, late = Child(engine), Late()
+    (x,), _ = child.run(make_ones(), numbers=(3.0,))
+    program = steps_of([BIG], [(e.EXP, (0,)), (e.NEG, (0,))], (1,), (2,))
+    (kept,), _ = child.run(program, handles=(x,), later=late)
+    ((_, failed),) = late.works
+    failed(MemoryError("no room"))
+    with pytest.raises(session.NotMade, match="MemoryError: no room"):
+        child.run(steps_of([BIG], [], (), (0,)), handles=(kept,))
+    _, (seen,) = child.run(steps_of([BIG], [], (), (0,)), handles=(x,), frees=(kept,))
+    assert (plain(seen) == 3).all()
+    with pytest.raises(session.UnknownTensor):  # let go of, like any other
+        child.run(steps_of([BIG], [], (), (0,)), handles=(kept,))

@@ -1,15 +1,17 @@
-"""``gpu_workers(n)``: a program says on how many helpers its tensors live."""
+"""``gpu_workers(n)``, ``set_backend(device=)``: on which helpers a program's tensors live."""
 
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
 import shmgpu as gt
-from shmgpu import control, errors
+from shmgpu import control, errors, lazy, workers
 
 PROGRAM = """
 import shmgpu as gt
@@ -72,3 +74,96 @@ def test_a_broker_of_this_program_alone_says_when_to_ask():
 def test_what_is_no_number_of_helpers_is_refused(wrong):
     with gt.init(inline=True), pytest.raises(errors.ConfigError, match="gpu_workers"):
         gt.gpu_workers(wrong)
+
+
+# ---- the device ----------------------------------------------------------------------------------
+
+ON_DEVICE = """
+import shmgpu as gt
+gt.set_backend("torch", device={device!r})
+print((gt.ones(2) + 1).data.tolist())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _same_backend(monkeypatch):
+    monkeypatch.setattr(lazy, "_backend", "torch")
+
+
+@pytest.fixture
+def two_devices(monkeypatch):
+    """As if helper 1 had another device than helper 0."""
+    monkeypatch.setattr(workers, "_device_of", lambda number: ["cpu", "cuda:0"][number])
+
+
+def run_on(device, place):
+    given = {name: text for name, text in os.environ.items() if "SHMGPU_" not in name}
+    given.update(SHMGPU_SOCKET=str(place), SHMGPU_ARENA="8MiB")
+    return subprocess.run(
+        [sys.executable, "-c", ON_DEVICE.format(device=device)],
+        env=given, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+
+
+def test_a_program_in_no_broker_starts_one_whose_helpers_have_the_device(place):
+    first = run_on("cpu", place)
+    assert first.stdout.strip() == "[2.0, 2.0]", first.stderr
+    refused = run_on("cuda:99", place)
+    assert refused.returncode != 0
+    assert "the broker's helpers have cpu: name one of these" in refused.stderr
+
+
+def test_a_device_that_does_not_exist_is_refused_by_the_broker_that_would_need_it(place):
+    refused = run_on("cuda:99", place)
+    assert refused.returncode != 0
+    assert "devices names cuda:99, and this machine shows" in refused.stderr
+    assert not place.exists()
+    until = time.monotonic() + 30
+    while names_in_an_environment(place):  # what could not become a broker is ending
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def names_in_an_environment(place):
+    def names(process):
+        try:
+            return str(place).encode() in (process / "environ").read_bytes()
+        except OSError:
+            return False
+
+    return any(map(names, pathlib.Path("/proc").glob("[0-9]*")))
+
+
+def test_what_is_no_device_is_refused_and_changes_nothing():
+    with gt.init(inline=True, devices="cpu"):
+        for name, device, error, words in (
+            ("torch", "tpu", errors.ConfigError, "'tpu' is no device"),
+            ("torch", "cuda:1", errors.ConfigError, "the broker's helpers have cpu"),
+            ("numpy", "cuda:0", ValueError, "NumPy computes on the CPU only"),
+            ("jax", "cpu", ValueError, "torch and numpy"),
+        ):
+            with pytest.raises(error, match=words):
+                gt.set_backend(name, device=device)
+        assert (gt.ones(2) + 1).data.tolist() == [2, 2]
+        gt.set_backend("numpy", device="cpu")
+        assert (gt.ones(2) + 1).data.tolist() == [2, 2]
+
+
+def test_tensors_live_on_the_helpers_that_have_the_device(two_devices):
+    with gt.init(helpers=2, devices="cpu", arena="8MiB"):
+        gt.set_backend("torch", device="cuda:0")
+        kept = [gt.ones(2) + n for n in range(4)]
+        for n, one in enumerate(kept):
+            assert one.sum().item() == 2 * n + 2
+        assert lazy.current().helpers == (1,)
+        gt.set_backend("torch", device="cuda:0")  # as it is
+        with pytest.raises(RuntimeError, match="before the first"):
+            gt.set_backend("torch", device="cpu")
+
+
+def test_as_many_workers_as_asked_are_taken_of_those_with_the_device(two_devices):
+    with gt.init(helpers=2, devices="cpu", arena="8MiB"):
+        gt.set_backend("torch", device="cuda:0")
+        gt.gpu_workers(1)
+        assert (gt.ones(2) + 1).sum().item() == 4
+        assert lazy.current().helpers == (1,)

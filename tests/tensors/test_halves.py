@@ -40,6 +40,14 @@ def test_a_number_beside_halves_is_not_rounded_first(engine):
     same(ours, theirs, tol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_stretched_over_halves_is_of_their_type(engine, dtype):
+    x = st.ones(3, dtype=dtype)
+    x[:] = 0.5
+    assert x.data.dtype == st.ones(1, dtype=dtype).data.dtype
+    same(x, torch.full((3,), 0.5, dtype=getattr(torch, dtype)))
+
+
 def test_bfloat16_without_ml_dtypes_is_refused_in_a_sentence():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=100

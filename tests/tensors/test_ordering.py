@@ -59,6 +59,31 @@ def test_products_with_zeros_have_gradients(engine):
     agree(lambda f, x: f.prod(x), np.array([2.0, 0.5, 3.0]))
 
 
+@pytest.mark.parametrize("zeros", range(4))
+@pytest.mark.parametrize("dim", [0, 1, (0, 2), None])
+def test_higher_derivatives_of_products_with_zeros_are_slopes(engine, zeros, dim):
+    rng = np.random.default_rng(zeros)
+    x = rng.uniform(0.5, 2, (3, 3, 3))
+    for at in range(zeros):
+        x[0, at % 3, at // 2] = 0.0
+    seed = rng.standard_normal(np.prod(x, axis=dim).shape)
+    weights = [rng.standard_normal(x.shape) for _ in range(3)]
+
+    def derivative(order, array):
+        """Of that order, along as many of the weights: a tensor, and the number it leads to."""
+        made = st.tensor(array, requires_grad=True)
+        value = (OURS.prod(made, dim) * st.tensor(seed)).sum()
+        for weight in weights[:order]:
+            (slopes,) = st.grad([value], [made], create_graph=True)
+            value = (slopes * st.tensor(weight)).sum()
+        return value.item()
+
+    for order in range(1, 4):
+        step = 1e-4 * weights[order - 1]
+        slope = derivative(order - 1, x + step) - derivative(order - 1, x - step)
+        np.testing.assert_allclose(derivative(order, x), slope / 2e-4, rtol=1e-5, atol=1e-5)
+
+
 def test_bools_and_whole_numbers(engine):
     for array in (RNG.random((3, 4)) < 0.5, RNG.integers(-5, 5, (3, 4)), np.zeros((0, 4), bool)):
         for name in ("sum", "prod", "all", "any"):

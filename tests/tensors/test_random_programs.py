@@ -14,6 +14,7 @@ from shmgpu import lazy
 from shmgpu import tensors as st
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
+from shmgpu.engine.session import Engine
 
 LENGTHS = (1, 3, 24)  # 24 * 24 float64 lie in planned memory, the others in their own
 MAX_STEPS = 50
@@ -136,7 +137,15 @@ def _memory_is_planned_for_the_smallest(monkeypatch):
     monkeypatch.setattr(plan, "MIN_BUFFER", 0)
 
 
-LEFT_OUT = {"all": 0, "no reuse": 1, "no plan": 2, "no dropping": 4, "no fusion": 8, "none": 15}
+LEFT_OUT = {
+    "all": 0,
+    "no reuse": 1,
+    "no plan": 2,
+    "no dropping": 4,
+    "no fusion": 8,
+    "no early answer": 16,
+    "none": 31,
+}
 
 
 @pytest.fixture(params=LEFT_OUT.values(), ids=LEFT_OUT)
@@ -146,7 +155,33 @@ def flags(request):
 
 
 def test_every_optimisation_is_switched():
-    assert len(dataclasses.fields(Options)) == 4, "a new one needs its bit in the fixture above"
+    assert len(dataclasses.fields(Options)) == 5, "a new one needs its bit in the fixture above"
+
+
+def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkeypatch):
+    """One loop, whose program is known: each switch takes effect, and none changes a bit."""
+    used = set()
+    given = Engine._given
+
+    def noting(self, ready, *rest):
+        used.add(ready.flags)
+        return given(self, ready, *rest)
+
+    monkeypatch.setattr(Engine, "_given", noting)
+    rng = np.random.default_rng(0)
+    x, y = (st.tensor(rng.standard_normal((24, 24))) for _ in range(2))
+
+    def step():
+        z = (x * y + 1.0) * 0.5
+        return (z @ z.T + (x * y + 1.0).exp()).tanh().data.tobytes()
+
+    wanted = step()
+    for flags in (*range(16), 0, 15):
+        lazy.current().flags = flags
+        used.clear()
+        for _ in range(4):
+            assert step() == wanted
+        assert used == {flags}
 
 
 @pytest.mark.parametrize("seed", range(20))

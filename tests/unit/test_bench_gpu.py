@@ -81,6 +81,11 @@ def test_a_crowd_asks_shared_models_or_its_own(target):
     assert found["memory"] == 0.0  # of a CPU
 
 
+@pytest.mark.parametrize("target", ["train_through_helper", "train_eagerly"])
+def test_steps_of_training_are_counted(target):
+    assert call(target, seconds=0.05)["rate"] > 0
+
+
 def test_a_client_that_fails_ends_the_run_at_once():
     crowd = Crowd(2, 60.0)
     with pytest.raises(ZeroDivisionError), crowd.ended_by_errors():

@@ -1,0 +1,95 @@
+"""Letters: calls whose parameter block is written and read by caller and function themselves.
+
+For functions of the package whose calls are never twice alike, so that nothing of a call could be
+remembered. A letter has the shape of any block (:mod:`shmgpu.layout`), with bytes of the function's
+own instead of a signature and plain values, and its result is arrays that both sides know: there is
+nothing to describe, to look up or to learn. This file owns the caller's blocks; it sends nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from shmgpu import core
+from shmgpu.arrays import aligned
+from shmgpu.layout import HEAD, TAIL, VERSION, Layout
+from shmgpu.memory import Arena
+from shmgpu.plans import Call, Plan, packer
+from shmgpu.values import flatten
+
+MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
+
+_EMPTY = Layout(bytes(flatten(((), {}), callable).structure), ())
+
+
+class Letters(Plan):
+    """What letters with equally many arrays share, above all blocks that are ready for use."""
+
+    __slots__ = ("begin", "put", "shift")
+
+    def __init__(self, row: int, pool: int, arity: int, name: str) -> None:
+        super().__init__(row, pool, _EMPTY, None, False, False, 0, name)
+        self.arity = arity
+        self.pack = packer(arity)
+        self.fixed = True
+        self.begin = HEAD.size + 8 * arity + TAIL.size  # of the function's own bytes
+        self.put = struct.Struct(f"{HEAD.format}{arity}Q{TAIL.format[1:]}").pack_into
+        self.shift = core.arena_shift()
+
+
+class Letter(Call):
+    """One letter; see :meth:`fill`."""
+
+    __slots__ = ("room",)
+
+    plan: Letters
+    room: int  # address of the result
+
+    def write(self, value_bytes: bytes, arena: Arena) -> None:
+        """Nothing of it stays from call to call."""
+        self.signature = self.plan.signature
+
+    def fill(
+        self, head: bytes, code: bytes, addresses: Sequence[int], room_bytes: int, arena: Arena
+    ) -> None:
+        """Write all of it.
+
+        Args:
+            head: the first part of the function's own.
+            code: the second.
+            addresses: of arrays in the arena; as many as the letter is for.
+            room_bytes: what the result takes.
+            arena: the caller's.
+
+        Raises:
+            ArenaFull: the arena has no room for the block or the result.
+        """
+        plan = self.plan
+        begin = plan.begin
+        end = begin + len(head) + len(code)
+        if end > len(self.block):
+            self.block, self.address = arena.allocate(aligned(end))
+        self.addresses = addresses
+        self.result, room = arena.allocate(room_bytes or 1)
+        self.room = room
+        shift = plan.shift
+        if shift:
+            addresses = [address + shift for address in addresses]
+            room += shift
+        n = plan.arity
+        plan.put(self.block, 0, end, VERSION, n, room, room_bytes, *addresses, len(head), len(code))
+        self.block[begin:end] = head + code
+
+    def done(self) -> None:
+        """It was answered while its caller waited: nothing but the room was this call's own."""
+        if len(self.block) > MAX_KEPT_BLOCK:  # it told of a whole program
+            self.block = b""
+        self.result = None
+        self.plan.idle.append(self)
+
+    def release(self) -> None:
+        """As any call."""
+        if len(self.block) > MAX_KEPT_BLOCK:
+            self.block = b""
+        super().release()

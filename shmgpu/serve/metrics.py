@@ -1,0 +1,169 @@
+"""What Prometheus scrapes: Triton's names for inference, our own for workers, helpers and arenas.
+
+Owns the names and what each is made of. It reads counters that are kept anyway, so whichever
+worker is asked answers for the whole server. Names and units of the ``nv_inference_`` rows are
+those of Triton's metrics page (docs/user_guide/metrics.md), so that dashboards fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from shmgpu.monitor import CHILD_STATES, HELPER_STATES
+from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.counters import MOST_ROWS, Counters
+from shmgpu.stats import stats
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+
+Totals = dict[str, int]
+
+
+def _us(field: str) -> Callable[[Totals], float]:
+    return lambda total: total[field] // 1000
+
+
+# name, help, type, value of a model's totals. The library would end a counter's name with
+# "_total", which Triton's names do not: to it they are of no type, which PromQL does not mind.
+INFERENCE: list[tuple[str, str, str, Callable[[Totals], float]]] = [
+    ("nv_inference_request_success", "Requests answered", "unknown",
+     lambda total: total["success_count"]),
+    ("nv_inference_count", "Inferences: rows of batched models, else requests", "unknown",
+     lambda total: total["inference_count"]),
+    ("nv_inference_exec_count", "Executions, each of one batch", "unknown",
+     lambda total: total["exec_count"]),
+    ("nv_inference_request_duration_us", "From requests' last byte to answers' first", "unknown",
+     _us("success_ns")),
+    ("nv_inference_queue_duration_us", "Waiting for a helper, and on the way there and back",
+     "unknown", lambda total: max(0, total["call_ns"] - _computed(total)) // 1000),
+    ("nv_inference_compute_input_duration_us", "Making a model's inputs of requests", "unknown",
+     _us("input_ns")),
+    ("nv_inference_compute_infer_duration_us", "In models' functions", "unknown",
+     _us("infer_ns")),
+    ("nv_inference_compute_output_duration_us", "Making answers of models' outputs", "unknown",
+     _us("output_ns")),
+    ("nv_inference_pending_request_count", "Requests handed over and not answered", "gauge",
+     lambda total: total["pending_0"] + total["pending_1"]),
+]  # fmt: skip
+
+# Why a request failed, in Triton's words.
+FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
+    ("BACKEND", lambda total: total["fail_count"] - total["refused_count"]),
+    ("CANCELED", lambda total: total["cancel_count"]),
+    ("OTHER", lambda total: total["refused_count"]),
+]
+
+# name, help, key of stats()["broker"]
+BROKER = [
+    ("shmgpu_calls", "Calls that the dispatcher took", "submitted"),
+    ("shmgpu_calls_failed", "Calls answered with an error", "failed"),
+    ("shmgpu_calls_requeued", "Calls taken back from dead helpers", "requeued"),
+    ("shmgpu_helper_deaths", "Helpers that died", "helper_deaths"),
+    ("shmgpu_helper_restarts", "Helpers that were replaced", "helper_respawns"),
+    ("shmgpu_helper_hangs", "Helpers ended because a call took too long", "helper_hangs"),
+    ("shmgpu_worker_deaths", "Workers that died", "child_deaths"),
+    ("shmgpu_worker_restarts", "Workers that were started anew", "child_restarts"),
+]
+
+
+def _computed(total: Totals) -> int:
+    return total["input_ns"] + total["infer_ns"] + total["output_ns"]
+
+
+class Metrics(Collector):
+    """The metrics of a server, made when they are asked for.
+
+    Args:
+        catalog: the models.
+        counters: of all workers and helpers.
+    """
+
+    def __init__(self, catalog: Catalog, counters: Counters) -> None:
+        self.catalog = catalog
+        self.counters = counters
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """All of them in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """As a registry asks."""
+        yield from self._of_models()
+        yield from self._of_broker()
+
+    def _of_models(self) -> Iterable[Metric]:
+        self.catalog.refresh()
+        models = [
+            ({"model": one.name, "version": one.version}, one.index)
+            for versions in self.catalog.models.values()
+            for one in versions.values()
+        ]
+        totals = [(labels, self.counters.total(index)) for labels, index in models]
+        for name, text, kind, value in INFERENCE:
+            metric = Metric(name, text, kind)
+            for labels, total in totals:
+                metric.add_sample(name, labels, value(total))
+            yield metric
+        failures = Metric("nv_inference_request_failure", "Requests that failed", "unknown")
+        for labels, total in totals:
+            for reason, value in FAILURES:
+                failures.add_sample(failures.name, {**labels, "reason": reason}, value(total))
+        yield failures
+        batches = HistogramMetricFamily(
+            "shmgpu_batch_rows", "Rows of each execution", labels=["model", "version"]
+        )
+        for labels, index in models:
+            buckets, rows = _histogram(self.counters.batches(index))
+            batches.add_metric(list(labels.values()), buckets, rows)
+        yield batches
+
+    def _of_broker(self) -> Iterable[Metric]:
+        found = stats()
+        broker = found["broker"]
+        for name, text, key in BROKER:
+            yield CounterMetricFamily(name, text, broker[key])
+        yield GaugeMetricFamily("shmgpu_queued", "Calls that wait for a helper", broker["queued"])
+        yield GaugeMetricFamily("shmgpu_arena_bytes", "Bytes of an arena", broker["arena_bytes"])
+        used = GaugeMetricFamily("shmgpu_arena_used_bytes", "Of an arena", labels=["worker"])
+        for number, row in enumerate(found["children"]):
+            used.add_metric([str(number)], row["arena_used_bytes"])
+        yield used
+        copied = CounterMetricFamily("shmgpu_bytes", "Bytes that were moved", labels=["kind"])
+        for kind, count in found["bytes"].items():
+            copied.add_metric([kind], count)
+        yield copied
+        yield _states("shmgpu_workers", "Workers", found["children"], CHILD_STATES)
+        yield _states("shmgpu_helpers", "Helpers", found["helpers"], HELPER_STATES)
+        busy = CounterMetricFamily(
+            "shmgpu_helper_busy_seconds", "Time spent in functions", labels=["helper", "pool"]
+        )
+        for number, row in enumerate(found["helpers"]):
+            busy.add_metric([str(number), row["pool_name"]], row["busy_ns"] / 1e9)
+        yield busy
+
+
+def _states(name: str, text: str, rows: list[dict[str, Any]], states: tuple[str, ...]) -> Metric:
+    """How many there are in each state."""
+    metric = GaugeMetricFamily(name, f"{text} in a state", labels=["state"])
+    for number, state in enumerate(states):
+        metric.add_metric([state.replace(" ", "_")], sum(row["state"] == number for row in rows))
+    return metric
+
+
+def _histogram(executions: dict[int, int]) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets at powers of two, and all rows together."""
+    bounds = [1 << power for power in range(MOST_ROWS.bit_length())]
+    buckets = [
+        (str(float(bound)), float(sum(n for rows, n in executions.items() if rows <= bound)))
+        for bound in bounds
+    ]
+    buckets.append(("+Inf", float(sum(executions.values()))))
+    return buckets, float(sum(rows * count for rows, count in executions.items()))

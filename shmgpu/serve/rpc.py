@@ -1,0 +1,410 @@
+"""The gRPC front end: the service's calls, answered from the same state as HTTP's.
+
+Owns the table of calls and the server in one worker. grpc is imported, and its threads are begun,
+only here: in a worker, after the fork. Every worker listens at the port, and the kernel deals the
+connections out. What an inference is belongs to :mod:`shmgpu.serve.infer`, what a request says to
+:mod:`shmgpu.serve.messages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from shmgpu.logs import logger
+from shmgpu.serve import describe, messages
+from shmgpu.serve.infer import Pending
+from shmgpu.serve.messages import MESSAGES, SERVICE
+from shmgpu.serve.problems import answer_to
+from shmgpu.serve.regions import NO_CUDA, unknown_region
+from shmgpu.serve.requests import OutputTensor, ProtocolError
+from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
+
+_now = time.monotonic_ns
+
+# What gRPC calls an HTTP status; INTERNAL for the rest.
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.ALREADY_EXISTS,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+OPEN_TO_ALL = ("ServerLive", "ServerReady")  # without a token
+FINAL = "triton_final_response"
+STREAM_AHEAD = 64  # requests of one stream that may be out at once
+_InferResponse = MESSAGES["ModelInferResponse"]
+_StreamResponse = MESSAGES["ModelStreamInferResponse"]
+
+
+# ---- inference -------------------------------------------------------------------------------
+
+
+class _Asked:
+    """One inference of a client's: the call that is out, and what is to become of its answer."""
+
+    def __init__(self, front: Front, data: bytes, parameters: dict[str, Any] | None = None) -> None:
+        started_ns = _now()
+        self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.pending: Pending | None = None
+        self.id = ""
+        message, raw = messages.split_request(data)
+        self.id = message.id
+        served = front.catalog.find(message.model_name, message.model_version)
+        try:
+            request = messages.read_infer(message, raw, front.limits, served.metadata)
+
+            def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
+                if self.answered.cancelled():
+                    return
+                if outputs is None:
+                    assert error is not None
+                    self.answered.set_exception(error)
+                    return
+                try:
+                    buffers = messages.build_infer(
+                        served.name, served.version, request, outputs, parameters
+                    )
+                    if parameters:
+                        buffers = messages.in_stream(buffers)
+                    self.answered.set_result(b"".join(buffers))
+                except Exception as wrong:
+                    self.answered.set_exception(wrong)
+
+            self.pending = front.calls.start(served, request, started_ns, outcome)
+        except Exception:
+            front.calls.refused(served, started_ns)
+            raise
+
+    async def answer(self) -> bytes:
+        """The answer's bytes; the call is given up when nobody waits for them any more."""
+        try:
+            answer: bytes = await self.answered
+            return answer
+        except asyncio.CancelledError:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        if self.pending is not None:
+            self.pending.cancel()
+        self.answered.cancel()
+
+
+async def infer(front: Front, data: bytes, context: Any) -> bytes:
+    """One request, one answer."""
+    try:
+        return await _Asked(front, data).answer()
+    except Exception as error:
+        await refuse(context, error)
+        raise
+
+
+async def infer_in_stream(
+    front: Front, received: AsyncIterator[bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Requests as they come; answers in the requests' order, errors among them."""
+    room = asyncio.Semaphore(STREAM_AHEAD)
+    out: asyncio.Queue[_Asked | bytes | None] = asyncio.Queue()
+
+    async def ask() -> None:
+        try:
+            async for data in received:
+                await room.acquire()
+                out.put_nowait(_asked(front, data))
+        finally:
+            out.put_nowait(None)
+
+    asking = asyncio.ensure_future(ask())
+    asked: _Asked | bytes | None = None
+    try:
+        while (asked := await out.get()) is not None:
+            if isinstance(asked, bytes):
+                yield asked
+            else:
+                try:
+                    answer = await asked.answer()
+                except Exception as error:
+                    answer = _failed(error, asked.id)
+                yield answer
+            room.release()
+        await asking
+    finally:
+        asking.cancel()
+        while not out.empty():
+            asked = out.get_nowait()
+            if isinstance(asked, _Asked):
+                asked.give_up()
+
+
+def _asked(front: Front, data: bytes) -> _Asked | bytes:
+    try:
+        return _Asked(front, data, {FINAL: True})
+    except Exception as error:
+        return _failed(error, _id_of(data))
+
+
+def _id_of(data: bytes) -> str:
+    try:
+        name: str = messages.split_request(data)[0].id
+    except ProtocolError:
+        return ""
+    return name
+
+
+def _failed(error: Exception, request_id: str) -> bytes:
+    """An error as a stream tells it: the stream goes on."""
+    _, sentence = answer_to(error)
+    data: bytes = _StreamResponse(
+        error_message=sentence, infer_response=_InferResponse(id=request_id)
+    ).SerializeToString()
+    return data
+
+
+# ---- the answers that need nothing but the state ---------------------------------------------
+
+
+def live(front: Front, request: Any) -> dict[str, Any]:
+    """Whether the process answers at all."""
+    return {"live": True}
+
+
+def ready(front: Front, request: Any) -> dict[str, Any]:
+    """Whether the server wants requests."""
+    return {"ready": front.is_ready}
+
+
+def model_ready(front: Front, request: Any) -> dict[str, Any]:
+    """Whether a model is loaded."""
+    try:
+        front.catalog.find(request.name, request.version)
+    except ProtocolError:
+        return {"ready": False}
+    return {"ready": front.is_ready}
+
+
+def server_metadata(front: Front, request: Any) -> dict[str, Any]:
+    """Name, version, extensions."""
+    return describe.server()
+
+
+def model_metadata(front: Front, request: Any) -> dict[str, Any]:
+    """Inputs and outputs."""
+    served = front.catalog.find(request.name, request.version)
+    return describe.metadata(served, sorted(front.catalog.models[served.name], key=int))
+
+
+def model_config(front: Front, request: Any) -> dict[str, Any]:
+    """How it is served."""
+    return {"config": describe.config(front.catalog.find(request.name, request.version))}
+
+
+def statistics(front: Front, request: Any) -> dict[str, Any]:
+    """What was counted."""
+    return describe.statistics(front.catalog, front.counters, request.name, request.version)
+
+
+def index(front: Front, request: Any) -> dict[str, Any]:
+    """Every model that the server knows."""
+    return {"models": front.lifecycle.index(request.ready)}
+
+
+async def load(front: Front, request: Any) -> dict[str, Any]:
+    """Load a model, or load it anew."""
+    check_control(front)
+    if request.parameters:
+        raise ProtocolError(400, NO_PARAMETERS)
+    await front.lifecycle.load(request.model_name)
+    return {}
+
+
+async def unload(front: Front, request: Any) -> dict[str, Any]:
+    """Take a model away."""
+    check_control(front)
+    await front.lifecycle.unload(request.model_name)
+    return {}
+
+
+def shared_memory(front: Front, request: Any) -> dict[str, Any]:
+    """Which regions are registered."""
+    return {"regions": {one["name"]: one for one in front.regions.status(request.name)}}
+
+
+def register(front: Front, request: Any) -> dict[str, Any]:
+    """Let requests name a region."""
+    front.regions.register(request.name, request.key, request.offset, request.byte_size)
+    return {}
+
+
+def unregister(front: Front, request: Any) -> dict[str, Any]:
+    """Forget a region, or all."""
+    front.regions.unregister(request.name)
+    return {}
+
+
+def cuda_shared_memory(front: Front, request: Any) -> dict[str, Any]:
+    """There is none."""
+    if request.name:
+        raise ProtocolError(404, unknown_region(request.name))
+    return {}
+
+
+def register_cuda(front: Front, request: Any) -> dict[str, Any]:
+    """Another process's device memory cannot be had here."""
+    raise ProtocolError(501, NO_CUDA)
+
+
+def unregister_cuda(front: Front, request: Any) -> dict[str, Any]:
+    """Clients do this first, to begin clean: there is nothing to forget."""
+    return {}
+
+
+# Each gives its answer in the words of its message's JSON, as HTTP's do.
+ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
+    "ServerLive": live,
+    "ServerReady": ready,
+    "ModelReady": model_ready,
+    "ServerMetadata": server_metadata,
+    "ModelMetadata": model_metadata,
+    "ModelConfig": model_config,
+    "ModelStatistics": statistics,
+    "RepositoryIndex": index,
+    "RepositoryModelLoad": load,
+    "RepositoryModelUnload": unload,
+    "SystemSharedMemoryStatus": shared_memory,
+    "SystemSharedMemoryRegister": register,
+    "SystemSharedMemoryUnregister": unregister,
+    "CudaSharedMemoryStatus": cuda_shared_memory,
+    "CudaSharedMemoryRegister": register_cuda,
+    "CudaSharedMemoryUnregister": unregister_cuda,
+}
+
+
+# ---- the server ------------------------------------------------------------------------------
+
+
+async def refuse(context: Any, error: Exception) -> None:
+    """Ends a call with an error's code and sentence; raises what ends it."""
+    status, sentence = answer_to(error)
+    await context.abort(CODES.get(status, grpc.StatusCode.INTERNAL), sentence)
+
+
+def _answering(front: Front, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    answer, response = ANSWERS[name], MESSAGES[SERVICE.methods_by_name[name].output_type.name]
+
+    async def answered(request: Any, context: Any) -> Any:
+        try:
+            front.catalog.refresh()
+            said = answer(front, request)
+            if inspect.isawaitable(said):
+                said = await said
+            return json_format.ParseDict(said, response(), ignore_unknown_fields=True)
+        except Exception as error:
+            await refuse(context, error)
+            raise
+
+    return answered
+
+
+def handlers(front: Front) -> Any:
+    """All calls of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+
+    async def one(data: bytes, context: Any) -> bytes:
+        return await infer(front, data, context)
+
+    async def many(received: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async with contextlib.aclosing(infer_in_stream(front, received)) as answers:
+            async for answer in answers:
+                yield answer
+
+    table = {
+        # Without (de)serialisers: these two are bytes here, see `messages`.
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(one),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(many),
+    }
+    for name in ANSWERS:
+        request = MESSAGES[SERVICE.methods_by_name[name].input_type.name]
+        table[name] = grpc.unary_unary_rpc_method_handler(
+            _answering(front, name),
+            request_deserializer=request.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+    return grpc.method_handlers_generic_handler(SERVICE.full_name, table)
+
+
+class _Bearer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets no call through that does not bear the token, but for those that are open to all."""
+
+    def __init__(self, token: bytes) -> None:
+        self.token = token
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """As of grpc."""
+        handler = await continuation(details)
+        given = dict(details.invocation_metadata).get("authorization", "")
+        if (
+            handler is None
+            or details.method.rpartition("/")[2] in OPEN_TO_ALL
+            or bears(given.encode(), self.token)
+        ):
+            return handler
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, data: bytes, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
+
+    async def _refuse_stream(self, data: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, NO_TOKEN)
+        yield b""
+
+
+class Server:
+    """One worker's.
+
+    Args:
+        front: what the calls are answered with.
+        address: to listen at, ``host:port``; every worker the same.
+        body_bytes: of one message, at most.
+    """
+
+    def __init__(self, front: Front, address: str, body_bytes: int) -> None:
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 1),
+                ("grpc.max_receive_message_length", body_bytes),
+                ("grpc.max_send_message_length", -1),
+            ],
+            interceptors=[_Bearer(front.token)] if front.token else [],
+        )
+        self.options = front.options
+        self.server.add_generic_rpc_handlers((handlers(front),))
+        self.address = address
+
+    async def start(self) -> None:
+        """Listen."""
+        if self.options.tls_cert:
+            pair = Path(self.options.tls_key).read_bytes(), Path(self.options.tls_cert).read_bytes()
+            self.server.add_secure_port(self.address, grpc.ssl_server_credentials([pair]))
+        else:
+            self.server.add_insecure_port(self.address)
+        await self.server.start()
+        logger.debug("gRPC at %s", self.address)
+
+    async def stop(self, seconds: float) -> None:
+        """Take no new calls, and give those that are out so long."""
+        await self.server.stop(seconds)

@@ -1,0 +1,244 @@
+"""What a client may do at the edge, and what it is answered when it does more."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import pathlib
+import socket
+import subprocess
+import zlib
+
+import numpy as np
+import pytest
+from serve import servers
+
+MODEL = servers.MODELS / "simple.py"
+JSON = json.dumps(
+    {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}
+).encode()
+PATH = "/v2/models/scale/infer"
+
+
+@contextlib.contextmanager
+def connected(server):
+    with socket.create_connection((server.host, server.port), timeout=servers.DEADLINE_S) as made:
+        yield made
+
+
+def read_all(connection):
+    """All that comes until the server closes."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            found += piece
+    return found
+
+
+@pytest.fixture(scope="module")
+def strict():
+    with servers.serving(
+        MODEL,
+        workers=1,
+        helpers=1,
+        max_body="64KiB",
+        max_header="2KiB",
+        max_connections=4,
+        max_tensors=2,
+        max_json_depth=8,
+        idle_timeout=1,
+        receive_timeout=1,
+        send_timeout=1,
+    ) as server:
+        yield server
+
+
+def test_a_body_beyond_the_limit_is_413_and_the_answer_arrives(strict):
+    with connected(strict) as connection:
+        size = 1 << 20
+        connection.sendall(
+            b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        )
+        with contextlib.suppress(OSError):
+            connection.sendall(bytes(size))
+        assert read_all(connection).startswith(b"HTTP/1.1 413 ")
+    status, _, _ = strict.ask("POST", PATH, (bytes(4096) for _ in range(64)))
+    assert status == 413, "a chunked one"
+    bomb = gzip.compress(bytes(1 << 22))
+    assert strict.ask("POST", PATH, bomb, Content_Encoding="gzip")[0] == 413
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"X-Long: " + b"x" * 4096, b"\r\n".join(b"X-%d: 1" % n for n in range(600)), b"x" * 20000],
+)
+def test_a_head_beyond_the_limit_is_431(strict, head):
+    with connected(strict) as connection:
+        connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+        answer = read_all(connection)
+    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET /v2 HTTP/1.1\r\nHos",
+        b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n12345",
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_a_client_that_sends_too_slowly_is_let_go(strict, data):
+    with connected(strict) as connection:
+        connection.sendall(data)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 408 ") if data else answer == b""
+
+
+def test_a_client_that_does_not_read_is_let_go():
+    with servers.serving(MODEL, workers=1, helpers=1, send_timeout=1, arena="64MiB") as server:
+        x = np.ones(1 << 21, "float32")
+        header = json.dumps(
+            {
+                "inputs": [
+                    {
+                        "name": "x",
+                        "datatype": "FP32",
+                        "shape": [x.size],
+                        "parameters": {"binary_data_size": x.nbytes},
+                    }
+                ],
+                "parameters": {"binary_data_output": True},
+            }
+        ).encode()
+        with connected(server) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.sendall(
+                b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\n"
+                b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
+                % (len(header), len(header) + x.nbytes)
+                + header
+                + x.tobytes()
+            )
+
+            def is_let_go():
+                _, _, answer = server.ask("GET", "/v2/models/scale/stats")
+                done = json.loads(answer)["model_stats"][0]["inference_count"]
+                lines = pathlib.Path("/proc/net/tcp").read_text()
+                mine = f":{connection.getsockname()[1]:04X} "
+                states = [
+                    row.split()[3] for row in lines.splitlines() if mine in row.split("  ", 1)[-1]
+                ]
+                return done and "01" not in states
+
+            servers.until(is_let_go, "the connection was ended")
+
+
+def test_connections_beyond_the_limit_are_503(strict):
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(4):
+            open_ones.enter_context(connected(strict))
+        with connected(strict) as one_more:
+            assert read_all(one_more).startswith(b"HTTP/1.1 503 ")
+    servers.until(lambda: strict.is_ready(), "there is room again")
+
+
+def test_too_many_tensors_and_too_deep_json_are_400(strict):
+    many = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}] * 3}
+    assert strict.ask("POST", PATH, json.dumps(many).encode())[0] == 400
+    deep = JSON[:-1] + b', "parameters": {"a": ' + b"[" * 9 + b"]" * 9 + b"}}"
+    assert strict.ask("POST", PATH, deep)[0] == 400
+
+
+@pytest.mark.parametrize(("name", "window"), [("gzip", 31), ("deflate", 15)])
+def test_an_answer_is_compressed_for_a_client_that_asks(strict, name, window):
+    status, headers, answer = strict.ask("POST", PATH, JSON, Accept_Encoding=f"br, {name};q=1")
+    assert (status, headers["content-encoding"]) == (200, name)
+    assert json.loads(zlib.decompress(answer, window))["outputs"][0]["data"] == [2, 4]
+
+
+def test_requests_sent_in_one_go_are_answered_in_order(strict):
+    one = b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(
+        JSON
+    )
+    with connected(strict) as connection:
+        connection.sendall(
+            3 * (one + JSON)
+            + b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+            + b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        answer = read_all(connection)
+    states = [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert states == [200, 200, 200, 200, 404]
+
+
+def test_what_is_no_http_is_400(strict):
+    with connected(strict) as connection:
+        connection.sendall(b"\x16\x03\x01 what is this\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+    assert strict.ask("POST", PATH, JSON)[0] == 200
+
+
+def test_a_body_that_waits_to_be_asked_for_is_asked_for(strict):
+    with connected(strict) as connection:
+        connection.sendall(
+            b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(JSON)
+        )
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(JSON)
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_token_is_asked_for_but_where_health_is_looked_at(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("a long random text\n")
+    with servers.serving(MODEL, workers=1, helpers=1, token_file=token, grpc_port=0) as server:
+        assert server.ask("GET", "/v2/health/ready")[0] == 200
+        for given in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "a long random text"},
+        ):
+            status, headers, _ = server.ask("POST", PATH, JSON, **given)
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+        good = "Bearer a long random text"
+        assert server.ask("POST", PATH, JSON, Authorization=good)[0] == 200
+        client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+        with contextlib.closing(client.InferenceServerClient(server.grpc_address)) as triton:
+            assert triton.is_server_ready()
+            with pytest.raises(client.InferenceServerException, match="token"):
+                triton.get_server_metadata()
+            assert triton.get_server_metadata(headers={"authorization": good})
+
+
+def test_connections_are_encrypted_where_there_is_a_certificate(tmp_path):
+    import ssl
+    import urllib.request
+
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")),
+        ],
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("there is no openssl to make a certificate with")
+    with servers.serving(
+        MODEL,
+        workers=1,
+        helpers=1,
+        tls_cert=tmp_path / "cert.pem",
+        tls_key=tmp_path / "key.pem",
+    ) as server:
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        big = json.dumps(
+            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [99999], "data": [1] * 99999}]}
+        ).encode()
+        for body in (JSON, big):
+            asked = urllib.request.Request(f"https://{server.address}{PATH}", body)
+            with urllib.request.urlopen(asked, context=trusting) as answer:
+                assert json.load(answer)["outputs"][0]["data"][0] == 2

@@ -1,0 +1,108 @@
+"""Counters that clients and dashboards see: Prometheus's text, and the protocol's statistics."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from serve import servers
+
+client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+parser = pytest.importorskip("prometheus_client.parser")
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A server of this file's own: others' requests would be counted, too."""
+    with servers.serving(servers.MODELS / "simple.py", workers=3) as running:
+        yield running
+
+
+def scraped(server):
+    """Samples by name and labels."""
+    status, headers, body = server.ask("GET", "/metrics")
+    assert status == 200
+    assert headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parser.text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def of_model(samples, name, model="scale", **labels):
+    labels = {"model": model, "version": "1", **labels}
+    return samples[name, frozenset(labels.items())]
+
+
+def ask(server, model="scale", times=1, shape=(3,)):
+    for _ in range(times):
+        # A connection each: so that every worker has its share of them.
+        with contextlib.closing(client.InferenceServerClient(server.address)) as triton:
+            one = client.InferInput("x", shape, "FP32")
+            one.set_data_from_numpy(np.ones(shape, "float32"))
+            triton.infer(model, [one])
+
+
+def test_requests_are_counted_whichever_worker_had_them(server):
+    before = scraped(server)
+    ask(server, times=9)
+    after = scraped(server)
+    for name in ("request_success", "count", "exec_count"):
+        full = f"nv_inference_{name}"
+        assert of_model(after, full) - of_model(before, full) == 9
+    for part in ("request", "queue", "compute_infer"):
+        full = f"nv_inference_{part}_duration_us"
+        assert of_model(after, full) >= of_model(before, full) >= 0
+    assert of_model(after, "nv_inference_request_duration_us") > 0
+    assert of_model(after, "nv_inference_pending_request_count") == 0
+
+
+def test_durations_add_up_to_the_request(server):
+    ask(server, times=3)
+    found = scraped(server)
+    parts = sum(
+        of_model(found, f"nv_inference_{part}_duration_us")
+        for part in ("queue", "compute_input", "compute_infer", "compute_output")
+    )
+    assert parts <= of_model(found, "nv_inference_request_duration_us") + 4  # each is rounded
+
+
+def test_failures_have_their_reasons(server):
+    before = scraped(server)
+    with pytest.raises(client.InferenceServerException):
+        ask(server, "fails")
+    with pytest.raises(client.InferenceServerException):
+        ask(server, "fails", shape=(3, 3))
+    after = scraped(server)
+    name = "nv_inference_request_failure"
+    for reason in ("BACKEND", "OTHER"):
+        grown = of_model(after, name, "fails", reason=reason) - of_model(
+            before, name, "fails", reason=reason
+        )
+        assert grown == 1, reason
+    assert of_model(after, "nv_inference_request_success", "fails") == 0
+
+
+def test_batches_are_counted_by_their_rows(server):
+    ask(server, "rows", shape=(3, 1))
+    found = scraped(server)
+    assert of_model(found, "shmgpu_batch_rows_bucket", "rows", le="2.0") == 0
+    assert of_model(found, "shmgpu_batch_rows_bucket", "rows", le="4.0") == 1
+    assert of_model(found, "shmgpu_batch_rows_sum", "rows") == 3
+    with contextlib.closing(client.InferenceServerClient(server.address)) as triton:
+        (stats,) = triton.get_inference_statistics("rows")["model_stats"]
+    (batch,) = stats["batch_stats"]
+    assert batch["batch_size"] == 3
+    assert batch["compute_infer"]["count"] == 1
+    assert 0 < batch["compute_infer"]["ns"] <= stats["inference_stats"]["compute_infer"]["ns"]
+
+
+def test_workers_helpers_and_arenas_are_seen(server):
+    found = scraped(server)
+    assert found["shmgpu_workers", frozenset({("state", "running")})] == 3
+    assert found["shmgpu_helpers", frozenset({("state", "ready")})] == 2
+    assert found["shmgpu_arena_bytes", frozenset()] == 16 << 20
+    assert found["shmgpu_helper_restarts_total", frozenset()] == 0
+    assert found["shmgpu_bytes_total", frozenset({("kind", "marshalled")})] == 0

@@ -1,0 +1,348 @@
+"""Clients' own shared memory, with the stock clients and their utilities."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+from serve import client_shm, servers
+
+http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+
+shm = client_shm.load()
+tools = pytest.importorskip("tritonclient.utils")
+InferenceServerException = tools.InferenceServerException
+
+MODELS = servers.MODELS / "regions.py"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.serving(MODELS, allow_client_shm=True, max_client_regions=4) as running:
+        yield running
+
+
+@pytest.fixture
+def triton(server):
+    with contextlib.closing(http.InferenceServerClient(server.address)) as made:
+        yield made
+        made.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def region():
+    """Makes shared memory: ``region("name", nbytes)``; gone at the end."""
+    made = []
+
+    def make(name, nbytes):
+        key = f"/{name}-{os.getpid()}"
+        handle = shm.create_shared_memory_region(name, key, nbytes)
+        made.append(handle)
+        return handle, key
+
+    yield make
+    for handle in made:
+        with contextlib.suppress(Exception):
+            shm.destroy_shared_memory_region(handle)
+
+
+def placed(name, shape, datatype, where, nbytes, offset=0):
+    tensor = http.InferInput(name, shape, datatype)
+    tensor.set_shared_memory(where, nbytes, offset=offset)
+    return tensor
+
+
+def wanted(name, where, nbytes, offset=0):
+    output = http.InferRequestedOutput(name)
+    output.set_shared_memory(where, nbytes, offset=offset)
+    return output
+
+
+def refused(call, *args, **kwargs) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        call(*args, **kwargs)
+    return f"{caught.value.status()} {caught.value.message()}"
+
+
+def holders(server, key, how) -> list[int]:
+    """Processes of the server that have the file mapped (``maps``) or open (``fd``)."""
+    path = f"/dev/shm{key}"
+    found = []
+    for pid in server.children():
+        with contextlib.suppress(FileNotFoundError):
+            if how == "maps":
+                held = path in pathlib.Path(f"/proc/{pid}/maps").read_text()
+            else:
+                opened = pathlib.Path(f"/proc/{pid}/fd").iterdir()
+                held = any(os.path.realpath(one).startswith(path) for one in opened)
+            if held:
+                found.append(pid)
+    return found
+
+
+def test_inputs_and_outputs_lie_in_regions(triton, region):
+    a = np.arange(8, dtype=np.float32).reshape(2, 4)
+    b = np.full((2, 4), 3, np.float32)
+    handle, key = region("both", 4096)
+    shm.set_shared_memory_region(handle, [a, b])
+    triton.register_system_shared_memory("both", key, 4096)
+    inputs = [
+        placed("a", [2, 4], "FP32", "both", 32),
+        placed("b", [2, 4], "FP32", "both", 32, offset=32),
+    ]
+    outputs = [wanted("sum", "both", 32, 64), wanted("difference", "both", 512, 1024)]
+    result = triton.infer("add_sub", inputs, outputs=outputs)
+    for name, offset, expected in (("sum", 64, a + b), ("difference", 1024, a - b)):
+        shown = result.get_output(name)
+        assert shown["shape"] == [2, 4] and "data" not in shown
+        assert shown["parameters"]["shared_memory_byte_size"] == 32
+        found = shm.get_contents_as_numpy(handle, np.float32, [2, 4], offset)
+        assert np.array_equal(found, expected)
+    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [2, 4]), a)
+
+
+def test_regions_and_the_body_can_be_mixed(triton, region):
+    a = np.ones((1, 4), np.float32)
+    b = np.full((1, 4), 2, np.float32)
+    handle, key = region("mixed", 64)
+    shm.set_shared_memory_region(handle, [a])
+    triton.register_system_shared_memory("mixed", key, 64)
+    inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
+    outputs = [wanted("sum", "mixed", 16, 16), http.InferRequestedOutput("difference")]
+    result = triton.infer(
+        "add_sub", [inline, placed("a", [1, 4], "FP32", "mixed", 16)], outputs=outputs
+    )
+    assert np.array_equal(result.as_numpy("difference"), a - b)
+    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+
+
+def test_what_the_client_writes_between_requests_is_seen(triton, region):
+    handle, key = region("again", 16)
+    triton.register_system_shared_memory("again", key, 16)
+    for number in range(4):
+        x = np.full(4, number, np.float32)
+        shm.set_shared_memory_region(handle, [x])
+        result = triton.infer("add_in_place", [placed("x", [4], "FP32", "again", 16)])
+        assert np.array_equal(result.as_numpy("y"), x + 1)
+        assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [4]), x), (
+            "a model that writes to its input wrote to the client's memory"
+        )
+
+
+def test_a_numpy_model_cannot_write_to_a_region_that_is_an_input(triton, region):
+    handle, key = region("kept", 16)
+    shm.set_shared_memory_region(handle, [np.zeros(4, np.float32)])
+    triton.register_system_shared_memory("kept", key, 16)
+    sentence = refused(triton.infer, "write_to_input", [placed("x", [4], "FP32", "kept", 16)])
+    assert sentence.startswith("500") and "read-only" in sentence
+    assert not shm.get_contents_as_numpy(handle, np.float32, [4]).any()
+
+
+def test_text_and_bf16_lie_in_regions_too(triton, region):
+    words = np.array([b"one", b"two!"], dtype=object)
+    data = tools.serialize_byte_tensor(words).item()
+    handle, key = region("words", 256)
+    shm.set_shared_memory_region(handle, [np.frombuffer(data, np.uint8)])
+    triton.register_system_shared_memory("words", key, 256)
+    triton.infer(
+        "upper",
+        [placed("text", [2], "BYTES", "words", len(data))],
+        outputs=[wanted("upper", "words", 64, 128)],
+    )
+    found = shm.get_contents_as_numpy(handle, np.object_, [2], 128)
+    assert found.tolist() == [b"ONE", b"TWO!"]
+    bits = np.array([0x3F80, -16256], np.int16)
+    shm.set_shared_memory_region(handle, [bits])
+    triton.infer(
+        "brain", [placed("x", [2], "BF16", "words", 4)], outputs=[wanted("y", "words", 4, 32)]
+    )
+    assert np.array_equal(shm.get_contents_as_numpy(handle, np.int16, [2], 32), bits)
+
+
+def test_regions_are_one_state_whichever_worker_answers(server, region):
+    _, key = region("seen", 4096)
+    body = {"key": key, "byte_size": 4000, "offset": 96}
+
+    def ask(method, path, said=None):
+        return server.ask(method, f"/v2/systemsharedmemory{path}", json.dumps(said or {}).encode())
+
+    assert ask("POST", "/region/seen/register", body)[0] == 200
+    shown = {"name": "seen", "key": key, "offset": 96, "byte_size": 4000}
+    for _ in range(8):  # each on a connection of its own: to any worker
+        assert json.loads(ask("GET", "/status")[2]) == [shown]
+        assert json.loads(ask("GET", "/region/seen/status")[2]) == [shown]
+    status, _, answer = ask("POST", "/region/seen/register", body)
+    assert status == 409 and "registered already" in json.loads(answer)["error"]
+    assert ask("POST", "/region/seen/unregister")[0] == 200
+    for _ in range(8):
+        assert json.loads(ask("GET", "/status")[2]) == []
+        assert ask("GET", "/region/seen/status")[0] == 404
+    assert ask("POST", "/region/seen/unregister")[0] == 200
+
+
+def test_the_offset_of_the_region_counts(triton, region):
+    handle, key = region("shifted", 8192)
+    x = np.arange(4, dtype=np.float32)
+    shm.set_shared_memory_region(handle, [x], offset=5000)
+    triton.register_system_shared_memory("shifted", key, 3000, offset=4900)
+    triton.infer(
+        "slow",
+        [placed("x", [4], "FP32", "shifted", 16, offset=100)],
+        outputs=[wanted("y", "shifted", 16, 200)],
+    )
+    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [4], 5100), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ({"byte_size": 64}, "'key' is no name"),
+        ({"key": "/../etc/passwd", "byte_size": 64}, "'key' is no name"),
+        ({"key": "..", "byte_size": 64}, "'key' is no name"),
+        ({"key": "", "byte_size": 64}, "'key' is no name"),
+        ({"key": "/shmgpu-x", "byte_size": 64}, "reserved name"),
+        ({"key": "sem.x", "byte_size": 64}, "reserved name"),
+        ({"key": "/triton_python_backend_shm_region_1", "byte_size": 64}, "reserved name"),
+        ({"key": "/is-not-there", "byte_size": 64}, "there is no shared memory"),
+        ({"key": "KEY", "byte_size": 0}, "'byte_size' is 0"),
+        ({"key": "KEY", "byte_size": -1}, "whole number"),
+        ({"key": "KEY", "byte_size": "64"}, "whole number"),
+        ({"key": "KEY", "byte_size": 64, "offset": 1}, "has 64"),
+        ({"key": "KEY", "byte_size": 65}, "has 64"),
+        ({"key": "KEY", "byte_size": 1 << 61, "offset": 1 << 61}, "has 64"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused(server, region, said, word):
+    _, key = region("plain", 64)
+    said = {**said, "key": key if said.get("key") == "KEY" else said.get("key")}
+    status, _, answer = server.ask(
+        "POST", "/v2/systemsharedmemory/region/x/register", json.dumps(said).encode()
+    )
+    assert status == 400
+    assert word in json.loads(answer)["error"]
+
+
+def test_there_may_be_so_many_regions(triton, region):
+    _, key = region("many", 64)
+    for number in range(4):
+        triton.register_system_shared_memory(f"many{number}", key, 64)
+    assert "this server takes 4" in refused(triton.register_system_shared_memory, "many4", key, 64)
+
+
+def test_places_outside_a_region_are_refused(triton, region):
+    _, key = region("small", 64)
+    triton.register_system_shared_memory("small", key, 32)
+    ask = triton.infer
+    x = placed("x", [4], "FP32", "small", 16, offset=17)
+    assert refused(ask, "slow", [x]).startswith("400 input 'x' has 16 bytes from 17 on")
+    x = placed("x", [4], "FP32", "other", 16)
+    assert "Unable to find shared memory region: 'other'" in refused(ask, "slow", [x])
+    x = placed("x", [4], "FP32", "small", 12)
+    assert "take 16" in refused(ask, "slow", [x])
+    x = placed("x", [4], "FP32", "small", 16)
+    out = [wanted("y", "small", 16, 32)]
+    assert refused(ask, "slow", [x], outputs=out).startswith("400 output 'y' has 16 bytes")
+    out = [wanted("y", "small", 15, 0)]
+    assert "has 15: give it a larger one" in refused(ask, "slow", [x], outputs=out)
+
+
+def test_bytes_that_are_no_such_tensor_are_refused(triton, region):
+    handle, key = region("wrong", 64)
+    shm.set_shared_memory_region(handle, [np.full(64, 7, np.uint8)])
+    triton.register_system_shared_memory("wrong", key, 64)
+    assert refused(triton.infer, "flags", [placed("x", [4], "BOOL", "wrong", 4)]).startswith(
+        "400 the input in shared memory region 'wrong' has a byte that is neither"
+    )
+    assert refused(triton.infer, "upper", [placed("text", [1], "BYTES", "wrong", 16)]).startswith(
+        "400"
+    )
+
+
+def test_a_region_outlives_its_name(triton, region):
+    handle, key = region("unnamed", 64)
+    x = np.ones(4, np.float32)
+    shm.set_shared_memory_region(handle, [x])
+    triton.register_system_shared_memory("unnamed", key, 64)
+    os.unlink(f"/dev/shm{key}")
+    result = triton.infer("add_in_place", [placed("x", [4], "FP32", "unnamed", 16)])
+    assert np.array_equal(result.as_numpy("y"), x + 1)
+
+
+def test_a_file_that_has_shrunk_is_refused(triton, region):
+    _, key = region("shrunk", 8192)
+    triton.register_system_shared_memory("shrunk", key, 8192)
+    x = placed("x", [4], "FP32", "shrunk", 16, offset=8000)
+    triton.infer("add_in_place", [x])
+    os.truncate(f"/dev/shm{key}", 4096)
+    assert "has become smaller" in refused(triton.infer, "add_in_place", [x])
+
+
+def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
+    handle, key = region("busy", 64)
+    x = np.ones(4, np.float32)
+    shm.set_shared_memory_region(handle, [x])
+    triton.register_system_shared_memory("busy", key, 64)
+    before = server.children()
+    answers = []
+
+    x_there = placed("x", [4], "FP32", "busy", 16)
+    y_there = wanted("y", "busy", 16, 16)
+    body, _ = http.InferenceServerClient.generate_request_body([x_there], outputs=[y_there])
+
+    def ask():
+        answers.append(server.ask("POST", "/v2/models/slow/infer", body))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
+    triton.unregister_system_shared_memory("busy")
+    asking.join(servers.DEADLINE_S)
+    assert answers[0][0] == 200, answers
+    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [4], 16), x * 2)
+    assert server.children() == before
+    assert refused(triton.infer, "slow", [placed("x", [4], "FP32", "busy", 16)]).startswith(
+        "400 Unable to find shared memory region: 'busy'"
+    )
+
+
+def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region):
+    handle, key = region("let-go", 64)
+    shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
+
+    triton.register_system_shared_memory("let-go", key, 64)
+    x = placed("x", [4], "FP32", "let-go", 16)
+    triton.infer("add_in_place", [x])
+    assert holders(server, key, "maps") and holders(server, key, "fd")
+    triton.unregister_system_shared_memory("let-go")
+
+    def let_go():
+        inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+        with contextlib.closing(http.InferenceServerClient(server.address)) as other:
+            other.infer("add_in_place", [inline])
+        return not holders(server, key, "maps") and not holders(server, key, "fd")
+
+    servers.until(let_go, "workers and helpers let go of the region as they go on")
+
+
+def test_device_memory_is_not_served_and_clearing_it_is_no_error(triton, server):
+    triton.unregister_cuda_shared_memory()
+    triton.unregister_cuda_shared_memory("none")
+    assert triton.get_cuda_shared_memory_status() == []
+    assert refused(triton.register_cuda_shared_memory, "x", b"aGFuZGxl", 0, 64).startswith("501")
+
+
+def test_it_is_off_unless_allowed(region):
+    _, key = region("off", 64)
+    with servers.serving(MODELS) as running:
+        with contextlib.closing(http.InferenceServerClient(running.address)) as triton:
+            triton.unregister_system_shared_memory()
+            assert triton.get_system_shared_memory_status() == []
+            answer = refused(triton.register_system_shared_memory, "off", key, 64)
+            assert answer.startswith("403") and "--allow-client-shm" in answer
+            answer = refused(triton.infer, "slow", [placed("x", [4], "FP32", "off", 16)])
+            assert answer.startswith("403")
