@@ -24,6 +24,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
@@ -36,7 +37,6 @@ PLAIN = b"text/plain; charset=utf-8"
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
-OCTETS = b"application/octet-stream"
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -48,6 +48,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
+        lanes: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
@@ -60,6 +61,7 @@ class Front:
         limits: Limits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
+        scratch: memoryview,
         regions: Regions,
         token: bytes = b"",
     ) -> None:
@@ -73,6 +75,7 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
+        self.lanes = Lanes(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -158,9 +161,12 @@ class Front:
                     before = served.known.get(header)
                     args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
-                        request.on_disconnect = self.calls.start_known(
-                            served, before, args, started_ns, _Answering(request)
-                        ).cancel
+                        answering = _Answering(request)
+                        pending = self.calls.start_known(
+                            served, before, args, started_ns, answering
+                        )
+                        request.on_disconnect = pending.cancel
+                        answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
             parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
@@ -187,16 +193,19 @@ class Front:
 class _Answering:
     """Takes the outcome of a known request, whose body is ready to be sent."""
 
-    __slots__ = ("request",)
+    __slots__ = ("lesson", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.lesson: Lesson | None = None
 
     def __call__(self, answer: Any, error: BaseException | None) -> None:
         if error is not None:
             fail(self.request, error)
         else:
             reply(self.request, answer)
+            if self.lesson is not None:
+                self.lesson.learn(answer[0])
 
 
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
@@ -209,8 +218,8 @@ def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     if header_length is None:
         request.reply(200, buffers, headers=headers)
     else:
-        headers += b"Inference-Header-Content-Length: %d\r\n" % header_length
-        request.reply(200, buffers, OCTETS, headers)
+        content_type, named = binary_headers(header_length)
+        request.reply(200, buffers, content_type, headers + named)
 
 
 def bears(authorization: bytes, token: bytes) -> bool:

@@ -93,6 +93,7 @@ class _Worker:
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.front = Front(
             self.calls,
             catalog,
@@ -104,6 +105,7 @@ class _Worker:
             ),
             lifecycle,
             plan.options,
+            self.scratch,
             regions,
             plan.token,
         )
@@ -117,7 +119,6 @@ class _Worker:
             options.send_timeout,
         )
         self.connections: set[Connection] = set()
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
         self.settings_of = -1  # version of the table whose log settings hold here
 
@@ -174,7 +175,10 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
+        take = self.front.lanes.take
+        return Connection(
+            answer, self.port.arena, self.limits, self.scratch, self.connections, take
+        )
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""

@@ -154,6 +154,7 @@ SERVE_ROOMS = [
     "metrics",
     "edge",
     "generate",
+    "lanes",
     "routes",
     "rpc",
     "worker",
