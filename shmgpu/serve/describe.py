@@ -15,11 +15,14 @@ EXTENSIONS = (
     "binary_tensor_data",
     "classification",
     "generate",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
+    "schedule_policy",
     "statistics",
     "system_shared_memory",
+    "trace",
 )
 
 

@@ -87,8 +87,8 @@ class Request:
         "target",
     )
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any) -> None:
+        self.connection: Connection = connection
         self.method = b""
         self.target = b""
         self.headers: dict[bytes, bytes] = {}
@@ -138,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "answer",
         "arena",
+        "came",
         "filled",
         "head_bytes",
         "is_closing",
@@ -147,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         "scratch",
         "seen",
         "since",
+        "take",
         "transport",
         "unsent",
         "waiting",
@@ -154,13 +156,21 @@ class Connection(asyncio.BufferedProtocol):
     )
 
     def __init__(
-        self, answer: Answering, arena: Arena, limits: Limits, scratch: memoryview, seen: set[Any]
+        self,
+        answer: Answering,
+        arena: Arena,
+        limits: Limits,
+        scratch: memoryview,
+        seen: set[Any],
+        take: Callable[[Connection, int], bool],
     ) -> None:
         self.answer = answer
         self.arena = arena
         self.limits = limits
         self.scratch = scratch
         self.seen = seen  # all connections of the worker
+        self.take = take  # hands over what is like earlier requests; see shmgpu.serve.lanes
+        self.came = 0  # bytes in the scratch buffer, if a request begins there
         self.transport: Any = None
         self.parser: Any = httptools.HttpRequestParser(self)
         self.request: Request | None = None  # the one that is being received
@@ -219,7 +229,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.is_closing:
             return
+        self.came = 0
         if self.request is None and not self.waiting:
+            if self.take(self, count):
+                return
+            self.came = count
             self.since = monotonic()
         if self.request is None or not self.request.method:
             self.head_bytes += count
@@ -399,14 +413,7 @@ class Connection(asyncio.BufferedProtocol):
         request.on_disconnect = None
         transport = self.transport
         length = sum(map(len, body))
-        head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
-            status,
-            REASONS.get(status, "Unknown").encode(),
-            content_type,
-            length,
-            headers,
-            b"" if request.keep_alive else b"Connection: close\r\n",
-        )
+        head = head_of(status, length, content_type, headers, request.keep_alive)
         if request.method == b"HEAD":
             transport.write(head)
         elif length <= JOINED_BYTES:
@@ -466,6 +473,16 @@ class Connection(asyncio.BufferedProtocol):
         elif transport is not None:
             transport.resume_reading()
 
+    def reply_whole(self, request: Request, data: bytes) -> None:
+        """Write an answer that has all its bytes, to a request after which the client stays."""
+        request.is_answered = True
+        request.on_disconnect = None
+        self.transport.write(data)
+        self.waiting.popleft()
+        self.since = monotonic()
+        if self.waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
     def _next(self) -> None:
         if not self.waiting:
             return
@@ -479,6 +496,20 @@ class Connection(asyncio.BufferedProtocol):
 
 def _nothing() -> None:
     """Nobody waits for the client to take more."""
+
+
+def head_of(
+    status: int, length: int, content_type: bytes, headers: bytes = b"", keep_alive: bool = True
+) -> bytes:
+    """Return the head of an answer whose body has ``length`` bytes."""
+    return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
+        status,
+        REASONS.get(status, "Unknown").encode(),
+        content_type,
+        length,
+        headers,
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
 
 
 def end_slow(connections: set[Connection]) -> None:

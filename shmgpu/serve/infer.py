@@ -184,7 +184,7 @@ class Calls:
             return
         pending.call = call
         if options is not None and options.timeout is not None:
-            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+            pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
@@ -267,16 +267,22 @@ class Calls:
             pending.timer.cancel()
             pending.timer = None
 
-    def _expire(self, pending: Pending) -> None:
+    def expire(self, pending: Pending) -> None:
+        """The time of a call is over."""
         if pending.call is not None:
             self.port.expire(pending.call, pending)
 
-    def options(self, request: InferRequest) -> Options | None:
-        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+    def timeout_of(self, request: InferRequest) -> float | None:
+        """Seconds that a request may take; None: as long as it wants."""
         timeout = self.timeout
         if request.timeout_us:
             asked = request.timeout_us / 1e6
             timeout = asked if timeout is None else min(timeout, asked)
+        return timeout
+
+    def options(self, request: InferRequest) -> Options | None:
+        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+        timeout = self.timeout_of(request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None

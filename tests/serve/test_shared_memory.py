@@ -335,6 +335,31 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
     )
 
 
+def test_a_file_that_shrinks_while_it_is_read_costs_that_request_and_its_helper(
+    server, triton, region
+):
+    _, key = region("cut", 8192)
+    triton.register_system_shared_memory("cut", key, 8192)
+    x = placed("x", [4], "FP32", "cut", 16, offset=8000)
+    body, _ = http.InferenceServerClient.generate_request_body([x])
+    before = server.children()
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(server.ask("POST", "/v2/models/slow/infer", body))
+    )
+    asking.start()
+    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
+    os.truncate(f"/dev/shm{key}", 4096)
+    asking.join(servers.DEADLINE_S)
+    assert answers[0][0] == 503, answers
+    servers.until(
+        lambda: len(server.children()) == len(before) and server.children() != before,
+        "the helper is replaced",
+    )
+    inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+    assert triton.infer("add_in_place", [inline]).as_numpy("y").tolist() == [2]
+
+
 def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region):
     handle, key = region("let-go", 64)
     shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
