@@ -29,6 +29,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
+from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
@@ -92,6 +93,7 @@ class _Worker:
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.front = Front(
             self.calls,
             catalog,
@@ -103,6 +105,7 @@ class _Worker:
             ),
             lifecycle,
             plan.options,
+            self.scratch,
             regions,
             plan.token,
         )
@@ -116,8 +119,8 @@ class _Worker:
             options.send_timeout,
         )
         self.connections: set[Connection] = set()
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
+        self.settings_of = -1  # version of the table whose log settings hold here
 
     async def run(self) -> None:
         loop, plan = self.loop, self.plan
@@ -153,6 +156,9 @@ class _Worker:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
             try:
+                if self.settings_of != self.plan.table.version:
+                    self.settings_of = self.plan.table.version
+                    apply_log(self.plan.table)
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")
@@ -169,7 +175,10 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
+        take = self.front.lanes.take
+        return Connection(
+            answer, self.port.arena, self.limits, self.scratch, self.connections, take
+        )
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""
