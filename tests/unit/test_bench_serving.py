@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -118,23 +117,13 @@ def test_nothing_of_a_server_is_left():
     with echo() as (_, pid, _wire):
         processes = [pid, *servers.descendants(pid)]
         assert len(processes) == 2
-    assert not any(os.path.exists(f"/proc/{one}") for one in processes)
+    assert not any(servers.runs(one) for one in processes)
 
 
 def test_slow_answers_count_as_the_requests_they_kept_back():
-    # One answer took ten times the interval: nine requests that were due meanwhile were not sent.
+    # One took ten times the interval: what was due meanwhile was not sent, and waited less.
     corrected = httpload.corrected([100.0] * 10 + [1000.0], 100.0)
-    assert sorted(corrected)[11:] == [
-        200.0,
-        300.0,
-        400.0,
-        500.0,
-        600.0,
-        700.0,
-        800.0,
-        900.0,
-        1000.0,
-    ]
+    assert sorted(corrected)[10:] == [100.0 * n for n in range(2, 11)]
 
 
 def test_a_request_is_written_as_tritons_client_writes_it():
