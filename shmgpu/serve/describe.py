@@ -14,11 +14,13 @@ from shmgpu.serve.metadata import TensorMetadata
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
     "statistics",
     "system_shared_memory",
+    "trace",
 )
 
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known, protocol
+from shmgpu.serve import describe, known, protocol, settings
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
@@ -35,6 +35,7 @@ PLAIN = b"text/plain; charset=utf-8"
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
+MOST_TARGET_BYTES = 256  # of one that is worth remembering
 OCTETS = b"application/octet-stream"
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
@@ -75,12 +76,17 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
+    def admit(self, request: Request) -> Refusal | None:
+        """Refuse a head that does not bear the token; see :class:`shmgpu.serve.edge.Connection`."""
+        if request.target in OPEN_TO_ALL:
+            return None
+        if bears(request.headers.get(b"authorization", b""), self.token):
+            return None
+        return 401, NO_TOKEN, b"WWW-Authenticate: Bearer\r\n"
+
     def answer(self, request: Request) -> None:
         """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
         try:
-            if self.token and request.target not in OPEN_TO_ALL:
-                if not bears(request.headers.get(b"authorization", b""), self.token):
-                    raise ProtocolError(401, NO_TOKEN)
             target = request.target
             known = self._paths.get(target)
             if known is None:
@@ -90,7 +96,9 @@ class Front:
                     return
                 name, version = found.groups(b"")
                 known = unquote(name.decode("latin-1")), unquote(version.decode("latin-1"))
-                if len(self._paths) < 1024:
+                if len(target) <= MOST_TARGET_BYTES:
+                    if len(self._paths) >= 1024:
+                        self._paths.clear()
                     self._paths[target] = known
             if request.method != b"POST":
                 raise ProtocolError(405, "use POST here")
@@ -221,8 +229,7 @@ def bears(authorization: bytes, token: bytes) -> bool:
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
-    headers = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
-    request.reply(status, [error_body(sentence)], headers=headers)
+    request.reply(status, [error_body(sentence)])
 
 
 def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
@@ -393,6 +400,37 @@ def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
     request.reply(200)
 
 
+# ---- settings --------------------------------------------------------------------------------
+
+
+def logging_settings(front: Front, request: Request) -> None:
+    """What is logged."""
+    request.reply(200, [orjson.dumps(settings.logging_settings(front.catalog.table))])
+
+
+def change_logging(front: Front, request: Request) -> None:
+    """Change that, for all workers."""
+    said = settings.change_logging(
+        front.catalog.table, _object(request), front.options.allow_settings
+    )
+    request.reply(200, [orjson.dumps(said)])
+
+
+def trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """What is traced: nothing."""
+    if name:
+        front.catalog.find(name, "")
+    request.reply(200, [orjson.dumps(settings.TRACING)])
+
+
+def change_tracing(front: Front, request: Request, name: str = "") -> None:
+    """Leave that as it is."""
+    if name:
+        front.catalog.find(name, "")
+    said = settings.change_tracing(_object(request), front.options.allow_settings)
+    request.reply(200, [orjson.dumps(said)])
+
+
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 _REGION = "/region/(?P<name>[^/]+)"
@@ -416,6 +454,10 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
         ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
         ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
+        ("GET", "/v2/logging", logging_settings),
+        ("POST", "/v2/logging", change_logging),
+        ("GET", "/v2(?:/models/(?P<name>[^/]+))?/trace/setting", trace_settings),
+        ("POST", "/v2(?:/models/(?P<name>[^/]+))?/trace/setting", change_tracing),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),

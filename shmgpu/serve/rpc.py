@@ -20,7 +20,7 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.logs import logger
-from shmgpu.serve import describe, messages
+from shmgpu.serve import describe, messages, settings
 from shmgpu.serve.infer import Pending
 from shmgpu.serve.messages import MESSAGES, SERVICE
 from shmgpu.serve.problems import answer_to
@@ -272,6 +272,40 @@ def unregister_cuda(front: Front, request: Any) -> dict[str, Any]:
     return {}
 
 
+def log_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is logged, changed before if settings were sent."""
+    table = front.catalog.table
+    asked = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for name, value in request.settings.items()
+    }
+    if asked:
+        said = settings.change_logging(table, asked, front.options.allow_settings)
+    else:
+        said = settings.logging_settings(table)
+    kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    return {"settings": {name: {kinds[type(value)]: value} for name, value in said.items()}}
+
+
+def trace_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is traced: nothing, and it stays so."""
+    if request.model_name:
+        front.catalog.find(request.model_name)
+    if request.settings:
+        # Whether a setting is a list is known by what it is.
+        asked = {
+            name: list(value.value) if name == "trace_level" else "".join(value.value) or None
+            for name, value in request.settings.items()
+        }
+        settings.change_tracing(asked, front.options.allow_settings)
+    return {
+        "settings": {
+            name: {"value": value if isinstance(value, list) else [value]}
+            for name, value in settings.TRACING.items()
+        }
+    }
+
+
 # Each gives its answer in the words of its message's JSON, as HTTP's do.
 ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "ServerLive": live,
@@ -290,6 +324,8 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "CudaSharedMemoryStatus": cuda_shared_memory,
     "CudaSharedMemoryRegister": register_cuda,
     "CudaSharedMemoryUnregister": unregister_cuda,
+    "LogSettings": log_settings,
+    "TraceSetting": trace_settings,
 }
 
 

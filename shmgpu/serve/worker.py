@@ -20,6 +20,7 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
+from shmgpu.serve.access import AccessLog
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
@@ -29,6 +30,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
+from shmgpu.serve.settings import apply_logging
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
@@ -80,6 +82,7 @@ class _Worker:
             plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
         )
         catalog.when_changed.append(regions.refresh)
+        catalog.when_changed.append(lambda: apply_logging(plan.table))
         self.calls = Calls(
             self.port,
             catalog,
@@ -115,6 +118,7 @@ class _Worker:
             options.receive_timeout,
             options.send_timeout,
         )
+        self.access = AccessLog(options.access_log) if options.access_log else None
         self.connections: set[Connection] = set()
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
@@ -146,12 +150,16 @@ class _Worker:
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
+        if self.access is not None:
+            self.access.write()
 
     async def _tend(self) -> None:
         """What is looked after besides requests."""
         while True:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
+            if self.access is not None:
+                self.access.write()
             try:
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
@@ -169,7 +177,15 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
+        return Connection(
+            answer,
+            self.port.arena,
+            self.limits,
+            self.scratch,
+            self.connections,
+            self.front.admit if self.plan.token else None,
+            self.access,
+        )
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""
