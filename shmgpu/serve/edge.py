@@ -238,7 +238,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self.parser.feed_data(self.scratch[:count])
         except httptools.HttpParserUpgrade:
-            self._refuse(501, "the server speaks no other protocol than HTTP/1.1")
+            # Nothing else is spoken here: it is answered as what it is, and is the last.
+            if self.waiting:
+                self.waiting[-1].keep_alive = False
+            elif not self.is_closing:
+                self.is_closing = True
+                self.transport.close()
         except httptools.HttpParserError as error:
             if not self.is_closing:
                 self._refuse(400, f"the request is no HTTP ({error})")
