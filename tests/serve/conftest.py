@@ -20,7 +20,7 @@ def gevents_loop():
 
 @pytest.fixture(autouse=True)
 def clients_end_in_this_thread():
-    """The stock HTTP client closes itself when it is collected, which no thread of gRPC's may do."""
+    """The stock HTTP client closes itself when collected, which no thread of gRPC's may do."""
     yield
     gc.collect()
 
