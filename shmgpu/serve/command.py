@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmgpu import core, daemon, functions, logs
+from shmgpu import core, daemon, functions, logs, runtime
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.launch import raise_outcome
 from shmgpu.roles import RoleHost
@@ -64,6 +64,7 @@ def serve(options: argparse.Namespace) -> None:
         rows = Rows(options.hang_after)
         functions.register_late()
         counters: list[Counters] = []
+        runtime.computes_with_torch = False  # model files import torch, in helpers
         plan = Settings(
             children=options.workers,
             helpers=options.helpers,

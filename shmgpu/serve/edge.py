@@ -119,6 +119,18 @@ class Request:
         """Answer: buffers that are written in order, and that nobody changes from now on."""
         self.connection.reply(self, status, body, content_type, headers)
 
+    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
+        """Answer in parts: :meth:`send` each, then :meth:`end`."""
+        self.connection.begin(self, status, content_type, headers)
+
+    def send(self, data: bytes, when_taken: Callable[[], None]) -> None:
+        """One part, of at least a byte; ``when_taken`` is called when the next may follow."""
+        self.connection.send(self, data, when_taken)
+
+    def end(self) -> None:
+        """All parts were sent."""
+        self.connection.end(self)
+
 
 class Connection(asyncio.BufferedProtocol):
     """One connection."""
@@ -140,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         "transport",
         "unsent",
         "waiting",
+        "when_taken",
     )
 
     def __init__(
@@ -164,6 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         self.filled = -1  # bytes of its body that have been received past the parser; -1: not so
         self.waiting: deque[Request] = deque()  # received, the first of them being answered
         self.is_closing = False
+        self.when_taken: Callable[[], None] | None = None  # while the client takes no more
         self.head_bytes = 0  # of the head that is being received
         self.since = 0.0  # when it began to wait for what it waits for now
         self.unsent = 0  # bytes of answers that lay unread then
@@ -190,6 +204,16 @@ class Connection(asyncio.BufferedProtocol):
         self.waiting.clear()
         self.request = None
         self.parser = None
+
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        self.when_taken = _nothing
+
+    def resume_writing(self) -> None:
+        """It has taken what there was."""
+        when_taken, self.when_taken = self.when_taken, None
+        if when_taken is not None:
+            when_taken()
 
     def get_buffer(self, size_hint: int) -> memoryview:
         """Where the next bytes go: into the arena while a body is being received."""
@@ -396,6 +420,42 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(b"".join((head, *body)))
         else:
             transport.writelines([head, *body])
+        self._answered(request)
+
+    def begin(self, request: Request, status: int, content_type: bytes, headers: bytes) -> None:
+        """The head of an answer that comes in parts."""
+        request.is_answered = True
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n%s%s\r\n"
+            % (
+                status,
+                REASONS.get(status, "Unknown").encode(),
+                content_type,
+                headers,
+                b"" if request.keep_alive else b"Connection: close\r\n",
+            )
+        )
+
+    def send(self, request: Request, data: bytes, when_taken: Callable[[], None]) -> None:
+        """A part of the answer, as a chunk."""
+        if request not in self.waiting:  # the client has left
+            return
+        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+        if self.when_taken is None:
+            when_taken()
+        else:
+            self.when_taken = when_taken
+
+    def end(self, request: Request) -> None:
+        """The last of its parts was sent."""
+        if request in self.waiting:
+            self.transport.write(b"0\r\n\r\n")
+            request.on_disconnect = None
+            self._answered(request)
+
+    def _answered(self, request: Request) -> None:
+        """The first of the requests that wait was answered: see to the next."""
+        transport = self.transport
         request.body = b""
         self.waiting.popleft()
         self.since = monotonic()
@@ -432,6 +492,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             status, sentence = request.refusal
             request.reply(status, [error_body(sentence)])
+
+
+def _nothing() -> None:
+    """Nobody waits for the client to take more."""
 
 
 def head_of(

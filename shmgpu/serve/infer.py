@@ -139,7 +139,13 @@ class Calls:
         """
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
-        args = self._arguments(served, request)
+        if served.streams:
+            raise ProtocolError(
+                400,
+                f"model '{served.name}' answers in parts: use generate_stream, or the stream of "
+                "gRPC",
+            )
+        args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, args, rows, started_ns, outcome)
         self._send(pending)
@@ -162,7 +168,7 @@ class Calls:
 
     def _send(self, pending: Pending) -> None:
         served = pending.served
-        options = self._options(pending.request)
+        options = self.options(pending.request)
         pending.sent_ns = _now()
         known = pending.known
         placed = is_placed(pending.request) if known is None else known.is_placed
@@ -209,23 +215,32 @@ class Calls:
             try:
                 known = pending.known
                 if known is None:
-                    outputs = self._outputs(pending, result)
+                    outputs = self.outputs(served, pending.request, result)
                 else:
-                    outputs = known.answer(served, result, lambda: self._outputs(pending, result))
+                    outputs = known.answer(
+                        served, result, lambda: self.outputs(served, pending.request, result)
+                    )
             except Exception as wrong:
                 error = wrong
         if error is None:
+            # Before the answer, so that whoever has it finds it counted.
             counters[base + _CALL_NS] += now - pending.sent_ns
             counters[base + _SUCCESS] += 1
             counters[base + _ROWS] += pending.rows
-        pending.outcome(outputs, error)
-        now = _now()
+            try:
+                pending.outcome(outputs, None)
+            except Exception as wrong:  # such as text that JSON cannot carry
+                counters[base + _CALL_NS] -= now - pending.sent_ns
+                counters[base + _SUCCESS] -= 1
+                counters[base + _ROWS] -= pending.rows
+                error = wrong
         if error is None:
-            counters[base + _SUCCESS_NS] += now - pending.started_ns
+            counters[base + _SUCCESS_NS] += _now() - pending.started_ns
             counters[base + _LAST] = now_ms()
         else:
             counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += now - pending.started_ns
+            counters[base + _FAIL_NS] += _now() - pending.started_ns
+            pending.outcome(None, error)
 
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""
@@ -265,7 +280,7 @@ class Calls:
             timeout = asked if timeout is None else min(timeout, asked)
         return timeout
 
-    def _options(self, request: InferRequest) -> Options | None:
+    def options(self, request: InferRequest) -> Options | None:
         """Time-out and priority of a request; the protocol's priority 1 comes first."""
         timeout = self.timeout_of(request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
@@ -275,7 +290,7 @@ class Calls:
 
     # ---- inputs --------------------------------------------------------------------------
 
-    def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+    def arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
         """What the call carries: the model's number, then its inputs in order."""
         args: list[Any] = [None] * len(served.inputs)
         for one in request.inputs:
@@ -326,8 +341,9 @@ class Calls:
 
     # ---- outputs -------------------------------------------------------------------------
 
-    def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
-        served, asked = pending.served, pending.request.outputs
+    def outputs(self, served: Served, request: InferRequest, result: Any) -> list[OutputTensor]:
+        """What a model returned, as the request wants it."""
+        asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
         wanted = (
             [served.output_places[one.name] for one in asked]

@@ -25,6 +25,8 @@ class Tensor:
     Args:
         name: what requests call it.
         datatype: as the Open Inference Protocol names it: ``"FP32"``, ``"INT64"``, ``"BYTES"``.
+            A function that gets NumPy arrays finds BYTES in an array of ``bytes`` objects, and BF16
+            as ml_dtypes' bfloat16, or without that package as an int16 array of the bits.
         shape: lengths of all axes, that of the batch first where there is one; -1 is any length.
         optional: a request may leave this input away; the function gets None for it.
         labels: of an output's classes, for requests that ask for its best classes.

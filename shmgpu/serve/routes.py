@@ -18,7 +18,8 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known, protocol
+from shmgpu.serve import describe, known, protocol, settings
+from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Request, error_body
@@ -312,6 +313,27 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def generate(front: Front, request: Request, name: str, version: str = "") -> None:
+    """One JSON object for another."""
+    _generate(front, request, name, version, is_stream=False)
+
+
+def generate_stream(front: Front, request: Request, name: str, version: str = "") -> None:
+    """The same as server-sent events, one for each part."""
+    _generate(front, request, name, version, is_stream=True)
+
+
+def _generate(front: Front, request: Request, name: str, version: str, is_stream: bool) -> None:
+    started_ns = _now()
+    served = front.catalog.find(name, version)
+    try:
+        asked = generating.read(_object(request), served, front.limits)
+        generating.Generation(front.calls, served, asked, request, is_stream).begin()
+    except Exception:
+        front.calls.refused(served, started_ns)
+        raise
+
+
 def metrics(front: Front, request: Request) -> None:
     """What Prometheus scrapes."""
     # Not before somebody asks: most workers of most servers never do this.
@@ -405,7 +427,38 @@ def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 _REGION = "/region/(?P<name>[^/]+)"
+
+
+def log_settings(front: Front, request: Request) -> None:
+    """What is logged."""
+    request.reply(200, [orjson.dumps(settings.log(front.catalog.table))])
+
+
+def change_log_settings(front: Front, request: Request) -> None:
+    """Log more, or less."""
+    table, allowed = front.catalog.table, front.options.allow_settings
+    request.reply(200, [orjson.dumps(settings.change_log(table, allowed, _object(request)))])
+
+
+def trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """What is traced."""
+    if name:
+        front.catalog.find(name)
+    request.reply(200, [orjson.dumps(settings.trace(front.catalog.table, name))])
+
+
+def change_trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """Trace more, or less."""
+    if name:
+        front.catalog.find(name)
+    table, allowed = front.catalog.table, front.options.allow_settings
+    found = settings.change_trace(table, allowed, _object(request), name)
+    request.reply(200, [orjson.dumps(found)])
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+
+_NAMED = r"/v2/models/(?P<name>[^/]+)"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
     (method.encode(), re.compile(pattern.encode()), handler)
@@ -419,12 +472,18 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("POST", f"{_MODEL}/generate", generate),
+        ("POST", f"{_MODEL}/generate_stream", generate_stream),
         ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
         ("POST", f"{_SYSTEM}{_REGION}/register", register),
         ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
         ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
         ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
         ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
+        ("GET", "/v2/logging", log_settings),
+        ("POST", "/v2/logging", change_log_settings),
+        ("GET", f"(?:/v2|{_NAMED})/trace/setting", trace_settings),
+        ("POST", f"(?:/v2|{_NAMED})/trace/setting", change_trace_settings),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),

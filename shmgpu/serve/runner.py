@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
@@ -46,14 +47,23 @@ class Loaded:
         index, base: the place of its counters, and where they begin.
     """
 
-    __slots__ = ("base", "helper", "index", "model", "takes_bytes")
+    __slots__ = ("arriving", "base", "helper", "index", "is_plain", "model")
 
     def __init__(self, model: Model, helper: Helper, index: int) -> None:
         self.model = model
         self.helper = helper
         self.index = index
         self.base = index * len(FIELDS)
-        self.takes_bytes = [one.datatype == "BYTES" for one in model.inputs]
+        # How an input becomes what the function gets, by place; None: as it comes.
+        self.arriving = [_ARRIVING.get(one.datatype) for one in model.inputs]
+        self.is_plain = not any(self.arriving)
+
+    def taken(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs as they came, as the function gets them."""
+        return [
+            one if arrives is None or one is None else arrives(one)
+            for one, arrives in zip(inputs, self.arriving, strict=True)
+        ]
 
 
 class Shelf:
@@ -66,6 +76,8 @@ class Shelf:
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
+        self.feeds = Feeds()
+        helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -112,21 +124,15 @@ class Shelf:
         """
         started = _now()
         self.windows.refresh()
-        loaded = self.loaded.get(number)
-        if loaded is None:  # it was loaded while this helper was being started
-            self.load(number // MODELS_OF_A_SOURCE)
-            loaded = self.loaded[number]
+        loaded = self._loaded(number)
         model = loaded.model
         if places is not None:
             inputs = [
                 self._arrived(loaded, declared, one)
                 for declared, one in zip(model.inputs, inputs, strict=True)
             ]
-        elif any(loaded.takes_bytes):
-            inputs = [
-                _elements(one) if is_bytes else one
-                for one, is_bytes in zip(inputs, loaded.takes_bytes, strict=True)
-            ]
+        elif not loaded.is_plain:
+            inputs = loaded.taken(inputs)
         begun = _now()
         result = model.body(loaded.helper, *inputs)
         ended = _now()
@@ -146,6 +152,40 @@ class Shelf:
         counted += np.array((1, *spent), np.uint64)
         return outputs
 
+    def open_stream(
+        self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Begin what a streaming model yields; its first part, as :meth:`next_part` gives it."""
+        loaded = self._loaded(number)
+        self.feeds.open(caller, token, self._parts(loaded, loaded.taken(inputs)))
+        self.counters[loaded.base + _EXEC_COUNT] += 1
+        self.counters[loaded.base + _EXEC_REQUESTS] += 1
+        return self.next_part(caller, token)
+
+    def next_part(self, caller: tuple[int, int], token: int) -> tuple[Any, ...]:
+        """One part: a tuple of its outputs alone; an empty one when that was all."""
+        return self.feeds.next(caller, token)
+
+    def _parts(self, loaded: Loaded, inputs: Sequence[Any]) -> Iterator[Any]:
+        parts = loaded.model.body(loaded.helper, *inputs)
+        try:
+            while True:
+                begun = _now()
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
+                finally:
+                    self.counters[loaded.base + _INFER_NS] += _now() - begun
+                yield _in_order(loaded.model, part)
+        finally:
+            parts.close()
+
+    def _loaded(self, number: int) -> Loaded:
+        if number not in self.loaded:  # it was loaded while this helper was being started
+            self.load(number // MODELS_OF_A_SOURCE)
+        return self.loaded[number]
+
     def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
         """An input of a call that has some in regions."""
         if isinstance(one, dict):
@@ -154,7 +194,10 @@ class Shelf:
             one = self.windows.read(one["in"], datatype, one["shape"], own)
         elif declared.datatype == "BYTES":
             one = _elements(one)
-        return one if declared.datatype == "BYTES" else _as_array(loaded.model, one, loaded.helper)
+        if declared.datatype == "BYTES" or one is None:
+            return one
+        one = _as_array(loaded.model, one, loaded.helper)
+        return _bfloat16(one) if declared.datatype == "BF16" else one
 
     def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
         """The outputs, of which those that have a place in a region are written there."""
@@ -275,7 +318,12 @@ def _warm_up(model: Model, helper: Helper) -> None:
     if samples is None:
         samples = _zeros(model)
     for sample in samples:
-        inputs = [_as_array(model, one, helper) for one in sample]
+        inputs = [
+            _bfloat16(_as_array(model, one, helper))
+            if declared.datatype == "BF16" and one is not None
+            else _as_array(model, one, helper)
+            for declared, one in zip(model.inputs, sample, strict=True)
+        ]
         result = model.body(helper, *inputs)
         if model.streams:
             for part in result:
@@ -323,11 +371,25 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
 
 def _elements(carried: Any) -> Any:
     """A BYTES tensor, carried as (its shape, its bytes): an object array."""
-    if carried is None:
-        return None
     shape, data = carried
     data = np.asarray(data)
     return datatypes.decode(datatypes.DATATYPES["BYTES"], shape, data.data)
+
+
+def _bfloat16(array: Any) -> Any:
+    """A BF16 tensor, carried as the bits of its elements; those stay where NumPy has no name."""
+    if not isinstance(array, np.ndarray):
+        import torch
+
+        return array.view(torch.bfloat16) if array.dtype == torch.int16 else array
+    try:
+        import ml_dtypes
+    except ImportError:
+        return array
+    return array.view(ml_dtypes.bfloat16) if array.dtype == np.int16 else array
+
+
+_ARRIVING: dict[str, Callable[[Any], Any]] = {"BYTES": _elements, "BF16": _bfloat16}
 
 
 def _in_order(model: Model, result: Any) -> Any:
@@ -351,9 +413,17 @@ def _in_order(model: Model, result: Any) -> Any:
 
 
 def _carried(datatype: str, array: Any) -> Any:
-    """An output as a call carries it: a BYTES tensor as (its shape, its bytes)."""
-    if datatype != "BYTES":
-        return array
-    array = np.asarray(array, dtype=object)
-    data = datatypes.join(array.reshape(-1).tolist())
-    return tuple(array.shape), np.frombuffer(data, np.uint8)
+    """An output as a call carries it: BYTES as (its shape, its bytes), BF16 as its bits."""
+    if datatype == "BYTES":
+        array = np.asarray(array, dtype=object)
+        data = datatypes.join(array.reshape(-1).tolist())
+        return tuple(array.shape), np.frombuffer(data, np.uint8)
+    if datatype == "BF16":
+        if not isinstance(array, np.ndarray):
+            import torch
+
+            return array.to(torch.bfloat16).view(torch.int16)
+        if array.dtype == np.float32:
+            return datatypes.round_bf16(array)
+        return array.view(np.int16)
+    return array

@@ -29,6 +29,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
+from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
@@ -119,6 +120,7 @@ class _Worker:
         )
         self.connections: set[Connection] = set()
         self.told = asyncio.Event()
+        self.settings_of = -1  # version of the table whose log settings hold here
 
     async def run(self) -> None:
         loop, plan = self.loop, self.plan
@@ -154,6 +156,9 @@ class _Worker:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
             try:
+                if self.settings_of != self.plan.table.version:
+                    self.settings_of = self.plan.table.version
+                    apply_log(self.plan.table)
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")

@@ -110,18 +110,18 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
     try:
         line = process.stdout.readline()
         address = line.removeprefix("listening on ").strip()
-        over_grpc = process.stdout.readline() if "grpc_port" in flags else ""
+        grpc_line = process.stdout.readline() if "grpc_port" in flags else ""
         ready = process.stdout.readline()
         if not ready.startswith("ready: "):
             process.wait(DEADLINE_S)
-            raise AssertionError(line + over_grpc + ready + process.stderr.read())
+            raise AssertionError(line + grpc_line + ready + process.stderr.read())
         host, _, port = address.rpartition("//")[2].rpartition(":")
         server = Server(process, host.strip("[]"), int(port) if port.isdigit() else 0)
-        if over_grpc:
-            server.grpc_address = over_grpc.removeprefix("listening on grpc://").strip()
-            until(server.listens_for_grpc, "the server listens for gRPC")
-        elif server.port and "tls_cert" not in flags:
-            until(server.is_ready, "a worker is ready")
+        server.grpc_address = grpc_line.removeprefix("listening on grpc://").strip()
+        if server.port and "tls_cert" not in flags:
+            until(lambda: process.poll() is not None or server.is_ready(), "a worker is ready")
+        if server.grpc_address:
+            until(server.listens_for_grpc, "a worker listens for gRPC")
         yield server
     except BaseException:
         if process.poll() is None:

@@ -77,6 +77,15 @@ def test_every_datatype_comes_back_as_it_went(triton, datatype, binary):
     assert np.array_equal(result.as_numpy("y"), array)
 
 
+def test_bf16_comes_back_as_it_went(triton):
+    array = np.array([0, 1, -2.5, 3e38], "float32")
+    for binary in (True, False):
+        result = triton.infer(
+            "echo_bf16", [tensor("x", array, "BF16")], outputs=wanted("y", binary=binary)
+        )
+        assert np.allclose(np.asarray(result.as_numpy("y"), "float32"), array, rtol=1e-2)
+
+
 def test_bytes_elements_are_taken_and_given(triton):
     text = np.array([b"one", b"", "zwölf".encode()], dtype=object)
     result = triton.infer("upper", [tensor("text", text, "BYTES")])

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from serve import client_shm, servers
 
+from shmgpu.serve import regions
+
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 
 shm = client_shm.load()
@@ -107,18 +109,30 @@ def test_inputs_and_outputs_lie_in_regions(triton, region):
 
 
 def test_regions_and_the_body_can_be_mixed(triton, region):
-    a = np.ones((1, 4), np.float32)
-    b = np.full((1, 4), 2, np.float32)
     handle, key = region("mixed", 64)
-    shm.set_shared_memory_region(handle, [a])
     triton.register_system_shared_memory("mixed", key, 64)
-    inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
     outputs = [wanted("sum", "mixed", 16, 16), http.InferRequestedOutput("difference")]
-    result = triton.infer(
-        "add_sub", [inline, placed("a", [1, 4], "FP32", "mixed", 16)], outputs=outputs
-    )
-    assert np.array_equal(result.as_numpy("difference"), a - b)
-    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+    for number in range(4):  # the same header each time, and other bytes
+        a = np.full((1, 4), number, np.float32)
+        b = np.full((1, 4), 2, np.float32)
+        shm.set_shared_memory_region(handle, [a])
+        inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
+        inputs = [inline, placed("a", [1, 4], "FP32", "mixed", 16)]
+        result = triton.infer("add_sub", inputs, outputs=outputs)
+        assert np.array_equal(result.as_numpy("difference"), a - b)
+        assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+
+
+def test_a_name_means_the_region_that_has_it_now(triton, region):
+    x = placed("x", [4], "FP32", "moving", 16)
+    for number in range(3):
+        handle, key = region(f"moving{number}", 64)
+        shm.set_shared_memory_region(handle, [np.full(4, number, np.float32)])
+        triton.register_system_shared_memory("moving", key, 64)
+        for _ in range(2):
+            result = triton.infer("add_in_place", [x])
+            assert result.as_numpy("y").tolist() == [number + 1] * 4
+        triton.unregister_system_shared_memory("moving")
 
 
 def test_what_the_client_writes_between_requests_is_seen(triton, region):
@@ -273,6 +287,29 @@ def test_a_region_outlives_its_name(triton, region):
     assert np.array_equal(result.as_numpy("y"), x + 1)
 
 
+def test_a_region_is_found_by_name_when_its_worker_is_gone_and_is_no_other_file(region):
+    _, key = region("named", 64)
+    path = f"/dev/shm{key}"
+    status = os.stat(path)
+    entry = {
+        "name": "named",
+        "key": key[1:],
+        "identity": regions.identity(status),
+        "pid": 0,
+        "descriptor": 0,
+    }
+    descriptor = regions.open_region(entry, os.O_RDONLY)
+    assert os.fstat(descriptor).st_ino == status.st_ino
+    os.close(descriptor)
+    os.rename(path, f"{path}-moved")
+    try:
+        pathlib.Path(path).write_bytes(bytes(64))
+        with pytest.raises(regions.RegionLost, match="register it anew"):
+            regions.open_region(entry, os.O_RDONLY)
+    finally:
+        os.replace(f"{path}-moved", path)
+
+
 def test_a_file_that_has_shrunk_is_refused(triton, region):
     _, key = region("shrunk", 8192)
     triton.register_system_shared_memory("shrunk", key, 8192)
@@ -310,15 +347,44 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
     )
 
 
+def test_a_file_that_shrinks_while_it_is_read_costs_that_request_and_its_helper(
+    server, triton, region
+):
+    _, key = region("cut", 8192)
+    triton.register_system_shared_memory("cut", key, 8192)
+    x = placed("x", [4], "FP32", "cut", 16, offset=8000)
+    body, _ = http.InferenceServerClient.generate_request_body([x])
+    before = server.children()
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(server.ask("POST", "/v2/models/slow/infer", body))
+    )
+    asking.start()
+    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
+    os.truncate(f"/dev/shm{key}", 4096)
+    asking.join(servers.DEADLINE_S)
+    assert answers[0][0] == 503, answers
+    servers.until(
+        lambda: len(server.children()) == len(before) and server.children() != before,
+        "the helper is replaced",
+    )
+    inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+    assert triton.infer("add_in_place", [inline]).as_numpy("y").tolist() == [2]
+
+
 def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region):
     handle, key = region("let-go", 64)
     shm.set_shared_memory_region(handle, [np.ones(4, np.float32)])
 
-    triton.register_system_shared_memory("let-go", key, 64)
-    x = placed("x", [4], "FP32", "let-go", 16)
+    # Each on a connection of its own: to one worker or the other.
+    place = "/v2/systemsharedmemory/region"
+    said = json.dumps({"key": key, "byte_size": 64}).encode()
+    for number in range(4):
+        assert server.ask("POST", f"{place}/let-go{number}/register", said)[0] == 200
+    x = placed("x", [4], "FP32", "let-go1", 16)
     triton.infer("add_in_place", [x])
     assert holders(server, key, "maps") and holders(server, key, "fd")
-    triton.unregister_system_shared_memory("let-go")
+    assert server.ask("POST", "/v2/systemsharedmemory/unregister")[0] == 200
 
     def let_go():
         inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
