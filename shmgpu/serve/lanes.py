@@ -282,6 +282,8 @@ class Lanes:
             return None
         if pending.known is None or pending.known.is_placed:
             return None
+        if pending.request.sequence_id or call.placement:  # it matters which helper runs it
+            return None
         end = self._find(END, 0, count) + 4
         headers = request.headers
         if count != end + request.length or end > MOST_HEAD or not request.keep_alive:
