@@ -137,6 +137,7 @@ SERVE_ROOMS = [
     "table",
     "regions",
     "windows",
+    "sequences",
     "problems",
     "models",
     "repository",
