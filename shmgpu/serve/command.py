@@ -73,7 +73,13 @@ def serve(options: argparse.Namespace) -> None:
         plan = Settings(
             children=options.workers,
             helpers=options.helpers,
-            session=lambda helper: Opening(table, counters[0], options.workers)(helper),
+            session=lambda helper: Opening(
+                table,
+                counters[0],
+                options.workers,
+                options.max_sequences,
+                options.sequence_idle,
+            )(helper),
             devices=options.devices.split(",") if options.devices else None,
             arena=options.arena,
             window=WINDOW,

@@ -20,6 +20,7 @@ EXTENSIONS = (
     "model_repository",
     "parameters",
     "schedule_policy",
+    "sequence",
     "statistics",
     "system_shared_memory",
     "trace",
@@ -57,6 +58,8 @@ def config(served: Served) -> dict[str, Any]:
         },
         "model_transaction_policy": {"decoupled": served.description["streams"]},
     }
+    if served.sequence:
+        made["sequence_batching"] = {"direct": {}}
     if served.max_batch_size:
         made["dynamic_batching"] = {
             "preferred_batch_size": [],

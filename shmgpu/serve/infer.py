@@ -28,6 +28,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
+from shmgpu.serve.sequences import choose, standing
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
@@ -107,6 +108,7 @@ class Calls:
         timeout: seconds until a request is answered with an error; None: never.
         loop: the worker's.
         regions: clients' shared memory.
+        pools: numbers of the helpers, by the pool's name; the first is the default one.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Calls:
         timeout: float | None,
         loop: Any,
         regions: Regions,
+        pools: dict[str, list[int]],
     ) -> None:
         self.port = port
         self.catalog = catalog
@@ -126,6 +129,7 @@ class Calls:
         self.timeout = timeout
         self.loop = loop
         self.regions = regions
+        self.pools: dict[str | None, list[int]] = {None: next(iter(pools.values())), **pools}
         self.pending = 0
 
     def start(
@@ -173,6 +177,8 @@ class Calls:
         known = pending.known
         placed = is_placed(pending.request) if known is None else known.is_placed
         target: Target = served.in_regions if placed else served
+        if served.sequence:
+            target, options = served.in_sequence, self._pinned(pending, options)
         self.pending += 1
         self.counters[served.pending] += 1
         try:
@@ -185,6 +191,13 @@ class Calls:
         pending.call = call
         if options is not None and options.timeout is not None:
             pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
+
+    def _pinned(self, pending: Pending, options: Options | None) -> Options:
+        """To the helper of the request's sequence; no priority, which would change the order."""
+        served = pending.served
+        name = _name_of_sequence(pending.request)
+        helper = choose(served.name, name, standing(self.pools[served.pool]))
+        return Options(options.timeout if options else None, placement=1 << helper)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
@@ -304,6 +317,21 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
+        if served.sequence:
+            if not request.sequence_id:
+                raise ProtocolError(
+                    400,
+                    f"inference request to model '{served.name}' must specify a non-zero or "
+                    "non-empty correlation ID: give it a sequence_id",
+                )
+            return (
+                served.number,
+                self._output_places(served, request),
+                _name_of_sequence(request),
+                request.sequence_start,
+                request.sequence_end,
+                *args,
+            )
         if is_placed(request):
             return (served.number, self._output_places(served, request), *args)
         return (served.number, *args)
@@ -370,6 +398,11 @@ class Calls:
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
         return outputs
+
+
+def _name_of_sequence(request: InferRequest) -> str:
+    """Number 5 and text "5" are two sequences."""
+    return repr(request.sequence_id)
 
 
 def _spec(array: Any) -> Spec:

@@ -90,6 +90,7 @@ class _Worker:
             plan.options.timeout,
             loop,
             regions,
+            plan.pools,
         )
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models

@@ -138,6 +138,7 @@ SERVE_ROOMS = [
     "settings",
     "regions",
     "windows",
+    "sequences",
     "problems",
     "models",
     "repository",
