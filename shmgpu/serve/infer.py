@@ -129,7 +129,8 @@ class Calls:
         self.timeout = timeout
         self.loop = loop
         self.regions = regions
-        self.pools: dict[str | None, list[int]] = {None: next(iter(pools.values())), **pools}
+        self.pools: dict[str | None, list[int]] = {None: next(iter(pools.values()))}
+        self.pools.update(pools)
         self.pending = 0
 
     def start(
