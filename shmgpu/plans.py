@@ -187,6 +187,8 @@ class Call:
         addresses: of the arguments' arrays.
         result: buffer of the room set aside for the result, and what keeps it.
         sequence: of the message, once it was sent.
+        keeper: who keeps this call for its own use, and reads the result where it lies; see
+            :meth:`shmgpu.port.Port.resend`.
     """
 
     __slots__ = (
@@ -197,6 +199,7 @@ class Call:
         "config",
         "deadline_ns",
         "keep",
+        "keeper",
         "loans",
         "out",
         "placement",
@@ -228,6 +231,7 @@ class Call:
         self.sequence = 0
         self.deadline_ns = 0
         self.keep: Any = None
+        self.keeper: Any = None
         self.loans: list[Any] | None = None
         self.out: Any = None
         self.sink: Any = None

@@ -15,11 +15,15 @@ EXTENSIONS = (
     "binary_tensor_data",
     "classification",
     "generate",
+    "logging",
     "model_configuration",
     "model_repository",
     "parameters",
+    "schedule_policy",
+    "sequence",
     "statistics",
     "system_shared_memory",
+    "trace",
 )
 
 
@@ -54,6 +58,8 @@ def config(served: Served) -> dict[str, Any]:
         },
         "model_transaction_policy": {"decoupled": served.description["streams"]},
     }
+    if served.sequence:
+        made["sequence_batching"] = {"direct": {}}
     if served.max_batch_size:
         made["dynamic_batching"] = {
             "preferred_batch_size": [],

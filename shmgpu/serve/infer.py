@@ -28,6 +28,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
+from shmgpu.serve.sequences import choose, standing
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
@@ -107,6 +108,7 @@ class Calls:
         timeout: seconds until a request is answered with an error; None: never.
         loop: the worker's.
         regions: clients' shared memory.
+        pools: numbers of the helpers, by the pool's name; the first is the default one.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Calls:
         timeout: float | None,
         loop: Any,
         regions: Regions,
+        pools: dict[str, list[int]],
     ) -> None:
         self.port = port
         self.catalog = catalog
@@ -126,6 +129,8 @@ class Calls:
         self.timeout = timeout
         self.loop = loop
         self.regions = regions
+        self.pools: dict[str | None, list[int]] = {None: next(iter(pools.values()))}
+        self.pools.update(pools)
         self.pending = 0
 
     def start(
@@ -173,6 +178,8 @@ class Calls:
         known = pending.known
         placed = is_placed(pending.request) if known is None else known.is_placed
         target: Target = served.in_regions if placed else served
+        if served.sequence:
+            target, options = served.in_sequence, self._pinned(pending, options)
         self.pending += 1
         self.counters[served.pending] += 1
         try:
@@ -184,7 +191,14 @@ class Calls:
             return
         pending.call = call
         if options is not None and options.timeout is not None:
-            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+            pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
+
+    def _pinned(self, pending: Pending, options: Options | None) -> Options:
+        """To the helper of the request's sequence; no priority, which would change the order."""
+        served = pending.served
+        name = _name_of_sequence(pending.request)
+        helper = choose(served.name, name, standing(self.pools[served.pool]))
+        return Options(options.timeout if options else None, placement=1 << helper)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
@@ -267,16 +281,22 @@ class Calls:
             pending.timer.cancel()
             pending.timer = None
 
-    def _expire(self, pending: Pending) -> None:
+    def expire(self, pending: Pending) -> None:
+        """The time of a call is over."""
         if pending.call is not None:
             self.port.expire(pending.call, pending)
 
-    def options(self, request: InferRequest) -> Options | None:
-        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+    def timeout_of(self, request: InferRequest) -> float | None:
+        """Seconds that a request may take; None: as long as it wants."""
         timeout = self.timeout
         if request.timeout_us:
             asked = request.timeout_us / 1e6
             timeout = asked if timeout is None else min(timeout, asked)
+        return timeout
+
+    def options(self, request: InferRequest) -> Options | None:
+        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+        timeout = self.timeout_of(request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None
@@ -298,6 +318,21 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
+        if served.sequence:
+            if not request.sequence_id:
+                raise ProtocolError(
+                    400,
+                    f"inference request to model '{served.name}' must specify a non-zero or "
+                    "non-empty correlation ID: give it a sequence_id",
+                )
+            return (
+                served.number,
+                self._output_places(served, request),
+                _name_of_sequence(request),
+                request.sequence_start,
+                request.sequence_end,
+                *args,
+            )
         if is_placed(request):
             return (served.number, self._output_places(served, request), *args)
         return (served.number, *args)
@@ -364,6 +399,11 @@ class Calls:
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
         return outputs
+
+
+def _name_of_sequence(request: InferRequest) -> str:
+    """Number 5 and text "5" are two sequences."""
+    return repr(request.sequence_id)
 
 
 def _spec(array: Any) -> Spec:

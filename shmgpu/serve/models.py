@@ -72,6 +72,7 @@ class Description:
         streams: whether it yields several results for a request.
         platform: what it was made of, as ``python`` or ``torchscript``.
         parameters: free text by name, shown in its configuration.
+        sequence: whether its requests belong to sequences.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Description:
     streams: bool = False
     platform: str = "python"
     parameters: dict[str, str] | None = None
+    sequence: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -106,6 +108,7 @@ class Model:
         warmup: Callable[[], Any] | Sequence[Any] | None = None,
         platform: str = "python",
         parameters: dict[str, str] | None = None,
+        sequence: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -117,6 +120,7 @@ class Model:
         self.warmup = warmup
         self.platform = platform
         self.parameters = dict(parameters or {})
+        self.sequence = sequence
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
 
@@ -140,6 +144,11 @@ class Model:
         if self.arrays not in ("numpy", "torch"):
             raise ConfigError(
                 f'model {self.name!r}: arrays={self.arrays!r} must be "numpy" or "torch"'
+            )
+        if self.sequence and (size or self.streams):
+            raise ConfigError(
+                f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
+                "one: leave max_batch_size= away, and return what it would yield"
             )
         if size:
             for one in (*self.inputs, *self.outputs):
@@ -166,6 +175,7 @@ class Model:
             self.streams,
             self.platform,
             self.parameters,
+            self.sequence,
         )
 
 
@@ -179,6 +189,7 @@ def model(
     arrays: str = "numpy",
     warmup: Callable[[], Any] | Sequence[Any] | None = None,
     parameters: dict[str, str] | None = None,
+    sequence: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -193,6 +204,10 @@ def model(
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
             function that returns one. Unless given, zeros of one row where all shapes are known.
         parameters: text by name, shown in the model's configuration.
+        sequence: requests belong to sequences, and the function is called as ``function(helper,
+            state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
+            the same for each of its requests, which run in order in one helper, gone at its end.
+            Requests of such a model run one by one.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -209,6 +224,7 @@ def model(
             arrays=arrays,
             warmup=warmup,
             parameters=parameters,
+            sequence=sequence,
         )
 
     return decorate

@@ -18,12 +18,13 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known, protocol
+from shmgpu.serve import describe, known, protocol, settings
 from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
@@ -36,7 +37,7 @@ PLAIN = b"text/plain; charset=utf-8"
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
-OCTETS = b"application/octet-stream"
+MOST_TARGET_BYTES = 256  # of one that is worth remembering
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -48,6 +49,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
+        lanes: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
@@ -60,6 +62,7 @@ class Front:
         limits: Limits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
+        scratch: memoryview,
         regions: Regions,
         token: bytes = b"",
     ) -> None:
@@ -73,15 +76,21 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
+        self.lanes = Lanes(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Refuse a head that does not bear the token; see :class:`shmgpu.serve.edge.Connection`."""
+        if request.target in OPEN_TO_ALL:
+            return None
+        if bears(request.headers.get(b"authorization", b""), self.token):
+            return None
+        return 401, NO_TOKEN, b"WWW-Authenticate: Bearer\r\n"
 
     def answer(self, request: Request) -> None:
         """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
         try:
-            if self.token and request.target not in OPEN_TO_ALL:
-                if not bears(request.headers.get(b"authorization", b""), self.token):
-                    raise ProtocolError(401, NO_TOKEN)
             target = request.target
             known = self._paths.get(target)
             if known is None:
@@ -91,7 +100,9 @@ class Front:
                     return
                 name, version = found.groups(b"")
                 known = unquote(name.decode("latin-1")), unquote(version.decode("latin-1"))
-                if len(self._paths) < 1024:
+                if len(target) <= MOST_TARGET_BYTES:
+                    if len(self._paths) >= 1024:
+                        self._paths.clear()
                     self._paths[target] = known
             if request.method != b"POST":
                 raise ProtocolError(405, "use POST here")
@@ -158,9 +169,12 @@ class Front:
                     before = served.known.get(header)
                     args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
-                        request.on_disconnect = self.calls.start_known(
-                            served, before, args, started_ns, _Answering(request)
-                        ).cancel
+                        answering = _Answering(request)
+                        pending = self.calls.start_known(
+                            served, before, args, started_ns, answering
+                        )
+                        request.on_disconnect = pending.cancel
+                        answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
             parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
@@ -187,16 +201,19 @@ class Front:
 class _Answering:
     """Takes the outcome of a known request, whose body is ready to be sent."""
 
-    __slots__ = ("request",)
+    __slots__ = ("lesson", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.lesson: Lesson | None = None
 
     def __call__(self, answer: Any, error: BaseException | None) -> None:
         if error is not None:
             fail(self.request, error)
         else:
             reply(self.request, answer)
+            if self.lesson is not None:
+                self.lesson.learn(answer[0])
 
 
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
@@ -209,8 +226,8 @@ def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     if header_length is None:
         request.reply(200, buffers, headers=headers)
     else:
-        headers += b"Inference-Header-Content-Length: %d\r\n" % header_length
-        request.reply(200, buffers, OCTETS, headers)
+        content_type, named = binary_headers(header_length)
+        request.reply(200, buffers, content_type, headers + named)
 
 
 def bears(authorization: bytes, token: bytes) -> bool:
@@ -222,8 +239,7 @@ def bears(authorization: bytes, token: bytes) -> bool:
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
-    headers = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
-    request.reply(status, [error_body(sentence)], headers=headers)
+    request.reply(status, [error_body(sentence)])
 
 
 def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
@@ -418,7 +434,38 @@ def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 _REGION = "/region/(?P<name>[^/]+)"
+
+
+def log_settings(front: Front, request: Request) -> None:
+    """What is logged."""
+    request.reply(200, [orjson.dumps(settings.log(front.catalog.table))])
+
+
+def change_log_settings(front: Front, request: Request) -> None:
+    """Log more, or less."""
+    table, allowed = front.catalog.table, front.options.allow_settings
+    request.reply(200, [orjson.dumps(settings.change_log(table, allowed, _object(request)))])
+
+
+def trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """What is traced."""
+    if name:
+        front.catalog.find(name)
+    request.reply(200, [orjson.dumps(settings.trace(front.catalog.table, name))])
+
+
+def change_trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """Trace more, or less."""
+    if name:
+        front.catalog.find(name)
+    table, allowed = front.catalog.table, front.options.allow_settings
+    found = settings.change_trace(table, allowed, _object(request), name)
+    request.reply(200, [orjson.dumps(found)])
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+
+_NAMED = r"/v2/models/(?P<name>[^/]+)"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
     (method.encode(), re.compile(pattern.encode()), handler)
@@ -440,6 +487,10 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
         ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
         ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
+        ("GET", "/v2/logging", log_settings),
+        ("POST", "/v2/logging", change_log_settings),
+        ("GET", f"(?:/v2|{_NAMED})/trace/setting", trace_settings),
+        ("POST", f"(?:/v2|{_NAMED})/trace/setting", change_trace_settings),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),

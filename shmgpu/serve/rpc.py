@@ -21,7 +21,7 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.logs import logger
-from shmgpu.serve import describe, messages
+from shmgpu.serve import describe, messages, settings
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.infer import Pending
 from shmgpu.serve.messages import MESSAGES, SERVICE
@@ -333,6 +333,41 @@ def unregister_cuda(front: Front, request: Any) -> dict[str, Any]:
     return {}
 
 
+def trace_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is traced, and what is changed of it, if anything."""
+    table, name = front.catalog.table, request.model_name
+    if name:
+        front.catalog.find(name)
+    asked: dict[str, Any] = {}
+    for key, given in request.settings.items():
+        values = list(given.value)
+        asked[key] = (values if key == "trace_level" else values[0]) if values else None
+    if asked:
+        settings.change_trace(table, front.options.allow_settings, asked, name)
+    found = settings.trace(table, name).items()
+    return {
+        "settings": {
+            key: {"value": value if isinstance(value, list) else [value]} for key, value in found
+        }
+    }
+
+
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
+def log_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is logged, and what is changed of it, if anything."""
+    table = front.catalog.table
+    asked = {
+        key: getattr(given, given.WhichOneof("parameter_choice") or "bool_param")
+        for key, given in request.settings.items()
+    }
+    if asked:
+        settings.change_log(table, front.options.allow_settings, asked)
+    found = settings.log(table).items()
+    return {"settings": {key: {_LOG_FIELDS[type(value)]: value} for key, value in found}}
+
+
 # Each gives its answer in the words of its message's JSON, as HTTP's do.
 ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "ServerLive": live,
@@ -351,6 +386,8 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "CudaSharedMemoryStatus": cuda_shared_memory,
     "CudaSharedMemoryRegister": register_cuda,
     "CudaSharedMemoryUnregister": unregister_cuda,
+    "TraceSetting": trace_settings,
+    "LogSettings": log_settings,
 }
 
 
@@ -444,15 +481,20 @@ class Server:
     """
 
     def __init__(self, front: Front, address: str, body_bytes: int) -> None:
+        options = front.options
         self.server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_receive_message_length", body_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", options.max_header),
+                ("grpc.absolute_max_metadata_size", options.max_header),
+                ("grpc.max_concurrent_streams", options.max_queue),
+                ("grpc.max_connection_idle_ms", int(options.idle_timeout * 1000)),
             ],
             interceptors=[_Bearer(front.token)] if front.token else [],
         )
-        self.options = front.options
+        self.options = options
         self.server.add_generic_rpc_handlers((handlers(front),))
         self.address = address
 

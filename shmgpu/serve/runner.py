@@ -24,6 +24,7 @@ from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
 
@@ -70,7 +71,14 @@ class Loaded:
 class Shelf:
     """What a helper has loaded; the session of a server's helpers."""
 
-    def __init__(self, helper: Helper, table: Table, counters: Counters, writer: int) -> None:
+    def __init__(
+        self,
+        helper: Helper,
+        table: Table,
+        counters: Counters,
+        writer: int,
+        sequences: Sequences,
+    ) -> None:
         self.helper = helper
         self.table = table
         self.counters = counters.of(writer)
@@ -78,6 +86,7 @@ class Shelf:
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
         self.feeds = Feeds()
+        self.sequences = sequences
         helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
@@ -109,10 +118,17 @@ class Shelf:
         """Forget a source's models and its session."""
         first = source_number * MODELS_OF_A_SOURCE
         for number in range(first, first + MODELS_OF_A_SOURCE):
-            self.loaded.pop(number, None)
+            if self.loaded.pop(number, None) is not None:
+                self.sequences.forget(number)
         sys.modules.pop(_module_name(source_number), None)
 
-    def run(self, number: int, inputs: Sequence[Any], places: Sequence[Any] | None = None) -> Any:
+    def run(
+        self,
+        number: int,
+        inputs: Sequence[Any],
+        places: Sequence[Any] | None = None,
+        first: tuple[Any, ...] = (),
+    ) -> Any:
         """One execution: inputs in order, what the model returned, in order.
 
         Args:
@@ -122,6 +138,7 @@ class Shelf:
             places: of outputs that go to regions, (which output, region, offset, bytes) each; an
                 output that went there is given as (its shape, its bytes' number). None where no
                 tensor is in a region.
+            first: what the function gets before the inputs.
         """
         started = _now()
         self.windows.refresh()
@@ -135,7 +152,7 @@ class Shelf:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
-        result = model.body(loaded.helper, *inputs)
+        result = model.body(loaded.helper, *first, *inputs)
         ended = _now()
         outputs = _in_order(model, result)
         if places:
@@ -152,6 +169,32 @@ class Shelf:
         counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
         counted += np.array((1, *spent), np.uint64)
         return outputs
+
+    def run_in_sequence(
+        self,
+        number: int,
+        name: str,
+        starts: bool,
+        ends: bool,
+        inputs: Sequence[Any],
+        places: Sequence[Any],
+    ) -> Any:
+        """One request of the sequence ``name``, with what it keeps; otherwise as :meth:`run`.
+
+        One that cannot be begun has not begun; one that ends is over even if that fails.
+        """
+        loaded = self._loaded(number)
+        key = number, name
+        state = self.sequences.state(key, loaded.model.name, starts)
+        try:
+            result = self.run(number, inputs, places, (state,))
+        except BaseException:
+            ends = ends or starts
+            raise
+        finally:
+            if ends:
+                self.sequences.end(key)
+        return result
 
     def open_stream(
         self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
@@ -228,14 +271,29 @@ class Shelf:
 class Opening:
     """The session function of a server's helpers: a shelf with all that the table lists."""
 
-    def __init__(self, table: Table, counters: Counters, first_row: int) -> None:
+    def __init__(
+        self,
+        table: Table,
+        counters: Counters,
+        first_row: int,
+        most_sequences: int,
+        sequence_idle_s: float,
+    ) -> None:
         self.table = table
         self.counters = counters
         self.first_row = first_row
+        self.most_sequences = most_sequences
+        self.sequence_idle_s = sequence_idle_s
 
     def __call__(self, helper: Helper) -> Shelf:
         """Run once in each helper."""
-        shelf = Shelf(helper, self.table, self.counters, self.first_row + helper.id)
+        shelf = Shelf(
+            helper,
+            self.table,
+            self.counters,
+            self.first_row + helper.id,
+            Sequences(self.most_sequences, self.sequence_idle_s),
+        )
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
                 continue
@@ -331,7 +389,7 @@ def _warm_up(model: Model, helper: Helper) -> None:
             else _as_array(model, one, helper)
             for declared, one in zip(model.inputs, sample, strict=True)
         ]
-        result = model.body(helper, *inputs)
+        result = model.body(helper, *([{}] if model.sequence else []), *inputs)
         if model.streams:
             for part in result:
                 _in_order(model, part)

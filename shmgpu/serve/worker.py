@@ -20,6 +20,7 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
+from shmgpu.serve.access import AccessLog
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
@@ -29,6 +30,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
+from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
@@ -88,10 +90,12 @@ class _Worker:
             plan.options.timeout,
             loop,
             regions,
+            plan.pools,
         )
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.front = Front(
             self.calls,
             catalog,
@@ -103,6 +107,7 @@ class _Worker:
             ),
             lifecycle,
             plan.options,
+            self.scratch,
             regions,
             plan.token,
         )
@@ -115,9 +120,10 @@ class _Worker:
             options.receive_timeout,
             options.send_timeout,
         )
+        self.access = AccessLog(options.access_log) if options.access_log else None
         self.connections: set[Connection] = set()
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
+        self.settings_of = -1  # version of the table whose log settings hold here
 
     async def run(self) -> None:
         loop, plan = self.loop, self.plan
@@ -146,13 +152,20 @@ class _Worker:
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
+        if self.access is not None:
+            self.access.write()
 
     async def _tend(self) -> None:
         """What is looked after besides requests."""
         while True:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
+            if self.access is not None:
+                self.access.write()
             try:
+                if self.settings_of != self.plan.table.version:
+                    self.settings_of = self.plan.table.version
+                    apply_log(self.plan.table)
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")
@@ -169,7 +182,17 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        return Connection(answer, self.port.arena, self.limits, self.scratch, self.connections)
+        return Connection(
+            answer,
+            self.port.arena,
+            self.limits,
+            self.scratch,
+            self.connections,
+            # Requests on lanes are answered past the log.
+            self.front.lanes.take if self.access is None else _take_none,
+            self.front.admit if self.plan.token else None,
+            self.access,
+        )
 
     async def _drained(self, seconds: float) -> None:
         """Wait until nothing that was received waits for its answer."""
@@ -183,3 +206,8 @@ class _Worker:
                 )
                 return
             await asyncio.sleep(LOOK_S)
+
+
+def _take_none(connection: Connection, count: int) -> bool:
+    """Every request goes the general way."""
+    return False

@@ -1,0 +1,120 @@
+"""Trace and log settings: what clients read, and change where that is allowed.
+
+Owns their names and types, which are Triton's, and where they are kept: in the control table, so
+that they are the same for all workers. Log settings decide what workers log; trace settings are
+kept and told, and do nothing: the broker's own trace is always on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from shmgpu.logs import logger
+from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.table import Table
+
+LOG: dict[str, bool | int | str] = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+TRACE: dict[str, str | list[str]] = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+FIXED = ("log_file", "log_format", "trace_file", "trace_mode")  # of the server alone
+LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+MOST_TEXT = 64
+
+_LOG, _TRACE = "log", "trace"
+
+
+def log(table: Table) -> dict[str, Any]:
+    """The log settings."""
+    return {**LOG, **table.read()[1]["settings"].get(_LOG, {})}
+
+
+def trace(table: Table, model: str = "") -> dict[str, Any]:
+    """The trace settings: all models', or one's."""
+    kept = table.read()[1]["settings"].get(_TRACE, {})
+    return {**TRACE, **kept.get("", {}), **kept.get(model, {})}
+
+
+def change_log(table: Table, allowed: bool, asked: dict[str, Any]) -> dict[str, Any]:
+    """Change some: the log settings then."""
+    _permit(allowed)
+    for name, value in asked.items():
+        _check_name(name, LOG)
+        if type(value) is not type(LOG[name]) or (isinstance(value, int) and value < 0):
+            raise ProtocolError(
+                400, f"the log setting '{name}' must be like {LOG[name]!r}, not {value!r}"
+            )
+    with table.change() as state:
+        state["settings"].setdefault(_LOG, {}).update(asked)
+    return log(table)
+
+
+def change_trace(
+    table: Table, allowed: bool, asked: dict[str, Any], model: str = ""
+) -> dict[str, Any]:
+    """Change some, or with None take back what was changed: the trace settings then."""
+    _permit(allowed)
+    for name, value in asked.items():
+        _check_name(name, TRACE)
+        if value is not None:
+            _check_trace(name, value)
+    with table.change() as state:
+        kept = state["settings"].setdefault(_TRACE, {}).setdefault(model, {})
+        for name, value in asked.items():
+            if value is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = value
+    return trace(table, model)
+
+
+def apply_log(table: Table) -> None:
+    """Have this process log what the settings say, if they were ever changed."""
+    if _LOG not in table.read()[1].get("settings", {}):
+        return
+    found = log(table)
+    order = (
+        (found["log_verbose_level"] > 0, logging.DEBUG),
+        (found["log_info"], logging.INFO),
+        (found["log_warning"], logging.WARNING),
+        (found["log_error"], logging.ERROR),
+        (True, logging.CRITICAL),
+    )
+    logger.setLevel(next(level for is_on, level in order if is_on))
+
+
+def _permit(allowed: bool) -> None:
+    if not allowed:
+        raise ProtocolError(
+            403, "trace and log settings may not be changed: start the server with --allow-settings"
+        )
+
+
+def _check_name(name: str, known: dict[str, Any]) -> None:
+    if name in FIXED:
+        raise ProtocolError(400, f"'{name}' cannot be changed while the server runs")
+    if name not in known:
+        raise ProtocolError(400, f"there is no setting '{name[:MOST_TEXT]}'")
+
+
+def _check_trace(name: str, value: Any) -> None:
+    if name == "trace_level":
+        if isinstance(value, list) and value and all(one in LEVELS for one in value):
+            return
+        raise ProtocolError(400, f"'trace_level' must be a list of {', '.join(LEVELS)}")
+    text = str(value) if isinstance(value, (str, int)) else ""
+    if not text.lstrip("-").isdecimal() or len(text) > MOST_TEXT:
+        raise ProtocolError(400, f"the trace setting '{name}' must be a whole number, as text")
