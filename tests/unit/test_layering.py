@@ -141,6 +141,7 @@ SERVE_ROOMS = [
     "sequences",
     "problems",
     "models",
+    "preparing",
     "repository",
     "adapters",
     "settings",
