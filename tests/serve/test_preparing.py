@@ -8,11 +8,11 @@ import signal
 
 import numpy as np
 import pytest
-from serve import servers
+from serve import client_shm, servers
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-shared_memory = pytest.importorskip("tritonclient.utils.shared_memory")
 rpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+shared_memory = client_shm.load()
 
 
 @pytest.fixture(scope="module")
