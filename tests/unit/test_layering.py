@@ -152,6 +152,7 @@ SERVE_ROOMS = [
     "edge",
     "access",
     "routes",
+    "openapi",
     "rpc",
     "worker",
     "command",
