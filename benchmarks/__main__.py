@@ -1,15 +1,16 @@
 """``python -m benchmarks``."""
 
-import signal
 import sys
 
-from benchmarks.cli import main
+from benchmarks import endings
 
 
-def _leave(number: int, frame: object) -> None:
-    """End as for an exception, so that probes are ended and their files removed."""
-    sys.exit(128 + number)
+def _main() -> int:
+    from benchmarks.cli import (
+        main,
+    )  # which imports all workloads: Ctrl-C may come before it is done
+
+    return main()
 
 
-signal.signal(signal.SIGTERM, _leave)
-sys.exit(main())
+sys.exit(endings.run(_main))

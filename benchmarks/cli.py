@@ -8,21 +8,26 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import compare, highlights, plots, report
+from benchmarks import compare, endings, highlights, plots, report
 from benchmarks import environment as env
+from benchmarks.arguments import count, not_negative, positive
 from benchmarks.charts import charts_of
 from benchmarks.figures import Row, Workload
 from benchmarks.harness import FAILED, FULL, QUICK, Effort, measure, rounds_of, row_of
 from benchmarks.registry import WORKLOADS
-from benchmarks.results import ResultError, as_json, load, plain_json, save
+from benchmarks.results import ResultError, as_json, check_writable, load, plain_json, save
 from benchmarks.table import table
 
 PROGRAM = "python -m benchmarks"
+ALL = "all"
+LISTED_WIDTH = 100
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,30 +39,43 @@ def parser() -> argparse.ArgumentParser:
         epilog="what to do with kept figures (--help after each says more):\n"
         + "\n".join(f"  {name:8} {about}" for name, (_run, about) in COMMANDS.items()),
     )
-    p.add_argument("names", nargs="*", metavar="NAME", help="workload, or workload.group; or all")
-    p.add_argument("--list", action="store_true", help="say what there is, measure nothing")
+    p.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help="workload, workload.group, or a figure as the table names it; or all",
+    )  # fmt: skip
+    p.add_argument(
+        "--list", action="store_true",
+        help="say what there is, and of a NAME all of it; measure nothing",
+    )  # fmt: skip
     p.add_argument("--quick", action="store_true", help="shorter and fewer rounds: a first look")
     p.add_argument("--json", type=Path, metavar="FILE", help="keep rows and environment")
-    p.add_argument("--rounds", type=int, metavar="N", help=f"rounds (default {FULL.rounds})")
-    p.add_argument("--seconds", type=float, metavar="S", help="seconds per probe and round")
+    p.add_argument("--rounds", type=count, metavar="N", help=f"rounds (default {FULL.rounds})")
+    p.add_argument(
+        "--seconds", type=positive, metavar="S",
+        help=f"least seconds per probe and round (default {FULL.seconds:g})",
+    )  # fmt: skip
     return p
 
 
 def select(names: Sequence[str], workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the named workloads, with only the named groups; all of them for no names.
+    """Return the named workloads, with only the named groups; all of them for no names, or "all".
 
-    ValueError names what there is when a name is unknown.
+    A group may be named by a figure of it. ValueError names what there is when a name is unknown.
     """
-    if not names:
+    if not names or ALL in names:
         return list(workloads)
     known = {workload.name: workload for workload in workloads}
     chosen: dict[str, list[str] | None] = {}
     for name in names:
         outer, _, inner = name.partition(".")
         groups = [group.name for group in known[outer].groups] if outer in known else []
+        if inner and inner not in groups and outer in known:
+            inner = _group_of(known[outer], inner) or inner
         if outer not in known or (inner and inner not in groups):
             there = ", ".join(known if outer not in known else groups)
-            raise ValueError(f"there is no {name!r}; there is: {there}")
+            raise ValueError(
+                f"there is no {name!r}; there is: {there}" + _commands_like(outer, known)
+            )
         before = chosen.get(outer, [])
         chosen[outer] = None if not inner or before is None else [*before, inner]
     return [
@@ -69,10 +87,41 @@ def select(names: Sequence[str], workloads: Sequence[Workload]) -> list[Workload
     ]
 
 
+def _group_of(workload: Workload, figure: str) -> str | None:
+    """Return the name of the group that a figure is of."""
+    groups = (g.name for g in workload.groups for f in g.figures if f.name == figure)
+    return next(groups, None)
+
+
+def _commands_like(name: str, known: Mapping[str, Workload]) -> str:
+    """Return a word on the commands, for who has mistyped one of them."""
+    return "" if name in known else f". Commands are: {', '.join(COMMANDS)}"
+
+
 def quick_part(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the workloads without what takes too long for a first look."""
     parts = [replace(w, groups=tuple(g for g in w.groups if g.quick)) for w in workloads]
     return [workload for workload in parts if workload.groups]
+
+
+def overview(workloads: Sequence[Workload]) -> str:
+    """Return what there is, in a page: workloads, their groups, and the figures with a target."""
+    lines = []
+    for workload in workloads:
+        lines.append(f"{workload.name}: {workload.about}")
+        groups = "groups: " + ", ".join(group.name for group in workload.groups)
+        lines += textwrap.wrap(
+            groups, LISTED_WIDTH, initial_indent="  ", subsequent_indent=" " * 10,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        asked = [f"{f.name} {f.asked}" for g in workload.groups for f in g.figures if f.asked]
+        if asked:
+            lines += textwrap.wrap(
+                "asked: " + ", ".join(text.replace(" ", "\0") for text in asked), LISTED_WIDTH,
+                initial_indent="  ", subsequent_indent=" " * 9, break_on_hyphens=False,
+            )  # fmt: skip
+    lines.append(f"{PROGRAM} --list NAME shows all figures of a workload, and their baselines.")
+    return "\n".join(lines).replace("\0", " ")
 
 
 def listing(workloads: Sequence[Workload]) -> str:
@@ -109,9 +158,8 @@ def progress(total: int, unit: str = "run") -> Iterator[Callable[[str], None]]:
         yield step
 
 
-def run(workloads: Sequence[Workload], effort: Effort) -> list[Row]:
-    """Measure the workloads and return their rows in order."""
-    rows = []
+def run(workloads: Sequence[Workload], effort: Effort, rows: list[Row]) -> None:
+    """Measure the workloads and add their rows in order, each group's once it is done."""
     total = sum(rounds_of(g, effort) * len(g.probes) for w in workloads for g in w.groups)
     with progress(total) as step:
         for workload in workloads:
@@ -119,7 +167,6 @@ def run(workloads: Sequence[Workload], effort: Effort) -> list[Row]:
                 name = f"{workload.name}.{group.name}"
                 samples = measure(group, effort, lambda name=name: step(name))  # type: ignore[misc]
                 rows += [row_of(group, f, samples, f"{workload.name}.") for f in group.figures]
-    return rows
 
 
 def _compare(arguments: Sequence[str]) -> int:
@@ -127,12 +174,14 @@ def _compare(arguments: Sequence[str]) -> int:
     p.add_argument("old", type=Path, metavar="OLD", help="a file that --json wrote")
     p.add_argument("new", type=Path, metavar="NEW", help="a later one")
     least = 100 * compare.LEAST_CHANGE
-    p.add_argument("--percent", type=float, default=least, metavar="P",
+    p.add_argument("--percent", type=not_negative, default=least, metavar="P",
                    help=f"a smaller change is none (default {least:g})")  # fmt: skip
     p.add_argument("--all", action="store_true", help="show rows that are the same, too")
     p.add_argument("--json", type=Path, metavar="FILE", help="keep the verdicts")
     p.add_argument("--fail-on-worse", action="store_true", help="exit status 1 if a row is worse")
     options = p.parse_args(arguments)
+    if options.json:
+        check_writable(options.json)
     old, new = load(options.old), load(options.new)
     warnings = compare.differences(old, new)
     for warning in warnings:
@@ -189,13 +238,19 @@ def _command(name: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None, workloads: Sequence[Workload] = WORKLOADS) -> int:
     """Run the command line: 2 for a bad command or file, 1 if a probe failed or a row is worse."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] not in COMMANDS:
-        return _measure(words, workloads)
+    command = words[0] if words and words[0] in COMMANDS else ""
     try:
-        return COMMANDS[words[0]][0](words[1:])
-    except (ResultError, OSError) as error:
-        print(f"{PROGRAM} {words[0]}: {error}", file=sys.stderr)
-        return 2
+        return COMMANDS[command][0](words[1:]) if command else _measure(words, workloads)
+    except BrokenPipeError:
+        raise
+    except ResultError as error:
+        why = str(error)
+    except OSError as error:
+        if not command:
+            raise
+        why = f"{error.filename or 'it'} cannot be written: {error.strerror}."
+    print(f"{PROGRAM} {command}".rstrip() + f": {why}", file=sys.stderr)
+    return 2
 
 
 def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
@@ -208,11 +263,14 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
     if options.quick and not options.names:
         chosen = quick_part(chosen)
     if options.list:
-        print(listing(chosen))
+        print(listing(chosen) if options.names else overview(chosen))
         return 0
+    if options.json:
+        check_writable(options.json)
     effort = QUICK if options.quick else FULL
     effort = Effort(options.seconds or effort.seconds, options.rounds or effort.rounds)
     environment = env.describe()
+    began = time.monotonic()
     print(env.summary(environment))
     warning = env.busy_warning(environment)
     if warning:
@@ -220,8 +278,24 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
     for workload in chosen:
         if workload.preface:
             print(workload.preface())
-    rows = run(chosen, effort)
-    print(table(rows))
-    if options.json:
-        save(options.json, as_json(rows, environment, options.quick, effort.seconds))
+    rows: list[Row] = []
+    status = 0
+    try:
+        run(chosen, effort, rows)
+    except KeyboardInterrupt:
+        status = endings.INTERRUPTED
+    except SystemExit as end:
+        status = int(end.code or 0)
+    if status:
+        groups = sum(len(workload.groups) for workload in chosen)
+        print(f"\nStopped early, with {len(rows)} rows; each of the {groups} groups gives its rows "
+              "when all its rounds are done.", file=sys.stderr)  # fmt: skip
+    if rows:
+        print(table(rows))
+    if options.json and rows:
+        took_s = round(time.monotonic() - began, 1)
+        save(options.json, as_json(rows, environment, options.quick, effort.seconds,
+                                   stopped=status != 0, took_s=took_s))  # fmt: skip
+    if status:
+        return status
     return 1 if any(FAILED in note for row in rows for note in row.notes) else 0

@@ -163,6 +163,9 @@ def differences(old: Result, new: Result) -> list[str]:
         warnings.append(
             f"{words[old.quick]} beside {words[new.quick]}: short rounds are not long ones"
         )
+    for run, name in ((old, "the old one"), (new, "the new one")):
+        if run.stopped:
+            warnings.append(f"{name} was stopped early, and lacks rows")
     for key, name in _CONDITIONS.items():
         if key in old.environment and key in new.environment:
             was, now = (_said(result.environment[key], key) for result in (old, new))

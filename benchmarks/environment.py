@@ -24,12 +24,17 @@ PACKAGES = (
     "numpy",
     "torch",
     "faster-fifo",
+    "httptools",
     "iceoryx2",
+    "litserve",
+    "mosec",
     "pyzmq",
     "ray",
     "simpy",
     "tensordict",
     "torchrl",
+    "uvicorn",
+    "uvloop",
 )
 
 

@@ -4,12 +4,15 @@ Both programs are built by the same compiler with the same flags and take the sa
 ``benchmarks/c/stage.h`` counts for both.
 
 Three curves go through one common point, 32 children, 2 helpers and a window of 1: over children,
-over helpers, over the window. The relay is run at every point of each.
+over helpers, over the window. The relay is run at every point of each. A fourth goes over the
+window once more with every process on one core, where the kernel has nothing to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
@@ -33,7 +36,22 @@ CURVES = {
     "helpers": Curve("messages over helpers", "helpers"),
     "window": Curve("messages over the window", "messages a child has out"),
 }
+ONE_CORE = Curve("messages over the window, on one core", "messages a child has out")
+ONE_CORE_WINDOWS = (1, 2, 4, 16, 64)
 IN_QUICK = (8,)
+# Where the kernel puts the processes halves or doubles a rate, anew in each round: see README.md.
+CURVE_ROUNDS = 5
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Let what is started meanwhile run on one core of those allowed, the last."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def carried(program: str, seconds: float, **sizes: int) -> dict[str, Any]:
@@ -65,6 +83,27 @@ def _probe(program: str, *, label: str | None = None, **sizes: int) -> Probe:
     return Probe(label or LABELS[program], run, units)
 
 
+def _one_core_group(window: int) -> Group:
+    """Return the group of a window with all processes on one core."""
+    sizes = {**COMMON, "window": window}
+
+    def probe(program: str) -> Probe:
+        def run(seconds: float) -> dict[str, float]:
+            with on_one_core():
+                return {"rate": carried(program, seconds, **sizes)["rate"]}
+
+        return Probe(LABELS[program], run, {"rate": "1/s"})
+
+    point = Point(ONE_CORE, window, "shmgpu")
+    return Group(
+        f"one_core_{window}",
+        (probe("messages"), probe("relay")),
+        (_rate(f"rate_one_core_{window}", None, point),),
+        rounds=CURVE_ROUNDS,
+        quick=False,
+    )
+
+
 def lone_latency(label: str) -> Probe:
     """Return the probe of a lone child's round trip through one helper: rate, median and p99."""
     return _probe("messages", label=label, children=1, helpers=1)
@@ -90,7 +129,11 @@ def _points(sizes: Mapping[str, int]) -> tuple[Figure, ...]:
 def _point_group(along: str, size: int) -> Group:
     sizes = {**COMMON, along: size}
     return Group(
-        f"{along}_{size}", _beside_relay(sizes), _points(sizes), rounds=2, quick=size in IN_QUICK
+        f"{along}_{size}",
+        _beside_relay(sizes),
+        _points(sizes),
+        rounds=CURVE_ROUNDS,
+        quick=size in IN_QUICK,
     )
 
 
@@ -155,5 +198,6 @@ WORKLOAD = Workload(
             for size in sizes
             if {**COMMON, along: size} not in MEASURED
         ),
+        *map(_one_core_group, ONE_CORE_WINDOWS),
     ),
 )

@@ -13,6 +13,7 @@ deaths, and the watching of a lone caller (`spin()` in port.c), which C's plain 
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator
@@ -45,6 +46,12 @@ JITTER = 0.1  # of every burst, either way: without it processes march in step a
 SATURATED = 0.75
 NEAR_TIE = 0.1
 KINDS = ("device", "core")
+# Of what a broker has at most how many.
+MOST = {
+    "children": (4096, "a broker has {} children"),
+    "helpers": (64, "a broker has {} helpers"),
+    "window": (896, "a child has {} calls out"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class Box:
     def __post_init__(self) -> None:
         """Refuse what no machine is."""
         if self.cores < 1 or self.gpus < 0:
-            raise ValueError("a box has at least one core, and no less than no GPU")
+            raise ValueError("a box has 1 core or more, and 0 GPUs or more")
 
 
 @dataclass(frozen=True)
@@ -97,8 +104,12 @@ class Load:
 
     def __post_init__(self) -> None:
         """Refuse what no broker runs."""
-        if min(self.children, self.helpers, self.window) < 1 or self.service_us < 0:
-            raise ValueError("children, helpers and window are at least 1, and no service is < 0")
+        for what, (most, said) in MOST.items():
+            given = getattr(self, what)
+            if not 1 <= given <= most:
+                raise ValueError(f"{said.format(f'1 to {most:,}')}, not {given:,}")
+        if not 0 <= self.service_us < math.inf:
+            raise ValueError(f"a service takes 0 us or more, not {self.service_us}")
         if self.kind not in KINDS:
             raise ValueError(f"a service is of kind {' or '.join(KINDS)}, not {self.kind!r}")
 

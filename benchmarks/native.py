@@ -51,11 +51,13 @@ def build(program: str, *, library: str | None = None) -> Path:
     # Another run may be using the old file, or building the same one: replace it in one step.
     partial = target.with_name(f"{program}.{os.getpid()}")
     command = [compiler(), *FLAGS, f"-I{ROOT / LIBRARY}", *map(str, sources), "-o", str(partial)]
-    done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    try:
+        done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ProbeFailed(f"{program} does not compile: {tail(done.stderr)}")
+        partial.replace(target)
+    finally:  # also where Ctrl-C ended the compiler
         partial.unlink(missing_ok=True)
-        raise ProbeFailed(f"{program} does not compile: {tail(done.stderr)}")
-    partial.replace(target)
     return target
 
 

@@ -8,6 +8,7 @@ and nothing about what is shown.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ INK, FAINT = "#222222", "#DDDDDD"
 
 WIDTH_IN, HEIGHT_IN, DPI = 8.0, 4.4, 150
 COLOURS_KEPT = 64
-MOST_LINES, MOST_TICKS = 8, 9
+MOST_LINES = 8
+AXIS_CHARACTERS = 80  # digits that fit side by side below the axes
 LEGEND_CHARACTERS, LEGEND_HANDLE_CHARACTERS = 92, 7
 STYLE = {
     "font.size": 11,
@@ -136,6 +138,20 @@ def logarithmic(chart: Chart) -> str:
     return "".join(axis for axis in "xy" if axis in chart.curve.log and lowest[axis] > 0)
 
 
+def apart(xs: Sequence[float], labels: Sequence[str]) -> list[float]:
+    """Return those of the rising places on a logarithmic axis whose labels do not touch.
+
+    The last one stays, since it says how far the axis goes.
+    """
+    width = math.log(xs[-1] / xs[0]) or 1.0
+    kept = [len(xs) - 1]
+    for at in reversed(range(len(xs) - 1)):
+        gap = AXIS_CHARACTERS * math.log(xs[kept[-1]] / xs[at]) / width
+        if gap > (len(labels[at]) + len(labels[kept[-1]])) / 2 + 2:
+            kept.append(at)
+    return [xs[at] for at in reversed(kept)]
+
+
 def _scale(axes: Any, chart: Chart) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -145,7 +161,7 @@ def _scale(axes: Any, chart: Chart) -> None:
     if "x" in log:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(xs[:: -(-len(xs) // MOST_TICKS)])
+        axes.set_xticks(apart(xs, [place(x, chart.curve.x) for x in xs]))
     if "y" in log:
         axes.set_yscale("log")
         # Few decades have few powers of ten: more ticks, so that values can be read.

@@ -44,6 +44,12 @@ def _rollup(text: str, key: str) -> float:
     return int(match[1]) * 1024 / MIB
 
 
+def private_mib(pid: int) -> float:
+    """Return the pages that only this process has, written to or not, in MiB."""
+    text = _proc(str(pid), "smaps_rollup")
+    return _rollup(text, "Private_Dirty") + _rollup(text, "Private_Clean")
+
+
 def resident_mib(pid: int) -> float:
     """Return what a process (0: this one) has in memory, in MiB."""
     status = _proc(str(pid) if pid else "self", "status")

@@ -14,6 +14,7 @@ from benchmarks import (
     messages,
     payload,
     respawn,
+    serving,
     simulate,
     tensors,
     training,
@@ -33,6 +34,7 @@ WORKLOADS: tuple[Workload, ...] = (
     memory.WORKLOAD,
     tensors.WORKLOAD,
     training.WORKLOAD,
+    serving.WORKLOAD,
     gpu.WORKLOAD,
     simulate.WORKLOAD,
 )

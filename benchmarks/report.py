@@ -25,9 +25,10 @@ Pair = tuple[str, float | None, float | None]  # name, predicted, measured
 
 HEADINGS = ("figure", "value", "unit", "baseline", "its value", "ratio", "spread")
 ABOUT = """\
-Ratios are a row's own value over its baseline's, taken in turn in the same run. The spread holds
-the quartiles over the rounds (least and greatest of fewer than five), of the ratio where there is
-one. What misses its target is in bold."""
+Ratios are a row's own value over its baseline's, taken in turn in the same run. A row's ratio is
+the median of its rounds' ratios, and so not quite its value over its baseline's, which are medians
+of their own. The spread holds the quartiles over the rounds (least and greatest of fewer than
+five), of the ratio where there is one. What misses its target is in bold."""
 ASKED = ("figure", "against", "asked", "measured", "spread")
 
 
@@ -102,6 +103,8 @@ def _preface(result: Result) -> list[str]:
     parts = [ABOUT]
     if result.quick:
         parts.append("**A quick run**: short rounds and few, for a first look.")
+    if result.stopped:
+        parts.append("**The run was stopped early**: what came after is not here.")
     warning = busy_warning(dict(result.environment)) if _has_load(result) else None
     return [*parts, f"**{warning}**"] if warning else parts
 

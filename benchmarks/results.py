@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,25 +38,37 @@ class ResultError(Exception):
 
 @dataclass(frozen=True)
 class Result:
-    """A run that was kept: its rows in order, what it ran on, and whether it was a quick one."""
+    """A run that was kept: its rows in order, what it ran on, and whether it was a quick one.
+
+    ``stopped`` says that it was ended early, and so lacks rows.
+    """
 
     rows: tuple[Row, ...]
     environment: Mapping[str, Any]
     quick: bool
     path: Path | None = None
+    stopped: bool = False
 
 
 def as_json(
-    rows: Sequence[Row], environment: Mapping[str, Any], quick: bool, seconds: float | None = None
+    rows: Sequence[Row],
+    environment: Mapping[str, Any],
+    quick: bool,
+    seconds: float | None = None,
+    *,
+    stopped: bool = False,
+    took_s: float | None = None,
 ) -> str:
     """Return the run as one JSON document; infinite and undefined numbers become null.
 
-    ``seconds`` is the least that a round of a probe took.
+    ``seconds`` is the least that a round of a probe took, ``took_s`` what all of the run did.
     """
     document = {
         "schema": SCHEMA,
         "quick": quick,
+        "stopped": stopped,
         "seconds": seconds,
+        "took_s": took_s,
         "environment": environment,
         "rows": [row.as_json() for row in rows],
     }
@@ -78,10 +91,44 @@ def _finite(item: Any) -> Any:
 
 
 def save(path: Path, text: str) -> None:
-    """Write the document in one step, so that a run that is cut short leaves no half file."""
+    """Write the document in one step, so that a run that is cut short leaves no half file.
+
+    What is no file (a pipe, a terminal) is written to as it is, and what a link names stays where
+    it is. ResultError says in a sentence why it cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+        path = path.resolve()
+        with _partial(path) as partial:
+            partial.write_text(text)
+            partial.replace(path)
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def check_writable(path: Path) -> None:
+    """Raise ResultError where ``save`` could not write, before hours are spent on what to write."""
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("a"):
+                return
+        path = path.resolve()
+        with _partial(path) as partial:
+            partial.touch()
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """Give a file's name beside ``path``, and leave nothing there."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        yield partial
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Result:
@@ -104,7 +151,8 @@ def load(path: Path) -> Result:
         environment = document["environment"]
         if not isinstance(environment, dict):
             raise TypeError
-        return Result(rows, environment, bool(document["quick"]), path)
+        stopped = bool(document.get("stopped", False))
+        return Result(rows, environment, bool(document["quick"]), path, stopped)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         where = f" ({error})" if str(error) else ""
         raise ResultError(
@@ -113,6 +161,8 @@ def load(path: Path) -> Result:
 
 
 def _row(item: Mapping[str, Any]) -> Row:
+    if not isinstance(item.get("name"), str):
+        raise TypeError("a row has no name")
     known = {key: item[key] for key in _KINDS if key in item}
     for key, value in known.items():
         if not isinstance(value, _KINDS[key]):

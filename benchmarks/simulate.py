@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
+from benchmarks import endings
 from benchmarks.calibration import RUNS, fit
 from benchmarks.figures import (
     Curve,
@@ -241,19 +243,32 @@ WORKLOAD = Workload(
 # ---- the command line ------------------------------------------------------------------------
 
 
+ABOUT = """\
+Say what the broker would do on a box: calls a second, latency, and which resource is used up. What
+things cost is taken from the machine that the model was written on, or with --calibrate from
+this one."""
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__)
-    p.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    p = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=ABOUT)
+    p.add_argument(
+        "--cores",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="default: this machine's, %(default)s",
+    )
     p.add_argument("--gpus", type=int, default=0, help="0: every helper has a device to itself")
-    p.add_argument("--children", type=int, required=True)
+    p.add_argument(
+        "--children", type=int, required=True, help="processes that call, as fast as they can"
+    )
     p.add_argument("--helpers", type=int, help="default: one for each GPU, or 2")
     p.add_argument("--window", type=int, default=1, help="calls that a child has out at a time")
     p.add_argument("--service-us", type=float, default=0.0, help="what a call takes of a helper")
     p.add_argument(
-        "--kind", choices=KINDS, default="device", help="waits for a device, or computes"
+        "--kind", choices=KINDS, default="device", help="it waits for a device, or computes"
     )
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seed", type=int, default=1, help="of the model's random numbers")
     p.add_argument("--calibrate", action="store_true", help="measure first what this machine costs")
     p.add_argument(
         "--costs", type=Path, metavar="FILE", help="take the costs from an earlier --json"
@@ -268,9 +283,14 @@ def _chosen_costs(options: argparse.Namespace) -> Costs:
     if options.costs is None:
         return Costs()
     try:
-        return Costs(**json.loads(options.costs.read_text())["costs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{options.costs} holds no costs; --json prints them: {error}") from error
+        costs = Costs(**json.loads(options.costs.read_text())["costs"])
+        if not all(0 <= cost < math.inf for cost in asdict(costs).values()):
+            raise ValueError
+        return costs
+    except OSError as error:
+        raise ValueError(f"{options.costs} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{options.costs} holds no costs: give it what --json printed") from error
 
 
 def describe(load: Load, box: Box, outcome: Outcome) -> str:
@@ -331,4 +351,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(endings.run(main))

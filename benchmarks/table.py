@@ -99,6 +99,11 @@ def notes_of(rows: Sequence[Row]) -> list[str]:
     return [f"{_some(names)}: {note}" for note, names in notes.items()]
 
 
+def only_noted(row: Row) -> bool:
+    """Return whether a row has no number, and a note that says why."""
+    return row.value is None and row.baseline_value is None and bool(row.notes)
+
+
 def _some(names: list[str], most: int = 4) -> str:
     more = len(names) - most
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:most])} and {more} more"
@@ -108,16 +113,17 @@ def table(rows: Sequence[Row]) -> str:
     """Return the rows as aligned tables: one of figures, then a block for each curve.
 
     The spread is the ratio's where there is one. A point of a curve that has a target stands among
-    the figures, too.
+    the figures, too. Of what was not measured there is only the note that says why.
     """
-    figures = plain_rows(rows)
+    figures = [row for row in plain_rows(rows) if not only_noted(row)]
     parts = []
     if figures:
         parts.append(aligned([HEADINGS, *map(_cells, figures)], _LEFT))
     for chart in charts_of(rows):
-        lines = chart_lines(chart)
-        body = f"\n{aligned(lines)}" if chart.xs else ": nothing measured"
-        parts.append(chart.heading + body)
+        if chart.xs:
+            parts.append(f"{chart.heading}\n{aligned(chart_lines(chart))}")
+        elif not all(map(only_noted, chart.rows)):
+            parts.append(f"{chart.heading}: nothing measured")
     notes = notes_of(rows)
     if notes:
         parts.append("\n".join(notes))

@@ -52,6 +52,7 @@ typedef struct reply_queue { /* a ring that grows: replies outlive their entries
 static struct port {
   pthread_mutex_t lock;
   int request_fd, reply_fd, event_fd;
+  int event_is_raised; /* the eventfd is readable: only then is it worth a system call to lower it */
   uint32_t window; /* entries of the table; the calls that may be out now: window_now() */
   uint32_t outstanding;
   uint32_t free_list; /* entry + 1 */
@@ -176,7 +177,9 @@ static void queue_free(reply_queue_t *queue) {
 static void event_signal(void) {
   uint64_t one = 1;
   /* An eventfd counter that is already raised needs nothing more. */
-  if (port.event_fd >= 0 && write(port.event_fd, &one, sizeof one) < 0 && errno != EAGAIN) return;
+  if (port.event_fd < 0) return;
+  port.event_is_raised = 1;
+  if (write(port.event_fd, &one, sizeof one) < 0 && errno != EAGAIN) return;
 }
 
 /* ---- entries; all with the lock held ---- */
@@ -621,8 +624,9 @@ int shm_port_cancel(uint64_t sequence) {
 static int pop_replies(shm_reply_t *out, int max) {
   int count = 0;
   while (count < max && queue_pop(&port.queued, &out[count], NULL)) count++;
-  if (port.queued.count == 0 && port.event_fd >= 0) {
+  if (port.queued.count == 0 && port.event_is_raised) {
     uint64_t raised;
+    port.event_is_raised = 0;
     if (read(port.event_fd, &raised, sizeof raised) < 0 && errno != EAGAIN) return count;
   } else if (port.queued.count > 0) {
     event_signal(); /* more than the caller had room for */
@@ -814,6 +818,7 @@ static void empty(void) {
   shmi_descriptor_close(&port.request_fd);
   shmi_descriptor_close(&port.reply_fd);
   shmi_descriptor_close(&port.event_fd);
+  port.event_is_raised = 0;
   shmi_descriptor_close(&port.tick_fd);
   free(port.entries);
   port.entries = NULL;

@@ -226,11 +226,12 @@ class Arguments:
             )
         sources = [Source(leaf) for leaf in flat.arrays]
         as_torch = any(source.is_torch for source in sources)
+        made = next((source.result for source in sources if source.result is not None), None)
         structure = bytes(flat.structure)
         specs = tuple([source.spec for source in sources])
         out = None if options is None else options.out
         declared = self._declared(target, args, kwargs, out)
-        full = (structure, specs, as_torch, None if declared is None else declared.encoded)
+        full = (structure, specs, as_torch, made, None if declared is None else declared.encoded)
         plan = target.plans.get(full)
         if plan is None:
             plan = Plan(
@@ -239,6 +240,7 @@ class Arguments:
                 Layout(structure, specs),
                 declared,
                 as_torch,
+                made,
                 target.pickle,
                 target.batch_max_rows,
                 target.name,
@@ -257,6 +259,8 @@ class Arguments:
             base, end = self._base, self._end
             for index, source in enumerate(sources):
                 address, size = source.address, source.spec.nbytes
+                if source.result is not None:
+                    call.keep = (call.keep, source.memory)
                 if size == 0:
                     address = base
                 elif address is None or not base <= address <= end - size:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,8 @@ def is_array(leaf: Any) -> bool:
         return False
     if is_tensor(leaf) or isinstance(leaf, (memoryview, array.array)):
         return True
+    if hasattr(type(leaf), "__shmgpu_array__"):
+        return True
     return hasattr(leaf, "__dlpack__") or hasattr(leaf, "__array_interface__")
 
 
@@ -128,13 +131,18 @@ class Source:
         memory: NumPy array over the same bytes (``spec.dtype.storage`` for types that NumPy
             lacks), strided as the original is.
         address: where a C-contiguous, aligned original begins; None when it must be copied.
-        is_torch: whether the original is a tensor.
+        is_torch: whether the original is a tensor of torch.
+        result: makes of an array in the arena what results are beside the original; None for
+            arrays. Where there is one, nobody but the call keeps the memory.
     """
 
-    __slots__ = ("address", "is_torch", "memory", "spec")
+    __slots__ = ("address", "is_torch", "memory", "result", "spec")
 
     def __init__(self, leaf: Any) -> None:
         self.is_torch = is_tensor(leaf)
+        self.result: Callable[[Any], Any] | None = getattr(type(leaf), "__shmgpu_result__", None)
+        if self.result is not None:
+            leaf = leaf.__shmgpu_array__()
         if self.is_torch:
             self.spec, self.memory = _read_tensor(leaf)
         else:

@@ -14,6 +14,7 @@ from shmgpu import graph
 from shmgpu.graph import Node
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
+from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
 
 RELEASED = (
@@ -75,7 +76,7 @@ def gradients(
         for output, seed in zip(outputs, seeds, strict=True):
             share = ones_like(output) if seed is None else seed
             before = found.get(output)
-            found[output] = share if before is None else add(before, share)
+            found[output] = share if before is None else _sum(before, share)
         for node in order:
             g = found.pop(node, None)
             if g is None:
@@ -96,7 +97,7 @@ def gradients(
                     if op.broadcasts and share.spec.shape != one.spec.shape:
                         share = sum_to(share, one.spec.shape)
                     before = found.get(one)
-                    found[one] = share if before is None else add(before, share)
+                    found[one] = share if before is None else _sum(before, share)
     if not retain_graph:
         for node in order:
             if node.leaf is None:
@@ -104,3 +105,15 @@ def gradients(
                 if node.value is not None:
                     node.inputs = ()
     return results
+
+
+def _sum(share: Node, other: Node) -> Node:
+    """Two shares of one value's gradient: what comes of a slice is added where it belongs.
+
+    A value that is taken apart has a share of each part, and zeros elsewhere.
+    """
+    if other.op is not SLICE_BACKWARD:
+        share, other = other, share
+    if other.op is SLICE_BACKWARD and share.spec is other.spec:
+        return slice_add(share, other.inputs[0], other.params[1:])
+    return add(share, other)

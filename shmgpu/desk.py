@@ -18,7 +18,7 @@ import numpy as np
 
 from shmgpu import arrays, core, dtypes, layout
 from shmgpu.arrays import Spec
-from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, has_rows
+from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
@@ -74,8 +74,9 @@ class Desk:
         self._signature_bytes = 0
         self._entries: dict[bytes, Entry] = {}
         self._entry_bytes = 0
-        # One plain array in, one out: all that the helper's loop needs to run the call itself,
-        # (function, slot, body, argument, result, its shape, its dtype, its bytes).
+        # One plain array in, after any plain values, and one out: all that the helper's loop
+        # needs to run the call itself,
+        # (function, slot, body, values, argument, result, its shape, its dtype, its bytes).
         self.quick: dict[bytes, tuple[Any, ...]] = {}
         self._views: dict[tuple[Any, ...], Any] = {}
         self._parked: OrderedDict[tuple[int, int, int], tuple[Any, int, float]] = OrderedDict()
@@ -295,6 +296,8 @@ class Desk:
         if entry.hint is not None and entry.hint.nbytes > entry.room_bytes:
             raise BadParams("the room for the result is smaller than the promised result")
         entry.specs = places
+        entry.kind = data[layout.HEAD.size + 8 * len(places) :]
+        entry.rows = rows_of(specs)
         entry.tree = signature.arguments.tree
         entry.values = decode_values(
             data, entry.tree.value_count, block.values_at, len(data), target.pickle
@@ -320,11 +323,12 @@ class Desk:
             self._entry_bytes = len(data)
         self._entries[data] = entry
         out = entry.out_numpy
-        if out is not None and entry.simple and entry.views is not None and len(entry.views) == 1:
+        if out is not None and entry.views is not None and entry.tree.is_values_and_array():
             self.quick[data] = (
                 entry.function,
                 entry.slot,
                 target.body,
+                tuple(entry.values),
                 entry.views[0],
                 out,
                 out.shape,
@@ -368,8 +372,8 @@ class Desk:
         self, target: Served, entry: Entry, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         flat = flatten(result, arrays.is_array, target.pickle)
-        if target.batch_max_rows and has_rows(entry):  # alone, too: or it would fail under load
-            rows = entry.specs[0][1].shape[0]
+        rows = entry.rows
+        if target.batch_max_rows and rows is not None:  # alone, too: or it would fail under load
             if not flat.arrays:
                 check_rows(np.empty(()), rows, target.name)
             for leaf in flat.arrays:

@@ -120,17 +120,25 @@ class Helper:
 
 
 class Entry:
-    """A parameter block, read and checked: its arguments as views, and where the result goes."""
+    """A parameter block, read and checked: its arguments as views, and where the result goes.
+
+    Attributes:
+        kind: the block's bytes but for its addresses: of two blocks that agree in them, and in
+            the function, nothing else differs.
+        rows: length of its arrays' axis 0; None where they have none, or not all the same.
+    """
 
     __slots__ = (
         "declared",
         "function",
         "hint",
+        "kind",
         "numpy_outs",
         "out_numpy",
         "out_torch",
         "room_bytes",
         "room_offset",
+        "rows",
         "simple",
         "slot",
         "specs",
@@ -146,6 +154,8 @@ class Entry:
     tree: Tree
     specs: list[tuple[int, Spec]]
     values: list[Any]
+    kind: bytes
+    rows: int | None
     views: Any
     tensors: list[Any] | None
     simple: bool
@@ -269,10 +279,12 @@ def _strided() -> Any:
     return torch.strided
 
 
-def has_rows(entry: Entry) -> bool:
-    """Whether its arrays have an axis 0, and all of the same length."""
-    lengths = {spec.shape[:1] for _, spec in entry.specs}
-    return len(lengths) == 1 and () not in lengths
+def rows_of(specs: Sequence[Spec]) -> int | None:
+    """The length of the arrays' axis 0; None where they have none, or not all the same."""
+    lengths = {spec.shape[:1] for spec in specs}
+    if len(lengths) != 1 or () in lengths:
+        return None
+    return lengths.pop()[0]
 
 
 def check_rows(array: Any, total: int, name: str) -> None:

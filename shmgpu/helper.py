@@ -21,6 +21,7 @@ from shmgpu.entries import Helper
 from shmgpu.logs import logger
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
+_unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
 _unpack_one = struct.Struct(core.ONE_WORK_FORMAT).unpack_from
 _WORK = core.WORK_BYTES
 
@@ -94,7 +95,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
 def serve(desk: BatchDesk) -> int:
     """Take calls until there are no more.
 
-    The call that repeats (one plain array in, one out, as promised) is run right here, because
+    The call that repeats (one plain array in and one out, as promised) is run right here, because
     every Python frame it does without is time that other processes get.
     """
     works, view = core.new_works(core.MAX_BATCH)
@@ -116,9 +117,9 @@ def serve(desk: BatchDesk) -> int:
             block = memory[offset : offset + size]  # the private copy: only it is looked at
             known = quick.get(block)
             if known is not None and known[0] == function and known[1] == slot:
-                _, _, body, argument, out, shape, dtype, nbytes = known
+                _, _, body, values, argument, out, shape, dtype, nbytes = known
                 try:
-                    result = body(helper, argument.view())
+                    result = body(helper, *values, argument.view())
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
                         out[...] = result
                         count_bytes(copied_out, nbytes)
@@ -176,15 +177,13 @@ def _look_after(helper: Helper) -> None:
 def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
     batch = []
     deliveries = []
-    for index in range(count):
-        (delivery, function, params, _, sequence, _, size, generation, _, slot, _, _) = _unpack(
-            view, index * _WORK
-        )
+    for work in _unpack_all(view[: count * _WORK]):
+        delivery, function, params, _, sequence, _, size, generation, _, slot, _, _ = work
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     outcomes = desk.serve_batch(batch)
     later = desk.helper.later
-    if not (desk.broken or later) and all(outcome == (core.OK, 0) for outcome in outcomes):
+    if not (desk.broken or later) and outcomes.count((core.OK, 0)) == count:
         return core.helper_step(works, core.MAX_BATCH, core.OK, 0)
     for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
         core.helper_finish(delivery, status, value)

@@ -29,7 +29,7 @@ class Letters(Plan):
     __slots__ = ("begin", "put", "shift")
 
     def __init__(self, row: int, pool: int, arity: int, name: str) -> None:
-        super().__init__(row, pool, _EMPTY, None, False, False, 0, name)
+        super().__init__(row, pool, _EMPTY, None, False, None, False, 0, name)
         self.arity = arity
         self.pack = packer(arity)
         self.fixed = True

@@ -48,7 +48,8 @@ class Plan:
     Attributes:
         row, pool: the function's row and the number of its pool.
         arguments: layout of (args, kwargs).
-        as_torch: whether results are tensors.
+        as_torch: whether results are tensors of torch.
+        result: makes of an array what the caller gets; None where that is the array.
         hint: layout the next result is expected to have, or None.
         fixed: whether the hint was declared and so never changes.
         room: bytes to set aside for a result of no expected layout.
@@ -70,6 +71,7 @@ class Plan:
         "pack",
         "pickle",
         "pool",
+        "result",
         "room",
         "row",
         "signature",
@@ -84,6 +86,7 @@ class Plan:
         arguments: Layout,
         declared: Layout | None,
         as_torch: bool,
+        result: Callable[[Any], Any] | None,
         pickle: bool,
         batch_max_rows: int,
         name: str,
@@ -93,6 +96,7 @@ class Plan:
         self.pool = pool
         self.arguments = arguments
         self.as_torch = as_torch
+        self.result = result
         self.pickle = pickle
         self.arity = len(arguments.specs)
         self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
@@ -116,7 +120,8 @@ class Plan:
         if hint is not None:
             self.room = max(hint.nbytes, 1)
             one = hint.specs[0] if hint.tree.is_one_array else None
-            if one is not None and not self.as_torch and one.dtype.has_numpy:
+            as_array = not self.as_torch and self.result is None
+            if one is not None and as_array and one.dtype.has_numpy:
                 self.hint_shape = one.shape
                 self.hint_type = one.dtype.numpy
 
@@ -182,6 +187,8 @@ class Call:
         addresses: of the arguments' arrays.
         result: buffer of the room set aside for the result, and what keeps it.
         sequence: of the message, once it was sent.
+        keeper: who keeps this call for its own use, and reads the result where it lies; see
+            :meth:`shmgpu.port.Port.resend`.
     """
 
     __slots__ = (
@@ -192,6 +199,7 @@ class Call:
         "config",
         "deadline_ns",
         "keep",
+        "keeper",
         "loans",
         "out",
         "placement",
@@ -223,6 +231,7 @@ class Call:
         self.sequence = 0
         self.deadline_ns = 0
         self.keep: Any = None
+        self.keeper: Any = None
         self.loans: list[Any] | None = None
         self.out: Any = None
         self.sink: Any = None

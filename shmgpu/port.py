@@ -294,6 +294,19 @@ class Port:
         elif use_reader and self._reader is None:
             self._start_reader()
 
+    def resend(self, call: Call, sink: Sink) -> None:
+        """As :meth:`submit`, for a call that its ``keeper`` has made ready, room and all.
+
+        An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;
+        of any other the sink hears, and then the call is the plan's.
+        """
+        if self._closed is not None:
+            raise type(self._closed)(str(self._closed))
+        call.sink = sink
+        with self._lock:
+            self._queue.append(call)
+        self.pump()
+
     def pump(self) -> None:
         """Send what waits, as far as the window and the arena have room."""
         failed: list[tuple[Call, BaseException]] = []
@@ -365,6 +378,10 @@ class Port:
                 self._grow_later(call, reply)
             elif call.abandoned:
                 call.release()
+            elif call.keeper is not None and not status and not reply.value:
+                call.sequence = 0
+                call.sink = None
+                call.keeper.arrived()
             else:
                 try:
                     result = self._result_of(call, status, int(reply.value))

@@ -12,7 +12,7 @@ from shmgpu import arrays, core, layout
 from shmgpu.arrays import Source, Spec
 from shmgpu.errors import BadParams, RemoteError, ShmError
 from shmgpu.layout import Layout
-from shmgpu.plans import Call
+from shmgpu.plans import Call, Plan
 from shmgpu.values import flatten
 
 
@@ -44,7 +44,7 @@ def _read_result(call: Call, value: int) -> Any:
                 _copy_out(hint, call.result, out)
             return out
         leaves = [
-            _leaf(call.result, offset, spec, plan.as_torch)
+            _leaf(call.result, offset, spec, plan)
             for spec, offset in zip(hint.specs, hint.offsets, strict=True)
         ]
         return hint.tree.build(leaves, ())
@@ -55,15 +55,17 @@ def _read_result(call: Call, value: int) -> Any:
         )
     found, values, start = layout.read_result(call.result, value, plan.pickle)
     leaves = [
-        _leaf(call.result, start + offset, spec, plan.as_torch)
+        _leaf(call.result, start + offset, spec, plan)
         for spec, offset in zip(found.specs, found.offsets, strict=True)
     ]
     plan.learn(found, value)
     return found.tree.build(leaves, values)
 
 
-def _leaf(buffer: Any, offset: int, spec: Spec, as_torch: bool) -> Any:
-    if as_torch and spec.dtype.has_torch:
+def _leaf(buffer: Any, offset: int, spec: Spec, plan: Plan) -> Any:
+    if plan.result is not None and spec.dtype.has_numpy:
+        return plan.result(arrays.numpy_view(buffer, offset, spec))
+    if plan.as_torch and spec.dtype.has_torch:
         return arrays.torch_view(buffer, offset, spec)
     if not spec.dtype.has_numpy and arrays.torch_module() is not None:
         return arrays.torch_view(buffer, offset, spec)

@@ -18,6 +18,7 @@ import numpy as np
 
 from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
+from shmgpu.errors import BadParams
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
 from shmgpu.ops import (
@@ -172,6 +173,26 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
+
+    def __shmgpu_array__(self) -> np.ndarray[Any, Any]:
+        """What a call carries: the elements where they lie in the arena."""
+        if self._node.needs_grad and self._node.leaf is None and graph.grad_enabled:
+            raise BadParams(
+                "a tensor that gradients flow through cannot be carried (they would be lost): pass "
+                "tensor.detach()"
+            )
+        return lazy.elements(self._node)
+
+    @staticmethod
+    def __shmgpu_result__(array: np.ndarray[Any, Any]) -> Any:
+        """What a call with tensors gives: tensors; an array where tensors have no such type."""
+        kind = dtypes.of_numpy(array.dtype)
+        if kind not in CATEGORY:
+            return array
+        if not array.size:  # it lies nowhere
+            return tensor(array)
+        held = Held(array, core.address_of(array))
+        return Tensor(graph.leaf(spec_of(kind, array.shape), held))
 
     def __float__(self) -> float:
         return float(self.item())

@@ -37,11 +37,19 @@ def _right(g: Node, n: Node) -> Node:
     return sum_to(matmul(transpose(a, -1, -2), g), b.spec.shape)
 
 
+def _torch_matmul(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    if [len(spec.shape) for spec in specs] != [1, 2]:
+        return torch.matmul
+    # torch.matmul would give such an out= another shape on the way.
+    mv = torch.mv
+    return lambda a, b, out=None: mv(b.t(), a, out=out)
+
+
 MATMUL = Op(
     "matmul",
     rules.matmul,
     numpy=named("matmul"),
-    torch=named("matmul"),
+    torch=_torch_matmul,
     gradients=(_left, _right),
     saves="i",
     takes_out=True,
@@ -105,8 +113,10 @@ def _torch_layer(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
         addmm = torch.addmm
         return lambda x, weight, bias, out=None: addmm(bias, x, weight.t(), out=out)
 
+    is_vector, matmul, mv = len(specs[0].shape) == 1, torch.matmul, torch.mv
+
     def kernel(x: Any, weight: Any, bias: Any = None, out: Any = None) -> Any:
-        made = torch.matmul(x, weight.t(), out=out)
+        made = mv(weight, x, out=out) if is_vector else matmul(x, weight.t(), out=out)
         return made if bias is None else made.add_(bias)
 
     return kernel

@@ -189,8 +189,9 @@ def _numpy_slice_backward(np: Any, specs: Specs, params: Params, out: Spec) -> A
     return kernel
 
 
-def _torch_slice_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
-    shape, starts, stops, steps = params
+def _forward(params: Params) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """The same elements in slices that step forward, and the axes along which these are flipped."""
+    starts, stops, steps = params
     back = tuple([axis for axis, step in enumerate(steps) if step < 0])
     forward = tuple(
         [
@@ -200,6 +201,12 @@ def _torch_slice_backward(torch: Any, specs: Specs, params: Params, out: Spec) -
             for start, stop, step in zip(starts, stops, steps, strict=True)
         ]
     )
+    return forward, back
+
+
+def _torch_slice_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    shape, *parts = params
+    forward, back = _forward(tuple(parts))
 
     def kernel(g: Any) -> Any:
         whole = g.new_zeros(shape)
@@ -221,6 +228,61 @@ SLICE_BACKWARD = Op(
 def slice_backward(g: Node, shape: Shape, parts: Params) -> Node:
     """Zeros of that shape with ``g`` where the slice was taken from."""
     return apply(SLICE_BACKWARD, (g,), (shape, *parts))
+
+
+def _added(specs: Specs, params: Params) -> Spec:
+    whole, part = specs
+    if part.dtype is not whole.dtype or part.shape != _sliced(whole.shape, *params[1:]):
+        raise ValueError(f"slice_add: {part.shape} is not of the slice of {whole.shape}")
+    return whole
+
+
+def _numpy_slice_add(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    part = _slices(params[1:])
+
+    def kernel(whole: Any, g: Any, out: Any = None) -> Any:
+        if out is g:
+            g = g.copy()
+        if out is None:
+            out = whole.copy()
+        elif out is not whole:
+            out[...] = whole
+        place = part(out)
+        np.add(place, g, out=place)
+        return out
+
+    return kernel
+
+
+def _torch_slice_add(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    forward, back = _forward(params[1:])
+
+    def kernel(whole: Any, g: Any, out: Any = None) -> Any:
+        if back or out is g:
+            g = g.flip(back)
+        if out is None:
+            out = whole.clone(memory_format=torch.contiguous_format)
+        elif out is not whole:
+            out.copy_(whole)
+        out[forward].add_(g)
+        return out
+
+    return kernel
+
+
+SLICE_ADD = Op(
+    "slice_add",
+    _added,
+    numpy=_numpy_slice_add,
+    torch=_torch_slice_add,
+    gradients=(lambda g, n: g, lambda g, n: apply(SLICE, (g,), n.params[1:])),
+    in_place=True,
+)
+
+
+def slice_add(whole: Node, g: Node, parts: Params) -> Node:
+    """``whole`` with ``g`` added where the slice was taken from."""
+    return apply(SLICE_ADD, (whole, g), (whole.spec.shape, *parts))
 
 
 def take_slices(x: Node, slices: Sequence[slice]) -> Node:

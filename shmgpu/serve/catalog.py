@@ -29,6 +29,7 @@ class Served(Target):
         places, output_places: of inputs and outputs, by name.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
+        streams: whether it answers in parts; then the targets that begin, continue and end that.
     """
 
     def __init__(
@@ -66,6 +67,10 @@ class Served(Target):
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, name, max_rows)
         self.in_regions = Target(rows.infer_in_regions, self.pool, name)
+        self.streams: bool = description["streams"]
+        self.opening = Target(rows.open_stream[description["arrays"]], self.pool, name)
+        self.continuing = Target(rows.next_part, self.pool, name)
+        self.closing = Target(rows.close_stream, self.pool, name)
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:

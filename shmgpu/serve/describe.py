@@ -14,10 +14,12 @@ from shmgpu.serve.metadata import TensorMetadata
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
+    "generate",
     "logging",
     "model_configuration",
     "model_repository",
     "parameters",
+    "schedule_policy",
     "statistics",
     "system_shared_memory",
     "trace",

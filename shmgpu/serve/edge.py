@@ -91,8 +91,8 @@ class Request:
         "target",
     )
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Any) -> None:
+        self.connection: Connection = connection
         self.method = b""
         self.target = b""
         self.headers: dict[bytes, bytes] = {}
@@ -124,6 +124,18 @@ class Request:
         """Answer: buffers that are written in order, and that nobody changes from now on."""
         self.connection.reply(self, status, body, content_type, headers)
 
+    def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:
+        """Answer in parts: :meth:`send` each, then :meth:`end`."""
+        self.connection.begin(self, status, content_type, headers)
+
+    def send(self, data: bytes, when_taken: Callable[[], None]) -> None:
+        """One part, of at least a byte; ``when_taken`` is called when the next may follow."""
+        self.connection.send(self, data, when_taken)
+
+    def end(self) -> None:
+        """All parts were sent."""
+        self.connection.end(self)
+
 
 class Connection(asyncio.BufferedProtocol):
     """One connection.
@@ -143,6 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         "admit",
         "answer",
         "arena",
+        "came",
         "filled",
         "head_bytes",
         "is_closing",
@@ -154,9 +167,11 @@ class Connection(asyncio.BufferedProtocol):
         "scratch",
         "seen",
         "since",
+        "take",
         "transport",
         "unsent",
         "waiting",
+        "when_taken",
     )
 
     def __init__(
@@ -166,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         limits: Limits,
         scratch: memoryview,
         seen: set[Any],
+        take: Callable[[Connection, int], bool],
         admit: Callable[[Request], Refusal | None] | None = None,
         log: Callable[[str, Request, int, int], None] | None = None,
     ) -> None:
@@ -174,15 +190,18 @@ class Connection(asyncio.BufferedProtocol):
         self.limits = limits
         self.scratch = scratch
         self.seen = seen
+        self.take = take  # hands over what is like earlier requests; see shmgpu.serve.lanes
         self.admit = admit
         self.log = log
         self.peer = "-"
+        self.came = 0  # bytes in the scratch buffer, if a request begins there
         self.transport: Any = None
         self.parser: Any = httptools.HttpRequestParser(self)
         self.request: Request | None = None  # the one that is being received
         self.filled = -1  # bytes of its body that have been received past the parser; -1: not so
         self.waiting: deque[Request] = deque()  # received, the first of them being answered
         self.is_closing = False
+        self.when_taken: Callable[[], None] | None = None  # while the client takes no more
         self.head_bytes = 0  # of the head that is being received
         self.since = 0.0  # when it began to wait for what it waits for now
         self.unsent = 0  # bytes of answers that lay unread then
@@ -219,6 +238,16 @@ class Connection(asyncio.BufferedProtocol):
         self.request = None
         self.parser = None
 
+    def pause_writing(self) -> None:
+        """The client takes less than it is sent."""
+        self.when_taken = _nothing
+
+    def resume_writing(self) -> None:
+        """It has taken what there was."""
+        when_taken, self.when_taken = self.when_taken, None
+        if when_taken is not None:
+            when_taken()
+
     def get_buffer(self, size_hint: int) -> memoryview:
         """Where the next bytes go: into the arena while a body is being received."""
         if self.filled >= 0:
@@ -234,6 +263,11 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_closing:
             return
         is_first = self.request is None and not self.waiting
+        self.came = 0
+        if is_first:
+            if self.take(self, count):
+                return
+            self.came = count
         self.head_bytes += count
         try:
             self.parser.feed_data(self.scratch[:count])
@@ -429,14 +463,7 @@ class Connection(asyncio.BufferedProtocol):
         request.on_disconnect = None
         transport = self.transport
         length = sum(map(len, body))
-        head = b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
-            status,
-            REASONS.get(status, "Unknown").encode(),
-            content_type,
-            length,
-            headers,
-            b"" if request.keep_alive else b"Connection: close\r\n",
-        )
+        head = head_of(status, length, content_type, headers, request.keep_alive)
         if request.method == b"HEAD":
             transport.write(head)
         elif length <= JOINED_BYTES:
@@ -445,6 +472,42 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines([head, *body])
         if self.log is not None:
             self.log(self.peer, request, status, length)
+        self._answered(request)
+
+    def begin(self, request: Request, status: int, content_type: bytes, headers: bytes) -> None:
+        """The head of an answer that comes in parts."""
+        request.is_answered = True
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n%s%s\r\n"
+            % (
+                status,
+                REASONS.get(status, "Unknown").encode(),
+                content_type,
+                headers,
+                b"" if request.keep_alive else b"Connection: close\r\n",
+            )
+        )
+
+    def send(self, request: Request, data: bytes, when_taken: Callable[[], None]) -> None:
+        """A part of the answer, as a chunk."""
+        if request not in self.waiting:  # the client has left
+            return
+        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+        if self.when_taken is None:
+            when_taken()
+        else:
+            self.when_taken = when_taken
+
+    def end(self, request: Request) -> None:
+        """The last of its parts was sent."""
+        if request in self.waiting:
+            self.transport.write(b"0\r\n\r\n")
+            request.on_disconnect = None
+            self._answered(request)
+
+    def _answered(self, request: Request) -> None:
+        """The first of the requests that wait was answered: see to the next."""
+        transport = self.transport
         request.body = b""
         self.waiting.popleft()
         self.since = monotonic()
@@ -462,6 +525,16 @@ class Connection(asyncio.BufferedProtocol):
         elif transport is not None:
             transport.resume_reading()
 
+    def reply_whole(self, request: Request, data: bytes) -> None:
+        """Write an answer that has all its bytes, to a request after which the client stays."""
+        request.is_answered = True
+        request.on_disconnect = None
+        self.transport.write(data)
+        self.waiting.popleft()
+        self.since = monotonic()
+        if self.waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
     def _next(self) -> None:
         if not self.waiting:
             return
@@ -471,6 +544,24 @@ class Connection(asyncio.BufferedProtocol):
         else:
             status, sentence, headers = request.refusal
             request.reply(status, [error_body(sentence)], headers=headers)
+
+
+def _nothing() -> None:
+    """Nobody waits for the client to take more."""
+
+
+def head_of(
+    status: int, length: int, content_type: bytes, headers: bytes = b"", keep_alive: bool = True
+) -> bytes:
+    """Return the head of an answer whose body has ``length`` bytes."""
+    return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
+        status,
+        REASONS.get(status, "Unknown").encode(),
+        content_type,
+        length,
+        headers,
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
 
 
 def end_slow(connections: set[Connection]) -> None:

@@ -76,7 +76,7 @@ FLAGS = (
     Flag("arena", _size, 256 << 20, "SIZE", "memory of each worker for requests and answers"),
     Flag("max-body", _size, 64 << 20, "SIZE", "of one request; 413 beyond"),
     Flag("max-header", _size, 64 << 10, "SIZE", "of one request's head; 431 beyond"),
-    Flag("max-connections", _whole(1), 4096, "N", "open at once; 503 beyond"),
+    Flag("max-connections", _whole(1), 5000, "N", "open at once; 503 beyond"),
     Flag("max-tensors", _whole(1), 256, "N", "inputs, and outputs, of one request; 400 beyond"),
     Flag("max-json-depth", _whole(1), 64, "N", "of one request; 400 beyond"),
     Flag("idle-timeout", _seconds, 75.0, "S", "seconds without a request until a connection ends"),
@@ -86,16 +86,26 @@ FLAGS = (
     Flag("tls-cert", str, None, "FILE", "of the server's certificate, in PEM: HTTPS only"),
     Flag("tls-key", str, None, "FILE", "of its key"),
     Flag("access-log", str, None, "FILE", "a line for each request; - is standard output"),
-    Flag("max-queue", _whole(1), 1024, "N", "requests that may wait or run at once; 503 beyond"),
+    Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),
-    Flag("allow-settings", bool, False, "", "let clients change what is logged; 403 without"),
+    Flag("allow-settings", bool, False, "", "let clients change log settings; 403 without"),
     Flag("allow-client-shm", bool, False, "", "let clients register shared memory; 403 without"),
-    Flag("max-client-regions", _whole(1), 1024, "N", "of that; 400 beyond"),
+    Flag("max-client-regions", _whole(1), 1000, "N", "of that; 400 beyond"),
     Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),
     Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
     Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),
 )
+
+
+def page() -> str:
+    """The table of flags in this room's README."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    for flag in FLAGS:
+        name = f"--{flag.name} {flag.metavar}".strip()
+        default = "" if not flag.metavar or flag.default is None else _shown(flag.default)
+        rows.append(f"| `{name}` | {default} | {flag.help} |")
+    return "\n".join(rows)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,9 +151,11 @@ def _wrong(flag: Flag, value: Any, error: Exception) -> str:
 
 
 def _shown(default: Any) -> str:
-    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
-        return f"{default >> 20}MiB"
-    return str(default)
+    if isinstance(default, int):
+        for shift, unit in ((20, "MiB"), (10, "KiB")):
+            if default >= 16 << shift and default % (1 << shift) == 0:
+                return f"{default >> shift}{unit}"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def resolve(options: argparse.Namespace) -> argparse.Namespace:

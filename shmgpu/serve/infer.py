@@ -139,7 +139,13 @@ class Calls:
         """
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
-        args = self._arguments(served, request)
+        if served.streams:
+            raise ProtocolError(
+                400,
+                f"model '{served.name}' answers in parts: use generate_stream, or the stream of "
+                "gRPC",
+            )
+        args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, args, rows, started_ns, outcome)
         self._send(pending)
@@ -162,7 +168,7 @@ class Calls:
 
     def _send(self, pending: Pending) -> None:
         served = pending.served
-        options = self._options(pending.request)
+        options = self.options(pending.request)
         pending.sent_ns = _now()
         known = pending.known
         placed = is_placed(pending.request) if known is None else known.is_placed
@@ -178,7 +184,7 @@ class Calls:
             return
         pending.call = call
         if options is not None and options.timeout is not None:
-            pending.timer = self.loop.call_later(options.timeout, self._expire, pending)
+            pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
@@ -209,9 +215,11 @@ class Calls:
             try:
                 known = pending.known
                 if known is None:
-                    outputs = self._outputs(pending, result)
+                    outputs = self.outputs(served, pending.request, result)
                 else:
-                    outputs = known.answer(served, result, lambda: self._outputs(pending, result))
+                    outputs = known.answer(
+                        served, result, lambda: self.outputs(served, pending.request, result)
+                    )
             except Exception as wrong:
                 error = wrong
         if error is None:
@@ -259,16 +267,22 @@ class Calls:
             pending.timer.cancel()
             pending.timer = None
 
-    def _expire(self, pending: Pending) -> None:
+    def expire(self, pending: Pending) -> None:
+        """The time of a call is over."""
         if pending.call is not None:
             self.port.expire(pending.call, pending)
 
-    def _options(self, request: InferRequest) -> Options | None:
-        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+    def timeout_of(self, request: InferRequest) -> float | None:
+        """Seconds that a request may take; None: as long as it wants."""
         timeout = self.timeout
         if request.timeout_us:
             asked = request.timeout_us / 1e6
             timeout = asked if timeout is None else min(timeout, asked)
+        return timeout
+
+    def options(self, request: InferRequest) -> Options | None:
+        """Time-out and priority of a request; the protocol's priority 1 comes first."""
+        timeout = self.timeout_of(request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None
@@ -276,7 +290,7 @@ class Calls:
 
     # ---- inputs --------------------------------------------------------------------------
 
-    def _arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+    def arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
         """What the call carries: the model's number, then its inputs in order."""
         args: list[Any] = [None] * len(served.inputs)
         for one in request.inputs:
@@ -327,8 +341,9 @@ class Calls:
 
     # ---- outputs -------------------------------------------------------------------------
 
-    def _outputs(self, pending: Pending, result: Any) -> list[OutputTensor]:
-        served, asked = pending.served, pending.request.outputs
+    def outputs(self, served: Served, request: InferRequest, result: Any) -> list[OutputTensor]:
+        """What a model returned, as the request wants it."""
+        asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
         wanted = (
             [served.output_places[one.name] for one in asked]

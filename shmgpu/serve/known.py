@@ -34,18 +34,22 @@ class Known:
         request: what it says, without inputs.
         rows: of its tensors; 1 where the model is not batched.
         is_placed: whether any tensor lies in a client's region.
+        pieces: its inputs in the body: place among the call's arguments, dtype, shape, offset.
+        total: bytes of the body.
+        wanted: the outputs that are asked for: place among the model's, dtype, whether they go to
+            a region.
     """
 
     __slots__ = (
         "_answers",
         "_args",
-        "_pieces",
-        "_total",
         "_version",
-        "_wanted",
         "is_placed",
+        "pieces",
         "request",
         "rows",
+        "total",
+        "wanted",
     )
 
     def __init__(
@@ -63,14 +67,14 @@ class Known:
         self.rows = rows
         self.is_placed = placed
         self._args = args
-        self._pieces = pieces
-        self._total = total
+        self.pieces = pieces
+        self.total = total
         # Regions are what they were as long as the table is; nothing else depends on it.
         self._version = version if self.is_placed else None
         places = served.output_places
         in_region = {one.name for one in request.outputs if one.shm is not None}
         names = [one.name for one in request.outputs] or list(places)
-        self._wanted = [
+        self.wanted = [
             (places[name], served.outputs[places[name]].storage, name in in_region)
             for name in names
         ]
@@ -83,10 +87,10 @@ class Known:
             body: of the request: it may be of another length than the header says.
             version: of the control table.
         """
-        if len(body) != self._total or (self._version is not None and self._version != version):
+        if len(body) != self.total or (self._version is not None and self._version != version):
             return None
         args = self._args.copy()
-        for place, dtype, shape, offset in self._pieces:
+        for place, dtype, shape, offset in self.pieces:
             args[place] = _ndarray(shape, dtype, body, offset)
         return tuple(args)
 
@@ -97,7 +101,7 @@ class Known:
         results = (result,) if len(served.outputs) == 1 else result
         shapes = []
         tail = []
-        for place, storage, is_in_region in self._wanted:
+        for place, storage, is_in_region in self.wanted:
             array = results[place]
             if is_in_region:
                 shapes.append(array)  # its shape, and how many bytes

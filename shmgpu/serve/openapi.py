@@ -66,7 +66,7 @@ INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 _KINDS = {bool: "boolean", int: "integer", str: "string"}
 LOGGING = {
     "type": "object",
-    "properties": {name: {"type": _KINDS[type(value)]} for name, value in settings.LOGGING.items()},
+    "properties": {name: {"type": _KINDS[type(value)]} for name, value in settings.LOG.items()},
 }
 
 # By the name of what answers: the request's body, and statuses besides 200 and EVERYWHERE.
@@ -76,8 +76,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "register_cuda": OBJECT,
     "index": INDEX,
     "load": OBJECT,
-    "change_logging": LOGGING,
-    "change_tracing": OBJECT,
+    "generate": OBJECT,
+    "generate_stream": OBJECT,
+    "change_log_settings": LOGGING,
+    "change_trace_settings": OBJECT,
 }
 STATUSES: dict[str, tuple[int, ...]] = {
     "ready": (400,),
@@ -85,14 +87,16 @@ STATUSES: dict[str, tuple[int, ...]] = {
     "register": (403, 409),
     "unregister": (403,),
     "register_cuda": (501,),
+    "generate": (503,),
+    "generate_stream": (503,),
     "load": (503,),
     "unload": (503,),
-    "change_logging": (403,),
-    "change_tracing": (403,),
+    "change_log_settings": (403,),
+    "change_trace_settings": (403,),
 }
 # A token, methods, sizes and time are looked at before the path is.
 EVERYWHERE = (400, 401, 404, 405, 408, 413, 431)
-NOT_JSON = {"metrics": "text/plain"}
+NOT_JSON = {"metrics": "text/plain", "generate_stream": "text/event-stream"}
 EMPTY = ("live", "ready", "model_ready", "load", "unload", "register", "unregister")
 
 
@@ -148,13 +152,13 @@ def _paths(pattern: str) -> Iterator[str]:
     """The paths of a route's pattern: with and without each part that may be left out."""
     pattern = pattern.removesuffix("/?")
     pattern = re.sub(r"\(\?P<(\w+)>\[\^/\]\+\)", r"{\1}", pattern)
-    optional = re.search(r"\(\?:([^()]*)\)\?", pattern)
-    if optional is None:
+    choice = re.search(r"\(\?:([^()]*)\)(\??)", pattern)
+    if choice is None:
         yield pattern
         return
-    before, after = pattern[: optional.start()], pattern[optional.end() :]
-    yield from _paths(before + after)
-    yield from _paths(before + optional[1] + after)
+    before, after = pattern[: choice.start()], pattern[choice.end() :]
+    for one in [*choice[1].split("|"), *([""] if choice[2] else [])]:
+        yield from _paths(before + one + after)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from urllib.parse import unquote
 import orjson
 
 from shmgpu.serve import describe, known, protocol, settings
+from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
+from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
@@ -36,7 +38,6 @@ WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
 MOST_TARGET_BYTES = 256  # of one that is worth remembering
-OCTETS = b"application/octet-stream"
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -48,6 +49,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
+        lanes: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
@@ -60,6 +62,7 @@ class Front:
         limits: Limits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
+        scratch: memoryview,
         regions: Regions,
         token: bytes = b"",
     ) -> None:
@@ -73,6 +76,7 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
+        self.lanes = Lanes(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -167,9 +171,12 @@ class Front:
                     before = served.known.get(header)
                     args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
-                        request.on_disconnect = self.calls.start_known(
-                            served, before, args, started_ns, _Answering(request)
-                        ).cancel
+                        answering = _Answering(request)
+                        pending = self.calls.start_known(
+                            served, before, args, started_ns, answering
+                        )
+                        request.on_disconnect = pending.cancel
+                        answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
             parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
@@ -196,16 +203,19 @@ class Front:
 class _Answering:
     """Takes the outcome of a known request, whose body is ready to be sent."""
 
-    __slots__ = ("request",)
+    __slots__ = ("lesson", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.lesson: Lesson | None = None
 
     def __call__(self, answer: Any, error: BaseException | None) -> None:
         if error is not None:
             fail(self.request, error)
         else:
             reply(self.request, answer)
+            if self.lesson is not None:
+                self.lesson.learn(answer[0])
 
 
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
@@ -218,8 +228,8 @@ def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
     if header_length is None:
         request.reply(200, buffers, headers=headers)
     else:
-        headers += b"Inference-Header-Content-Length: %d\r\n" % header_length
-        request.reply(200, buffers, OCTETS, headers)
+        content_type, named = binary_headers(header_length)
+        request.reply(200, buffers, content_type, headers + named)
 
 
 def bears(authorization: bytes, token: bytes) -> bool:
@@ -318,6 +328,27 @@ def statistics(front: Front, request: Request, name: str = "", version: str = ""
     )
 
 
+def generate(front: Front, request: Request, name: str, version: str = "") -> None:
+    """One JSON object for another."""
+    _generate(front, request, name, version, is_stream=False)
+
+
+def generate_stream(front: Front, request: Request, name: str, version: str = "") -> None:
+    """The same as server-sent events, one for each part."""
+    _generate(front, request, name, version, is_stream=True)
+
+
+def _generate(front: Front, request: Request, name: str, version: str, is_stream: bool) -> None:
+    started_ns = _now()
+    served = front.catalog.find(name, version)
+    try:
+        asked = generating.read(_object(request), served, front.limits)
+        generating.Generation(front.calls, served, asked, request, is_stream).begin()
+    except Exception:
+        front.calls.refused(served, started_ns)
+        raise
+
+
 def metrics(front: Front, request: Request) -> None:
     """What Prometheus scrapes."""
     # Not before somebody asks: most workers of most servers never do this.
@@ -408,41 +439,41 @@ def unregister_cuda(front: Front, request: Request, name: str = "") -> None:
     request.reply(200)
 
 
-# ---- settings --------------------------------------------------------------------------------
-
-
-def logging_settings(front: Front, request: Request) -> None:
-    """What is logged."""
-    request.reply(200, [orjson.dumps(settings.logging_settings(front.catalog.table))])
-
-
-def change_logging(front: Front, request: Request) -> None:
-    """Change that, for all workers."""
-    said = settings.change_logging(
-        front.catalog.table, _object(request), front.options.allow_settings
-    )
-    request.reply(200, [orjson.dumps(said)])
-
-
-def trace_settings(front: Front, request: Request, name: str = "") -> None:
-    """What is traced: nothing."""
-    if name:
-        front.catalog.find(name, "")
-    request.reply(200, [orjson.dumps(settings.TRACING)])
-
-
-def change_tracing(front: Front, request: Request, name: str = "") -> None:
-    """Leave that as it is."""
-    if name:
-        front.catalog.find(name, "")
-    said = settings.change_tracing(_object(request), front.options.allow_settings)
-    request.reply(200, [orjson.dumps(said)])
-
-
 _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 _REGION = "/region/(?P<name>[^/]+)"
+
+
+def log_settings(front: Front, request: Request) -> None:
+    """What is logged."""
+    request.reply(200, [orjson.dumps(settings.log(front.catalog.table))])
+
+
+def change_log_settings(front: Front, request: Request) -> None:
+    """Log more, or less."""
+    table, allowed = front.catalog.table, front.options.allow_settings
+    request.reply(200, [orjson.dumps(settings.change_log(table, allowed, _object(request)))])
+
+
+def trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """What is traced."""
+    if name:
+        front.catalog.find(name)
+    request.reply(200, [orjson.dumps(settings.trace(front.catalog.table, name))])
+
+
+def change_trace_settings(front: Front, request: Request, name: str = "") -> None:
+    """Trace more, or less."""
+    if name:
+        front.catalog.find(name)
+    table, allowed = front.catalog.table, front.options.allow_settings
+    found = settings.change_trace(table, allowed, _object(request), name)
+    request.reply(200, [orjson.dumps(found)])
+
+
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+
+_NAMED = r"/v2/models/(?P<name>[^/]+)"
 
 ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
     (method.encode(), re.compile(pattern.encode()), handler)
@@ -456,16 +487,18 @@ ROUTES: list[tuple[bytes, re.Pattern[bytes], Callable[..., None]]] = [
         ("GET", f"{_MODEL}/config", model_config),
         ("GET", f"{_MODEL}/stats", statistics),
         ("GET", _MODEL, model_metadata),
+        ("POST", f"{_MODEL}/generate", generate),
+        ("POST", f"{_MODEL}/generate_stream", generate_stream),
         ("GET", f"{_SYSTEM}(?:{_REGION})?/status", shared_memory),
         ("POST", f"{_SYSTEM}{_REGION}/register", register),
         ("POST", f"{_SYSTEM}(?:{_REGION})?/unregister", unregister),
         ("GET", f"{_CUDA}(?:{_REGION})?/status", cuda_shared_memory),
         ("POST", f"{_CUDA}{_REGION}/register", register_cuda),
         ("POST", f"{_CUDA}(?:{_REGION})?/unregister", unregister_cuda),
-        ("GET", "/v2/logging", logging_settings),
-        ("POST", "/v2/logging", change_logging),
-        ("GET", "/v2(?:/models/(?P<name>[^/]+))?/trace/setting", trace_settings),
-        ("POST", "/v2(?:/models/(?P<name>[^/]+))?/trace/setting", change_tracing),
+        ("GET", "/v2/logging", log_settings),
+        ("POST", "/v2/logging", change_log_settings),
+        ("GET", f"(?:/v2|{_NAMED})/trace/setting", trace_settings),
+        ("POST", f"(?:/v2|{_NAMED})/trace/setting", change_trace_settings),
         ("POST", "/v2/repository/index", index),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/load", load),
         ("POST", r"/v2/repository/models/(?P<name>[^/]+)/unload", unload),

@@ -32,6 +32,23 @@ def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> An
     return shelf.run(number, inputs, outputs)
 
 
+def open_stream(helper: Any, number: int, token: int, *inputs: Any) -> Any:
+    """Begin a stream, which its caller calls ``token``: this helper's number, the first part."""
+    shelf: Shelf = helper.session
+    return helper.id, *shelf.open_stream(helper.caller, number, token, inputs)
+
+
+def next_part(helper: Any, token: int) -> Any:
+    """One part more of a stream: a tuple of one; an empty one when that was all."""
+    shelf: Shelf = helper.session
+    return shelf.next_part(helper.caller, token)
+
+
+def close_stream(helper: Any, token: int) -> None:
+    """Forget a stream."""
+    helper.session.feeds.close(helper.caller, token)
+
+
 def load(helper: Any, source: int) -> None:
     """Load a source of the control table."""
     helper.session.load(source)
@@ -89,6 +106,12 @@ class Rows:
                     hang_after=hang_after,
                 )
         self.infer_in_regions = self._make(infer_in_regions, arrays="numpy", hang_after=hang_after)
+        self.open_stream = {
+            kind: self._make(open_stream, arrays=kind, hang_after=hang_after)
+            for kind in ("numpy", "torch")
+        }
+        self.next_part = self._make(next_part, arrays="numpy", hang_after=hang_after)
+        self.close_stream = self._make(close_stream, arrays="numpy")
         self.load = self._make(load, arrays="numpy")
         self.unload = self._make(unload, arrays="numpy")
 

@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from google.protobuf import json_format
 
 from shmgpu.logs import logger
 from shmgpu.serve import describe, messages, settings
+from shmgpu.serve.catalog import Served
 from shmgpu.serve.infer import Pending
 from shmgpu.serve.messages import MESSAGES, SERVICE
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.regions import NO_CUDA, unknown_region
-from shmgpu.serve.requests import OutputTensor, ProtocolError
+from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
+from shmgpu.serve.streams import Stream
 
 _now = time.monotonic_ns
 
@@ -44,6 +47,7 @@ CODES = {
 }
 OPEN_TO_ALL = ("ServerLive", "ServerReady")  # without a token
 FINAL = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
 STREAM_AHEAD = 64  # requests of one stream that may be out at once
 _InferResponse = MESSAGES["ModelInferResponse"]
 _StreamResponse = MESSAGES["ModelStreamInferResponse"]
@@ -97,11 +101,56 @@ class _Asked:
             self.give_up()
             raise
 
+    async def answers(self) -> AsyncGenerator[bytes, None]:
+        """As a stream wants it: the only one."""
+        yield await self.answer()
+
     def give_up(self) -> None:
         """The client is gone."""
         if self.pending is not None:
             self.pending.cancel()
         self.answered.cancel()
+
+
+class _Parts:
+    """One inference of a stream's whose answer comes in parts, made as fast as they are taken."""
+
+    def __init__(self, front: Front, served: Served, message: Any, raw: Any) -> None:
+        self.id = message.id
+        self.served = served
+        self.request = messages.read_infer(message, raw, front.limits, served.metadata)
+        self._told: asyncio.Queue[list[OutputTensor] | BaseException | None] = asyncio.Queue()
+        self._stream = Stream(
+            front.calls, served, self.request, _now(), self._told.put_nowait, self._told.put_nowait
+        )
+        self._stream.begin()
+
+    async def answers(self) -> AsyncGenerator[bytes, None]:
+        """Each part as a response; then an empty one, for clients who want to be told."""
+        while isinstance(told := await self._told.get(), list):
+            yield self._response(told, is_final=False)
+            self._stream.more()
+        if told is not None:
+            raise told
+        if self.request.parameters.get(WANTS_FINAL):
+            asked = replace(self.request, outputs=[])
+            yield self._response([], is_final=True, request=asked)
+
+    def _response(
+        self, outputs: list[OutputTensor], is_final: bool, request: InferRequest | None = None
+    ) -> bytes:
+        buffers = messages.build_infer(
+            self.served.name,
+            self.served.version,
+            request or self.request,
+            outputs,
+            {FINAL: is_final},
+        )
+        return b"".join(messages.in_stream(buffers))
+
+    def give_up(self) -> None:
+        """The client is gone."""
+        self._stream.cancel()
 
 
 async def infer(front: Front, data: bytes, context: Any) -> bytes:
@@ -118,7 +167,7 @@ async def infer_in_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Requests as they come; answers in the requests' order, errors among them."""
     room = asyncio.Semaphore(STREAM_AHEAD)
-    out: asyncio.Queue[_Asked | bytes | None] = asyncio.Queue()
+    out: asyncio.Queue[_Asked | _Parts | bytes | None] = asyncio.Queue()
 
     async def ask() -> None:
         try:
@@ -129,29 +178,41 @@ async def infer_in_stream(
             out.put_nowait(None)
 
     asking = asyncio.ensure_future(ask())
-    asked: _Asked | bytes | None = None
+    asked: _Asked | _Parts | bytes | None = None
     try:
         while (asked := await out.get()) is not None:
             if isinstance(asked, bytes):
                 yield asked
             else:
                 try:
-                    answer = await asked.answer()
+                    async with contextlib.aclosing(asked.answers()) as answers:
+                        async for answer in answers:
+                            yield answer
                 except Exception as error:
-                    answer = _failed(error, asked.id)
-                yield answer
+                    yield _failed(error, asked.id)
             room.release()
         await asking
     finally:
         asking.cancel()
+        if isinstance(asked, (_Asked, _Parts)):
+            asked.give_up()
         while not out.empty():
             asked = out.get_nowait()
-            if isinstance(asked, _Asked):
+            if isinstance(asked, (_Asked, _Parts)):
                 asked.give_up()
 
 
-def _asked(front: Front, data: bytes) -> _Asked | bytes:
+def _asked(front: Front, data: bytes) -> _Asked | _Parts | bytes:
     try:
+        message, raw = messages.split_request(data)
+        served = front.catalog.find(message.model_name, message.model_version)
+        if served.streams:
+            started_ns = _now()
+            try:
+                return _Parts(front, served, message, raw)
+            except Exception:
+                front.calls.refused(served, started_ns)
+                raise
         return _Asked(front, data, {FINAL: True})
     except Exception as error:
         return _failed(error, _id_of(data))
@@ -272,38 +333,39 @@ def unregister_cuda(front: Front, request: Any) -> dict[str, Any]:
     return {}
 
 
-def log_settings(front: Front, request: Any) -> dict[str, Any]:
-    """What is logged, changed before if settings were sent."""
-    table = front.catalog.table
-    asked = {
-        name: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-        for name, value in request.settings.items()
-    }
-    if asked:
-        said = settings.change_logging(table, asked, front.options.allow_settings)
-    else:
-        said = settings.logging_settings(table)
-    kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
-    return {"settings": {name: {kinds[type(value)]: value} for name, value in said.items()}}
-
-
 def trace_settings(front: Front, request: Any) -> dict[str, Any]:
-    """What is traced: nothing, and it stays so."""
-    if request.model_name:
-        front.catalog.find(request.model_name)
-    if request.settings:
-        # Whether a setting is a list is known by what it is.
-        asked = {
-            name: list(value.value) if name == "trace_level" else "".join(value.value) or None
-            for name, value in request.settings.items()
-        }
-        settings.change_tracing(asked, front.options.allow_settings)
+    """What is traced, and what is changed of it, if anything."""
+    table, name = front.catalog.table, request.model_name
+    if name:
+        front.catalog.find(name)
+    asked: dict[str, Any] = {}
+    for key, given in request.settings.items():
+        values = list(given.value)
+        asked[key] = (values if key == "trace_level" else values[0]) if values else None
+    if asked:
+        settings.change_trace(table, front.options.allow_settings, asked, name)
+    found = settings.trace(table, name).items()
     return {
         "settings": {
-            name: {"value": value if isinstance(value, list) else [value]}
-            for name, value in settings.TRACING.items()
+            key: {"value": value if isinstance(value, list) else [value]} for key, value in found
         }
     }
+
+
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
+def log_settings(front: Front, request: Any) -> dict[str, Any]:
+    """What is logged, and what is changed of it, if anything."""
+    table = front.catalog.table
+    asked = {
+        key: getattr(given, given.WhichOneof("parameter_choice") or "bool_param")
+        for key, given in request.settings.items()
+    }
+    if asked:
+        settings.change_log(table, front.options.allow_settings, asked)
+    found = settings.log(table).items()
+    return {"settings": {key: {_LOG_FIELDS[type(value)]: value} for key, value in found}}
 
 
 # Each gives its answer in the words of its message's JSON, as HTTP's do.
@@ -324,8 +386,8 @@ ANSWERS: dict[str, Callable[[Front, Any], Any]] = {
     "CudaSharedMemoryStatus": cuda_shared_memory,
     "CudaSharedMemoryRegister": register_cuda,
     "CudaSharedMemoryUnregister": unregister_cuda,
-    "LogSettings": log_settings,
     "TraceSetting": trace_settings,
+    "LogSettings": log_settings,
 }
 
 
@@ -419,15 +481,20 @@ class Server:
     """
 
     def __init__(self, front: Front, address: str, body_bytes: int) -> None:
+        options = front.options
         self.server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_receive_message_length", body_bytes),
                 ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", options.max_header),
+                ("grpc.absolute_max_metadata_size", options.max_header),
+                ("grpc.max_concurrent_streams", options.max_queue),
+                ("grpc.max_connection_idle_ms", int(options.idle_timeout * 1000)),
             ],
             interceptors=[_Bearer(front.token)] if front.token else [],
         )
-        self.options = front.options
+        self.options = options
         self.server.add_generic_rpc_handlers((handlers(front),))
         self.address = address
 

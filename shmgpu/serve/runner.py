@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
@@ -57,6 +58,13 @@ class Loaded:
         self.arriving = [_ARRIVING.get(one.datatype) for one in model.inputs]
         self.is_plain = not any(self.arriving)
 
+    def taken(self, inputs: Sequence[Any]) -> list[Any]:
+        """Inputs as they came, as the function gets them."""
+        return [
+            one if arrives is None or one is None else arrives(one)
+            for one, arrives in zip(inputs, self.arriving, strict=True)
+        ]
+
 
 class Shelf:
     """What a helper has loaded; the session of a server's helpers."""
@@ -68,6 +76,8 @@ class Shelf:
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
+        self.feeds = Feeds()
+        helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -114,10 +124,7 @@ class Shelf:
         """
         started = _now()
         self.windows.refresh()
-        loaded = self.loaded.get(number)
-        if loaded is None:  # it was loaded while this helper was being started
-            self.load(number // MODELS_OF_A_SOURCE)
-            loaded = self.loaded[number]
+        loaded = self._loaded(number)
         model = loaded.model
         if places is not None:
             inputs = [
@@ -125,10 +132,7 @@ class Shelf:
                 for declared, one in zip(model.inputs, inputs, strict=True)
             ]
         elif not loaded.is_plain:
-            inputs = [
-                one if arrives is None or one is None else arrives(one)
-                for one, arrives in zip(inputs, loaded.arriving, strict=True)
-            ]
+            inputs = loaded.taken(inputs)
         begun = _now()
         result = model.body(loaded.helper, *inputs)
         ended = _now()
@@ -147,6 +151,40 @@ class Shelf:
         counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
         counted += np.array((1, *spent), np.uint64)
         return outputs
+
+    def open_stream(
+        self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Begin what a streaming model yields; its first part, as :meth:`next_part` gives it."""
+        loaded = self._loaded(number)
+        self.feeds.open(caller, token, self._parts(loaded, loaded.taken(inputs)))
+        self.counters[loaded.base + _EXEC_COUNT] += 1
+        self.counters[loaded.base + _EXEC_REQUESTS] += 1
+        return self.next_part(caller, token)
+
+    def next_part(self, caller: tuple[int, int], token: int) -> tuple[Any, ...]:
+        """One part: a tuple of its outputs alone; an empty one when that was all."""
+        return self.feeds.next(caller, token)
+
+    def _parts(self, loaded: Loaded, inputs: Sequence[Any]) -> Iterator[Any]:
+        parts = loaded.model.body(loaded.helper, *inputs)
+        try:
+            while True:
+                begun = _now()
+                try:
+                    part = next(parts)
+                except StopIteration:
+                    return
+                finally:
+                    self.counters[loaded.base + _INFER_NS] += _now() - begun
+                yield _in_order(loaded.model, part)
+        finally:
+            parts.close()
+
+    def _loaded(self, number: int) -> Loaded:
+        if number not in self.loaded:  # it was loaded while this helper was being started
+            self.load(number // MODELS_OF_A_SOURCE)
+        return self.loaded[number]
 
     def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
         """An input of a call that has some in regions."""

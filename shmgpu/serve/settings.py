@@ -1,7 +1,8 @@
-"""Settings of logging and tracing, in Triton's words; for both front ends.
+"""Trace and log settings: what clients read, and change where that is allowed.
 
-Owns what clients see of them and may change. What a client changed lies in the control table, and
-each worker goes by it; helpers log as they were started.
+Owns their names and types, which are Triton's, and where they are kept: in the control table, so
+that they are the same for all workers. Log settings decide what workers log; trace settings are
+kept and told, and do nothing: the broker's own trace is always on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shmgpu.logs import logger
 from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.table import Table
 
-LOGGING: dict[str, Any] = {
+LOG: dict[str, bool | int | str] = {
     "log_file": "",
     "log_info": True,
     "log_warning": True,
@@ -21,10 +22,7 @@ LOGGING: dict[str, Any] = {
     "log_verbose_level": 0,
     "log_format": "default",
 }
-FIXED = ("log_file", "log_format")  # while the server runs
-
-# There are no traces in Triton's format: settings answer, and can be set to this only.
-TRACING: dict[str, Any] = {
+TRACE: dict[str, str | list[str]] = {
     "trace_level": ["OFF"],
     "trace_rate": "1000",
     "trace_count": "-1",
@@ -32,65 +30,91 @@ TRACING: dict[str, Any] = {
     "trace_file": "",
     "trace_mode": "triton",
 }
-CLOSED = "this setting cannot be changed by clients: start the server with --allow-settings"
+FIXED = ("log_file", "log_format", "trace_file", "trace_mode")  # of the server alone
+LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+MOST_TEXT = 64
+
+_LOG, _TRACE = "log", "trace"
 
 
-def logging_settings(table: Table) -> dict[str, Any]:
-    """What is logged."""
-    changed: dict[str, Any] = table.read()[1]["settings"].get("logging", {})
-    return LOGGING | changed
+def log(table: Table) -> dict[str, Any]:
+    """The log settings."""
+    return {**LOG, **table.read()[1]["settings"].get(_LOG, {})}
 
 
-def change_logging(table: Table, asked: dict[str, Any], is_allowed: bool) -> dict[str, Any]:
-    """Change what is logged: all of it, then.
+def trace(table: Table, model: str = "") -> dict[str, Any]:
+    """The trace settings: all models', or one's."""
+    kept = table.read()[1]["settings"].get(_TRACE, {})
+    return {**TRACE, **kept.get("", {}), **kept.get(model, {})}
 
-    Raises:
-        ProtocolError: it is not allowed, or there is no such setting or value.
-    """
-    if not is_allowed:
-        raise ProtocolError(403, CLOSED)
+
+def change_log(table: Table, allowed: bool, asked: dict[str, Any]) -> dict[str, Any]:
+    """Change some: the log settings then."""
+    _permit(allowed)
     for name, value in asked.items():
-        if name not in LOGGING:
-            raise ProtocolError(400, f"unknown log setting {name!r}: use {', '.join(LOGGING)}")
-        if name in FIXED and value != LOGGING[name]:
-            raise ProtocolError(400, f"{name} cannot be changed while the server runs")
-        if type(value) is not type(LOGGING[name]) or (type(value) is int and value < 0):
-            kind = type(LOGGING[name]).__name__
-            raise ProtocolError(400, f"{name} must be of type {kind}, and no number below 0")
-    if asked:
-        with table.change() as state:
-            state["settings"].setdefault("logging", {}).update(asked)
-    return logging_settings(table)
-
-
-def apply_logging(table: Table) -> None:
-    """Log in this process as clients asked for, if any did."""
-    asked = table.read()[1]["settings"].get("logging")
-    if asked is None:
-        return
-    said = LOGGING | asked
-    levels = (
-        (said["log_verbose_level"] > 0, logging.DEBUG),
-        (said["log_info"], logging.INFO),
-        (said["log_warning"], logging.WARNING),
-        (said["log_error"], logging.ERROR),
-    )
-    logger.setLevel(next((level for is_on, level in levels if is_on), logging.CRITICAL))
-
-
-def change_tracing(asked: dict[str, Any], is_allowed: bool) -> dict[str, Any]:
-    """Change what is traced, which stays as it is: null asks for the default.
-
-    Raises:
-        ProtocolError: it is not allowed, or something else than the default was asked for.
-    """
-    if not is_allowed:
-        raise ProtocolError(403, CLOSED)
-    for name, value in asked.items():
-        if name not in TRACING:
-            raise ProtocolError(400, f"unknown trace setting {name!r}: use {', '.join(TRACING)}")
-        if value not in (None, [], TRACING[name]):
+        _check_name(name, LOG)
+        if type(value) is not type(LOG[name]) or (isinstance(value, int) and value < 0):
             raise ProtocolError(
-                400, f"this server writes no traces in Triton's format: leave {name} as it is"
+                400, f"the log setting '{name}' must be like {LOG[name]!r}, not {value!r}"
             )
-    return TRACING
+    with table.change() as state:
+        state["settings"].setdefault(_LOG, {}).update(asked)
+    return log(table)
+
+
+def change_trace(
+    table: Table, allowed: bool, asked: dict[str, Any], model: str = ""
+) -> dict[str, Any]:
+    """Change some, or with None take back what was changed: the trace settings then."""
+    _permit(allowed)
+    for name, value in asked.items():
+        _check_name(name, TRACE)
+        if value is not None:
+            _check_trace(name, value)
+    with table.change() as state:
+        kept = state["settings"].setdefault(_TRACE, {}).setdefault(model, {})
+        for name, value in asked.items():
+            if value is None:
+                kept.pop(name, None)
+            else:
+                kept[name] = value
+    return trace(table, model)
+
+
+def apply_log(table: Table) -> None:
+    """Have this process log what the settings say, if they were ever changed."""
+    if _LOG not in table.read()[1].get("settings", {}):
+        return
+    found = log(table)
+    order = (
+        (found["log_verbose_level"] > 0, logging.DEBUG),
+        (found["log_info"], logging.INFO),
+        (found["log_warning"], logging.WARNING),
+        (found["log_error"], logging.ERROR),
+        (True, logging.CRITICAL),
+    )
+    logger.setLevel(next(level for is_on, level in order if is_on))
+
+
+def _permit(allowed: bool) -> None:
+    if not allowed:
+        raise ProtocolError(
+            403, "trace and log settings may not be changed: start the server with --allow-settings"
+        )
+
+
+def _check_name(name: str, known: dict[str, Any]) -> None:
+    if name in FIXED:
+        raise ProtocolError(400, f"'{name}' cannot be changed while the server runs")
+    if name not in known:
+        raise ProtocolError(400, f"there is no setting '{name[:MOST_TEXT]}'")
+
+
+def _check_trace(name: str, value: Any) -> None:
+    if name == "trace_level":
+        if isinstance(value, list) and value and all(one in LEVELS for one in value):
+            return
+        raise ProtocolError(400, f"'trace_level' must be a list of {', '.join(LEVELS)}")
+    text = str(value) if isinstance(value, (str, int)) else ""
+    if not text.lstrip("-").isdecimal() or len(text) > MOST_TEXT:
+        raise ProtocolError(400, f"the trace setting '{name}' must be a whole number, as text")

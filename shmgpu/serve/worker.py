@@ -30,7 +30,7 @@ from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
-from shmgpu.serve.settings import apply_logging
+from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
@@ -82,7 +82,6 @@ class _Worker:
             plan.table, plan.options.allow_client_shm, plan.options.max_client_regions
         )
         catalog.when_changed.append(regions.refresh)
-        catalog.when_changed.append(lambda: apply_logging(plan.table))
         self.calls = Calls(
             self.port,
             catalog,
@@ -95,6 +94,7 @@ class _Worker:
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.front = Front(
             self.calls,
             catalog,
@@ -106,6 +106,7 @@ class _Worker:
             ),
             lifecycle,
             plan.options,
+            self.scratch,
             regions,
             plan.token,
         )
@@ -120,8 +121,8 @@ class _Worker:
         )
         self.access = AccessLog(options.access_log) if options.access_log else None
         self.connections: set[Connection] = set()
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.told = asyncio.Event()
+        self.settings_of = -1  # version of the table whose log settings hold here
 
     async def run(self) -> None:
         loop, plan = self.loop, self.plan
@@ -161,6 +162,9 @@ class _Worker:
             if self.access is not None:
                 self.access.write()
             try:
+                if self.settings_of != self.plan.table.version:
+                    self.settings_of = self.plan.table.version
+                    apply_log(self.plan.table)
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")
@@ -183,6 +187,8 @@ class _Worker:
             self.limits,
             self.scratch,
             self.connections,
+            # Requests on lanes are answered past the log.
+            self.front.lanes.take if self.access is None else _take_none,
             self.front.admit if self.plan.token else None,
             self.access,
         )
@@ -199,3 +205,8 @@ class _Worker:
                 )
                 return
             await asyncio.sleep(LOOK_S)
+
+
+def _take_none(connection: Connection, count: int) -> bool:
+    """Every request goes the general way."""
+    return False

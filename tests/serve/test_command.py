@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 import signal
 import socket
 import subprocess
@@ -10,6 +11,9 @@ import sys
 
 import pytest
 from serve import servers
+
+from shmgpu import serve
+from shmgpu.serve import flags
 
 MODEL = servers.MODELS / "simple.py"
 
@@ -56,6 +60,13 @@ def test_a_configuration_file_has_the_flags_names_as_keys(tmp_path):
     assert "wrkers in" in refused(MODEL, "--config", config)
     config.write_text("workers = 0\n")
     assert "workers in" in refused(MODEL, "--config", config)
+
+
+def test_the_page_has_the_table_of_flags():
+    page = pathlib.Path(serve.__file__).with_name("README.md")
+    if not page.exists():
+        pytest.skip("the package's pages are not beside it")
+    assert flags.page() in page.read_text(), "paste what shmgpu.serve.flags.page() gives"
 
 
 def test_a_unix_socket_is_served_and_taken_away(tmp_path):

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import queue
+import random
 import signal
 import threading
 
 import numpy as np
 import pytest
-from serve import client_shm, servers
+from serve import client_messages, client_shm, servers
 
 grpc = pytest.importorskip("grpc", reason="grpcio is not installed")
 client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
@@ -155,6 +156,37 @@ def test_bytes_that_are_no_message_are_refused(server):
         with pytest.raises(grpc.RpcError) as caught:
             call(b"\xff" * 20, timeout=servers.DEADLINE_S)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_heads_have_a_limit(triton):
+    x = [tensor("x", np.ones(1, np.float32))]
+    assert triton.infer("scale", x, headers={"note": "n" * 30_000})
+    said = refused(triton.infer, "scale", x, headers={"note": "n" * 70_000})
+    assert said.startswith("StatusCode.RESOURCE_EXHAUSTED")
+
+
+def test_after_a_thousand_broken_messages_a_good_one_is_answered(server, triton):
+    chance = random.Random(7)
+    x = np.arange(64, dtype=np.float32)
+    good = client_messages.built([tensor("x", x)], model_name="scale")
+    refusals = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        for number in range(1000):
+            data = bytearray(good)
+            for _ in range(chance.randint(1, 8)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+            data = bytes(data[: chance.randint(1, len(data))])
+            if number % 10 == 0:
+                given_up = stream(iter([data] * 3))
+                given_up.cancel()
+                continue
+            try:
+                call(data, timeout=servers.DEADLINE_S)
+            except grpc.RpcError as error:
+                assert error.code() in refusals, (error.code(), error.details(), data)
+    assert np.array_equal(triton.infer("scale", [tensor("x", x)]).as_numpy("y"), x * 2)
 
 
 def test_a_client_that_gives_up_takes_its_queued_request_along(server, triton):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from serve import client_messages
 
 pytest.importorskip("google.protobuf")
 pytest.importorskip("orjson")
@@ -46,24 +47,6 @@ def same(left, right) -> bool:
     )
 
 
-def built(client, inputs, **given) -> bytes:
-    from tritonclient.grpc._utils import _get_inference_request
-
-    blank = {
-        "model_name": "m",
-        "model_version": "",
-        "request_id": "",
-        "outputs": None,
-        "sequence_id": 0,
-        "sequence_start": False,
-        "sequence_end": False,
-        "priority": 0,
-        "timeout": None,
-        "parameters": None,
-    }
-    return _get_inference_request(inputs=inputs, **{**blank, **given}).SerializeToString()
-
-
 def read(data: bytes, model=None, limits=None):
     message, raw = messages.split_request(data)
     return messages.read_infer(message, raw, limits or Limits(), model)
@@ -92,7 +75,7 @@ def test_the_stock_clients_inputs_arrive_as_they_were(client, data):
         tensor = client.InferInput(f"in{number}", list(array.shape), name)
         inputs.append(tensor.set_data_from_numpy(array))
         expected.append(array)
-    found = read(built(client, inputs, request_id="7"))
+    found = read(client_messages.built(inputs, request_id="7"))
     assert found.id == "7"
     for tensor, array in zip(found.inputs, expected, strict=True):
         assert same(tensor.array(), array)
@@ -105,8 +88,7 @@ def test_everything_else_that_it_can_say_arrives(client):
     scores = client.InferRequestedOutput("scores", class_count=3)
     placed = client.InferRequestedOutput("placed")
     placed.set_shared_memory("out region", 64)
-    data = built(
-        client,
+    data = client_messages.built(
         [tensor, raw],
         outputs=[scores, placed],
         sequence_id=7,
@@ -128,7 +110,7 @@ def test_everything_else_that_it_can_say_arrives(client):
 def test_raw_inputs_are_views_of_the_message(client):
     array = np.arange(1000, dtype=np.float32)
     tensor = client.InferInput("x", [1000], "FP32").set_data_from_numpy(array)
-    data = built(client, [tensor])
+    data = client_messages.built([tensor])
     found = read(data).inputs[0].array()
     assert np.shares_memory(found, np.frombuffer(data, np.uint8)) and same(found, array)
 

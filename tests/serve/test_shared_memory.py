@@ -109,18 +109,30 @@ def test_inputs_and_outputs_lie_in_regions(triton, region):
 
 
 def test_regions_and_the_body_can_be_mixed(triton, region):
-    a = np.ones((1, 4), np.float32)
-    b = np.full((1, 4), 2, np.float32)
     handle, key = region("mixed", 64)
-    shm.set_shared_memory_region(handle, [a])
     triton.register_system_shared_memory("mixed", key, 64)
-    inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
     outputs = [wanted("sum", "mixed", 16, 16), http.InferRequestedOutput("difference")]
-    result = triton.infer(
-        "add_sub", [inline, placed("a", [1, 4], "FP32", "mixed", 16)], outputs=outputs
-    )
-    assert np.array_equal(result.as_numpy("difference"), a - b)
-    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+    for number in range(4):  # the same header each time, and other bytes
+        a = np.full((1, 4), number, np.float32)
+        b = np.full((1, 4), 2, np.float32)
+        shm.set_shared_memory_region(handle, [a])
+        inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
+        inputs = [inline, placed("a", [1, 4], "FP32", "mixed", 16)]
+        result = triton.infer("add_sub", inputs, outputs=outputs)
+        assert np.array_equal(result.as_numpy("difference"), a - b)
+        assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+
+
+def test_a_name_means_the_region_that_has_it_now(triton, region):
+    x = placed("x", [4], "FP32", "moving", 16)
+    for number in range(3):
+        handle, key = region(f"moving{number}", 64)
+        shm.set_shared_memory_region(handle, [np.full(4, number, np.float32)])
+        triton.register_system_shared_memory("moving", key, 64)
+        for _ in range(2):
+            result = triton.infer("add_in_place", [x])
+            assert result.as_numpy("y").tolist() == [number + 1] * 4
+        triton.unregister_system_shared_memory("moving")
 
 
 def test_what_the_client_writes_between_requests_is_seen(triton, region):
@@ -333,6 +345,31 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
     assert refused(triton.infer, "slow", [placed("x", [4], "FP32", "busy", 16)]).startswith(
         "400 Unable to find shared memory region: 'busy'"
     )
+
+
+def test_a_file_that_shrinks_while_it_is_read_costs_that_request_and_its_helper(
+    server, triton, region
+):
+    _, key = region("cut", 8192)
+    triton.register_system_shared_memory("cut", key, 8192)
+    x = placed("x", [4], "FP32", "cut", 16, offset=8000)
+    body, _ = http.InferenceServerClient.generate_request_body([x])
+    before = server.children()
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(server.ask("POST", "/v2/models/slow/infer", body))
+    )
+    asking.start()
+    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
+    os.truncate(f"/dev/shm{key}", 4096)
+    asking.join(servers.DEADLINE_S)
+    assert answers[0][0] == 503, answers
+    servers.until(
+        lambda: len(server.children()) == len(before) and server.children() != before,
+        "the helper is replaced",
+    )
+    inline = http.InferInput("x", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
+    assert triton.infer("add_in_place", [inline]).as_numpy("y").tolist() == [2]
 
 
 def test_nothing_is_held_after_a_region_was_unregistered(server, triton, region):

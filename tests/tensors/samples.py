@@ -145,6 +145,7 @@ SAMPLES: dict[str, Sample] = {
     "permute": Sample(lambda f, x: x.permute(2, 0, 1), (spread(2, 3, 2),)),
     "slice": Sample(lambda f, x: x[1:, ::2], (spread(3, 5),)),
     "slice_backward": Sample(lambda f, x: f.pad(x, (1, 2, 0, 1)), (spread(2, 3),)),
+    "slice_add": Sample(lambda f, x: x[1:, ::2] * x[:-1, 1:4], (spread(3, 5),), back=True),
     "cat": Sample(lambda f, x, y: f.cat([x, y, x], 1), (spread(2, 3), spread(2, 2))),
     # stretching
     "expand": Sample(lambda f, x: x.expand(4, 2, 3), (spread(2, 1),)),

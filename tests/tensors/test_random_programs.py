@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 from tensors.samples import OURS, THEIRS
 
-from shmgpu import lazy
+from shmgpu import lazy, ops
 from shmgpu import tensors as st
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
+
+pytestmark = pytest.mark.filterwarnings("error")  # torch warns where memory does not fit
 
 LENGTHS = (1, 3, 24)  # 24 * 24 float64 lie in planned memory, the others in their own
 MAX_STEPS = 50
@@ -30,6 +33,37 @@ def symmetric(x):
     n = min(x.shape[-1], x.shape[-2])
     x = x[..., :n, :n] * 0.5
     return x + x.transpose(-1, -2)
+
+
+def matrix(f, x):
+    """Its elements on two axes."""
+    return f.flatten(x).reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
+
+
+def image(f, x):
+    return matrix(f, x)[None, None]
+
+
+def window(x):
+    """Of two, where there are two."""
+    return tuple(min(2, n) for n in x.shape[-2:])
+
+
+def ramp(f, *shape):
+    """Numbers of no one's choosing."""
+    return f.arange(int(np.prod(shape))).double().reshape(*shape) * 0.1 - 0.3
+
+
+def places(f, x):
+    """For each element one of the first axis."""
+    return (f.arange(int(np.prod(x.shape))) % x.shape[0]).reshape(*x.shape)
+
+
+def put(f, x):
+    x = x * 1.0
+    x[[0, -1]] = x[[-1, 0]] * 0.5
+    x[::2] = x[::2] * 0.5
+    return x
 
 
 # What is done, by how many tensors it takes; each fits any shape of at most three axes.
@@ -66,12 +100,81 @@ ONE = {
     "padded": lambda f, x, r: f.pad(x, (1, -1)) if x.ndim else x,
     "symmetric": lambda f, x, r: symmetric(x * 0.5) if x.ndim > 1 else x,
     "square": lambda f, x, r: bounded(f, x @ x.transpose(-1, -2)) if x.ndim > 1 else x,
+    "cos": lambda f, x, r: f.cos(x) * 2.0,
+    "bent": lambda f, x, r: f.erf(x) + f.sigmoid(x),
+    "silu": lambda f, x, r: f.silu(x) + f.leaky_relu(x, 0.1),
+    "logarithms": lambda f, x, r: f.log(f.abs(x) + 0.5) + f.log1p(f.abs(x)),
+    "roots": lambda f, x, r: f.sqrt(f.abs(x) + 0.1) - f.rsqrt(f.abs(x) + 0.5),
+    "whole": lambda f, x, r: f.floor(x) - f.ceil(x) + f.round(x * 0.7) * f.sign(x),
+    "remainder": lambda f, x, r: x % 0.7 + x.detach() // 0.7,
+    "compared": lambda f, x, r: ((x > 0) == (x <= 0.5)).double() + ((x < 1) != (x >= 0)).double(),
+    "logic": lambda f, x, r: f.logical_or(
+        f.logical_not(x > 0), f.logical_and(x < 1, x >= -1)
+    ).double(),
+    "bits": lambda f, x, r: bounded(
+        f, (((f.round(x * 3).long() & 6) | 1) ^ ~f.round(x).long()).double()
+    ),
+    "finite": lambda f, x, r: (f.isfinite(x) & ~f.isnan(x) & ~f.isinf(x)).double() * x,
+    "upper": lambda f, x, r: f.triu(x) if x.ndim > 1 else x,
+    "rolled": lambda f, x, r: f.roll(x, 1, 0) if x.ndim else x,
+    "prod": lambda f, x, r: bounded(f, f.prod(x, -1)) if x.ndim else x,
+    "least": lambda f, x, r: f.amin(x, -1) if x.ndim else x,
+    "places": lambda f, x, r: (f.argmax(x, 0) - f.argmin(x, 0)).double() * 0.1 if x.ndim else x,
+    "sorted": lambda f, x, r: f.sort(x.detach(), -1)[0] if x.ndim else x,
+    "any": lambda f, x, r: x * 0.5 + f.any(x > 1).double() - f.all(x > -1).double(),
+    "layer_norm": lambda f, x, r: (
+        f.layer_norm(x, tuple(x.shape[-1:]), ramp(f, x.shape[-1]) + f.mean(x), ramp(f, x.shape[-1]))
+        if x.ndim and x.shape[-1] > 1
+        else x
+    ),
+    "linear": lambda f, x, r: (
+        bounded(f, f.linear(x, ramp(f, 5, x.shape[-1]), ramp(f, 5))) if x.ndim else x
+    ),
+    "conv2d": lambda f, x, r: bounded(
+        f, f.conv2d(image(f, x), ramp(f, 2, 1, 3, 3) + f.mean(x), ramp(f, 2), padding=1)[0]
+    ),
+    "max_pool2d": lambda f, x, r: (
+        f.max_pool2d(image(f, x), window(matrix(f, x)))[0]
+        + f.max_pool2d(image(f, x.detach()), window(matrix(f, x)))[0] * 0.1
+    ),
+    "avg_pool2d": lambda f, x, r: f.avg_pool2d(image(f, x), window(matrix(f, x)))[0],
+    "embedding": lambda f, x, r: f.embedding(f.arange(4) % matrix(f, x).shape[0], matrix(f, x)),
+    "taken": lambda f, x, r: f.gather(x, 0, places(f, x)) if x.ndim else x,
+    "scattered": lambda f, x, r: (
+        bounded(f, f.scatter_add(x, 0, places(f, x), x * 0.1)) if x.ndim else x
+    ),
+    "put": lambda f, x, r: put(f, x) if x.ndim else x,
+    "numbered": lambda f, x, r: (
+        x[f.arange(x.shape[0]).flip(0), f.arange(x.shape[0]) % x.shape[1]] if x.ndim > 1 else x
+    ),
+    "cross_entropy": lambda f, x, r: bounded(
+        f, f.cross_entropy(matrix(f, x), f.arange(matrix(f, x).shape[0]) % matrix(f, x).shape[1])
+    ),
+    "mse_loss": lambda f, x, r: bounded(f, f.mse_loss(x, f.sin(x) * 0.3 + 0.1)),
+    "attention": lambda f, x, r: (
+        f.scaled_dot_product_attention(x, x, x, is_causal=True) if x.ndim > 1 else x
+    ),
+    "made": lambda f, x, r: (
+        x * 0.5
+        + f.eye(*x.shape[-2:], dtype=torch.float64)
+        - f.linspace(-1, 1, x.shape[-1], dtype=torch.float64)
+        + f.full((1,), 0.25, dtype=torch.float64)
+        if x.ndim > 1
+        else x
+    ),
+    "halves": lambda f, x, r: (
+        f.stack(f.chunk(f.cat([x, x * 0.5], -1), 2, -1)).sum(0) if x.ndim else x
+    ),
 }
 TWO = {
     "add": lambda f, x, y, r: (x + y) * 0.5,
     "sub": lambda f, x, y, r: x - y * 0.5,
     "mul": lambda f, x, y, r: x * y * 0.5,
     "maximum": lambda f, x, y, r: f.maximum(x, y),
+    "minimum": lambda f, x, y, r: f.minimum(x, y),
+    "scaled": lambda f, x, y, r: f.add(x * 0.5, y, alpha=-0.5),
+    "div": lambda f, x, y, r: x / (f.abs(y) + 1.0),
+    "pow": lambda f, x, y, r: (f.abs(x) * 0.5 + 0.5) ** (y * 0.5),
     "joined": lambda f, x, y, r: f.cat([f.flatten(x), f.flatten(y)]),
 }
 # In place: the tensor itself is changed; views on it that were taken before are not, in ours.
@@ -144,7 +247,8 @@ LEFT_OUT = {
     "no dropping": 4,
     "no fusion": 8,
     "no early answer": 16,
-    "none": 31,
+    "no capture": 32,
+    "none": 63,
 }
 
 
@@ -155,7 +259,7 @@ def flags(request):
 
 
 def test_every_optimisation_is_switched():
-    assert len(dataclasses.fields(Options)) == 5, "a new one needs its bit in the fixture above"
+    assert len(dataclasses.fields(Options)) == 6, "a new one needs its bit in the fixture above"
 
 
 def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkeypatch):
@@ -176,12 +280,45 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
         return (z @ z.T + (x * y + 1.0).exp()).tanh().data.tobytes()
 
     wanted = step()
-    for flags in (*range(16), 0, 15):
+    for flags in (*range(1, 64, 7), *LEFT_OUT.values(), 0):
         lazy.current().flags = flags
         used.clear()
         for _ in range(4):
             assert step() == wanted
         assert used == {flags}
+
+
+# Drawn numbers are each library's own.
+OWN = {"rand", "randn"}
+
+
+def test_programs_draw_from_the_whole_table(engine):
+    """Nothing is computed: it is the operations that are looked at, and those of gradients."""
+    found = set()
+    for seed in range(250):
+        rng = random.Random(seed)
+        leaves = [st.tensor(drawn(rng), requires_grad=True) for _ in range(rng.randint(1, 4))]
+        values = play(OURS, leaves, seed)
+        nodes = [one._node for one in values]
+        outs = [one.sum() for one in values[len(leaves) :] if one.requires_grad]
+        for one in leaves if outs else []:
+            with contextlib.suppress(RuntimeError):  # the program made nothing of it
+                nodes += [g._node for g in st.grad(outs, [one], retain_graph=True)]
+        found |= rows_under(nodes)
+    assert found >= ops.TABLE.keys() - OWN
+
+
+def rows_under(nodes):
+    """Names of the operations that these were recorded from."""
+    found, stack, seen = set(), list(nodes), set()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.inputs)
+            if node.op is not None:
+                found.add(node.op.name)
+    return found
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -39,7 +39,16 @@ def test_messages_are_measured_over_children_helpers_and_the_window():
         ("messages over children", "shmgpu"): [1, 2, 4, 8, 16, 32, 64, 128, 256],
         ("messages over helpers", "shmgpu"): [1, 2, 4, 8],
         ("messages over the window", "shmgpu"): [1, 2, 4, 8, 16, 32, 64],
+        ("messages over the window, on one core", "shmgpu"): [1, 2, 4, 16, 64],
     }
+
+
+def test_the_one_core_is_for_what_is_started_and_given_back():
+    allowed = os.sched_getaffinity(0)
+    show = "import os; print(len(os.sched_getaffinity(0)))"
+    with messages.on_one_core():
+        assert native.run_text([sys.executable, "-c", show], 60.0).strip() == "1"
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_every_point_of_messages_has_the_relay_beside_it():

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks import cli, environment, highlights, plots, report, results, table  # noqa: E402
+from benchmarks import cli, compare, environment, highlights, plots, report, results, table  # noqa: E402
 from benchmarks.charts import charts_of  # noqa: E402
 from benchmarks.figures import Asked, Curve, Point, Row  # noqa: E402
 
@@ -274,6 +274,19 @@ def test_the_bars_are_ours_and_each_peer_s_the_fastest_first():
     assert named == [("a | b", 60e3, False), ("shmgpu", 48e3, True), ("ZeroMQ", 13e3, False)]
 
 
+def test_the_bars_were_taken_together_and_not_in_groups_minutes_apart():
+    """A machine that was twice as fast meanwhile must not double what we are ahead."""
+    quiet = [row("calls.rate", 180e3, "1/s", "ZeroMQ", 60e3, asked=">= 3.5")]
+    peers = {"ZeroMQ (proxy)": 45e3, "ZeroMQ (direct)": 50e3, "Pipe (bare bytes)": 110e3}
+    busy = [row(f"calls.rate_{n}", 120e3, "1/s", *peer) for n, peer in enumerate(peers.items())]
+    bars = highlights.rate_bars([*quiet, *busy])
+    assert [(bar.name, bar.value) for bar in bars] == [
+        ("shmgpu", 120e3),
+        ("Pipe", 110e3),
+        ("ZeroMQ", 50e3),
+    ]
+
+
 @draws
 def test_the_front_page_s_plots_are_small_pictures(kept, tmp_path, capsys):
     folder = tmp_path / "plots"
@@ -309,6 +322,25 @@ def test_the_latest_full_run_is_taken_before_a_later_quick_one(tmp_path):
         highlights.latest(tmp_path)
 
 
+def test_a_run_that_was_stopped_early_is_not_the_latest_and_is_called_that(tmp_path):
+    for name, day, stopped in (("whole", 1, False), ("part", 2, True)):
+        text = results.as_json(ROWS, {"time": f"2026-01-0{day}"}, False, stopped=stopped)
+        (tmp_path / f"{name}.json").write_text(text)
+    assert highlights.latest(tmp_path).path == tmp_path / "whole.json"
+    part = results.load(tmp_path / "part.json")
+    assert "stopped early" in report.page_of(part, [], {})
+    whole = results.load(tmp_path / "whole.json")
+    assert any("stopped early" in warning for warning in compare.differences(whole, part))
+
+
+@draws
+def test_labels_of_an_axis_do_not_touch():
+    places = [10, 30, 100, 1000, 4000, 10_000, 20_000]
+    labels = [table.number(place) for place in places]
+    assert plots.apart(places, labels) == [10, 30, 100, 1000, 4000, 20_000]
+    assert plots.apart([8], ["8"]) == [8]
+
+
 def test_the_results_kept_in_the_tree_can_be_read():
     for path in highlights.RESULTS.glob("*.json"):
         assert results.load(path).rows
@@ -318,4 +350,4 @@ def test_the_environment_has_the_version_of_every_peer():
     tomllib = pytest.importorskip("tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {re.split(r"[^\w-]", text)[0] for text in extras["optional-dependencies"]["bench"]}
-    assert wanted - {"matplotlib"} <= set(environment.PACKAGES)  # which measures nothing
+    assert wanted - {"matplotlib", "tqdm"} <= set(environment.PACKAGES)  # which measure nothing

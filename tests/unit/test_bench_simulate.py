@@ -249,9 +249,15 @@ def test_a_prediction_as_json_holds_the_costs_and_they_can_be_given_back(capsys,
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--children", "0"), "at least 1"),
-        (("--children", "1", "--cores", "0"), "at least one core"),
-        (("--children", "1", "--costs", "/nowhere"), "holds no costs"),
+        (("--children", "0"), "1 to 4,096 children"),
+        (("--children", "100000000"), "1 to 4,096 children"),
+        (("--children", "1", "--helpers", "65"), "1 to 64 helpers"),
+        (("--children", "1", "--window", "0"), "1 to 896 calls out"),
+        (("--children", "1", "--service-us", "nan"), "0 us or more"),
+        (("--children", "1", "--service-us", "inf"), "0 us or more"),
+        (("--children", "1", "--cores", "0"), "1 core or more"),
+        (("--children", "1", "--costs", "/nowhere"), "cannot be read"),
+        (("--children", "1", "--costs", __file__), "holds no costs"),
     ],
 )
 def test_what_cannot_be_asked_is_said_in_one_sentence(capsys, words, why):

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -218,6 +221,17 @@ def test_the_columns_of_the_table_are_aligned():
     assert set(rule) == {"-", " "}
 
 
+def test_what_was_not_measured_is_a_note_and_not_a_line_of_dashes():
+    probe = Probe("A", lambda _amount: raise_(Unavailable("no such thing here")), {"cost": "us"})
+    group = Group("g", (probe,), (Figure("cost", ("A", "cost")), Figure("more", ("A", "cost"))))
+    samples = harness.measure(group, harness.Effort(0.0, 1))
+    rows = [harness.row_of(group, figure, samples, "work.") for figure in group.figures]
+    printed = table.table([*rows, only_row(pair([1.0], [2.0]), 1)])
+    (_heading, _rule, line), (note,) = (part.splitlines() for part in printed.split("\n\n"))
+    assert line.startswith("work.cost")
+    assert note == "work.cost, work.more: A skipped: no such thing here"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (0.12345, "0.1235"), (26.04, "26.04"), (1040000.4, "1,040,000")],
@@ -231,7 +245,16 @@ def test_list_names_every_workload_and_measures_nothing(capsys):
     printed = capsys.readouterr().out
     for name in ("messages", "calls", "attach", "payload", "load", "allocator", "launch"):
         assert f"{name}: " in printed
-    assert "rate_window1 [1/s], against relay, asked >= 0.85" in printed
+
+
+def test_list_of_a_name_has_every_figure_and_list_of_all_fits_a_few_screens(capsys):
+    assert cli.main(["--list"]) == 0
+    overview = capsys.readouterr().out
+    assert "rate_window1 >= 0.85" in overview
+    assert all(group.name in overview for work in WORKLOADS for group in work.groups)
+    assert len(overview.splitlines()) < 100
+    assert cli.main(["--list", "messages"]) == 0
+    assert "rate_window1 [1/s], against relay, asked >= 0.85" in capsys.readouterr().out
 
 
 def test_no_two_figures_have_one_name():
@@ -245,10 +268,128 @@ def test_a_name_may_choose_one_group_of_a_workload():
     assert cli.select(["load", "load.4ms"], WORKLOADS) == cli.select(["load"], WORKLOADS)
 
 
+def test_a_row_of_the_table_names_its_group():
+    (chosen,) = cli.select(["messages.rate_over_window_2"], WORKLOADS)
+    assert [group.name for group in chosen.groups] == ["window_2"]
+
+
+def test_all_is_everything():
+    assert cli.select(["all"], WORKLOADS) == list(WORKLOADS)
+
+
 @pytest.mark.parametrize("name", ["mesages", "messages.window3"])
 def test_an_unknown_name_is_answered_with_those_there_are(name, capsys):
     assert cli.main([name]) == 2
     assert "there is: " in capsys.readouterr().err
+
+
+def test_a_command_that_was_mistyped_is_answered_with_the_commands(capsys):
+    assert cli.main(["comapre", "a", "b"]) == 2
+    assert "Commands are: compare, report, plots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--rounds", "0"),
+        ("--rounds", "-1"),
+        ("--rounds", "many"),
+        ("--seconds", "0"),
+        ("--seconds", "nan"),
+        ("compare", "a", "b", "--percent", "-1"),
+    ],
+)
+def test_a_number_that_measures_nothing_is_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(words))
+    assert ended.value.code == 2
+    assert " is no " in capsys.readouterr().err
+
+
+def test_a_run_that_could_not_be_kept_is_refused_before_it_is_measured(tmp_path, capsys):
+    probe = Probe("A", lambda _amount: pytest.fail("it was measured"), {"cost": "us"})
+    group = Group("g", (probe,), (Figure("cost", ("A", "cost")),))
+    nowhere = tmp_path / "nowhere" / "rows.json"
+    assert cli.main(["--json", str(nowhere)], (workload(group),)) == 2
+    error = capsys.readouterr().err
+    assert f"{nowhere} cannot be written: No such file" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_run_is_whole_while_the_next_one_is_measured(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text("older")
+    results.check_writable(file)
+    assert file.read_text() == "older"
+    results.save(file, "newer")
+    assert file.read_text() == "newer"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        results.check_writable(pipe)
+        results.save(pipe, "rows")
+        assert os.read(reader, 100) == b"rows"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_link_goes_on_naming_what_it_named(tmp_path):
+    (tmp_path / "here").mkdir()
+    link = tmp_path / "latest.json"
+    link.symlink_to(tmp_path / "here" / "rows.json")
+    results.save(link, "rows")
+    assert link.is_symlink()
+    assert (tmp_path / "here" / "rows.json").read_text() == "rows"
+
+
+@pytest.mark.parametrize(("end", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_what_was_measured_before_an_end_is_shown_and_kept(end, code, tmp_path, capsys):
+    file = tmp_path / "rows.json"
+    broken = Probe("C", lambda _amount: raise_(end), {"cost": "us"})
+    after = Group("h", (broken,), (Figure("late", ("C", "cost")),))
+    groups = (pair([1.0], [2.0]), after)
+    works = (Workload("work", "something to do", groups),)
+    assert cli.main(["--rounds", "1", "--json", str(file)], works) == code
+    printed = capsys.readouterr()
+    assert "work.cost" in printed.out
+    assert "Stopped early, with 1 rows" in printed.err
+    kept = results.load(file)
+    assert kept.stopped
+    assert [row.name for row in kept.rows] == ["work.cost"]
+
+
+def test_an_end_before_the_first_group_keeps_an_older_file(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text("older")
+    broken = Probe("C", lambda _amount: raise_(KeyboardInterrupt()), {"cost": "us"})
+    works = workload(Group("h", (broken,), (Figure("late", ("C", "cost")),)))
+    assert cli.main(["--json", str(file)], (works,)) == 130
+    assert file.read_text() == "older"
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback():
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "--list", "payload"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    listing.stderr.close()
+    assert listing.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_signal_ends_the_command_without_a_traceback():
+    script = "import os, signal\nfrom benchmarks import endings\n"
+    script += "raise SystemExit(endings.run(lambda: os.kill(os.getpid(), signal.SIGINT)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_the_environment_says_what_was_measured_on():

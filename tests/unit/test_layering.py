@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -140,16 +141,21 @@ SERVE_ROOMS = [
     "problems",
     "models",
     "repository",
+    "settings",
     "counters",
+    "feeds",
     "runner",
     "rows",
     "catalog",
     "known",
     "infer",
     "lifecycle",
+    "streams",
     "describe",
     "metrics",
     "edge",
+    "generate",
+    "lanes",
     "access",
     "routes",
     "openapi",
@@ -223,7 +229,12 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
 
 
 def known_python_rooms() -> set[str]:
-    return {*PYTHON_ROOMS, *(python_room(path) for path in python_files())}
+    return _known_python_rooms(PACKAGE)
+
+
+@functools.cache
+def _known_python_rooms(package: pathlib.Path) -> set[str]:
+    return {*PYTHON_ROOMS, *(python_room(path) for path in package.rglob("*.py"))}
 
 
 @needs_sources

@@ -253,7 +253,7 @@ def test_allocator_behaves_like_the_model(tlsf: tuple[cffi.FFI, Any]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=200,
+            max_examples=120,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

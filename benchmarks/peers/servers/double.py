@@ -1,0 +1,13 @@
+"""The model as ``shmgpu serve`` loads it: float32 rows, doubled."""
+
+from shmgpu.serve import Tensor, model
+
+
+@model(
+    inputs=[Tensor("x", "FP32", (-1, -1))],
+    outputs=[Tensor("y", "FP32", (-1, -1))],
+    max_batch_size=64,
+)
+def double(helper, x):  # type: ignore[no-untyped-def]
+    """Return every item twice as large."""
+    return x + x

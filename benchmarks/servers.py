@@ -1,0 +1,159 @@
+"""Starting a server, waiting until it answers rightly, ending it; what its processes hold.
+
+A server is a program that gets a free port. It is started in the process group of whoever runs it,
+so that ``isolate`` ends both together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.figures import ProbeFailed
+from benchmarks.httpload import HOST, Request, ask
+from benchmarks.native import ROOT, tail
+from benchmarks.peers.servers.wires import Floats, Wire, shared
+from benchmarks.processes import private_mib
+
+START_LIMIT_S = 60.0
+END_LIMIT_S = 5.0
+LOOK_AGAIN_S = 0.02
+CHECKS = 16  # over connections of their own, so that no worker's first request is measured
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, wire: Wire, factor: float) -> Iterator[int]:
+    """Run a server; the block begins when its answers are right. Yields the first process's id.
+
+    ``factor`` is what the server multiplies by. ProbeFailed when it ends or never answers.
+    """
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+        )
+        try:
+            _wait_until_it_answers(process, port, wire, said)
+            for number in range(CHECKS):
+                check(port, wire, np.arange(256, dtype="float32") + number, factor)
+            yield process.pid
+        finally:
+            _end(process)
+
+
+def _wait_until_it_answers(process: Any, port: int, wire: Wire, said: Any) -> None:
+    limit = time.monotonic() + START_LIMIT_S
+    problem: Exception | None = None
+    while time.monotonic() < limit:
+        if process.poll() is not None:
+            said.seek(0)
+            words = tail(said.read().decode(errors="replace"))
+            raise ProbeFailed(f"the server ended with {process.returncode}: {words}")
+        try:
+            ask(port, wire.write(np.ones(256, "float32")))
+            return
+        except (OSError, HTTPException, ProbeFailed) as error:
+            problem = error
+        time.sleep(LOOK_AGAIN_S)
+    raise ProbeFailed(f"the server did not answer within {START_LIMIT_S:g} s: {problem}")
+
+
+def check(port: int, wire: Wire, x: Floats, factor: float) -> None:
+    """Compare a whole answer, item by item: a server that errs must not look fast."""
+    if not np.array_equal(wire.read(ask(port, wire.write(x))), factor * x):
+        raise ProbeFailed("the server gave a wrong answer")
+
+
+@contextmanager
+def regions(port: int, x: Floats, nbytes: int) -> Iterator[Wire]:
+    """Register two regions of ``nbytes`` with the server, ``x`` in one; yields the wire of both."""
+    names = [f"bench-{os.getpid()}-{what}" for what in ("in", "out")]
+    paths = [Path("/dev/shm") / name for name in names]
+    views = []
+    for name, path in zip(names, paths, strict=True):
+        path.write_bytes(bytes(nbytes))
+        views.append(np.memmap(path, "float32", "r+"))
+        known = {"key": f"/{name}", "offset": 0, "byte_size": nbytes}
+        route = f"/v2/systemsharedmemory/region/{name}/register"
+        ask(port, Request(route, json.dumps(known).encode()))
+    views[0][: len(x)] = x
+    try:
+        yield shared(*names, views[1][: len(x)])
+    finally:
+        ask(port, Request("/v2/systemsharedmemory/unregister", b""))
+        for path in paths:
+            path.unlink()
+
+
+def most_private_mib(pid: int) -> float:
+    """Return the private MiB of the worker that has most, of the shmgpu server with that parent."""
+    from shmgpu import monitor
+
+    (found,) = (broker for broker in monitor.find() if broker.pid in (pid, *descendants(pid)))
+    with monitor.Watch(found.pid, found.descriptor) as watch:
+        workers = [row["pid"] for row in watch.sample()["children"] if row["state"] == "running"]
+    return max(map(private_mib, workers))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Tell the server to end, and kill what is left of it after a while.
+
+    Its processes get the time to end after it: one of them may be there to clean up.
+    """
+    left = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    limit = time.monotonic() + END_LIMIT_S
+    while process.poll() is None or any(map(runs, left)):
+        if time.monotonic() > limit:
+            for pid in (process.pid, *filter(runs, left)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(LOOK_AGAIN_S)
+    process.wait()
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of a process's children, of theirs, and so on."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found: list[int] = []
+    look = [pid]
+    while look:
+        mine = children.get(look.pop(), [])
+        found += mine
+        look += mine
+    return found

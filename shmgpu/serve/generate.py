@@ -1,0 +1,158 @@
+"""The generate extension: a plain JSON object in, one out; or many, as server-sent events.
+
+Owns the mapping between such objects and inference requests. Keys that are inputs of the model
+become tensors, a plain value one of one element; all others are parameters, as in Triton's
+extension (protocol/extension_generate.md of its server repository).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from shmgpu.serve import datatypes, protocol
+from shmgpu.serve.catalog import Served
+from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.infer import Calls
+from shmgpu.serve.problems import answer_to
+from shmgpu.serve.requests import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.streams import Stream
+
+EVENTS = b"text/event-stream; charset=utf-8"
+FRESH = b"Cache-Control: no-cache\r\n"
+
+
+def read(found: dict[str, Any], served: Served, limits: Limits) -> InferRequest:
+    """The inference that a JSON object asks for.
+
+    Raises:
+        ProtocolError: it does not fit the model.
+    """
+    inputs, parameters = [], {}
+    given = dict(found)
+    request_id = given.pop("id", "")
+    more = given.pop("parameters", {})
+    if not isinstance(more, dict):
+        raise ProtocolError(400, "'parameters' must be an object")
+    for one in served.metadata.inputs:
+        if one.name not in given:
+            if one.optional:
+                continue
+            raise ProtocolError(400, f"the request has no '{one.name}', an input of the model")
+        data = given.pop(one.name)
+        shape = _shape(data)
+        if shape == ():
+            # A plain value is one element, in as many dimensions as the input has.
+            shape, data = (1,) * max(len(one.shape), 1), [data]
+        inputs.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": data})
+    for key, value in {**given, **more}.items():
+        if isinstance(value, (str, int, float)):
+            parameters[key] = value
+        else:
+            raise ProtocolError(
+                400, f"'{key}' is no input of the model, and as a parameter it must be plain"
+            )
+    body = orjson.dumps({"id": request_id, "parameters": parameters, "inputs": inputs})
+    return protocol.parse_infer(memoryview(body), None, limits, served.metadata)
+
+
+def _shape(data: Any) -> tuple[int, ...]:
+    """Lengths of nested lists, by their first elements: the codec checks all others."""
+    shape = []
+    while isinstance(data, list):
+        shape.append(len(data))
+        data = data[0] if data else None
+    return tuple(shape)
+
+
+def show(served: Served, request: InferRequest, outputs: Sequence[OutputTensor]) -> bytes:
+    """A part of the answer as a JSON object: an output of one element as a plain value."""
+    shown: dict[str, Any] = {"id": request.id} if request.id else {}
+    shown |= {"model_name": served.name, "model_version": served.version}
+    for one in outputs:
+        try:
+            shown[one.name] = _plain(one)
+        except ValueError as error:
+            raise ProtocolError(400, f"output '{one.name}' {error}") from None
+    return orjson.dumps(shown)
+
+
+def _plain(one: OutputTensor) -> Any:
+    """An output's elements in order; the only one as itself."""
+    datatype, array = datatypes.DATATYPES[one.datatype], one.array
+    if isinstance(array, memoryview):
+        array = datatypes.decode(datatype, one.shape, array)
+    assert array is not None
+    values = orjson.loads(datatypes.to_json(datatype, array))
+    return values[0] if len(values) == 1 else values
+
+
+class Generation:
+    """One request of the extension, on its way.
+
+    Args:
+        calls: of the worker.
+        served: the model.
+        asked: what is asked of it.
+        request: whom to answer.
+        is_stream: as events, one for each part; otherwise one object for one part.
+    """
+
+    def __init__(
+        self, calls: Calls, served: Served, asked: InferRequest, request: Request, is_stream: bool
+    ) -> None:
+        self.served = served
+        self.asked = asked
+        self.request = request
+        self.is_stream = is_stream
+        self._shown: bytes | None = None
+        self._has_begun = False
+        self._stream = Stream(calls, served, asked, time.monotonic_ns(), self._part, self._end)
+
+    def begin(self) -> None:
+        """Hand it over; see :meth:`Stream.begin`."""
+        self._stream.begin()
+        self.request.on_disconnect = self._stream.cancel
+
+    def _part(self, outputs: list[OutputTensor]) -> None:
+        try:
+            shown = show(self.served, self.asked, outputs)
+            if self._shown is not None:
+                raise ProtocolError(
+                    400,
+                    f"model '{self.served.name}' answers in several parts: use generate_stream",
+                )
+        except ProtocolError as error:
+            self._stream.cancel()
+            self._end(error)
+            return
+        if not self.is_stream:
+            self._shown = shown
+            self._stream.more()
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self.request.begin(200, EVENTS, FRESH)
+        self.request.send(_event(shown), self._stream.more)
+
+    def _end(self, error: BaseException | None) -> None:
+        request = self.request
+        if error is None and self.is_stream:
+            if not self._has_begun:
+                request.begin(200, EVENTS, FRESH)
+            request.end()
+        elif error is None:
+            request.reply(200, [self._shown or error_body("the model gave no answer")])
+        else:
+            status, sentence = answer_to(error)
+            if self._has_begun:  # the status is out: the error is an event like any other
+                request.send(_event(error_body(sentence)), request.end)
+            else:
+                request.reply(status, [error_body(sentence)])
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,218 @@
+"""In workers: answers that come in parts, pulled from the helper one by one.
+
+Owns a stream's way: begun on a free helper, continued on that one, closed when the client leaves.
+The front end asks for the next part when it could write the last, so what a slow client has not
+taken is never made. A model that returns its answer at once is a stream of one part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu.arguments import Options
+from shmgpu.errors import RemoteError
+from shmgpu.plans import Call
+from shmgpu.serve.catalog import Served
+from shmgpu.serve.counters import INDEX, now_ms
+from shmgpu.serve.feeds import StreamLost
+from shmgpu.serve.infer import Calls, Pending
+from shmgpu.serve.problems import told_as
+from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
+
+_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
+_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
+_ROWS, _LAST = INDEX["inference_count"], INDEX["last_ms"]
+_LOST = told_as(StreamLost)
+_tokens = itertools.count(1)
+_now = time.monotonic_ns
+
+Part = Callable[[list[OutputTensor]], None]  # told of each, and asks for more when it likes
+End = Callable[[BaseException | None], None]  # told once
+
+
+class Stream:
+    """One request whose answer comes in parts.
+
+    Args:
+        calls: of the worker.
+        served: the model.
+        request: what is asked.
+        started_ns: when its last byte had come.
+        part: told of each part; it has :meth:`more` called then, at once or later.
+        end: told of the end, with what went wrong or None; not after :meth:`cancel`.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        served: Served,
+        request: InferRequest,
+        started_ns: int,
+        part: Part,
+        end: End,
+    ) -> None:
+        self.calls = calls
+        self.served = served
+        self.request = request
+        self.started_ns = started_ns
+        self.part = part
+        self.end = end
+        self.helper = -1
+        self.is_over = False
+        self._token = next(_tokens)
+        self._call: Call | None = None
+        self._timer: Any = None
+        self._args: tuple[Any, ...] = ()  # the generator reads them to its end
+        self._pending: Pending | None = None
+
+    def begin(self) -> None:
+        """Hand the request over.
+
+        Raises:
+            ProtocolError: the request does not fit the model, or the queue is full.
+            ShmError: it cannot be carried.
+        """
+        calls, served = self.calls, self.served
+        if not served.streams:
+            self._pending = calls.start(served, self.request, self.started_ns, self._whole)
+            return
+        if calls.pending >= calls.most_pending:
+            raise ProtocolError(503, "Exceeds maximum queue size")
+        number, *inputs = calls.arguments(served, self.request)
+        self._args = (number, self._token, *inputs)
+        calls.pending += 1
+        calls.counters[served.pending] += 1
+        try:
+            self._send(served.opening, self._args, calls.options(self.request) or Options())
+        except BaseException:
+            self._out()
+            raise
+
+    def more(self) -> None:
+        """The last part has been taken: have the next one made."""
+        if self.is_over:
+            return
+        if not self.served.streams:
+            self.is_over = True
+            self.end(None)
+            return
+        options = self.calls.options(self.request) or Options()
+        options.placement = 1 << self.helper
+        try:
+            self._send(self.served.continuing, (self._token,), options)
+        except Exception as error:
+            self._ended(error)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self._pending is not None:
+            self._pending.cancel()
+            return
+        counters, base = self.calls.counters, self.served.base
+        counters[base + _CANCEL] += 1
+        counters[base + _CANCEL_NS] += _now() - self.started_ns
+        self._out()
+        if self.helper >= 0:
+            self._close()
+        # Otherwise it is being begun: what comes of that is closed when it is told.
+
+    # ---- as a sink of the port -----------------------------------------------------------
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """A call has ended: the opening one, or one for a part."""
+        self._call = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if error is None and self.helper < 0:
+            self.helper, *result = result
+        if self.is_over:
+            if error is None and result:
+                self._close()
+            return
+        if error is not None:
+            self._ended(error)
+            return
+        if not result:
+            self._ended(None)
+            return
+        try:
+            outputs = self.calls.outputs(self.served, self.request, result[0])
+        except Exception as wrong:
+            self._ended(wrong)
+            self._close()
+            return
+        self.part(outputs)
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _whole(self, outputs: Any, error: BaseException | None) -> None:
+        """The answer of a model that does not stream."""
+        if error is not None:
+            self.is_over = True
+            self.end(error)
+        else:
+            self.part(outputs)
+
+    def _send(self, target: Any, args: tuple[Any, ...], options: Options) -> None:
+        calls = self.calls
+        self._call = calls.port.submit(target, args, {}, options, self, False, False)
+        if options.timeout is not None and self._call is not None and not self.is_over:
+            self._timer = calls.loop.call_later(options.timeout, self._expire)
+
+    def _expire(self) -> None:
+        if self._call is not None:
+            self.calls.port.expire(self._call, self)
+
+    def _close(self) -> None:
+        """Have the helper forget it; nothing comes of that that anybody wants to know."""
+        port = self.calls.port
+        port.submit(
+            self.served.closing,
+            (self._token,),
+            {},
+            Options(placement=1 << self.helper),
+            _Nobody(self._args),
+            False,
+            False,
+        )
+
+    def _ended(self, error: BaseException | None) -> None:
+        self.is_over = True
+        counters, base = self.calls.counters, self.served.base
+        passed = _now() - self.started_ns
+        self._out()
+        if error is None:
+            counters[base + _SUCCESS] += 1
+            counters[base + _SUCCESS_NS] += passed
+            counters[base + _ROWS] += 1
+            counters[base + _LAST] = now_ms()
+        else:
+            counters[base + _FAIL] += 1
+            counters[base + _FAIL_NS] += passed
+        if isinstance(error, RemoteError) and error.type_name == _LOST:
+            error = ProtocolError(503, error.message)
+        self.end(error)
+
+    def _out(self) -> None:
+        self.calls.pending -= 1
+        self.calls.counters[self.served.pending] -= 1
+
+
+class _Nobody:
+    """Takes the end of a call that nobody waits for, and keeps what must live until then."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a sink of the port is told."""

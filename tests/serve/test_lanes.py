@@ -1,0 +1,175 @@
+"""Requests that are alike to the byte but for their tensors: the way of most of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import struct
+import threading
+
+import pytest
+from serve import servers
+
+MODEL = """
+import numpy as np
+from shmgpu.serve import Tensor, model
+
+
+@model(inputs=[Tensor("a", "FP32", (-1, 2)), Tensor("b", "INT64", (-1, 1))],
+       outputs=[Tensor("sum", "FP32", (-1, 2)), Tensor("twice", "INT64", (-1, 1))],
+       max_batch_size=8)
+def both(helper, a, b):
+    return a + b.astype("float32"), 2 * b
+
+
+@model(inputs=[Tensor("x", "FP32", (-1,))], outputs=[Tensor("y", "FP32", (-1,))])
+def moody(helper, x):
+    if x[0] < 0:
+        raise ValueError("no number below zero")
+    return x[:1] if x[0] == 7 else x
+"""
+ALIKE = 12  # by the third a request is known, and soon it has a lane
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lanes") / "models.py"
+    path.write_text(MODEL)
+    with servers.serving(path, workers=1, helpers=1) as running:
+        yield running
+
+
+class Client:
+    """One connection that sends requests alike."""
+
+    def __init__(self, server, model, inputs, outputs):
+        self.path = f"/v2/models/{model}/infer"
+        tensors = [
+            {"name": n, "datatype": t, "shape": shape, "parameters": {"binary_data_size": size}}
+            for n, t, shape, size in inputs
+        ]
+        wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+        self.header = json.dumps({"inputs": tensors, "outputs": wanted}).encode()
+        self.connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+
+    def message(self, data):
+        return self.header + data
+
+    def ask(self, data):
+        """The status, and the JSON and the bytes behind it of the answer."""
+        length = str(len(self.header))
+        headers = {"Inference-Header-Content-Length": length}
+        self.connection.request("POST", self.path, self.message(data), headers)
+        response = self.connection.getresponse()
+        body = response.read()
+        size = int(response.headers.get("Inference-Header-Content-Length", len(body)))
+        return response.status, json.loads(body[:size]), body[size:]
+
+
+def both(server):
+    inputs = [("a", "FP32", [1, 2], 8), ("b", "INT64", [1, 1], 8)]
+    return Client(server, "both", inputs, ["twice", "sum"])
+
+
+def moody(server):
+    return Client(server, "moody", [("x", "FP32", [2], 8)], ["y"])
+
+
+def test_each_of_many_alike_is_answered_with_its_own(server):
+    wrong = []
+
+    def run(seed):
+        client = both(server)
+        for number in range(200):
+            b = 1000 * seed + number
+            status, said, data = client.ask(struct.pack("<ffq", 0.5, 1.5, b))
+            twice, first, second = struct.unpack("<qff", data)
+            names = [one["name"] for one in said["outputs"]]
+            right = (200, ["twice", "sum"], 2 * b, b + 0.5, b + 1.5)
+            if (status, names, twice, first, second) != right:
+                wrong.append((seed, number, status, said, data))
+        client.connection.close()
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server):
+    client = moody(server)
+    for round_ in range(3):
+        for number in range(ALIKE):
+            status, _, data = client.ask(struct.pack("<ff", number % 5, 2))
+            assert (status, struct.unpack("<ff", data)) == (200, (number % 5, 2)), round_
+        status, said, _ = client.ask(struct.pack("<ff", -1, 2))
+        assert status == 500
+        assert "no number below zero" in said["error"]
+        status, said, data = client.ask(struct.pack("<ff", 7, 2))
+        assert (status, said["outputs"][0]["shape"], data) == (200, [1], struct.pack("<f", 7))
+
+
+def test_one_that_is_alike_but_cut_short_or_too_long_is_refused(server):
+    client = moody(server)
+    for _ in range(ALIKE):
+        assert client.ask(bytes(8))[0] == 200
+    for size in (0, 4, 12):
+        assert client.ask(bytes(size))[0] == 400
+    assert client.ask(bytes(8))[0] == 200
+
+
+def read_answer(reader):
+    """The last eight bytes of one answer's body."""
+    assert reader.readline() == b"HTTP/1.1 200 OK\r\n"
+    size = 0
+    while (line := reader.readline()) != b"\r\n":
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            size = int(value)
+    return reader.read(size)[-8:]
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 300, 7])
+def test_requests_alike_that_come_together_or_in_pieces_are_answered_in_order(server, piece_bytes):
+    client = moody(server)
+    length = len(client.header)
+    head = (
+        f"POST {client.path} HTTP/1.1\r\nHost: here\r\nContent-Length: {length + 8}\r\n"
+        f"Inference-Header-Content-Length: {length}\r\n\r\n"
+    ).encode()
+    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader = connection.makefile("rb")
+        for number in range(ALIKE):
+            connection.sendall(head + client.message(struct.pack("<ff", number % 5, 1)))
+            assert read_answer(reader) == struct.pack("<ff", number % 5, 1)
+        for _ in range(3):
+            values = [struct.pack("<ff", number, 0) for number in range(4)]
+            together = b"".join(head + client.message(value) for value in values)
+            for start in range(0, len(together), piece_bytes):
+                connection.sendall(together[start : start + piece_bytes])
+            assert [read_answer(reader) for _ in values] == values
+        reader.close()
+
+
+def pending(server):
+    _, _, body = server.ask("GET", "/v2/models/moody/stats")
+    return json.loads(body)["model_stats"][0]["pending"]
+
+
+def test_clients_that_leave_cost_nobody_an_answer(server):
+    client = moody(server)
+    for _ in range(ALIKE):
+        assert client.ask(bytes(8))[0] == 200
+    for _ in range(100):
+        leaver = moody(server)
+        headers = {"Inference-Header-Content-Length": str(len(leaver.header))}
+        leaver.connection.request("POST", leaver.path, leaver.message(bytes(8)), headers)
+        leaver.connection.close()
+    for number in range(ALIKE):
+        value = struct.pack("<ff", number % 5, 2)
+        assert client.ask(value)[2] == value
+    servers.until(lambda: not pending(server), "nothing is pending")
