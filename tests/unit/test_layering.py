@@ -159,6 +159,7 @@ SERVE_ROOMS = [
     "lanes",
     "access",
     "routes",
+    "openapi",
     "rpc",
     "worker",
     "command",
