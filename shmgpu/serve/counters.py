@@ -28,6 +28,10 @@ FIELDS = (
     "call_ns",  # in workers: from handing over to the result, queueing included
     "pending_0",  # requests handed over and not answered, of the source with that parity
     "pending_1",
+    "cache_hit_count",  # of the answered: from the response cache
+    "cache_hit_ns",  # from the request's last byte until the result was found
+    "cache_miss_count",  # requests that it was asked for in vain
+    "cache_miss_ns",  # of asking, and of keeping the result
     "exec_count",  # in helpers: executions, each of one batch
     "exec_requests",  # requests that were in them
     "input_ns",  # in helpers, of each execution times its requests

@@ -20,6 +20,7 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
+from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
@@ -90,6 +91,7 @@ class _Worker:
             loop,
             regions,
             plan.pools,
+            Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models

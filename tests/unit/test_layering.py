@@ -148,6 +148,7 @@ SERVE_ROOMS = [
     "rows",
     "catalog",
     "known",
+    "cache",
     "infer",
     "lifecycle",
     "streams",
