@@ -88,6 +88,7 @@ PYTHON_ROOMS = [
     "spawn",
     "stats",
     "trace",
+    "figures",
     "monitor",
     "views",
     "screen",
