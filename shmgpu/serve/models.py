@@ -73,6 +73,7 @@ class Description:
         platform: what it was made of, as ``python`` or ``torchscript``.
         parameters: free text by name, shown in its configuration.
         sequence: whether its requests belong to sequences.
+        cache: whether the same input always has the same answer.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Description:
     platform: str = "python"
     parameters: dict[str, str] | None = None
     sequence: bool = False
+    cache: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -109,6 +111,7 @@ class Model:
         platform: str = "python",
         parameters: dict[str, str] | None = None,
         sequence: bool = False,
+        cache: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -121,6 +124,7 @@ class Model:
         self.platform = platform
         self.parameters = dict(parameters or {})
         self.sequence = sequence
+        self.cache = cache
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
 
@@ -150,6 +154,11 @@ class Model:
                 f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
                 "one: leave max_batch_size= away, and return what it would yield"
             )
+        if self.cache and (self.sequence or self.streams):
+            raise ConfigError(
+                f"model {self.name!r}: cache=True is for models that answer at once and by their "
+                "inputs alone: leave it away"
+            )
         if size:
             for one in (*self.inputs, *self.outputs):
                 if not one.shape or one.shape[0] != -1:
@@ -176,6 +185,7 @@ class Model:
             self.platform,
             self.parameters,
             self.sequence,
+            self.cache,
         )
 
 
@@ -190,6 +200,7 @@ def model(
     warmup: Callable[[], Any] | Sequence[Any] | None = None,
     parameters: dict[str, str] | None = None,
     sequence: bool = False,
+    cache: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -208,6 +219,8 @@ def model(
             state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
             the same for each of its requests, which run in order in one helper, gone at its end.
             Requests of such a model run one by one.
+        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
+            from memory.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -225,6 +238,7 @@ def model(
             warmup=warmup,
             parameters=parameters,
             sequence=sequence,
+            cache=cache,
         )
 
     return decorate
