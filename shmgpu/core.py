@@ -65,6 +65,7 @@ EPLACEMENT: int = _lib.SHM_EPLACEMENT
 HAS_FAULTS = hasattr(_lib, "shm_fault_arm")  # the test build, in which roles can be made to die
 
 CHILD_RUNNING: int = _lib.SHM_CHILD_RUNNING
+HELPER_GIVEN_UP: int = _lib.SHM_HELPER_GIVEN_UP
 MAX_HELPERS: int = _lib.SHM_MAX_HELPERS
 MAX_POOLS: int = _lib.SHM_MAX_POOLS
 MAX_CHILDREN: int = _lib.SHM_MAX_CHILDREN

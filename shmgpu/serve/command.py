@@ -73,7 +73,13 @@ def serve(options: argparse.Namespace) -> None:
         plan = Settings(
             children=options.workers,
             helpers=options.helpers,
-            session=lambda helper: Opening(table, counters[0], options.workers)(helper),
+            session=lambda helper: Opening(
+                table,
+                counters[0],
+                options.workers,
+                options.max_sequences,
+                options.sequence_idle,
+            )(helper),
             devices=options.devices.split(",") if options.devices else None,
             arena=options.arena,
             window=WINDOW,
@@ -89,6 +95,7 @@ def serve(options: argparse.Namespace) -> None:
             max_restarts=FOR_EVER,
         )
         counters.append(Counters(options.workers + plan.helpers))
+        held.callback(counters[0].close)
         pools: dict[str, list[int]] = {name: [] for name in plan.pools}
         for number, setup in enumerate(plan.setups):
             pools[setup.pool].append(number)

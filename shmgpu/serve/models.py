@@ -72,6 +72,8 @@ class Description:
         streams: whether it yields several results for a request.
         platform: what it was made of, as ``python`` or ``torchscript``.
         parameters: free text by name, shown in its configuration.
+        sequence: whether its requests belong to sequences.
+        cache: whether the same input always has the same answer.
     """
 
     name: str
@@ -84,6 +86,8 @@ class Description:
     streams: bool = False
     platform: str = "python"
     parameters: dict[str, str] | None = None
+    sequence: bool = False
+    cache: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -106,6 +110,8 @@ class Model:
         warmup: Callable[[], Any] | Sequence[Any] | None = None,
         platform: str = "python",
         parameters: dict[str, str] | None = None,
+        sequence: bool = False,
+        cache: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -117,6 +123,8 @@ class Model:
         self.warmup = warmup
         self.platform = platform
         self.parameters = dict(parameters or {})
+        self.sequence = sequence
+        self.cache = cache
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
 
@@ -140,6 +148,16 @@ class Model:
         if self.arrays not in ("numpy", "torch"):
             raise ConfigError(
                 f'model {self.name!r}: arrays={self.arrays!r} must be "numpy" or "torch"'
+            )
+        if self.sequence and (size or self.streams):
+            raise ConfigError(
+                f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
+                "one: leave max_batch_size= away, and return what it would yield"
+            )
+        if self.cache and (self.sequence or self.streams):
+            raise ConfigError(
+                f"model {self.name!r}: cache=True is for models that answer at once and by their "
+                "inputs alone: leave it away"
             )
         if size:
             for one in (*self.inputs, *self.outputs):
@@ -166,6 +184,8 @@ class Model:
             self.streams,
             self.platform,
             self.parameters,
+            self.sequence,
+            self.cache,
         )
 
 
@@ -179,6 +199,8 @@ def model(
     arrays: str = "numpy",
     warmup: Callable[[], Any] | Sequence[Any] | None = None,
     parameters: dict[str, str] | None = None,
+    sequence: bool = False,
+    cache: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -193,6 +215,12 @@ def model(
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
             function that returns one. Unless given, zeros of one row where all shapes are known.
         parameters: text by name, shown in the model's configuration.
+        sequence: requests belong to sequences, and the function is called as ``function(helper,
+            state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
+            the same for each of its requests, which run in order in one helper, gone at its end.
+            Requests of such a model run one by one.
+        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
+            from memory.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -209,6 +237,8 @@ def model(
             arrays=arrays,
             warmup=warmup,
             parameters=parameters,
+            sequence=sequence,
+            cache=cache,
         )
 
     return decorate

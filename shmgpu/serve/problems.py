@@ -9,6 +9,7 @@ from shmgpu import errors
 from shmgpu.logs import logger
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.sequences import SequenceLost, TooManySequences
 
 
 def told_as(kind: type[BaseException]) -> str:
@@ -31,8 +32,8 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 )
 
 
-# Errors that a model's run raised, by the name of their type: those that are the client's.
-REMOTE = {told_as(RegionLost): 400}
+# Errors that a helper raised, by the name of their type: those that are not the model's.
+REMOTE = {told_as(RegionLost): 400, told_as(SequenceLost): 400, told_as(TooManySequences): 503}
 
 
 def answer_to(error: BaseException) -> tuple[int, str]:

@@ -32,6 +32,14 @@ def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> An
     return shelf.run(number, inputs, outputs)
 
 
+def infer_in_sequence(
+    helper: Any, number: int, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
+) -> Any:
+    """Run a model with the state of a sequence; see `runner.Shelf.run_in_sequence`."""
+    shelf: Shelf = helper.session
+    return shelf.run_in_sequence(number, name, starts, ends, inputs, outputs)
+
+
 def open_stream(helper: Any, number: int, token: int, *inputs: Any) -> Any:
     """Begin a stream, which its caller calls ``token``: this helper's number, the first part."""
     shelf: Shelf = helper.session
@@ -106,6 +114,10 @@ class Rows:
                     hang_after=hang_after,
                 )
         self.infer_in_regions = self._make(infer_in_regions, arrays="numpy", hang_after=hang_after)
+        self.infer_in_sequence = {
+            kind: self._make(infer_in_sequence, arrays=kind, hang_after=hang_after)
+            for kind in ("numpy", "torch")
+        }
         self.open_stream = {
             kind: self._make(open_stream, arrays=kind, hang_after=hang_after)
             for kind in ("numpy", "torch")

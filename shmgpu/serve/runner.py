@@ -20,9 +20,11 @@ from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
+from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
 
@@ -69,14 +71,23 @@ class Loaded:
 class Shelf:
     """What a helper has loaded; the session of a server's helpers."""
 
-    def __init__(self, helper: Helper, table: Table, counters: Counters, writer: int) -> None:
+    def __init__(
+        self,
+        helper: Helper,
+        table: Table,
+        counters: Counters,
+        writer: int,
+        sequences: Sequences,
+    ) -> None:
         self.helper = helper
         self.table = table
+        self.figures = counters.figures
         self.counters = counters.of(writer)
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
         self.windows = Windows(table)
         self.feeds = Feeds()
+        self.sequences = sequences
         helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
@@ -102,16 +113,25 @@ class Shelf:
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
+            one = described[position]
+            self.figures.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = Loaded(model, helper, index)
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
         first = source_number * MODELS_OF_A_SOURCE
         for number in range(first, first + MODELS_OF_A_SOURCE):
-            self.loaded.pop(number, None)
+            if self.loaded.pop(number, None) is not None:
+                self.sequences.forget(number)
         sys.modules.pop(_module_name(source_number), None)
 
-    def run(self, number: int, inputs: Sequence[Any], places: Sequence[Any] | None = None) -> Any:
+    def run(
+        self,
+        number: int,
+        inputs: Sequence[Any],
+        places: Sequence[Any] | None = None,
+        first: tuple[Any, ...] = (),
+    ) -> Any:
         """One execution: inputs in order, what the model returned, in order.
 
         Args:
@@ -121,6 +141,7 @@ class Shelf:
             places: of outputs that go to regions, (which output, region, offset, bytes) each; an
                 output that went there is given as (its shape, its bytes' number). None where no
                 tensor is in a region.
+            first: what the function gets before the inputs.
         """
         started = _now()
         self.windows.refresh()
@@ -134,7 +155,7 @@ class Shelf:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
-        result = model.body(loaded.helper, *inputs)
+        result = model.body(loaded.helper, *first, *inputs)
         ended = _now()
         outputs = _in_order(model, result)
         if places:
@@ -151,6 +172,32 @@ class Shelf:
         counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
         counted += np.array((1, *spent), np.uint64)
         return outputs
+
+    def run_in_sequence(
+        self,
+        number: int,
+        name: str,
+        starts: bool,
+        ends: bool,
+        inputs: Sequence[Any],
+        places: Sequence[Any],
+    ) -> Any:
+        """One request of the sequence ``name``, with what it keeps; otherwise as :meth:`run`.
+
+        One that cannot be begun has not begun; one that ends is over even if that fails.
+        """
+        loaded = self._loaded(number)
+        key = number, name
+        state = self.sequences.state(key, loaded.model.name, starts)
+        try:
+            result = self.run(number, inputs, places, (state,))
+        except BaseException:
+            ends = ends or starts
+            raise
+        finally:
+            if ends:
+                self.sequences.end(key)
+        return result
 
     def open_stream(
         self, caller: tuple[int, int], number: int, token: int, inputs: Sequence[Any]
@@ -227,14 +274,29 @@ class Shelf:
 class Opening:
     """The session function of a server's helpers: a shelf with all that the table lists."""
 
-    def __init__(self, table: Table, counters: Counters, first_row: int) -> None:
+    def __init__(
+        self,
+        table: Table,
+        counters: Counters,
+        first_row: int,
+        most_sequences: int,
+        sequence_idle_s: float,
+    ) -> None:
         self.table = table
         self.counters = counters
         self.first_row = first_row
+        self.most_sequences = most_sequences
+        self.sequence_idle_s = sequence_idle_s
 
     def __call__(self, helper: Helper) -> Shelf:
         """Run once in each helper."""
-        shelf = Shelf(helper, self.table, self.counters, self.first_row + helper.id)
+        shelf = Shelf(
+            helper,
+            self.table,
+            self.counters,
+            self.first_row + helper.id,
+            Sequences(self.most_sequences, self.sequence_idle_s),
+        )
         for number, source in self.table.read()[1]["sources"].items():
             if source["pool"] != helper.pool or source["state"] == "UNAVAILABLE":
                 continue
@@ -308,8 +370,14 @@ def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> l
     return models
 
 
+def _adapted(helper: Helper, source: dict[str, Any], source_number: int) -> list[Model]:
+    """A file that needs no code."""
+    return [ADAPTERS[source["kind"]](helper, source["path"])]
+
+
 LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
     "python": load_python,
+    **dict.fromkeys(ADAPTERS, _adapted),
 }
 
 
@@ -324,7 +392,7 @@ def _warm_up(model: Model, helper: Helper) -> None:
             else _as_array(model, one, helper)
             for declared, one in zip(model.inputs, sample, strict=True)
         ]
-        result = model.body(helper, *inputs)
+        result = model.body(helper, *([{}] if model.sequence else []), *inputs)
         if model.streams:
             for part in result:
                 _in_order(model, part)
