@@ -75,6 +75,7 @@ class Description:
         sequence: whether its requests belong to sequences.
         prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
         prepared: what that gives, as ``inputs``; empty where there is none.
+        cache: whether the same input always has the same answer.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Description:
     sequence: bool = False
     prepare: str = ""
     prepared: list[dict[str, Any]] = field(default_factory=list)
+    cache: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -115,6 +117,7 @@ class Model:
         sequence: bool = False,
         prepare: str = "",
         prepared: Sequence[Tensor] = (),
+        cache: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -129,6 +132,7 @@ class Model:
         self.sequence = sequence
         self.prepare = prepare
         self.prepared = tuple(prepared)
+        self.cache = cache
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
@@ -172,6 +176,11 @@ class Model:
                 f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
                 "one: leave max_batch_size= away, and return what it would yield"
             )
+        if self.cache and (self.sequence or self.streams):
+            raise ConfigError(
+                f"model {self.name!r}: cache=True is for models that answer at once and by their "
+                "inputs alone: leave it away"
+            )
         if size:
             for one in (*self.inputs, *self.prepared, *self.outputs):
                 if not one.shape or one.shape[0] != -1:
@@ -200,6 +209,7 @@ class Model:
             self.sequence,
             self.prepare,
             [asdict(one) for one in self.prepared],
+            self.cache,
         )
 
 
@@ -216,6 +226,7 @@ def model(
     sequence: bool = False,
     prepare: str = "",
     prepared: Sequence[Tensor] = (),
+    cache: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -239,6 +250,8 @@ def model(
             beside the model's file or is installed; what it imports, each worker imports. A
             ValueError that it raises is answered 400, with its text.
         prepared: what that returns, one array or a tuple of them or a dictionary by name.
+        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
+            from memory.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -258,6 +271,7 @@ def model(
             sequence=sequence,
             prepare=prepare,
             prepared=prepared,
+            cache=cache,
         )
 
     return decorate
