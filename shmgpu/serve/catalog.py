@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.serve import datatypes
+from shmgpu.logs import logger
+from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.counters import FIELDS, INDEX
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.requests import ProtocolError
@@ -31,6 +32,8 @@ class Served(Target):
             one array either.
         cache: whether its answers may be kept.
         sequence: whether its requests belong to sequences; then the target of those.
+        prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
+            None and empty: nothing.
         streams: whether it answers in parts; then the targets that begin, continue and end that.
     """
 
@@ -63,7 +66,10 @@ class Served(Target):
         self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
         self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
-        self.has_bytes = any(one.kind == "bytes" for one in (*self.inputs, *self.outputs))
+        self.prepared = [_declared(one) for one in description["prepared"]]
+        self.prepare = _prepare_of(description, source) if self.prepared else None
+        taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers
+        self.has_bytes = any(one.kind == "bytes" for one in (*taken, *self.outputs))
         # Elements of BYTES differ in length, so such requests are no rows of one array.
         max_rows = 0 if self.has_bytes else self.max_batch_size
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
@@ -76,6 +82,20 @@ class Served(Target):
         self.opening = Target(rows.open_stream[description["arrays"]], self.pool, name)
         self.continuing = Target(rows.next_part, self.pool, name)
         self.closing = Target(rows.close_stream, self.pool, name)
+
+
+def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preparing.Prepare:
+    """The function; one that refuses, where it cannot be had in this process."""
+    try:
+        return preparing.find(description["prepare"], source["path"])
+    except Exception as error:
+        logger.error("model %s cannot be served: %s", description["name"], error)
+        why = f"this worker cannot prepare inputs of '{description['name']}': its log says why"
+
+        def refuse(*inputs: Any) -> Any:
+            raise ProtocolError(500, why)
+
+        return refuse
 
 
 def _declared(one: dict[str, Any]) -> TensorMetadata:

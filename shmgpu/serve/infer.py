@@ -16,10 +16,11 @@ import numpy as np
 from shmgpu import arrays
 from shmgpu.arguments import Options
 from shmgpu.arrays import Spec
-from shmgpu.errors import RemoteError, ShmError
+from shmgpu.errors import ConfigError, RemoteError, ShmError
+from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
-from shmgpu.serve import datatypes
+from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.cache import Cache, digest
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
@@ -269,6 +270,8 @@ class Calls:
             served = self.catalog.find(old.name, old.version)
             if served is old or served.metadata != old.metadata:
                 return False
+            if served.prepared != old.prepared:
+                return False
             pending.served = served
             pending.args = (served.number, *pending.args[1:])
             self._send(pending)
@@ -367,10 +370,6 @@ class Calls:
 
     def arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
         """What the call carries: the model's number, then its inputs in order."""
-        args: list[Any] = [None] * len(served.inputs)
-        for one in request.inputs:
-            place = served.places[one.name]
-            args[place] = self._argument(served.inputs[place], one)
         if served.max_batch_size:
             counts = {one.shape[0] for one in request.inputs}
             if len(counts) > 1:
@@ -379,6 +378,17 @@ class Calls:
                     f"model '{served.name}' is batched: its inputs must have equally many rows, "
                     f"not {sorted(counts)}",
                 )
+        args: list[Any] = [None] * len(served.inputs)
+        for one in request.inputs:
+            place = served.places[one.name]
+            datatype = served.inputs[place]
+            args[place] = (
+                self._argument(datatype, one)
+                if served.prepare is None
+                else _in_request(served, one)
+            )
+        if served.prepare is not None:
+            args = _prepared(served, request, args)
         if served.sequence:
             if not request.sequence_id:
                 raise ProtocolError(
@@ -465,6 +475,34 @@ class Calls:
 def _name_of_sequence(request: InferRequest) -> str:
     """Number 5 and text "5" are two sequences."""
     return repr(request.sequence_id)
+
+
+def _in_request(served: Served, one: InputTensor) -> Any:
+    """An input of a model that prepares it here, where regions are not mapped."""
+    if one.shm is not None:
+        raise ProtocolError(
+            400,
+            f"model '{served.name}' prepares its inputs before a helper gets them: send input "
+            f"'{one.name}' with the request, not in shared memory",
+        )
+    return one.array()
+
+
+def _prepared(served: Served, request: InferRequest, inputs: list[Any]) -> list[Any]:
+    """What the model's function gets instead of a request's inputs."""
+    assert served.prepare is not None
+    rows = request.inputs[0].shape[0] if served.max_batch_size else None
+    try:
+        return list(preparing.call(served.prepare, inputs, served.prepared, rows))
+    except ProtocolError:
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and not isinstance(error, ConfigError):
+            why = f"model '{served.name}' refuses the inputs: {error}"
+            raise ProtocolError(400, why) from None
+        logger.error("preparing inputs of %s failed", served.name, exc_info=error)
+        why = f"preparing inputs of model '{served.name}' failed: {error}"
+        raise ProtocolError(500, why) from None
 
 
 def _spec(array: Any) -> Spec:

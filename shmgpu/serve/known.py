@@ -145,6 +145,8 @@ def remember(
         body: all of the request.
         version: of the control table, as it was when regions were looked up.
     """
+    if served.prepare is not None:
+        return
     pieces = []
     offset = len(header)
     first = len(args) - len(served.inputs)  # before the inputs: the number, and outputs' places

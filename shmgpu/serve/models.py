@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from shmgpu.errors import ConfigError
@@ -74,6 +74,8 @@ class Description:
         parameters: free text by name, shown in its configuration.
         sequence: whether its requests belong to sequences.
         cache: whether the same input always has the same answer.
+        prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
+        prepared: what that gives, as ``inputs``; empty where there is none.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Description:
     parameters: dict[str, str] | None = None
     sequence: bool = False
     cache: bool = False
+    prepare: str = ""
+    prepared: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -112,6 +116,8 @@ class Model:
         parameters: dict[str, str] | None = None,
         sequence: bool = False,
         cache: bool = False,
+        prepare: str = "",
+        prepared: Sequence[Tensor] = (),
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -125,11 +131,27 @@ class Model:
         self.parameters = dict(parameters or {})
         self.sequence = sequence
         self.cache = cache
+        self.prepare = prepare
+        self.prepared = tuple(prepared)
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
+        self.taken = self.prepared or self.inputs  # what the function gets
 
     def _check(self) -> None:
-        for tensors, what in ((self.inputs, "inputs"), (self.outputs, "outputs")):
+        declared = [(self.inputs, "inputs"), (self.outputs, "outputs")]
+        if self.prepare or self.prepared:
+            declared.append((self.prepared, "prepared"))
+            module, colon, name = self.prepare.partition(":")
+            if not (module and colon and name.isidentifier()):
+                raise ConfigError(
+                    f"model {self.name!r}: prepare={self.prepare!r} must be "
+                    '"module:function", and prepared= what that returns'
+                )
+            if any(one.datatype in ("BYTES", "BF16") for one in self.prepared):
+                raise ConfigError(
+                    f"model {self.name!r}: prepared= must be plain numbers, not BYTES or BF16"
+                )
+        for tensors, what in declared:
             if not tensors or not all(isinstance(one, Tensor) for one in tensors):
                 raise ConfigError(f"model {self.name!r}: {what}= must list Tensors, at least one")
             names = [one.name for one in tensors]
@@ -160,7 +182,7 @@ class Model:
                 "inputs alone: leave it away"
             )
         if size:
-            for one in (*self.inputs, *self.outputs):
+            for one in (*self.inputs, *self.prepared, *self.outputs):
                 if not one.shape or one.shape[0] != -1:
                     raise ConfigError(
                         f"model {self.name!r} is batched, so axis 0 of {one.name!r} is its rows: "
@@ -186,6 +208,8 @@ class Model:
             self.parameters,
             self.sequence,
             self.cache,
+            self.prepare,
+            [asdict(one) for one in self.prepared],
         )
 
 
@@ -201,6 +225,8 @@ def model(
     parameters: dict[str, str] | None = None,
     sequence: bool = False,
     cache: bool = False,
+    prepare: str = "",
+    prepared: Sequence[Tensor] = (),
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -221,6 +247,11 @@ def model(
             Requests of such a model run one by one.
         cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
             from memory.
+        prepare: ``"module:function"``, which workers call with a request's inputs, as NumPy arrays,
+            and whose results the decorated function gets instead: a tokeniser, say. The module lies
+            beside the model's file or is installed; what it imports, each worker imports. A
+            ValueError that it raises is answered 400, with its text.
+        prepared: what that returns, one array or a tuple of them or a dictionary by name.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -239,6 +270,8 @@ def model(
             parameters=parameters,
             sequence=sequence,
             cache=cache,
+            prepare=prepare,
+            prepared=prepared,
         )
 
     return decorate

@@ -19,10 +19,11 @@ import numpy as np
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
-from shmgpu.serve import datatypes
+from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
 from shmgpu.serve.feeds import Feeds
+from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.table import Table
@@ -57,7 +58,7 @@ class Loaded:
         self.index = index
         self.base = index * len(FIELDS)
         # How an input becomes what the function gets, by place; None: as it comes.
-        self.arriving = [_ARRIVING.get(one.datatype) for one in model.inputs]
+        self.arriving = [_ARRIVING.get(one.datatype) for one in model.taken]
         self.is_plain = not any(self.arriving)
 
     def taken(self, inputs: Sequence[Any]) -> list[Any]:
@@ -104,7 +105,7 @@ class Shelf:
         if len(models) > MODELS_OF_A_SOURCE:
             raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
         for model in models:
-            _warm_up(model, helper)
+            _warm_up(model, helper, source["path"])
         name = source["name"]
         described = [
             model.describe(source["version"], name if len(models) == 1 else "").as_dict()
@@ -150,7 +151,7 @@ class Shelf:
         if places is not None:
             inputs = [
                 self._arrived(loaded, declared, one)
-                for declared, one in zip(model.inputs, inputs, strict=True)
+                for declared, one in zip(model.taken, inputs, strict=True)
             ]
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
@@ -381,16 +382,18 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 }
 
 
-def _warm_up(model: Model, helper: Helper) -> None:
+def _warm_up(model: Model, helper: Helper, path: str) -> None:
     samples = model.warmup() if callable(model.warmup) else model.warmup
     if samples is None:
         samples = _zeros(model)
+    if model.prepare:  # found in any case, so that a wrong name is told of before it is served
+        samples = _prepared(model, preparing.find(model.prepare, path), samples)
     for sample in samples:
         inputs = [
             _bfloat16(_as_array(model, one, helper))
             if declared.datatype == "BF16" and one is not None
             else _as_array(model, one, helper)
-            for declared, one in zip(model.inputs, sample, strict=True)
+            for declared, one in zip(model.taken, sample, strict=True)
         ]
         result = model.body(helper, *([{}] if model.sequence else []), *inputs)
         if model.streams:
@@ -400,6 +403,15 @@ def _warm_up(model: Model, helper: Helper) -> None:
             _in_order(model, result)
     if samples:
         logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
+
+
+def _prepared(model: Model, prepare: preparing.Prepare, samples: Any) -> list[Any]:
+    """Samples as workers would hand them over."""
+    expected = [TensorMetadata(one.name, one.datatype, one.shape) for one in model.prepared]
+    return [
+        preparing.call(prepare, sample, expected, len(sample[0]) if model.max_batch_size else None)
+        for sample in samples
+    ]
 
 
 def _zeros(model: Model) -> list[tuple[Any, ...]]:

@@ -180,6 +180,45 @@ def test_uvicorns_four_workers_join_a_broker(tmp_path):
     assert "Traceback" not in text, text
 
 
+def ask_fastapi(path: pathlib.Path, rows: list) -> tuple[int, dict]:
+    """One request: status, answer."""
+    connection = OverUnix(path)
+    with contextlib.closing(connection):
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request("POST", "/predict", json.dumps({"rows": rows}), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+@needs("fastapi")
+@needs("uvicorn")
+def test_fastapi_under_uvicorns_workers_joins_a_broker(tmp_path):
+    path, program = tmp_path / "web.sock", EXAMPLES / "fastapi_app.py"
+    with (
+        brokers.up(tmp_path / "b.sock", str(program), slots=3),
+        server(
+            tmp_path / "log", "uvicorn", "--workers", 2, "--app-dir", EXAMPLES, "--uds", path,
+            "fastapi_app:app", SHMGPU_SOCKET=str(tmp_path / "b.sock"),
+        ),
+    ):  # fmt: skip
+        places = set()
+
+        def both_have_answered():
+            try:
+                status, answer = ask_fastapi(path, [[1, 2, 3, 4], [0, 0, 0, 1]])
+            except OSError:  # it does not listen yet
+                return False
+            assert status == 200 and answer["scores"] == [[40, 50], [6, 7]]
+            places.add(answer["place"])
+            return len(places) == 2
+
+        until(both_have_answered, "two workers answer")
+        assert ask_fastapi(path, [[1, 2]])[0] == 422
+        assert ask_fastapi(path, [])[0] == 422
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text, text
+
+
 @needs("gunicorn")
 def test_gunicorn_starts_another_broker_when_its_own_is_killed(tmp_path):
     path = tmp_path / "web.sock"

@@ -62,6 +62,10 @@ def repository(tmp_path_factory, net):
         'name = "best"\n'
     )
     (folder / "exported" / "names.txt").write_text("cat\ndog\nowl\n")
+    at_least_three = torch.export.export(
+        net, (torch.zeros(4, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=3)},)
+    )
+    torch.export.save(at_least_three, folder / "three_or_more.pt2")
     at_least_two = torch.export.export(
         net, (example,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
     )
@@ -137,6 +141,7 @@ def rows_of(count):
         ("traced", "output_0", "output_1"),
         ("exported", "output_0", "best"),
         ("two_or_more", "output_0", "output_1"),
+        ("three_or_more", "output_0", "output_1"),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 2, 7])

@@ -142,6 +142,7 @@ SERVE_ROOMS = [
     "sequences",
     "problems",
     "models",
+    "preparing",
     "repository",
     "adapters",
     "settings",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import pathlib
 import re
@@ -59,6 +60,21 @@ def test_the_parameters_of_a_function_are_on_the_page():
     described = {cells[0].strip("`") for cells in rows("Functions")[2:] if len(cells) == 3}
     actual = set(inspect.signature(shmgpu.Function.__init__).parameters) - {"self", "body"}
     assert described == actual
+
+
+def test_what_model_files_import_is_on_the_page():
+    models = pytest.importorskip("shmgpu.serve.models", reason="shmgpu[serve] is not installed")
+    from shmgpu import serve
+
+    table = rows("Serving models")
+    named = {re.match(r"`(\w+)", cells[0]).group(1) for cells in table if cells[0][0] == "`"}
+    assert set(serve.__all__) <= named
+    tensor = next(cells[0] for cells in table if cells[0].startswith("`Tensor("))
+    fields = [one.name for one in dataclasses.fields(models.Tensor)]
+    assert [name for name in re.findall(r"\w+", tensor) if name in fields] == fields
+    described = {cells[0].strip("`") for cells in table if len(cells) == 3} - {"---"}
+    actual = set(inspect.signature(models.model).parameters)
+    assert described - {"parameter of `model"} == actual
 
 
 def test_every_room_is_in_the_table():

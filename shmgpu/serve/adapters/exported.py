@@ -85,7 +85,9 @@ def _rows(program: Any, values: list[Any]) -> tuple[int, int]:
         return 0, 0
     # Unless it was given, the upper bound is an infinity, which is no int.
     most = int(bounds.upper) if bounds.upper < MOST_ROWS else MOST_ROWS
-    return max(1, int(bounds.lower)), most
+    # Two is the exporter's own bound, which it writes down and does not hold programs to.
+    least = int(bounds.lower)
+    return least if least > 2 else 1, most
 
 
 def _padded(torch: Any, rows: Any, count: int) -> Any:

@@ -1,0 +1,103 @@
+"""What workers do to a request's inputs before helpers get them: a model's ``prepare``.
+
+Owns the finding of that function, which lies in a module of its own so that a worker need not open
+the model's file, and the check of what it returned. It runs in the worker's loop: it is to be as
+short as the tokenising of a sentence is, and not to import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu.errors import ConfigError
+from shmgpu.serve import datatypes
+from shmgpu.serve.metadata import TensorMetadata
+
+Prepare = Callable[..., Any]
+
+
+def find(place: str, model: str) -> Prepare:
+    """The function that a model names.
+
+    A file beside the model's is read anew for each source, so that it is reloaded with its model.
+
+    Args:
+        place: ``"module:function"``.
+        model: the path of the model's file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    module_name, _, name = place.partition(":")
+    folder = os.path.dirname(model)
+    file = os.path.join(folder, *module_name.split(".")) + ".py"
+    try:
+        if os.path.exists(file):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)  # what it imports may lie there, too
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(module_name)
+        found = getattr(module, name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f'prepare="{place}" of {model} cannot be had ({error}): name a module beside the '
+            "model, or one that is installed, and a function of it"
+        ) from None
+    if not callable(found):
+        raise ConfigError(f'prepare="{place}" of {model} is no function')
+    prepare: Prepare = found
+    return prepare
+
+
+def call(
+    prepare: Prepare, inputs: Sequence[Any], expected: Sequence[TensorMetadata], rows: int | None
+) -> list[np.ndarray[Any, Any]]:
+    """What a model's function is to get, in order.
+
+    Args:
+        prepare: the model's.
+        inputs: a request's, in order; BYTES as an array of ``bytes`` objects.
+        expected: what it declares that ``prepare`` returns.
+        rows: of the request; None where the model is not batched.
+
+    Raises:
+        ConfigError: it returned something else. What it raises itself passes through.
+    """
+    result = prepare(*inputs)
+    if isinstance(result, dict):
+        missing = [one.name for one in expected if one.name not in result]
+        if missing:
+            raise ConfigError(f"prepare returned no {missing[0]!r}")
+        result = [result[one.name] for one in expected]
+    elif isinstance(result, np.ndarray):
+        result = [result]
+    if not isinstance(result, (tuple, list)) or len(result) != len(expected):
+        raise ConfigError(
+            f"prepare must return {len(expected)} arrays, as the model declares in prepared=, not "
+            f"a {type(result).__name__}"
+        )
+    return [_checked(array, one, rows) for array, one in zip(result, expected, strict=True)]
+
+
+def _checked(
+    array: Any, declared: TensorMetadata, rows: int | None
+) -> np.ndarray[Any, np.dtype[Any]]:
+    found = np.asarray(array, datatypes.DATATYPES[declared.datatype].storage)
+    if not declared.fits(found.shape) or (rows is not None and len(found) != rows):
+        wanted = list(declared.shape)
+        raise ConfigError(
+            f"prepare returned {declared.name!r} with the shape {list(found.shape)}, and the model "
+            f"declares {wanted}" + ("" if rows is None else f" for {rows} rows")
+        )
+    return found
