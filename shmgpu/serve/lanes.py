@@ -282,7 +282,7 @@ class Lanes:
             return None
         if pending.known is None or pending.known.is_placed:
             return None
-        if pending.served.sequence or pending.digest:
+        if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
         end = self._find(END, 0, count) + 4
         headers = request.headers

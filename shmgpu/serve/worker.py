@@ -93,6 +93,10 @@ class _Worker:
             plan.pools,
             Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
+        if plan.options.otel:  # imported after the fork only: it has threads
+            from shmgpu.serve import spans
+
+            self.calls.spans = spans.exporting(rank)
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
@@ -147,6 +151,8 @@ class _Worker:
         await self._drained(plan.options.drain_timeout)
         if stopped is not None:
             await stopped
+        if self.calls.spans is not None:
+            await loop.run_in_executor(None, self.calls.spans.close)
         self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()
@@ -159,6 +165,8 @@ class _Worker:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
             try:
+                if self.calls.spans is not None:
+                    self.calls.spans.make()
                 if self.settings_of != self.plan.table.version:
                     self.settings_of = self.plan.table.version
                     apply_log(self.plan.table)

@@ -150,6 +150,7 @@ SERVE_ROOMS = [
     "catalog",
     "known",
     "cache",
+    "spans",
     "infer",
     "lifecycle",
     "streams",
