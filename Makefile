@@ -70,6 +70,7 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-run
+	@.ci/bench-tools
 	@$(call locked,install-bench,$(PIP) --no-build-isolation -e '.[bench]')
 	@touch $@
 

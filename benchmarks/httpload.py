@@ -1,10 +1,10 @@
 """Load on an HTTP server: one request posted again and again over so many connections.
 
 The load is wrk's (``wrk.lua``), and where there is no wrk, a Python program's (``main`` below),
-which takes more of the machine for itself: ``preface`` says which. Both are closed loops: a client
-sends its next request when it has its answer. wrk then corrects its latencies for what such a loop
-omits: one that took more than twice the mean interval is counted as the further requests that would
-have been sent meanwhile, too. The Python program does the same.
+which takes more of the machine for itself: ``preface`` says which. Both are closed loops: a
+connection sends its next request when it has its answer. Both correct their latencies for what such
+a loop omits: one that took more than twice the mean interval counts as the requests, too, that
+would have been sent meanwhile.
 
 ``ask`` sends one request and returns the answer, for whoever wants to check it.
 """

@@ -86,7 +86,7 @@ def check(port: int, wire: Wire, x: Floats, factor: float) -> None:
 @contextmanager
 def regions(port: int, x: Floats, nbytes: int) -> Iterator[Wire]:
     """Register two regions of ``nbytes`` with the server, ``x`` in one; yields the wire of both."""
-    names = [f"{Path(tempfile.gettempdir()).name}_{what}" for what in ("in", "out")]
+    names = [f"bench-{os.getpid()}-{what}" for what in ("in", "out")]
     paths = [Path("/dev/shm") / name for name in names]
     views = []
     for name, path in zip(names, paths, strict=True):
@@ -122,9 +122,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     left = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     limit = time.monotonic() + END_LIMIT_S
-    while process.poll() is None or any(map(_runs, left)):
+    while process.poll() is None or any(map(runs, left)):
         if time.monotonic() > limit:
-            for pid in (process.pid, *filter(_runs, left)):
+            for pid in (process.pid, *filter(runs, left)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             break
@@ -132,7 +132,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
     try:
         state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -10,9 +10,11 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import resource
 import signal
 import socket
 import ssl
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from shmgpu import core, daemon, functions, logs, runtime
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.launch import raise_outcome
+from shmgpu.logs import logger
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
 from shmgpu.serve.counters import Counters
@@ -27,8 +30,9 @@ from shmgpu.serve.repository import entry_of
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.runner import Opening
 from shmgpu.serve.table import Table
-from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
+from shmgpu.settings import Settings, descriptors_needed, make_room_for_descriptors, refuse_unsafe
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FOR_EVER = 1_000_000  # restarts of a worker
 WINDOW = 512  # messages that a worker may have outstanding
 SPARE_S = 2.0  # of the end, beyond what workers may take for it
@@ -57,6 +61,7 @@ def serve(options: argparse.Namespace) -> None:
     if options.otel:
         _check_otel()
     sources = repository.find_all(options.models)
+    _warn_of_open_door(options)
     token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
     with contextlib.ExitStack() as held:
         table = Table({})
@@ -125,7 +130,9 @@ def serve(options: argparse.Namespace) -> None:
                 table.ask_reload()
 
         held.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, reload))
-        make_room_for_descriptors(plan.slots + plan.helpers)
+        roles = plan.slots + plan.helpers
+        make_room_for_descriptors(roles)
+        _make_room_for_connections(-(-options.max_connections // options.workers), roles)
         raise_outcome(host, core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core()))
 
 
@@ -151,6 +158,35 @@ def _token(path: str | None) -> bytes:
     if not token:
         raise ConfigError(f"the token's file {path} is empty: write a long random text into it")
     return token
+
+
+def _warn_of_open_door(options: argparse.Namespace) -> None:
+    """Say so where anyone who reaches this machine may ask anything that is allowed."""
+    is_open = not options.uds or options.grpc_port is not None
+    if is_open and options.host not in LOOPBACK and options.token_file is None:
+        logger.warning(
+            "the server listens at %s, beyond this machine, and asks for no token: give "
+            "--token-file and --tls-cert, or put a proxy before it that asks",
+            options.host,
+        )
+
+
+def _make_room_for_connections(most: int, roles: int) -> None:
+    """Raise the soft limit on open files, which workers inherit, as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As many again may be told that they are too many.
+    wanted = descriptors_needed(roles, len(os.listdir("/proc/self/fd"))) + 2 * most
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        logger.warning(
+            "each worker may have %d connections, and the limit on open files is %d: raise it, "
+            "or give fewer --max-connections",
+            most,
+            hard,
+        )
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
@@ -185,8 +221,7 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         listener = socket.socket(socket.AF_UNIX)
         place: Any = options.uds
         where = options.uds
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(place)
+        _clear(options.uds)
     else:
         found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
         family, _, _, _, place = found[0]
@@ -208,6 +243,22 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         if options.uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(options.uds)
+
+
+def _clear(path: str) -> None:
+    """Remove a socket that a server has left; whatever else lies there stays."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise LaunchError(f"{path} is no socket: name another for --uds, or remove it")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            os.unlink(path)
+        else:
+            raise LaunchError(f"another server listens at {path}: name another for --uds")
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ JOINED_BYTES = 8192  # an answer of fewer is written as one piece
 ALIGNMENT = 64
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+Refusal = tuple[int, str, bytes]  # status, sentence, headers
+
 REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 
 
@@ -42,7 +44,8 @@ class Limits:
         body_bytes, header_bytes: of one request.
         connections: of one worker.
         idle_s: that a connection may be open without a request.
-        receive_s: that a request may take to come in, and one more for each SLOWEST bytes of it.
+        receive_s: that a request may take to come in, and one more for each SLOWEST bytes of it
+            that have come.
         send_s: that an answer may lie unread.
     """
 
@@ -75,14 +78,15 @@ class Request:
     __slots__ = (
         "arena_view",
         "body",
+        "chunks",
         "connection",
         "headers",
         "is_answered",
+        "is_old",
         "keep_alive",
         "length",
         "method",
         "on_disconnect",
-        "pieces",
         "refusal",
         "target",
     )
@@ -94,11 +98,12 @@ class Request:
         self.headers: dict[bytes, bytes] = {}
         self.body: Any = b""
         self.arena_view: memoryview | None = None  # where the body is to go
-        self.pieces: list[bytes] = []  # of a body of unknown length
+        self.chunks = bytearray()  # of a body of unknown length
         self.length = -1
         self.keep_alive = True
+        self.is_old = False  # HTTP/1.0: it knows no chunks, and is answered once
         self.is_answered = False
-        self.refusal: tuple[int, str] | None = None  # it was never whole: what to say instead
+        self.refusal: Refusal | None = None  # it was never whole: what to say instead
         self.on_disconnect: Callable[[], None] | None = None
 
     @property
@@ -133,9 +138,21 @@ class Request:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection."""
+    """One connection.
+
+    Args:
+        answer: who answers its requests.
+        arena: where bodies go.
+        limits: what the client may ask.
+        scratch: where heads are received; read before the next connection is.
+        seen: all connections of the worker.
+        admit: looks at a head before there is room for its body; what it returns refuses it:
+            status, sentence, headers.
+        log: told of each answer: the connection's peer, the request, status, bytes of the body.
+    """
 
     __slots__ = (
+        "admit",
         "answer",
         "arena",
         "came",
@@ -143,7 +160,9 @@ class Connection(asyncio.BufferedProtocol):
         "head_bytes",
         "is_closing",
         "limits",
+        "log",
         "parser",
+        "peer",
         "request",
         "scratch",
         "seen",
@@ -163,13 +182,18 @@ class Connection(asyncio.BufferedProtocol):
         scratch: memoryview,
         seen: set[Any],
         take: Callable[[Connection, int], bool],
+        admit: Callable[[Request], Refusal | None] | None = None,
+        log: Callable[[str, Request, int, int], None] | None = None,
     ) -> None:
         self.answer = answer
         self.arena = arena
         self.limits = limits
         self.scratch = scratch
-        self.seen = seen  # all connections of the worker
+        self.seen = seen
         self.take = take  # hands over what is like earlier requests; see shmgpu.serve.lanes
+        self.admit = admit
+        self.log = log
+        self.peer = "-"
         self.came = 0  # bytes in the scratch buffer, if a request begins there
         self.transport: Any = None
         self.parser: Any = httptools.HttpRequestParser(self)
@@ -188,9 +212,18 @@ class Connection(asyncio.BufferedProtocol):
         """As of asyncio."""
         self.transport = transport
         self.since = monotonic()
-        is_too_many = len(self.seen) >= self.limits.connections
+        most = self.limits.connections
+        # Those that were refused, and are still told so, count for nothing up to as many again.
+        is_flood = len(self.seen) >= 2 * most
+        is_too_many = len(self.seen) >= most and sum(not o.is_closing for o in self.seen) >= most
         self.seen.add(self)
-        if is_too_many:
+        if self.log is not None:
+            peer = transport.get_extra_info("peername")
+            self.peer = peer[0] if isinstance(peer, tuple) else "-"
+        if is_flood:
+            self.is_closing = True
+            transport.abort()
+        elif is_too_many:
             self._refuse(503, "the server has as many connections as it may: try again")
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -229,22 +262,28 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self.is_closing:
             return
+        is_first = self.request is None and not self.waiting
         self.came = 0
-        if self.request is None and not self.waiting:
+        if is_first:
             if self.take(self, count):
                 return
             self.came = count
-            self.since = monotonic()
-        if self.request is None or not self.request.method:
-            self.head_bytes += count
+        self.head_bytes += count
         try:
             self.parser.feed_data(self.scratch[:count])
         except httptools.HttpParserUpgrade:
-            self._refuse(501, "the server speaks no other protocol than HTTP/1.1")
+            # Nothing else is spoken here: it is answered as what it is, and is the last.
+            if self.waiting:
+                self.waiting[-1].keep_alive = False
+            elif not self.is_closing:
+                self.is_closing = True
+                self.transport.close()
         except httptools.HttpParserError as error:
             if not self.is_closing:
                 self._refuse(400, f"the request is no HTTP ({error})")
         request = self.request
+        if is_first and request is not None:  # empty lines are no beginning
+            self.since = monotonic()
         if request is not None and request.arena_view is not None and not self.is_closing:
             self.filled = len(request.body)  # what came with the head was copied
             self.parser = None
@@ -269,9 +308,10 @@ class Connection(asyncio.BufferedProtocol):
         self.request.target += data
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As of httptools."""
+        """As of httptools; called for what follows a chunked body, too, which changes nothing."""
         assert self.request is not None
-        self.request.headers[name.lower()] = value
+        if not self.request.method:
+            self.request.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """The head is whole: make room for the body."""
@@ -283,7 +323,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.head_bytes = 0
         request.method = self.parser.get_method()
-        request.keep_alive = self.parser.should_keep_alive()
+        request.is_old = self.parser.get_http_version() != "1.1"
+        request.keep_alive = self.parser.should_keep_alive() and not request.is_old
+        if self.admit is not None:
+            refusal = self.admit(request)
+            if refusal is not None:
+                self._refuse(*refusal)
+                return
         headers = request.headers
         text = headers.get(b"content-length")
         if text is not None and b"transfer-encoding" not in headers:
@@ -297,18 +343,20 @@ class Connection(asyncio.BufferedProtocol):
                 except ArenaFull:
                     self._refuse(503, "the server has no memory left for this request: try again")
                     return
-        if headers.get(b"expect", b"").lower() == b"100-continue" and not self.waiting:
-            self.transport.write(CONTINUE)
+        if headers.get(b"expect", b"").lower() == b"100-continue":
+            if not self.waiting and not request.is_old:
+                self.transport.write(CONTINUE)
 
     def on_body(self, data: bytes) -> None:
         """What came in one piece with the head, or a part of a chunked body."""
         request = self.request
         if request is None or self.is_closing:
             return
+        self.head_bytes = 0  # counts on: chunks' heads, and what follows the last
         view = request.arena_view
         if view is None:
-            request.pieces.append(data)
-            if sum(map(len, request.pieces)) > self.limits.body_bytes:
+            request.chunks += data
+            if len(request.chunks) > self.limits.body_bytes:
                 self._refuse(413, f"the body may have {self.limits.body_bytes} bytes")
             return
         start = len(request.body)
@@ -324,16 +372,15 @@ class Connection(asyncio.BufferedProtocol):
         if request is None or self.is_closing:
             return
         request.arena_view = None
-        if request.pieces:
-            length = sum(map(len, request.pieces))
+        if request.chunks:
             try:
-                view = self._room(length, request.header_length)
+                view = self._room(len(request.chunks), request.header_length)
             except ArenaFull:
                 self._refuse(503, "the server has no memory left for this request: try again")
                 return
-            view[:] = b"".join(request.pieces)
+            view[:] = request.chunks
             request.body = view
-            request.pieces = []
+            request.chunks = bytearray()
         self.waiting.append(request)
         if len(self.waiting) == 1:
             self.answer(request)
@@ -379,21 +426,24 @@ class Connection(asyncio.BufferedProtocol):
         elif self.request is None:
             if waited > limits.idle_s:
                 self.transport.close()
-        elif waited > limits.receive_s + max(self.request.length, 0) / SLOWEST:
-            self._refuse(408, "the request took too long to come in")
+        else:
+            # What has come counts, not what was said: a body's memory is held by its bytes.
+            came = self.filled if self.filled >= 0 else len(self.request.chunks)
+            if waited > limits.receive_s + came / SLOWEST:
+                self._refuse(408, "the request took too long to come in")
 
     # ---- answers -------------------------------------------------------------------------
 
-    def _refuse(self, status: int, sentence: str) -> None:
+    def _refuse(self, status: int, sentence: str, headers: bytes = b"") -> None:
         """The request that is being received is wrong beyond repair: say so, then close."""
         self.is_closing = True
         request = self.request or Request(self)
         self.request = None
         request.keep_alive = False
         request.arena_view = None
-        request.pieces = []
+        request.chunks = bytearray()
         self.filled = -1
-        request.refusal = status, sentence
+        request.refusal = status, sentence, headers
         self.waiting.append(request)
         if len(self.waiting) == 1:
             self._next()
@@ -420,17 +470,22 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(b"".join((head, *body)))
         else:
             transport.writelines([head, *body])
+        if self.log is not None:
+            self.log(self.peer, request, status, length)
         self._answered(request)
 
     def begin(self, request: Request, status: int, content_type: bytes, headers: bytes) -> None:
         """The head of an answer that comes in parts."""
         request.is_answered = True
+        if self.log is not None:
+            self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n%s%s\r\n"
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s%s%s\r\n"
             % (
                 status,
                 REASONS.get(status, "Unknown").encode(),
                 content_type,
+                b"" if request.is_old else b"Transfer-Encoding: chunked\r\n",
                 headers,
                 b"" if request.keep_alive else b"Connection: close\r\n",
             )
@@ -440,7 +495,8 @@ class Connection(asyncio.BufferedProtocol):
         """A part of the answer, as a chunk."""
         if request not in self.waiting:  # the client has left
             return
-        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+        # Whoever knows no chunks reads until the connection ends.
+        self.transport.write(data if request.is_old else b"%x\r\n%s\r\n" % (len(data), data))
         if self.when_taken is None:
             when_taken()
         else:
@@ -449,7 +505,8 @@ class Connection(asyncio.BufferedProtocol):
     def end(self, request: Request) -> None:
         """The last of its parts was sent."""
         if request in self.waiting:
-            self.transport.write(b"0\r\n\r\n")
+            if not request.is_old:
+                self.transport.write(b"0\r\n\r\n")
             request.on_disconnect = None
             self._answered(request)
 
@@ -490,8 +547,8 @@ class Connection(asyncio.BufferedProtocol):
         if request.refusal is None:
             self.answer(request)
         else:
-            status, sentence = request.refusal
-            request.reply(status, [error_body(sentence)])
+            status, sentence, headers = request.refusal
+            request.reply(status, [error_body(sentence)], headers=headers)
 
 
 def _nothing() -> None:

@@ -85,6 +85,7 @@ FLAGS = (
     Flag("token-file", str, None, "FILE", "with a token that clients must bear; 401 without it"),
     Flag("tls-cert", str, None, "FILE", "of the server's certificate, in PEM: HTTPS only"),
     Flag("tls-key", str, None, "FILE", "of its key"),
+    Flag("access-log", str, None, "FILE", "a line for each request; - is standard output"),
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),

@@ -29,7 +29,7 @@ from shmgpu.serve.edge import Connection, Request, head_of
 from shmgpu.serve.infer import Calls, Outcome, Pending
 
 MOST_LANES = 512  # all are forgotten when there are more
-MOST_SEATS = 64  # of a lane
+MOST_SEATS = 256  # of a lane
 MOST_HEAD = 4096  # bytes of a head that is kept
 MOST_ANSWER = 65536  # bytes of an answer that is copied out
 END = b"\r\n\r\n"
@@ -283,6 +283,8 @@ class Lanes:
         if pending.known is None or pending.known.is_placed:
             return None
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
+            return None
+        if pending.request.sequence_id or call.placement:  # it matters which helper runs it
             return None
         end = self._find(END, 0, count) + 4
         headers = request.headers

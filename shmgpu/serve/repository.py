@@ -13,7 +13,8 @@ from typing import Any
 
 from shmgpu.errors import ConfigError
 
-KINDS = {".py": "python"}  # how a file is loaded, by the end of its name
+# How a file is loaded, by the end of its name.
+KINDS = {".py": "python", ".pt": "torchscript", ".pt2": "exported", ".onnx": "onnx"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def entry_of(source: Source, **more: Any) -> dict[str, Any]:
 def find(place: str) -> list[Source]:
     """The sources at ``PATH`` or ``PATH@POOL``.
 
-    A folder is a model repository: ``NAME/VERSION/model.py``, all versions that it has.
+    A folder is a model repository: ``NAME/VERSION/model.py``, all versions that it has, and
+    files that lie in it as they are, ``NAME.pt``, each version 1 of its model. Python files whose
+    names begin with an underscore are no models.
 
     Raises:
         ConfigError: nothing that can be served is there.
@@ -65,15 +68,14 @@ def find(place: str) -> list[Source]:
     text, _, pool = place.partition("@")
     path = Path(text).resolve()
     if path.is_file():
-        return [
-            Source(str(path), _kind(path), "" if path.suffix == ".py" else path.stem, "1", pool)
-        ]
+        return [_flat(path, _kind(path), pool)]
     if not path.is_dir():
         raise ConfigError(f"there is no model at {text}: name a file, or a folder of models")
-    found = [source for folder in sorted(path.iterdir()) for source in _versions(folder, pool)]
+    found = [source for one in sorted(path.iterdir()) for source in _inside(one, pool)]
     if not found:
         raise ConfigError(
-            f"the folder {text} holds no model: it must have NAME/1/model.py or the like in it"
+            f"the folder {text} holds no model: it must have NAME/1/model.py or NAME.pt or "
+            "the like in it"
         )
     return found
 
@@ -98,9 +100,22 @@ def in_pools(sources: Sequence[Source], pools: Sequence[str]) -> list[Source]:
     return [replace(source, pool=source.pool or pools[0]) for source in sources]
 
 
-def _versions(folder: Path, pool: str) -> list[Source]:
-    if not folder.is_dir() or folder.name.startswith((".", "_")):
+def _flat(path: Path, kind: str, pool: str) -> Source:
+    """A file that is no part of a repository; a Python file names its models itself."""
+    return Source(str(path), kind, "" if kind == "python" else path.stem, "1", pool)
+
+
+def _inside(path: Path, pool: str) -> list[Source]:
+    """What a folder's entry holds."""
+    if path.name.startswith((".", "_")):
         return []
+    if path.is_dir():
+        return _versions(path, pool)
+    kind = KINDS.get(path.suffix)
+    return [_flat(path, kind, pool)] if kind is not None else []
+
+
+def _versions(folder: Path, pool: str) -> list[Source]:
     found = []
     for inner in sorted(folder.iterdir()):
         if not inner.is_dir() or not re.fullmatch(r"[1-9][0-9]*", inner.name):

@@ -22,7 +22,7 @@ from shmgpu.serve import describe, known, protocol, settings
 from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
@@ -37,6 +37,7 @@ PLAIN = b"text/plain; charset=utf-8"
 WINDOWS = {b"gzip": 31, b"deflate": 15}  # zlib's wbits
 NO_TOKEN = "the server wants a token: Authorization: Bearer ..."
 OPEN_TO_ALL = (b"/v2/health/live", b"/v2/health/ready")  # without a token
+MOST_TARGET_BYTES = 256  # of one that is worth remembering
 _INFER = re.compile(rb"/v2/models/([^/?]+)(?:/versions/([^/?]+))?/infer(?:\?.*)?")
 
 
@@ -79,12 +80,17 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
+    def admit(self, request: Request) -> Refusal | None:
+        """Refuse a head that does not bear the token; see :class:`shmgpu.serve.edge.Connection`."""
+        if request.target in OPEN_TO_ALL:
+            return None
+        if bears(request.headers.get(b"authorization", b""), self.token):
+            return None
+        return 401, NO_TOKEN, b"WWW-Authenticate: Bearer\r\n"
+
     def answer(self, request: Request) -> None:
         """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
         try:
-            if self.token and request.target not in OPEN_TO_ALL:
-                if not bears(request.headers.get(b"authorization", b""), self.token):
-                    raise ProtocolError(401, NO_TOKEN)
             target = request.target
             known = self._paths.get(target)
             if known is None:
@@ -94,10 +100,13 @@ class Front:
                     return
                 name, version = found.groups(b"")
                 known = unquote(name.decode("latin-1")), unquote(version.decode("latin-1"))
-                if len(self._paths) < 1024:
+                if len(target) <= MOST_TARGET_BYTES:
+                    if len(self._paths) >= 1024:
+                        self._paths.clear()
                     self._paths[target] = known
             if request.method != b"POST":
-                raise ProtocolError(405, "use POST here")
+                not_allowed(request, [b"POST"])
+                return
             self._infer(request, *known)
         except Exception as error:
             fail(request, error)
@@ -124,12 +133,12 @@ class Front:
 
     def _route(self, request: Request) -> None:
         path, _, _ = request.target.partition(b"?")
-        is_known = False
+        allowed: list[bytes] = []
         for method, pattern, handler in ROUTES:
             match = pattern.fullmatch(path)
             if match is None:
                 continue
-            is_known = True
+            allowed += [method, b"HEAD"] if method == b"GET" else [method]
             if method == request.method or (request.method == b"HEAD" and method == b"GET"):
                 self.catalog.refresh()
                 names = {
@@ -138,8 +147,9 @@ class Front:
                 }
                 handler(self, request, **names)
                 return
-        if is_known:
-            raise ProtocolError(405, f"{request.method.decode('latin-1')} is not for this path")
+        if allowed:
+            not_allowed(request, allowed)
+            return
         raise ProtocolError(404, "Not Found")
 
     def _infer(self, request: Request, name: str, version: str) -> None:
@@ -233,8 +243,13 @@ def bears(authorization: bytes, token: bytes) -> bool:
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
-    headers = b"WWW-Authenticate: Bearer\r\n" if status == 401 else b""
-    request.reply(status, [error_body(sentence)], headers=headers)
+    request.reply(status, [error_body(sentence)])
+
+
+def not_allowed(request: Request, methods: Sequence[bytes]) -> None:
+    """Say which methods a path has."""
+    sentence = f"{request.method.decode('latin-1')} is not for this path"
+    request.reply(405, [error_body(sentence)], headers=b"Allow: %s\r\n" % b", ".join(methods))
 
 
 def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:

@@ -20,6 +20,7 @@ from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes
+from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
@@ -369,8 +370,14 @@ def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> l
     return models
 
 
+def _adapted(helper: Helper, source: dict[str, Any], source_number: int) -> list[Model]:
+    """A file that needs no code."""
+    return [ADAPTERS[source["kind"]](helper, source["path"])]
+
+
 LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
     "python": load_python,
+    **dict.fromkeys(ADAPTERS, _adapted),
 }
 
 

@@ -20,6 +20,7 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
+from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
@@ -125,6 +126,7 @@ class _Worker:
             options.receive_timeout,
             options.send_timeout,
         )
+        self.access = AccessLog(options.access_log) if options.access_log else None
         self.connections: set[Connection] = set()
         self.told = asyncio.Event()
         self.settings_of = -1  # version of the table whose log settings hold here
@@ -158,12 +160,16 @@ class _Worker:
             connection.transport.close()
         for descriptor in self.port.wire.descriptors():
             loop.remove_reader(descriptor)
+        if self.access is not None:
+            self.access.write()
 
     async def _tend(self) -> None:
         """What is looked after besides requests."""
         while True:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
+            if self.access is not None:
+                self.access.write()
             try:
                 if self.calls.spans is not None:
                     self.calls.spans.make()
@@ -186,9 +192,16 @@ class _Worker:
 
     def _connect(self) -> Connection:
         answer: Callable[..., None] = self.front.answer
-        take = self.front.lanes.take
         return Connection(
-            answer, self.port.arena, self.limits, self.scratch, self.connections, take
+            answer,
+            self.port.arena,
+            self.limits,
+            self.scratch,
+            self.connections,
+            # Requests on lanes are answered past the log.
+            self.front.lanes.take if self.access is None else _take_none,
+            self.front.admit if self.plan.token else None,
+            self.access,
         )
 
     async def _drained(self, seconds: float) -> None:
@@ -203,3 +216,8 @@ class _Worker:
                 )
                 return
             await asyncio.sleep(LOOK_S)
+
+
+def _take_none(connection: Connection, count: int) -> bool:
+    """Every request goes the general way."""
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 pytest.importorskip("uvloop", reason="shmgpu[serve] is not installed")
@@ -14,6 +16,13 @@ def gevents_loop():
     """The stock HTTP client's, which stays in the process once it was needed."""
     gevent = pytest.importorskip("gevent", reason="tritonclient[http] is not installed")
     gevent.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def clients_end_in_this_thread():
+    """The stock HTTP client closes itself when collected, which no thread of gRPC's may do."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

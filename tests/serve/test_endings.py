@@ -217,3 +217,17 @@ def test_nothing_of_a_server_stays_behind():
         assert sleep(server, 0)[0] == 200
         pids = server.children()
     assert not [pid for pid in pids if pathlib.Path(f"/proc/{pid}").exists()]
+
+
+def test_when_the_parent_is_killed_nobody_stays():
+    with servers.serving(MODEL, helpers=1, workers=2) as server:
+        assert sleep(server, 0)[0] == 200
+        pids = server.children()
+        assert len(pids) == 3
+        server.process.kill()
+        server.process.wait()
+        servers.until(
+            lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids),
+            "helpers and workers end with their parent",
+        )
+        server.process.returncode = 0  # as the end was meant

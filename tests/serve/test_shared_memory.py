@@ -109,18 +109,30 @@ def test_inputs_and_outputs_lie_in_regions(triton, region):
 
 
 def test_regions_and_the_body_can_be_mixed(triton, region):
-    a = np.ones((1, 4), np.float32)
-    b = np.full((1, 4), 2, np.float32)
     handle, key = region("mixed", 64)
-    shm.set_shared_memory_region(handle, [a])
     triton.register_system_shared_memory("mixed", key, 64)
-    inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
     outputs = [wanted("sum", "mixed", 16, 16), http.InferRequestedOutput("difference")]
-    result = triton.infer(
-        "add_sub", [inline, placed("a", [1, 4], "FP32", "mixed", 16)], outputs=outputs
-    )
-    assert np.array_equal(result.as_numpy("difference"), a - b)
-    assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+    for number in range(4):  # the same header each time, and other bytes
+        a = np.full((1, 4), number, np.float32)
+        b = np.full((1, 4), 2, np.float32)
+        shm.set_shared_memory_region(handle, [a])
+        inline = http.InferInput("b", [1, 4], "FP32").set_data_from_numpy(b)
+        inputs = [inline, placed("a", [1, 4], "FP32", "mixed", 16)]
+        result = triton.infer("add_sub", inputs, outputs=outputs)
+        assert np.array_equal(result.as_numpy("difference"), a - b)
+        assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [1, 4], 16), a + b)
+
+
+def test_a_name_means_the_region_that_has_it_now(triton, region):
+    x = placed("x", [4], "FP32", "moving", 16)
+    for number in range(3):
+        handle, key = region(f"moving{number}", 64)
+        shm.set_shared_memory_region(handle, [np.full(4, number, np.float32)])
+        triton.register_system_shared_memory("moving", key, 64)
+        for _ in range(2):
+            result = triton.infer("add_in_place", [x])
+            assert result.as_numpy("y").tolist() == [number + 1] * 4
+        triton.unregister_system_shared_memory("moving")
 
 
 def test_what_the_client_writes_between_requests_is_seen(triton, region):

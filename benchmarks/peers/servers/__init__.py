@@ -67,7 +67,18 @@ SHMGPU = Server(
     ("shmgpu", "uvloop", "httptools"),
     {
         "one helper": Configuration(
-            ("--workers", "2", "--helpers", "1", "--devices", "cpu", "--arena", "192MiB"), binary()
+            (
+                "--workers",
+                "2",
+                "--helpers",
+                "1",
+                "--devices",
+                "cpu",
+                "--arena",
+                "192MiB",
+                "--allow-client-shm",
+            ),
+            binary(),
         )
     },
     dict.fromkeys(KINDS, "one helper"),

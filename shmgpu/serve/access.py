@@ -1,0 +1,59 @@
+"""The access log: a line for each request, in the Common Log Format.
+
+Owns the file. Lines are gathered and written together a few times a second, each time to the file
+that has the name by then, so that it can be rotated by renaming it. Workers write to one file:
+what is appended in one write stays together.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from shmgpu.logs import logger
+from shmgpu.serve.edge import Request
+
+MOST_LINES = 1000  # that wait to be written
+
+# Whatever could end a line or a quotation, and what is no ASCII.
+_ESCAPES = {code: f"\\x{code:02x}" for code in range(256) if not 32 <= code < 127 or code in b'"\\'}
+
+
+class AccessLog:
+    """A worker's; ``path`` of ``-``: standard output."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lines: list[str] = []
+        self._second = -1
+        self._date = ""
+
+    def __call__(self, peer: str, request: Request, status: int, length: int) -> None:
+        """Keep the line of an answer."""
+        now = int(time.time())
+        if now != self._second:
+            self._second = now
+            self._date = time.strftime("%d/%b/%Y:%H:%M:%S +0000", time.gmtime(now))
+        asked = b"%s %s HTTP/1.%d" % (request.method, request.target, not request.is_old)
+        text = asked.decode("latin-1").translate(_ESCAPES) if request.method else "-"
+        self._lines.append(f'{peer} - - [{self._date}] "{text}" {status} {length}\n')
+        if len(self._lines) >= MOST_LINES:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was kept."""
+        lines, self._lines = self._lines, []
+        if not lines:
+            return
+        data = "".join(lines).encode()
+        try:
+            if self.path == "-":
+                os.write(1, data)
+                return
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                os.write(file, data)
+            finally:
+                os.close(file)
+        except OSError as error:
+            logger.warning("%d lines of the access log are lost: %s", len(lines), error)

@@ -1,0 +1,93 @@
+"""Models that ``torch.export.save`` wrote: such a file knows its inputs, outputs and open axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.errors import ConfigError
+from shmgpu.serve.adapters import beside, tensors
+from shmgpu.serve.models import MOST_ROWS, Model, Tensor
+
+
+def load(helper: Any, path: str) -> Model:
+    """The model of an exported program, on the helper's device.
+
+    It is batched where axis 0 of all inputs and outputs was exported as one dynamic dimension.
+
+    Raises:
+        ConfigError: it is no such file, or takes what is no tensor.
+    """
+    torch = tensors.torch_for(path)
+    from torch.utils import _pytree as pytree
+
+    with tensors.opening(path, "a file of torch.export.save"):
+        program = torch.export.load(path)
+    if helper.device != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, helper.device)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    leaves = [one.arg for one in program.graph_signature.input_specs if one.kind.name == _USER]
+    places = [place for place, one in enumerate(leaves) if type(one).__name__ == "TensorArgument"]
+    template = [getattr(one, "value", None) for one in leaves]
+    found = [_tensor(leaves[place].name, values[leaves[place].name]) for place in places]
+    given = [one.arg for one in program.graph_signature.output_specs if one.kind.name == _OUTPUT]
+    if not all(type(one).__name__ == "TensorArgument" for one in given):
+        raise ConfigError(f"{path} gives what is no tensor: export a module that gives tensors")
+    structure = program.call_spec.out_spec
+    names = (
+        [str(key) for key in structure.context]
+        if structure.type is dict and len(structure.context) == len(given)
+        else tensors.output_names(len(given))
+    )
+    gives = [_tensor(name, values[one.name]) for name, one in zip(names, given, strict=True)]
+    config = beside.read(path)
+    inputs = config.tensors("inputs", found, by_name=False)
+    outputs = config.tensors("outputs", gives, by_name=False)
+    least, most = _rows(
+        program, [values[leaves[place].name] for place in places] + [values[o.name] for o in given]
+    )
+    in_spec = program.call_spec.in_spec
+    helper.session = program.module()
+
+    def serve(helper: Any, *arrays: Any) -> Any:
+        rows = len(arrays[0]) if most else least
+        if rows < least:
+            arrays = tuple(_padded(torch, one, least) for one in arrays)
+        flat = list(template)
+        for place, one in zip(places, arrays, strict=True):
+            flat[place] = one
+        args, kwargs = pytree.tree_unflatten(flat, in_spec)
+        with torch.inference_mode():
+            results = pytree.tree_leaves(helper.session(*args, **kwargs))
+        return tuple(one[:rows] for one in results) if rows < least else tuple(results)
+
+    return config.make(
+        serve, inputs, outputs, arrays="torch", platform="pytorch_export", most_rows=most
+    )
+
+
+_USER, _OUTPUT = "USER_INPUT", "USER_OUTPUT"
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    shape = tuple(extent if isinstance(extent, int) else -1 for extent in value.shape)
+    return Tensor(name, beside.datatype_of(value.dtype, name), shape)
+
+
+def _rows(program: Any, values: list[Any]) -> tuple[int, int]:
+    """How few and how many rows the program takes as one: 0, 0 where axis 0 is no batch."""
+    firsts: list[Any] = [one.shape[0] if len(one.shape) else 0 for one in values]
+    if any(isinstance(one, int) for one in firsts) or len({str(one) for one in firsts}) > 1:
+        return 0, 0
+    bounds = program.range_constraints.get(firsts[0].node.expr)
+    if bounds is None:  # it is computed from another axis
+        return 0, 0
+    # Unless it was given, the upper bound is an infinity, which is no int.
+    most = int(bounds.upper) if bounds.upper < MOST_ROWS else MOST_ROWS
+    return max(1, int(bounds.lower)), most
+
+
+def _padded(torch: Any, rows: Any, count: int) -> Any:
+    """A batch as long as it was exported for at least, the last row repeated."""
+    return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])

@@ -1,0 +1,57 @@
+"""Models that ``torch.jit.save`` wrote.
+
+Such a file names its inputs, and says neither their shapes nor their dtypes: those stand beside it.
+What it gives is found out by running it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.errors import ConfigError
+from shmgpu.serve.adapters import beside, tensors
+from shmgpu.serve.models import MOST_ROWS, Model
+
+
+def load(helper: Any, path: str) -> Model:
+    """The model of a TorchScript file, on the helper's device.
+
+    Raises:
+        ConfigError: it is no such file, or too little is known of its inputs.
+    """
+    torch = tensors.torch_for(path)
+    with tensors.opening(path, "a file of torch.jit.save"):
+        helper.session = torch.jit.load(path, map_location=helper.device).eval()
+    config = beside.read(path)
+    inputs = config.tensors("inputs", _names(helper.session, path), by_name=False)
+
+    def run(helper: Any, *arrays: Any) -> Any:
+        with torch.inference_mode():
+            return helper.session(*arrays)
+
+    found = tensors.find_outputs(torch, run, helper, inputs)
+    outputs = config.tensors("outputs", found, by_name=False)
+
+    def serve(helper: Any, *arrays: Any) -> Any:
+        return tuple(tensors.flat(run(helper, *arrays))[0])
+
+    return config.make(
+        serve,
+        inputs,
+        outputs,
+        arrays="torch",
+        platform="pytorch_libtorch",
+        most_rows=MOST_ROWS if tensors.are_rows(inputs, outputs) else 0,
+    )
+
+
+def _names(module: Any, path: str) -> list[str | Any]:
+    """Of the inputs that the model must have."""
+    arguments = [one for one in module.forward.schema.arguments[1:] if not one.has_default_value()]
+    for one in arguments:
+        if str(one.type) != "Tensor":
+            raise ConfigError(
+                f"input {one.name!r} of {path} is {one.type}, and only tensors can be served: "
+                "script a module around it that takes tensors"
+            )
+    return [one.name for one in arguments]

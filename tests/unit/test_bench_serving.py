@@ -1,0 +1,183 @@
+"""The servers answer rightly what they are measured at, and the load is counted as it was."""
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Last, so that an installed shmgpu is not hidden by the checkout's.
+sys.path.append(str(ROOT))
+
+from benchmarks import harness, httpload, isolate, servers, serving  # noqa: E402
+from benchmarks.figures import ProbeFailed, Unavailable  # noqa: E402
+from benchmarks.peers.servers import ECHO, KINDS, PEERS, SHMGPU, find  # noqa: E402
+from benchmarks.peers.servers.wires import HEADER_LENGTH, binary  # noqa: E402
+
+LIMIT_S = 100.0
+PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
+
+
+def runnable(server, configuration):
+    """A parameter that is skipped where the server is not installed."""
+    missing = [name for name in server.needs if importlib.util.find_spec(name) is None]
+    if server.program and shutil.which(server.program) is None:
+        missing.append(server.program)
+    marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed"), pytest.mark.slow]
+    return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
+
+
+@pytest.mark.parametrize(
+    ("name", "configuration"),
+    [runnable(server, each) for server in (ECHO, *PEERS) for each in server.configurations],
+)
+def test_a_server_answers_rightly_and_is_measured(name, configuration):
+    loads = ["1KiB_8", "600KiB"]
+    result = isolate.call(
+        "benchmarks.serving:serve",
+        LIMIT_S,
+        name=name,
+        configuration=configuration,
+        loads=loads,
+        seconds=0.2,
+    )
+    assert {key: value > 0 for key, value in result.items()} == {
+        f"{load} {quantity}": True for load in loads for quantity in serving.UNITS
+    }
+
+
+@pytest.mark.slow
+def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
+    for module in ("shmgpu._core", *SHMGPU.needs):
+        pytest.importorskip(module)
+    loads = ["1KiB_8", "600KiB", "600KiB_shared"]
+    result = isolate.call(
+        "benchmarks.serving:serve",
+        LIMIT_S,
+        name=SHMGPU.name,
+        configuration=serving.OURS,
+        loads=loads,
+        seconds=0.2,
+    )
+    assert all(result[f"{load} rate"] > 0 for load in loads)
+    assert 0 < result[serving.WORKER_MIB] < 1000
+
+
+@contextlib.contextmanager
+def echo():
+    configuration = ECHO.configurations[serving.BARE]
+    port = servers.free_port()
+    command = [sys.executable, *ECHO.command, "--port", str(port)]
+    pytest.importorskip("uvloop")
+    pytest.importorskip("httptools")
+    with servers.running(command, port, configuration.wire, ECHO.factor) as pid:
+        yield port, pid, configuration.wire
+
+
+@pytest.mark.parametrize("has_wrk", [False, True])
+def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, has_wrk):
+    if has_wrk and shutil.which("wrk") is None:
+        pytest.skip("there is no wrk")
+    if not has_wrk:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert ("Load by wrk" in httpload.preface()) == has_wrk
+    assert ("Python program" in httpload.preface()) != has_wrk
+    with echo() as (port, _, wire):
+        load = httpload.drive(port, wire.write(np.ones(256, "float32")), 4, 1.0)
+    assert load.rate > 0
+    assert 0 < load.median_us <= load.p99_us
+
+
+def test_a_server_that_refuses_does_not_look_fast():
+    with echo() as (port, _, _wire):
+        request = httpload.Request("/", b"", {"Transfer-Encoding": "nonsense"})
+        with pytest.raises((ProbeFailed, OSError)):
+            httpload.ask(port, request)
+
+
+def test_a_server_that_errs_in_one_item_is_found():
+    with echo() as (port, _, wire):
+        servers.check(port, wire, np.ones(4, "float32"), 1)
+        with pytest.raises(ProbeFailed, match="wrong answer"):
+            servers.check(port, wire, np.ones(4, "float32"), 2)
+
+
+def test_a_server_that_ends_at_once_fails_its_probe_with_its_last_words():
+    command = [sys.executable, "-c", "raise SystemExit('there is no such model')"]
+    with pytest.raises(ProbeFailed, match="there is no such model"):
+        with servers.running(command, servers.free_port(), binary(), 1):
+            raise AssertionError("it runs")
+
+
+def test_nothing_of_a_server_is_left():
+    with echo() as (_, pid, _wire):
+        processes = [pid, *servers.descendants(pid)]
+        assert len(processes) == 2
+    assert not any(servers.runs(one) for one in processes)
+
+
+def test_slow_answers_count_as_the_requests_they_kept_back():
+    # One took ten times the interval: what was due meanwhile was not sent, and waited less.
+    corrected = httpload.corrected([100.0] * 10 + [1000.0], 100.0)
+    assert sorted(corrected)[10:] == [100.0 * n for n in range(2, 11)]
+
+
+def test_a_request_is_written_as_tritons_client_writes_it():
+    client = pytest.importorskip("tritonclient.http")
+    import json
+
+    x = np.arange(4, dtype="float32")
+    tensor = client.InferInput("x", [1, 4], "FP32")
+    tensor.set_data_from_numpy(x.reshape(1, 4), binary_data=True)
+    wanted = client.InferRequestedOutput("y", binary_data=True)
+    body, length = client.InferenceServerClient.generate_request_body([tensor], outputs=[wanted])
+    ours = binary().write(x)
+    own_length = int(ours.headers[HEADER_LENGTH])
+    assert json.loads(ours.body[:own_length]) == json.loads(body[:length])
+    assert ours.body[own_length:] == body[length:]
+
+
+def test_a_server_that_is_missing_is_skipped_and_its_rows_say_so(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    (group,) = (group for group in serving.WORKLOAD.groups if group.name == "peers")
+    (probe,) = (probe for probe in group.probes if probe.name.startswith("Triton"))
+    with pytest.raises(Unavailable, match="no tritonserver on the path"):
+        probe.run(0.1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    samples = harness.measure(group, harness.Effort(0.0, 1))  # runs nothing: all are missing
+    for figure in group.figures:
+        assert harness.row_of(group, figure, samples).notes
+
+
+def test_every_configuration_has_rows_and_a_best_one_is_asked_for_each_load():
+    (group,) = (group for group in serving.WORKLOAD.groups if group.name == "peers")
+    for peer in PEERS:
+        labels = {peer.label(configuration) for configuration in peer.configurations}
+        mine = [figure for figure in group.figures if figure.against[0] in labels]
+        assert {figure.against[0] for figure in mine} == labels
+        asked = [figure.of[1] for figure in mine if figure.asked]
+        assert sorted(asked) == sorted(
+            [f"{load} {quantity}" for load in serving.SMALL for quantity in ("rate", "p99")]
+            + ["600KiB rate"]
+        )
+
+
+def test_the_page_names_every_server_and_configuration():
+    page = PEERS_PAGE.read_text()
+    for server in PEERS:
+        section = page.split(f"### {server.name}\n")[1].split("\n### ")[0]
+        for configuration in server.configurations:
+            assert f"`{configuration}`" in section
+        assert set(server.best) == set(KINDS)
+        for kind, configuration in server.best.items():
+            assert configuration in server.configurations
+            assert f"{kind}: `{configuration}`" in " ".join(section.split())
+
+
+def test_a_server_is_found_by_its_name():
+    assert find("mosec").key == "mosec"
+    assert find("shmgpu") is SHMGPU
