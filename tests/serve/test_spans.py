@@ -36,6 +36,9 @@ class Exported:
                     self.spans.append(json.loads(text))
                     text = ""
 
+    def join(self):
+        self._thread.join(servers.DEADLINE_S)
+
     def of(self, model, name="infer"):
         return [
             one
@@ -59,6 +62,7 @@ def exported(monkeypatch):
         found = Exported(server)
         found.server = server
         yield found
+    found.join()
 
 
 def ask(kind, address, model="scale", **more):
