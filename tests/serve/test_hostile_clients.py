@@ -78,7 +78,7 @@ def test_what_follows_a_chunked_body_changes_nothing_and_is_bounded(strict):
         with contextlib.suppress(OSError):
             for number in range(10_000):
                 connection.sendall(b"X-%d: 1\r\n" % number)
-        assert read_all(connection).startswith((b"HTTP/1.1 431 ", b""))
+        assert read_all(connection).startswith(b"HTTP/1.1 431 ")
     assert strict.ask("POST", PATH, JSON)[0] == 200
 
 
