@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmgpu import core, spawn, trace
+from shmgpu import core, figures, spawn, trace
 from shmgpu.errors import NotRunning, ShmError
 from shmgpu.stats import stats
 
@@ -178,6 +178,8 @@ class Watch:
         finally:
             os.close(opened)  # the mapping keeps the file, and its number from being reused
         self._is_open = True
+        self._figures = figures.find(pid)
+        self._models: dict[str, Row] = {}
         self._names: dict[int, str] = {}
         self._next_record = 0
         self._last: dict[str, Any] | None = None
@@ -212,6 +214,8 @@ class Watch:
             self._helper(index, row, before and before["helpers"][index], seconds, batches)
             for index, row in enumerate(counters["helpers"])
         ]
+        before_models, self._models = self._models, figures.read(self._figures or "")
+        models = figures.show(self._models, before_models, seconds)
         self._last, self._last_ns = counters, now_ns
         return {
             "pid": self.pid,
@@ -222,6 +226,7 @@ class Watch:
             "interval_s": seconds,
             "broker": broker,
             "rates": _rates(broker, before and before["broker"], seconds),
+            "models": models,
             "helpers": helpers,
             "children": children,
             "functions": self._functions(records, weight, seconds),

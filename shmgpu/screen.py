@@ -134,6 +134,7 @@ class Top(App[None]):
     #history Sparkline { height: 2; }
     #history Sparkline > .sparkline--min-color { color: $primary; }
     #history Static { color: $text-muted; height: 1; }
+    #models { height: auto; max-height: 10; margin-top: 1; }
     #helpers { height: auto; max-height: 10; margin-top: 1; }
     #functions { height: auto; max-height: 10; margin-top: 1; }
     #children { margin-top: 1; }
@@ -164,6 +165,7 @@ class Top(App[None]):
             with Vertical():
                 yield Static("queued", id="queues-label", markup=False)
                 yield Sparkline([], id="queues")
+        yield Rows("models")
         yield Rows("helpers")
         yield Rows("functions")
         yield Rows("children")
@@ -237,6 +239,7 @@ class Top(App[None]):
         self.query_one("#rates-label", Static).update(label)
         label = f"queued, at most {views.count(max(self.queues))}"
         self.query_one("#queues-label", Static).update(label)
+        self.query_one("#models", Rows).display = bool(sample["models"])
         for table in views.tables(sample):
             self.query_one(f"#{table.name}", Rows).show(table, sample[table.name])
 

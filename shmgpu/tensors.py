@@ -164,7 +164,9 @@ class Tensor:
     def item(self) -> Any:
         """The one element as a plain number."""
         if self.numel() != 1:
-            raise ValueError(f"item() is of one element, and the shape is {self.shape}")
+            raise ValueError(
+                f"one element can be a plain number, and the tensor's shape is {self.shape}"
+            )
         return lazy.elements(self._node).item()
 
     def tolist(self) -> Any:
@@ -202,6 +204,44 @@ class Tensor:
 
     def __bool__(self) -> bool:
         return bool(self.item())
+
+    def __index__(self) -> int:
+        if is_float(self.dtype):
+            raise TypeError(f"a tensor of {self.dtype.name} is no index: use int() of it")
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self if self.shape else self.item(), spec) if spec else str(self)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        return self.numpy().__dlpack_device__()
+
+    # A copy is a tensor of its own: what a helper holds, and how often it is shown, are counted.
+
+    def __copy__(self) -> Tensor:
+        return self.__deepcopy__({}) if self._node.leaf is not None else Tensor(self._node)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if self._node.needs_grad and self._node.leaf is None:
+            raise RuntimeError(
+                "a tensor that gradients flow through cannot be copied: copy tensor.detach()"
+            )
+        made = memo[id(self)] = self.detach()
+        if self._node.needs_grad:
+            made.requires_grad_()
+        if self.grad is not None:
+            made.grad = self.grad.__deepcopy__(memo)
+        return made
+
+    def __reduce__(self) -> Any:
+        if self._node.needs_grad and self._node.leaf is None:
+            raise RuntimeError(
+                "a tensor that gradients flow through cannot be pickled: pickle tensor.detach()"
+            )
+        return tensor, (np.array(self.numpy()), None, self.requires_grad)
 
     def __repr__(self) -> str:
         text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
@@ -314,6 +354,14 @@ class Tensor:
         node = as_operand(source, self.dtype)
         return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
 
+    def fill_(self, value: float) -> Tensor:
+        """All elements become this number."""
+        return self._updated(creation.full(self.shape, value, self.dtype))
+
+    def contiguous(self) -> Tensor:
+        """Itself: how elements lie is the helper's business."""
+        return self
+
     def __getitem__(self, index: Any) -> Tensor:
         return Tensor(indexing.getitem(self._node, _as_index(index)))
 
@@ -329,6 +377,8 @@ def as_operand(value: Any, dtype: DType | None = None) -> Any:
     """A tensor's node, a plain number as it is, anything else as a new leaf."""
     if type(value) is Tensor:
         return value._node
+    if isinstance(value, np.generic):
+        value = value.item()  # as weak as Python's own, as in PyTorch
     if isinstance(value, (bool, int, float)):
         return value if dtype is None else number(value, dtype)
     return _leaf(value, None)
@@ -532,6 +582,8 @@ def as_argument(value: Any) -> Any:
         return value._node
     if isinstance(value, (list, tuple)) and any(type(one) is Tensor for one in value):
         return [as_operand(one) for one in value]
+    if isinstance(value, np.generic):
+        return value.item()
     return _leaf(value, None) if arrays.is_array(value) else value
 
 
@@ -557,7 +609,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (attention, "scaled_dot_product_attention"),
         (losses, "mse_loss l1_loss nll_loss cross_entropy binary_cross_entropy"),
         (losses, "binary_cross_entropy_with_logits"),
-        (indexing, "gather scatter_add index_select take embedding"),
+        (indexing, "gather scatter_add index_select take embedding masked_fill"),
         (rearranging, "tril triu pad roll one_hot"),
         (ordering, "argmax argmin max min argsort sort topk cumsum"),
     )
@@ -587,6 +639,13 @@ def _reflected(call: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, other: call(other, self)
 
 
+def _comparing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Python asks the other side, and at last whether the two are one, of what is no number."""
+    return lambda self, other: (
+        NotImplemented if other is None or isinstance(other, str) else call(self, other)
+    )
+
+
 def _in_place(name: str) -> Callable[..., Any]:
     family = linear if name == "matmul" else elementwise
     record = getattr(family, name)
@@ -612,10 +671,10 @@ def _add_methods() -> None:
         setattr(Tensor, f"__{operator}__", FUNCTIONS[name])
         setattr(Tensor, f"__r{operator}__", _reflected(FUNCTIONS[name]))
         setattr(Tensor, f"__i{operator}__", _in_place(name))
-        if operator in ("add", "sub", "mul"):
+        if operator in ("add", "sub", "mul", "truediv"):
             setattr(Tensor, f"{name}_", _in_place(name))
     for name in _COMPARISONS:
-        setattr(Tensor, f"__{name}__", FUNCTIONS[name])
+        setattr(Tensor, f"__{name}__", _comparing(FUNCTIONS[name]))
     Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]
     for dunder, name in {"neg": "neg", "abs": "abs", "invert": "bitwise_not"}.items():
         setattr(Tensor, f"__{dunder}__", FUNCTIONS[name])
@@ -652,7 +711,8 @@ def grad(
     grad_outputs: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-) -> tuple[Tensor, ...]:
+    allow_unused: bool = False,
+) -> tuple[Any, ...]:
     """The gradients of the outputs' sum with respect to each input.
 
     Args:
@@ -661,9 +721,10 @@ def grad(
         retain_graph: keep what a second call needs; as ``create_graph`` unless given.
         grad_outputs: of what the outputs are a part of; ones unless given.
         create_graph: have the gradients be differentiable themselves.
+        allow_unused: None for an input that does not matter to the outputs.
 
     Raises:
-        RuntimeError: an input does not matter to the outputs.
+        RuntimeError: an input does not matter to the outputs, and that is not allowed.
     """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -679,9 +740,12 @@ def grad(
         only=[one._node for one in ins],
     )
     for index, one in enumerate(ins):
-        if one._node not in found:
-            raise RuntimeError(f"grad: input {index} does not matter to the outputs")
-    return tuple([Tensor(found[one._node]) for one in ins])
+        if one._node not in found and not allow_unused:
+            raise RuntimeError(
+                f"grad: input {index} does not matter to the outputs: leave it out, or give "
+                "allow_unused=True for a None in its place"
+            )
+    return tuple([Tensor(found[one._node]) if one._node in found else None for one in ins])
 
 
 def no_grad() -> Any:

@@ -141,8 +141,27 @@ def _arena(total_bytes: int) -> Column:
     )
 
 
-def tables(sample: dict[str, Any]) -> tuple[Table, Table, Table]:
-    """Helpers, functions and children."""
+MODELS = Table(
+    "models",
+    (
+        _key("model", "model", str, left=True, falls=False),
+        _key("requests_per_s", "requests/s", rate),
+        _key("inferences_per_s", "inferences/s", rate),
+        _key("failed_per_s", "failed/s", rate),
+        _key("pending", "pending", count),
+        _key("requests_per_run", "requests/run", rate),
+        _key("request_us", "request", duration),
+        _key("queue_us", "queue", duration),
+        _key("compute_us", "compute", duration),
+        _key("failed", "failed", count),
+    ),
+    "requests/s",
+    lambda row: row["failed_per_s"] > 0,
+)
+
+
+def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
+    """A server's models, if it is one, then helpers, functions and children."""
     helpers = Table(
         "helpers",
         (
@@ -193,7 +212,8 @@ def tables(sample: dict[str, Any]) -> tuple[Table, Table, Table]:
         "calls/s",
         lambda row: row["protocol_errors"] > 0 or row["state"] == "quarantined",
     )
-    return helpers, functions, children
+    models = (MODELS,) if sample.get("models") else ()
+    return *models, helpers, functions, children
 
 
 def headline(sample: dict[str, Any]) -> tuple[str, str]:
@@ -203,7 +223,10 @@ def headline(sample: dict[str, Any]) -> tuple[str, str]:
     ready = sum(row["state"] == "ready" for row in sample["helpers"])
     state = "up" if sample["running"] else "ended after"
     first = f"broker {sample['pid']}  {state} {clock(sample['uptime_s'])}  {sample['command']}"
+    models = sample.get("models") or []
+    served = sum(row["requests_per_s"] for row in models)
     facts = (
+        *((f"{len(models)} models", f"{rate(served)} requests/s") if models else ()),
         f"{running} of {broker['children']} children",
         f"{ready} of {broker['helpers']} helpers",
         f"{count(queue(sample))} queued",

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from shmgpu.graph import Spec, spec_of
-from shmgpu.ops.promotion import bfloat16, float16, float32
+from shmgpu.ops.promotion import bfloat16, bool_, float16, float32
 
 T = TypeVar("T")
 
@@ -157,7 +157,12 @@ class NumpyBackend:
         return array.ctypes.data, array.strides
 
     def number(self, dtype: Any) -> Any:
-        return np.float32 if dtype in _HALVES else dtype.numpy.type
+        if dtype in _HALVES:
+            return np.float32
+        make = dtype.numpy.type
+        if dtype.numpy.kind not in "iu":
+            return make
+        return lambda value: np.int64(value).astype(make)  # beyond the type it wraps, as in torch
 
     def copy(self, array: Any) -> Any:
         return np.array(array, order="C", copy=True)
@@ -213,7 +218,8 @@ class TorchBackend:
         return array.data_ptr(), array.stride()
 
     def number(self, dtype: Any) -> Any:
-        return None  # kernels take Python's own
+        # Kernels take Python's own; 1 for True would make a whole number of a bool.
+        return bool if dtype is bool_ else None
 
     def copy(self, array: Any) -> Any:
         return array.clone(memory_format=self.module.contiguous_format)

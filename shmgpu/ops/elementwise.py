@@ -34,13 +34,16 @@ def _row(
     dtype: Any = None,
     in_place: bool = True,
     numbers: tuple[int, ...] = (1,),
+    bools: bool = True,
 ) -> Op:
+    rule = rules.elementwise(name, dtype)
+
     def binder(given: str | Binder | None) -> Binder:
         return named(given or name) if not callable(given) else given
 
     return Op(
         name,
-        rules.elementwise(name, dtype),
+        rule if bools else rules.not_of_bools(name, rule),
         numpy=binder(numpy),
         torch=binder(torch),
         gradients=gradients,
@@ -55,7 +58,7 @@ def _row(
 # ---- two numbers, one number -----------------------------------------------------------------
 
 ADD = _row("add", lambda g, n: g, lambda g, n: g)
-SUB = _row("sub", lambda g, n: g, lambda g, n: neg(g), numpy="subtract")
+SUB = _row("sub", lambda g, n: g, lambda g, n: neg(g), numpy="subtract", bools=False)
 MUL = _row(
     "mul",
     lambda g, n: mul(g, n.inputs[1]),
@@ -76,6 +79,7 @@ POW = _row(
     lambda g, n: mul(g, where(eq(n.inputs[0], 0), 0.0, mul(n, log(n.inputs[0])))),
     numpy="power",
     saves="io",
+    bools=False,
 )
 MAXIMUM = _row(
     "maximum",
@@ -96,8 +100,9 @@ REMAINDER = _row(
     lambda g, n: g,
     lambda g, n: neg(mul(g, floor(div(n.inputs[0], n.inputs[1])))),
     saves="i",
+    bools=False,
 )
-FLOOR_DIVIDE = _row("floor_divide")
+FLOOR_DIVIDE = _row("floor_divide", bools=False)
 
 
 def _share(a: Node, b: Node) -> Node:
@@ -154,7 +159,12 @@ def div(a: Operand, b: Operand) -> Node:
 
 
 def pow(a: Operand, b: Operand) -> Node:
-    """``a ** b``; shapes and types as for :func:`add`."""
+    """``a ** b``; shapes and types as for :func:`add`.
+
+    Raises:
+        TypeError: both are bools.
+        ValueError: a whole number to the power of a plain one that is negative.
+    """
     if isinstance(a, Node) and not isinstance(b, Node):
         if b == 2:
             return mul(a, a)
@@ -162,6 +172,10 @@ def pow(a: Operand, b: Operand) -> Node:
             return a
         if b == 0.5:
             return sqrt(a)
+        if isinstance(b, int) and b < 0 and not is_float(a.spec.dtype):
+            raise ValueError(
+                f"pow: whole numbers have no power of {b}: give a float, as in x ** {float(b)}"
+            )
     return apply(POW, together(a, b))
 
 
@@ -175,13 +189,28 @@ def minimum(a: Operand, b: Operand) -> Node:
     return apply(MINIMUM, together(a, b))
 
 
+def _refuse_zero(name: str, a: Operand, b: Operand) -> None:
+    if not isinstance(b, Node) and b == 0 and not is_float(result_type((a, b))):
+        raise ZeroDivisionError(f"{name}: whole numbers are divided by 0")
+
+
 def remainder(a: Operand, b: Operand) -> Node:
-    """``a % b`` with the sign of ``b``, as Python's; shapes and types as for :func:`add`."""
+    """``a % b`` with the sign of ``b``, as Python's; shapes and types as for :func:`add`.
+
+    Raises:
+        ZeroDivisionError: whole numbers by a plain 0.
+    """
+    _refuse_zero("remainder", a, b)
     return apply(REMAINDER, together(a, b))
 
 
 def floor_divide(a: Operand, b: Operand) -> Node:
-    """``a // b``, rounded down; without a gradient. Shapes and types as for :func:`add`."""
+    """``a // b``, rounded down; without a gradient. Shapes and types as for :func:`add`.
+
+    Raises:
+        ZeroDivisionError: whole numbers by a plain 0.
+    """
+    _refuse_zero("floor_divide", a, b)
     return apply(FLOOR_DIVIDE, together(a, b))
 
 
@@ -251,8 +280,8 @@ def logical_or(a: Operand, b: Operand) -> Node:
     return apply(LOGICAL_OR, together(a, b))
 
 
-def _bits(op: Op, a: Operand, b: Operand) -> Node:
-    nodes = together(a, b)
+def _bits(op: Op, *operands: Operand) -> Node:
+    nodes = together(*operands)
     if is_float(nodes[0].spec.dtype):
         raise TypeError(
             f"{op.name} is of bools and whole numbers, not of {nodes[0].spec.dtype.name}: compare "
@@ -297,8 +326,8 @@ def isinf(x: Node) -> Node:
 
 
 def bitwise_not(x: Node) -> Node:
-    """``~x`` of bools or whole numbers."""
-    return logical_not(x) if x.spec.dtype is bool_ else apply(BITWISE_NOT, (x,))
+    """``~x`` of bools or whole numbers: TypeError for floats."""
+    return logical_not(x) if x.spec.dtype is bool_ else _bits(BITWISE_NOT, x)
 
 
 # ---- one number ----------------------------------------------------------------------------------
@@ -331,7 +360,7 @@ def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
 
 
 NEG = _row("neg", lambda g, n: neg(g), numpy="negative")
-ABS = _row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i")
+ABS = _row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i", bools=False)
 SIGN = _row("sign", lambda g, n: mul(g, 0))
 FLOOR = _row("floor", lambda g, n: mul(g, 0))
 CEIL = _row("ceil", lambda g, n: mul(g, 0))
@@ -379,6 +408,7 @@ RELU = _row(
     numpy=_numpy_relu,
     torch=_torch_relu,
     saves="o",
+    bools=False,
 )
 ERF = _row(
     "erf",
@@ -397,13 +427,13 @@ def neg(x: Node) -> Node:
 
 
 def abs(x: Node) -> Node:
-    """Without its sign; the gradient at 0 is 0."""
+    """Without its sign, TypeError for bools; the gradient at 0 is 0."""
     return apply(ABS, (x,))
 
 
 def sign(x: Node) -> Node:
     """-1, 0 or 1; its gradient is 0."""
-    return apply(SIGN, (x,))
+    return x if x.spec.dtype is bool_ else apply(SIGN, (x,))
 
 
 def floor(x: Node) -> Node:
@@ -537,7 +567,7 @@ def _clamp_gradient(g: Node, n: Node) -> Node:
 
 CLAMP = Op(
     "clamp",
-    rules.elementwise("clamp"),
+    rules.not_of_bools("clamp", rules.elementwise("clamp")),
     numpy=_clamp_kernel("clip"),
     torch=_clamp_kernel("clamp"),
     gradients=(_clamp_gradient, None, None),

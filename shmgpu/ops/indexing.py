@@ -15,7 +15,7 @@ from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full, zeros_like
-from shmgpu.ops.elementwise import where
+from shmgpu.ops.elementwise import Operand, where
 from shmgpu.ops.promotion import CATEGORY, WHOLE, as_node, bool_, int64
 from shmgpu.ops.shaping import flip, reshape, take_slices
 from shmgpu.ops.stretching import expand, sum_to
@@ -546,6 +546,21 @@ def setitem(x: Node, index: Any, value: Any) -> Node:
         [len(range(*one.indices(n))) for one, n in zip(read.slices, x.spec.shape, strict=True)]
     )
     return put_slices(x, read.slices, reshape(part, lengths))
+
+
+def masked_fill(x: Node, mask: Node, value: Operand) -> Node:
+    """``value``, a number or a tensor without axes, where the mask holds, x elsewhere, in x's type.
+
+    Raises:
+        TypeError: the mask is not of bools.
+        ValueError: the mask cannot be stretched to x's shape, or the value has axes.
+    """
+    if mask.spec.dtype is not bool_:
+        raise TypeError(f"masked_fill: the mask is {mask.spec.dtype.name}, and must be of bools")
+    value = as_node(value, x.spec.dtype)
+    if value.spec.shape:
+        raise ValueError(f"masked_fill: the value must be one number, and has {value.spec.shape}")
+    return where(expand(mask, x.spec.shape), value, x)
 
 
 def _fitted(value: Node, shape: Shape) -> Node:

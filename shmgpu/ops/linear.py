@@ -47,7 +47,7 @@ def _torch_matmul(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
 
 MATMUL = Op(
     "matmul",
-    rules.matmul,
+    rules.not_of_bools("matmul", rules.matmul),
     numpy=named("matmul"),
     torch=_torch_matmul,
     gradients=(_left, _right),
@@ -128,7 +128,7 @@ def _rows(x: Node) -> Node:
 
 LINEAR = Op(
     "linear",
-    _layer,
+    rules.not_of_bools("linear", _layer),
     numpy=_numpy_layer,
     torch=_torch_layer,
     gradients=(

@@ -46,12 +46,12 @@ TRIU = _triangle("triu")
 
 def tril(x: Node, diagonal: int = 0) -> Node:
     """The last two axes' lower triangle; 0 above."""
-    return apply(TRIL, (x,), (diagonal,))
+    return apply(TRIL, (x,), (rules.whole(diagonal, "tril", "diagonal"),))
 
 
 def triu(x: Node, diagonal: int = 0) -> Node:
     """The last two axes' upper triangle; 0 below."""
-    return apply(TRIU, (x,), (diagonal,))
+    return apply(TRIU, (x,), (rules.whole(diagonal, "triu", "diagonal"),))
 
 
 # ---- margins, turns, one of many -----------------------------------------------------------------
@@ -106,7 +106,7 @@ def roll(x: Node, shifts: int | Sequence[int], dims: int | Sequence[int] | None 
 
 def one_hot(x: Node, num_classes: int) -> Node:
     """int64: 1 at the place that the element numbers on a new last axis, 0 elsewhere."""
-    if num_classes < 1:
+    if rules.whole(num_classes, "one_hot", "num_classes") < 1:
         raise ValueError(
             "one_hot: give num_classes, 1 or more: the greatest element is not known while "
             "recording"

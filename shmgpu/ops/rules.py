@@ -7,8 +7,10 @@ ValueError in a sentence with the shapes. Types have been brought together befor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from shmgpu.dtypes import DType
 from shmgpu.graph import Params, Rule, Spec, spec_of
@@ -48,9 +50,31 @@ def elementwise(name: str, dtype: DType | None = None) -> Rule:
     return rule
 
 
+def not_of_bools(name: str, rule: Rule) -> Rule:
+    """The same, of whole numbers and floats only."""
+
+    def checked(specs: Specs, params: Params) -> Spec:
+        if specs[0].dtype.name == "bool":
+            raise TypeError(
+                f"{name} is of numbers, not of bools: convert first, as in x.to('int64')"
+            )
+        return rule(specs, params)
+
+    return checked
+
+
+def whole(value: Any, name: str, word: str) -> int:
+    """An argument that must be a whole number; TypeError where it is not."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {word}={value!r} must be a whole number") from None
+
+
 @lru_cache(maxsize=1024, typed=True)
 def axis_of(dim: int, ndim: int, name: str) -> int:
     """The axis as a number from 0; IndexError where there is none."""
+    dim = whole(dim, name, "dim")
     if not -max(ndim, 1) <= dim < max(ndim, 1):
         raise IndexError(
             f"{name}: dim={dim} is out of range for {ndim} axes: use {-max(ndim, 1)} to "
@@ -63,7 +87,7 @@ def axes_of(dim: int | Sequence[int] | None, ndim: int, name: str) -> Shape:
     """Axes as numbers from 0 in order; all of them for None or ()."""
     if dim is None or dim == ():
         return tuple(range(ndim))
-    if isinstance(dim, int):
+    if not isinstance(dim, Sequence):
         dim = (dim,)
     axes = tuple(sorted(axis_of(one, ndim, name) for one in dim))
     if len(set(axes)) != len(axes):

@@ -30,6 +30,7 @@ class Served(Target):
         places, output_places: of inputs and outputs, by name.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
+        cache: whether its answers may be kept.
         sequence: whether its requests belong to sequences; then the target of those.
         prepare: what is done to inputs before a call carries them, and ``prepared``, what it gives;
             None and empty: nothing.
@@ -74,6 +75,7 @@ class Served(Target):
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, name, max_rows)
         self.in_regions = Target(rows.infer_in_regions, self.pool, name)
+        self.cache: bool = description["cache"]
         self.sequence: bool = description["sequence"]
         self.in_sequence = Target(rows.infer_in_sequence[description["arrays"]], self.pool, name)
         self.streams: bool = description["streams"]

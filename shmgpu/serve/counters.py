@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.figures import Figures
+
 MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
 MOST_ROWS = 256  # batches are counted by their rows up to here; a larger one counts as the last
 
@@ -28,6 +30,10 @@ FIELDS = (
     "call_ns",  # in workers: from handing over to the result, queueing included
     "pending_0",  # requests handed over and not answered, of the source with that parity
     "pending_1",
+    "cache_hit_count",  # of the answered: from the response cache
+    "cache_hit_ns",  # from the request's last byte until the result was found
+    "cache_miss_count",  # requests that it was asked for in vain
+    "cache_miss_ns",  # of asking, and of keeping the result
     "exec_count",  # in helpers: executions, each of one batch
     "exec_requests",  # requests that were in them
     "input_ns",  # in helpers, of each execution times its requests
@@ -49,7 +55,8 @@ class Counters:
     """
 
     def __init__(self, writers: int) -> None:
-        self.rows = _shared((writers, MOST_MODELS, len(FIELDS)))
+        self.figures = Figures(writers, MOST_MODELS, FIELDS)  # what `shmgpu top` finds
+        self.rows: np.ndarray[Any, Any] = self.figures.numbers
         # Pages come with the first use: a server of three models has a few of these.
         self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
 
@@ -86,6 +93,10 @@ class Counters:
     def pending(self, model: int, parity: int) -> int:
         """Requests that workers have handed over and not seen answered; see entry_of."""
         return int(self.rows[:, model, INDEX["pending_0"] + parity].sum())
+
+    def close(self) -> None:
+        """Have nobody find them any more."""
+        self.figures.close()
 
     def clear_pending(self, writer: int) -> None:
         """A worker starts anew: what its predecessor held is not pending any more."""

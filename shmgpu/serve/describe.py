@@ -58,6 +58,8 @@ def config(served: Served) -> dict[str, Any]:
         },
         "model_transaction_policy": {"decoupled": served.description["streams"]},
     }
+    if served.cache:
+        made["response_cache"] = {"enable": True}
     if served.sequence:
         made["sequence_batching"] = {"direct": {}}
     if served.max_batch_size:
@@ -94,7 +96,7 @@ def statistics(
 
 def _statistics(served: Served, counters: Counters) -> dict[str, Any]:
     total = counters.total(served.index)
-    calls = total["success_count"]
+    calls = total["success_count"] - total["cache_hit_count"]
     computed = total["input_ns"] + total["infer_ns"] + total["output_ns"]
 
     def duration(ns: int, count: int = calls) -> dict[str, int]:
@@ -108,14 +110,14 @@ def _statistics(served: Served, counters: Counters) -> dict[str, Any]:
         "execution_count": total["exec_count"],
         "pending": total["pending_0"] + total["pending_1"],
         "inference_stats": {
-            "success": duration(total["success_ns"]),
+            "success": duration(total["success_ns"], total["success_count"]),
             "fail": duration(total["fail_ns"], total["fail_count"]),
             "queue": duration(total["call_ns"] - computed),
             "compute_input": duration(total["input_ns"]),
             "compute_infer": duration(total["infer_ns"]),
             "compute_output": duration(total["output_ns"]),
-            "cache_hit": duration(0, 0),
-            "cache_miss": duration(0, 0),
+            "cache_hit": duration(total["cache_hit_ns"], total["cache_hit_count"]),
+            "cache_miss": duration(total["cache_miss_ns"], total["cache_miss_count"]),
         },
         "batch_stats": [
             {

@@ -477,12 +477,15 @@ class Connection(asyncio.BufferedProtocol):
     def begin(self, request: Request, status: int, content_type: bytes, headers: bytes) -> None:
         """The head of an answer that comes in parts."""
         request.is_answered = True
+        if self.log is not None:
+            self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n%s%s\r\n"
+            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s%s%s\r\n"
             % (
                 status,
                 REASONS.get(status, "Unknown").encode(),
                 content_type,
+                b"" if request.is_old else b"Transfer-Encoding: chunked\r\n",
                 headers,
                 b"" if request.keep_alive else b"Connection: close\r\n",
             )
@@ -492,7 +495,8 @@ class Connection(asyncio.BufferedProtocol):
         """A part of the answer, as a chunk."""
         if request not in self.waiting:  # the client has left
             return
-        self.transport.write(b"%x\r\n%s\r\n" % (len(data), data))
+        # Whoever knows no chunks reads until the connection ends.
+        self.transport.write(data if request.is_old else b"%x\r\n%s\r\n" % (len(data), data))
         if self.when_taken is None:
             when_taken()
         else:
@@ -501,7 +505,8 @@ class Connection(asyncio.BufferedProtocol):
     def end(self, request: Request) -> None:
         """The last of its parts was sent."""
         if request in self.waiting:
-            self.transport.write(b"0\r\n\r\n")
+            if not request.is_old:
+                self.transport.write(b"0\r\n\r\n")
             request.on_disconnect = None
             self._answered(request)
 

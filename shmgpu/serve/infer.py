@@ -20,7 +20,12 @@ from shmgpu.errors import ConfigError, RemoteError, ShmError
 from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
+<<<<<<< HEAD
 from shmgpu.serve import datatypes, preparing
+=======
+from shmgpu.serve import datatypes
+from shmgpu.serve.cache import Cache, digest
+>>>>>>> main
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.known import Known, is_placed
@@ -36,6 +41,8 @@ _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refuse
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
+_HIT, _HIT_NS = INDEX["cache_hit_count"], INDEX["cache_hit_ns"]
+_MISS, _MISS_NS = INDEX["cache_miss_count"], INDEX["cache_miss_ns"]
 _now = time.monotonic_ns
 
 _UNLOADED = told_as(Unloaded)
@@ -54,6 +61,7 @@ class Pending:
         "args",
         "call",
         "calls",
+        "digest",
         "is_over",
         "known",
         "outcome",
@@ -78,6 +86,7 @@ class Pending:
     ) -> None:
         self.args = args
         self.known = known
+        self.digest = b""  # of the inputs, where the result may be kept
         self.is_over = False
         self.calls = calls
         self.served = served
@@ -110,6 +119,7 @@ class Calls:
         loop: the worker's.
         regions: clients' shared memory.
         pools: numbers of the helpers, by the pool's name; the first is the default one.
+        cache: of results; None: none are kept.
     """
 
     def __init__(
@@ -122,6 +132,7 @@ class Calls:
         loop: Any,
         regions: Regions,
         pools: dict[str, list[int]],
+        cache: Cache | None = None,
     ) -> None:
         self.port = port
         self.catalog = catalog
@@ -130,8 +141,8 @@ class Calls:
         self.timeout = timeout
         self.loop = loop
         self.regions = regions
-        self.pools: dict[str | None, list[int]] = {None: next(iter(pools.values()))}
-        self.pools.update(pools)
+        self.pools = pools
+        self.cache = cache
         self.pending = 0
 
     def start(
@@ -154,7 +165,8 @@ class Calls:
         args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
         pending = Pending(self, served, request, args, rows, started_ns, outcome)
-        self._send(pending)
+        if self.cache is None or not served.cache or not self._is_cached(pending):
+            self._send(pending)
         return pending
 
     def start_known(
@@ -169,7 +181,8 @@ class Calls:
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
         pending = Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
-        self._send(pending)
+        if self.cache is None or not served.cache or not self._is_cached(pending):
+            self._send(pending)
         return pending
 
     def _send(self, pending: Pending) -> None:
@@ -194,11 +207,64 @@ class Calls:
         if options is not None and options.timeout is not None:
             pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
+    def _is_cached(self, pending: Pending) -> bool:
+        """Whether a request's result is here; then its outcome is told soon."""
+        served, known, cache = pending.served, pending.known, self.cache
+        if is_placed(pending.request) if known is None else known.is_placed:
+            return False
+        assert cache is not None
+        begun = _now()
+        pending.digest = digest(pending.args[1:])
+        result = cache.get(served.number, pending.digest)
+        if result is None:
+            self.counters[served.base + _MISS] += 1
+            self.counters[served.base + _MISS_NS] += _now() - begun
+            return False
+        self.loop.call_soon(self._found, pending, result)
+        return True
+
+    def _found(self, pending: Pending, result: Any) -> None:
+        """Answer from the cache."""
+        if pending.is_over:
+            return
+        pending.is_over = True
+        counters, base = self.counters, pending.served.base
+        passed = _now() - pending.started_ns
+        # Before the answer, so that whoever has it finds it counted.
+        counted = ((_HIT, 1), (_HIT_NS, passed), (_SUCCESS, 1), (_SUCCESS_NS, passed))
+        for field, change in counted:
+            counters[base + field] += change
+        counters[base + _LAST] = now_ms()
+        try:
+            pending.outcome(self._answer(pending, result), None)
+        except Exception as wrong:  # such as text that JSON cannot carry
+            for field, change in counted:
+                counters[base + field] -= change
+            counters[base + _FAIL] += 1
+            counters[base + _FAIL_NS] += passed
+            pending.outcome(None, wrong)
+
+    def _keep(self, pending: Pending, result: Any) -> None:
+        """A result that may be kept, before its memory goes back."""
+        assert self.cache is not None
+        begun = _now()
+        self.cache.put(pending.served.number, pending.digest, result)
+        self.counters[pending.served.base + _MISS_NS] += _now() - begun
+
+    def _answer(self, pending: Pending, result: Any) -> Any:
+        """What the outcome is told."""
+        served, known = pending.served, pending.known
+        if known is None:
+            return self.outputs(served, pending.request, result)
+        return known.answer(served, result, lambda: self.outputs(served, pending.request, result))
+
     def _pinned(self, pending: Pending, options: Options | None) -> Options:
         """To the helper of the request's sequence; no priority, which would change the order."""
         served = pending.served
         name = _name_of_sequence(pending.request)
-        helper = choose(served.name, name, standing(self.pools[served.pool]))
+        helper = choose(
+            served.name, name, standing(self.pools[served.pool or next(iter(self.pools))])
+        )
         return Options(options.timeout if options else None, placement=1 << helper)
 
     def _again(self, pending: Pending) -> bool:
@@ -230,13 +296,9 @@ class Calls:
         outputs: Any = None
         if error is None:
             try:
-                known = pending.known
-                if known is None:
-                    outputs = self.outputs(served, pending.request, result)
-                else:
-                    outputs = known.answer(
-                        served, result, lambda: self.outputs(served, pending.request, result)
-                    )
+                outputs = self._answer(pending, result)
+                if pending.digest:
+                    self._keep(pending, result)
             except Exception as wrong:
                 error = wrong
         if error is None:
@@ -268,7 +330,10 @@ class Calls:
     def cancel(self, pending: Pending) -> None:
         """Give a call up; its outcome is not told."""
         call = pending.call
-        if call is None or not self.port.cancel(call, pending):
+        if call is None:  # it is over, or was found in the cache and is to be told
+            pending.is_over = True
+            return
+        if not self.port.cancel(call, pending):
             return
         self._out(pending)
         base = pending.served.base

@@ -280,7 +280,9 @@ class Lanes:
         count, header_length = connection.came, request.header_length or 0
         if not count or call is None or len(connection.waiting) != 1:
             return None
-        if pending.known is None or pending.known.is_placed or pending.served.sequence:
+        if pending.known is None or pending.known.is_placed:
+            return None
+        if pending.served.sequence or pending.digest:
             return None
         if pending.request.sequence_id or call.placement:  # it matters which helper runs it
             return None

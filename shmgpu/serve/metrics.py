@@ -48,6 +48,13 @@ INFERENCE: list[tuple[str, str, str, Callable[[Totals], float]]] = [
      _us("infer_ns")),
     ("nv_inference_compute_output_duration_us", "Making answers of models' outputs", "unknown",
      _us("output_ns")),
+    ("nv_cache_num_hits_per_model", "Requests answered from the response cache", "unknown",
+     lambda total: total["cache_hit_count"]),
+    ("nv_cache_num_misses_per_model", "Requests that were not in it", "unknown",
+     lambda total: total["cache_miss_count"]),
+    ("nv_cache_hit_duration_per_model", "Finding answers in it", "unknown", _us("cache_hit_ns")),
+    ("nv_cache_miss_duration_per_model", "Looking in vain, and keeping the answer", "unknown",
+     _us("cache_miss_ns")),
     ("nv_inference_pending_request_count", "Requests handed over and not answered", "gauge",
      lambda total: total["pending_0"] + total["pending_1"]),
 ]  # fmt: skip

@@ -73,8 +73,12 @@ class Description:
         platform: what it was made of, as ``python`` or ``torchscript``.
         parameters: free text by name, shown in its configuration.
         sequence: whether its requests belong to sequences.
+<<<<<<< HEAD
         prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
         prepared: what that gives, as ``inputs``; empty where there is none.
+=======
+        cache: whether the same input always has the same answer.
+>>>>>>> main
     """
 
     name: str
@@ -88,8 +92,12 @@ class Description:
     platform: str = "python"
     parameters: dict[str, str] | None = None
     sequence: bool = False
+<<<<<<< HEAD
     prepare: str = ""
     prepared: list[dict[str, Any]] = field(default_factory=list)
+=======
+    cache: bool = False
+>>>>>>> main
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -113,8 +121,12 @@ class Model:
         platform: str = "python",
         parameters: dict[str, str] | None = None,
         sequence: bool = False,
+<<<<<<< HEAD
         prepare: str = "",
         prepared: Sequence[Tensor] = (),
+=======
+        cache: bool = False,
+>>>>>>> main
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -127,8 +139,12 @@ class Model:
         self.platform = platform
         self.parameters = dict(parameters or {})
         self.sequence = sequence
+<<<<<<< HEAD
         self.prepare = prepare
         self.prepared = tuple(prepared)
+=======
+        self.cache = cache
+>>>>>>> main
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
@@ -172,6 +188,11 @@ class Model:
                 f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
                 "one: leave max_batch_size= away, and return what it would yield"
             )
+        if self.cache and (self.sequence or self.streams):
+            raise ConfigError(
+                f"model {self.name!r}: cache=True is for models that answer at once and by their "
+                "inputs alone: leave it away"
+            )
         if size:
             for one in (*self.inputs, *self.prepared, *self.outputs):
                 if not one.shape or one.shape[0] != -1:
@@ -198,8 +219,12 @@ class Model:
             self.platform,
             self.parameters,
             self.sequence,
+<<<<<<< HEAD
             self.prepare,
             [asdict(one) for one in self.prepared],
+=======
+            self.cache,
+>>>>>>> main
         )
 
 
@@ -214,8 +239,12 @@ def model(
     warmup: Callable[[], Any] | Sequence[Any] | None = None,
     parameters: dict[str, str] | None = None,
     sequence: bool = False,
+<<<<<<< HEAD
     prepare: str = "",
     prepared: Sequence[Tensor] = (),
+=======
+    cache: bool = False,
+>>>>>>> main
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -234,11 +263,16 @@ def model(
             state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
             the same for each of its requests, which run in order in one helper, gone at its end.
             Requests of such a model run one by one.
+<<<<<<< HEAD
         prepare: ``"module:function"``, which workers call with a request's inputs, as NumPy arrays,
             and whose results the decorated function gets instead: a tokeniser, say. The module lies
             beside the model's file or is installed; what it imports, each worker imports. A
             ValueError that it raises is answered 400, with its text.
         prepared: what that returns, one array or a tuple of them or a dictionary by name.
+=======
+        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
+            from memory.
+>>>>>>> main
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -256,8 +290,12 @@ def model(
             warmup=warmup,
             parameters=parameters,
             sequence=sequence,
+<<<<<<< HEAD
             prepare=prepare,
             prepared=prepared,
+=======
+            cache=cache,
+>>>>>>> main
         )
 
     return decorate

@@ -105,7 +105,8 @@ class Front:
                         self._paths.clear()
                     self._paths[target] = known
             if request.method != b"POST":
-                raise ProtocolError(405, "use POST here")
+                not_allowed(request, [b"POST"])
+                return
             self._infer(request, *known)
         except Exception as error:
             fail(request, error)
@@ -132,12 +133,12 @@ class Front:
 
     def _route(self, request: Request) -> None:
         path, _, _ = request.target.partition(b"?")
-        is_known = False
+        allowed: list[bytes] = []
         for method, pattern, handler in ROUTES:
             match = pattern.fullmatch(path)
             if match is None:
                 continue
-            is_known = True
+            allowed += [method, b"HEAD"] if method == b"GET" else [method]
             if method == request.method or (request.method == b"HEAD" and method == b"GET"):
                 self.catalog.refresh()
                 names = {
@@ -146,8 +147,9 @@ class Front:
                 }
                 handler(self, request, **names)
                 return
-        if is_known:
-            raise ProtocolError(405, f"{request.method.decode('latin-1')} is not for this path")
+        if allowed:
+            not_allowed(request, allowed)
+            return
         raise ProtocolError(404, "Not Found")
 
     def _infer(self, request: Request, name: str, version: str) -> None:
@@ -240,6 +242,12 @@ def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
     status, sentence = answer_to(error)
     request.reply(status, [error_body(sentence)])
+
+
+def not_allowed(request: Request, methods: Sequence[bytes]) -> None:
+    """Say which methods a path has."""
+    sentence = f"{request.method.decode('latin-1')} is not for this path"
+    request.reply(405, [error_body(sentence)], headers=b"Allow: %s\r\n" % b", ".join(methods))
 
 
 def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:

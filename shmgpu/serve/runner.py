@@ -82,6 +82,7 @@ class Shelf:
     ) -> None:
         self.helper = helper
         self.table = table
+        self.figures = counters.figures
         self.counters = counters.of(writer)
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
@@ -113,6 +114,8 @@ class Shelf:
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
+            one = described[position]
+            self.figures.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = Loaded(model, helper, index)
 
     def unload(self, source_number: int) -> None:

@@ -21,6 +21,7 @@ import uvloop
 from shmgpu import runtime
 from shmgpu.logs import logger
 from shmgpu.serve.access import AccessLog
+from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
@@ -91,6 +92,7 @@ class _Worker:
             loop,
             regions,
             plan.pools,
+            Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models

@@ -1,0 +1,97 @@
+"""The description of the HTTP front end holds for requests that schemathesis makes up."""
+
+from __future__ import annotations
+
+import re
+
+import hypothesis
+import pytest
+from serve import servers
+
+pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+import schemathesis
+from schemathesis.checks import CHECKS, load_all_checks
+
+from shmgpu.serve import openapi, routes
+
+load_all_checks()
+CHECKED = [
+    CHECKS.get_one(name)
+    for name in (
+        "status_code_conformance",
+        "content_type_conformance",
+        "response_schema_conformance",
+    )
+]
+MODES = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
+
+
+def described():
+    """The description, with names that lead somewhere, and one that does not."""
+    found = openapi.describe()
+    for path in found["paths"].values():
+        for operation in path.values():
+            for one in operation["parameters"]:
+                names = ["1", "7"] if one["name"] == "version" else ["scale", "upper", "nobody"]
+                one["schema"]["enum"] = names
+    return found
+
+
+DESCRIBED = described()
+OPERATIONS = [
+    found.ok() for found in schemathesis.openapi.from_dict(DESCRIBED).get_all_operations()
+]
+
+
+@pytest.fixture(scope="module")
+def allowing():
+    with servers.serving(
+        servers.MODELS / "simple.py", allow_settings=True, allow_client_shm=True
+    ) as server:
+        yield server
+
+
+def test_every_route_is_described():
+    ways = [
+        (method.upper().encode(), re.sub(r"{\w+}", "x", path).encode())
+        for path, operations in DESCRIBED["paths"].items()
+        for method in operations
+    ]
+    for method, pattern, answer in routes.ROUTES:
+        assert any(m == method and pattern.fullmatch(path) for m, path in ways), answer
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_every_answer_is_one_that_is_described(operation, allowing):
+    cases = hypothesis.strategies.one_of(
+        [
+            operation.as_strategy(generation_mode=mode)
+            for mode in MODES
+            if operation.body or mode.is_positive
+        ]
+    )
+
+    @hypothesis.given(case=cases)
+    @hypothesis.settings(
+        max_examples=40 if operation.body else 6,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    def ask(case):
+        response = case.call(base_url=f"http://{allowing.address}")
+        case.validate_response(response, checks=CHECKED)
+
+    ask()
+    assert allowing.is_ready()
+
+
+@pytest.mark.parametrize("path", DESCRIBED["paths"])
+def test_a_method_that_a_path_does_not_have_is_405_and_is_told_those_that_it_has(path, allowing):
+    filled = path.replace("{name}", "scale").replace("{version}", "1")
+    has = {method.upper() for method in DESCRIBED["paths"][path]}
+    for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "TRACE", "OPTIONS"} - has:
+        status, headers, _ = allowing.ask(method, filled)
+        assert status == 405
+        assert set(headers["allow"].split(", ")) - {"HEAD"} == has

@@ -1,0 +1,75 @@
+"""``shmgpu top`` beside a server: it shows what clients had of each model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from serve import servers
+
+from shmgpu import figures
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.serving(servers.MODELS / "simple.py", workers=2) as running:
+        yield running
+
+
+def top(server, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "shmgpu", "top", str(server.process.pid), "--once", *words],
+        env=servers.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=servers.DEADLINE_S,
+    ).stdout
+
+
+def ask(server, model, data):
+    one = {"name": "x", "datatype": "FP32", "shape": [len(data)], "data": data}
+    body = json.dumps({"inputs": [one]}).encode()
+    return server.ask("POST", f"/v2/models/{model}/infer", body)[0]
+
+
+def test_requests_and_failures_are_seen_by_model(server):
+    for _ in range(5):
+        assert ask(server, "scale", [1.0]) == 200
+    for _ in range(2):
+        assert ask(server, "fails", [1.0]) == 500
+    models = {one["model"]: one for one in json.loads(top(server, "--json"))["models"]}
+    assert models["scale 1"]["requests"] == 5
+    assert models["scale 1"]["failed"] == models["scale 1"]["pending"] == 0
+    assert models["fails 1"]["failed"] == 2
+    assert models["scale 1"]["request_us"] is None, "none in the interval"
+    text = top(server)
+    assert "requests/s" in text and "scale 1" in text
+
+
+def test_the_means_are_of_the_interval(server):
+    path = figures.find(server.process.pid)
+    before = figures.read(path)
+    for _ in range(4):
+        assert ask(server, "scale", [1.0, 2.0]) == 200
+    now = figures.read(path)
+    (row,) = (one for one in figures.show(now, before, 2.0) if one["model"] == "scale 1")
+    assert (row["requests_per_s"], row["requests_per_run"]) == (2.0, 1.0)
+    assert 0 < row["compute_us"] < row["request_us"]
+
+
+def test_a_file_that_is_none_of_ours_is_nothing(tmp_path):
+    assert figures.find(os.getpid()) is None
+    for bad in (b"", b"x" * 10_000, b"shmfig01" + (1 << 60).to_bytes(8, "little") + b"{}" * 3000):
+        (tmp_path / "bad").write_bytes(bad)
+        assert figures.read(str(tmp_path / "bad")) == {}
+    head = b'{"writers": 1, "models": 1, "fields": ["other"]}'
+    other = b"shmfig01" + len(head).to_bytes(8, "little") + head
+    (tmp_path / "bad").write_bytes(
+        other.ljust(4096, b"\0") + b"name".ljust(256, b"\0") + b"12345678"
+    )
+    assert figures.read(str(tmp_path / "bad")) == {}
+    assert figures.read(str(tmp_path / "gone")) == {}
