@@ -339,7 +339,15 @@ class Tensor:
             raise ValueError(
                 f"in place: the outcome's shape {node.spec.shape} is not the tensor's {self.shape}"
             )
-        self._become(cast(node, before.spec.dtype))
+        dtype = before.spec.dtype
+        if node.spec.dtype is not dtype:
+            if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
+                raise TypeError(
+                    f"in place: the outcome is {node.spec.dtype.name} and the tensor {dtype.name}, "
+                    "which would lose it: write x = x + y instead of x += y, or convert"
+                )
+            node = cast(node, dtype)
+        self._become(node)
         if collects:
             self._node.needs_grad = True
             self._node.leaf = before.leaf
@@ -363,6 +371,8 @@ class Tensor:
         return self
 
     def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, (list, np.ndarray)):
+            index = _places(index, self.shape)
         return Tensor(indexing.getitem(self._node, _as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -413,6 +423,18 @@ def _as_index(index: Any) -> Any:
     if isinstance(index, list) or (arrays.is_array(index) and not isinstance(index, np.generic)):
         return _leaf(index, None)
     return index
+
+
+def _places(index: Any, shape: tuple[int, ...]) -> Any:
+    """A mask of bools whose elements are known as the places where it holds."""
+    if isinstance(index, list) and any(isinstance(one, Tensor) for one in index):
+        return index
+    mask = np.asarray(index)
+    if mask.dtype != bool or not mask.ndim:
+        return index
+    if mask.shape != shape[: mask.ndim]:
+        raise IndexError(f"the mask {mask.shape} is not how {shape} begins")
+    return mask.nonzero()
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
