@@ -18,7 +18,7 @@ import numpy as np
 
 from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
-from shmgpu.errors import BadParams
+from shmgpu.errors import BadParams, NotRunning
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
 from shmgpu.ops import (
@@ -241,7 +241,7 @@ class Tensor:
             raise RuntimeError(
                 "a tensor that gradients flow through cannot be pickled: pickle tensor.detach()"
             )
-        return tensor, (np.array(self.numpy()), None, self.requires_grad)
+        return _unpickled, (np.array(self.numpy()), self.requires_grad)
 
     def __repr__(self) -> str:
         text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
@@ -454,6 +454,16 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     if requires_grad:
         made.requires_grad_()
     return made
+
+
+def _unpickled(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
+    try:
+        return tensor(array, requires_grad=requires_grad)
+    except NotRunning as error:
+        raise NotRunning(
+            f"a pickled tensor is made anew where it is read, and no tensors can be made here "
+            f"({error}): pass tensor.numpy() instead"
+        ) from None
 
 
 class _Lent(np.ndarray[Any, Any]):
