@@ -41,7 +41,7 @@ STANDING = {
 
 Row = dict[str, Any]
 
-_RECORD = np.dtype(
+RECORD = np.dtype(
     {
         "names": [name for name, _, _ in core.TRACE_FIELDS],
         "formats": [kind for _, kind, _ in core.TRACE_FIELDS],
@@ -275,7 +275,7 @@ class Watch:
         first = max(self._next_record, written - MOST_RECORDS)
         new = written - self._next_record
         self._next_record, raw = core.read_trace_bytes(first, max(0, written - first))
-        records = np.frombuffer(raw, dtype=_RECORD)
+        records = np.frombuffer(raw, dtype=RECORD)
         return records, max(1.0, new / len(records)) if len(records) else 1.0
 
     def _functions(self, records: npt.NDArray[np.void], weight: float, seconds: float) -> list[Row]:

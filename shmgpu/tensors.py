@@ -18,7 +18,7 @@ import numpy as np
 
 from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
 from shmgpu.dtypes import DType
-from shmgpu.errors import BadParams
+from shmgpu.errors import BadParams, NotRunning
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
 from shmgpu.ops import (
@@ -241,7 +241,7 @@ class Tensor:
             raise RuntimeError(
                 "a tensor that gradients flow through cannot be pickled: pickle tensor.detach()"
             )
-        return tensor, (np.array(self.numpy()), None, self.requires_grad)
+        return _unpickled, (np.array(self.numpy()), self.requires_grad)
 
     def __repr__(self) -> str:
         text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
@@ -339,7 +339,15 @@ class Tensor:
             raise ValueError(
                 f"in place: the outcome's shape {node.spec.shape} is not the tensor's {self.shape}"
             )
-        self._become(cast(node, before.spec.dtype))
+        dtype = before.spec.dtype
+        if node.spec.dtype is not dtype:
+            if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
+                raise TypeError(
+                    f"in place: the outcome is {node.spec.dtype.name} and the tensor {dtype.name}, "
+                    "which would lose it: write x = x + y instead of x += y, or convert"
+                )
+            node = cast(node, dtype)
+        self._become(node)
         if collects:
             self._node.needs_grad = True
             self._node.leaf = before.leaf
@@ -363,6 +371,8 @@ class Tensor:
         return self
 
     def __getitem__(self, index: Any) -> Tensor:
+        if isinstance(index, (list, np.ndarray)):
+            index = _places(index, self.shape)
         return Tensor(indexing.getitem(self._node, _as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -415,6 +425,18 @@ def _as_index(index: Any) -> Any:
     return index
 
 
+def _places(index: Any, shape: tuple[int, ...]) -> Any:
+    """A mask of bools whose elements are known as the places where it holds."""
+    if isinstance(index, list) and any(isinstance(one, Tensor) for one in index):
+        return index
+    mask = np.asarray(index)
+    if mask.dtype != bool or not mask.ndim:
+        return index
+    if mask.shape != shape[: mask.ndim]:
+        raise IndexError(f"the mask {mask.shape} is not how {shape} begins")
+    return mask.nonzero()
+
+
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor with a copy of the data.
 
@@ -432,6 +454,16 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     if requires_grad:
         made.requires_grad_()
     return made
+
+
+def _unpickled(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
+    try:
+        return tensor(array, requires_grad=requires_grad)
+    except NotRunning as error:
+        raise NotRunning(
+            f"a pickled tensor is made anew where it is read, and no tensors can be made here "
+            f"({error}): pass tensor.numpy() instead"
+        ) from None
 
 
 class _Lent(np.ndarray[Any, Any]):

@@ -2,7 +2,8 @@
 
 Owns the rows, and how an index is read: whole numbers, slices, None and ... are moved without
 copying; tensors of whole numbers gather. What comes out must have a shape that is known while
-recording, so a mask of bools selects nothing here: ``where`` keeps the shape.
+recording, so a mask of bools selects nothing here: ``where`` keeps the shape. A mask whose elements
+are known comes here as whole numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ Shape = tuple[int, ...]
 def whole(index: Node, name: str) -> Node:
     """The index as int64; TypeError where it is not of whole numbers."""
     if CATEGORY[index.spec.dtype] != WHOLE:
-        hint = ": a mask gives a shape that depends on its elements, so use where(mask, x, y)"
+        hint = (
+            ": a mask gives a shape that depends on its elements, so use where(mask, x, y), or "
+            "x[mask.numpy()], which looks at it"
+        )
         raise TypeError(
             f"{name}: the index is {index.spec.dtype.name}, and must be of whole numbers"
             f"{hint if index.spec.dtype is bool_ else ''}"

@@ -101,17 +101,26 @@ def _decide(operands: Sequence[Node | complex]) -> DType:
     return decided
 
 
+_BEYOND = 1 << 63  # of what int64 holds
 _PYTHON = {BOOL: bool, WHOLE: int, FLOAT: float}
 # Of a number of each type: what makes it Python's own, and its spec.
 _NUMBERS = {dtype: (_PYTHON[category], spec_of(dtype, ())) for dtype, category in CATEGORY.items()}
 
 
 def number(value: complex, dtype: DType) -> Node:
-    """A plain number as a node of that type; TypeError for a type that tensors do not have."""
+    """A plain number as a node of that type.
+
+    Raises:
+        TypeError: tensors have no such type.
+        OverflowError: it is of whole numbers, and this one fits into none.
+    """
     if dtype not in _NUMBERS:
         refuse_strange(dtype)
     kind, spec = _NUMBERS[dtype]
-    return Node(None, (), (), spec, Scalar(kind(value)))
+    plain = kind(value)
+    if kind is int and not -_BEYOND <= plain < _BEYOND:
+        raise OverflowError(f"{value} does not fit into int64: give a float")
+    return Node(None, (), (), spec, Scalar(plain))
 
 
 def as_node(operand: Node | complex, dtype: DType) -> Node:

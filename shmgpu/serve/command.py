@@ -58,6 +58,8 @@ def serve(options: argparse.Namespace) -> None:
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu serve")
+    if options.otel:
+        _check_otel()
     sources = repository.find_all(options.models)
     _warn_of_open_door(options)
     token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
@@ -199,6 +201,17 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the certificate cannot be used ({error})") from None
     return context
+
+
+def _check_otel() -> None:
+    """Raises LaunchError or ConfigError, unless workers will be able to export spans."""
+    try:
+        from shmgpu.serve import spans
+    except ImportError as error:
+        raise LaunchError(
+            f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'
+        ) from None
+    spans.exporter().shutdown()
 
 
 @contextlib.contextmanager

@@ -95,6 +95,7 @@ FLAGS = (
     Flag("max-sequences", _whole(1), 10000, "N", "that one helper keeps at once; 503 beyond"),
     Flag("sequence-idle", _seconds, 60.0, "S", "seconds without a request until one is dropped"),
     Flag("response-cache", _size, None, "SIZE", "of each worker, for models with cache=True"),
+    Flag("otel", bool, False, "", "export a span for each request, as OTEL_... variables say"),
     Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),
     Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
     Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),

@@ -60,6 +60,7 @@ class Pending:
         "digest",
         "is_over",
         "known",
+        "message",
         "outcome",
         "request",
         "rows",
@@ -67,6 +68,7 @@ class Pending:
         "served",
         "started_ns",
         "timer",
+        "traceparent",
     )
 
     def __init__(
@@ -92,7 +94,9 @@ class Pending:
         self.sent_ns = 0
         self.outcome = outcome
         self.call: Call | None = None
+        self.message = 0  # its number in the trace, where spans are made
         self.timer: Any = None
+        self.traceparent = b""  # of the client's span
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a sink of the port is told."""
@@ -139,6 +143,7 @@ class Calls:
         self.regions = regions
         self.pools = pools
         self.cache = cache
+        self.spans: Any = None  # see shmgpu.serve.spans; None: no spans are made
         self.pending = 0
 
     def start(
@@ -200,6 +205,8 @@ class Calls:
         if pending.is_over:  # it could not be sent, and has been told so
             return
         pending.call = call
+        if self.spans is not None:
+            pending.message = call.sequence  # 0 where it waits for room; such spans have no parts
         if options is not None and options.timeout is not None:
             pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
@@ -239,6 +246,8 @@ class Calls:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += passed
             pending.outcome(None, wrong)
+        if self.spans is not None:
+            self._trace(pending, None)
 
     def _keep(self, pending: Pending, result: Any) -> None:
         """A result that may be kept, before its memory goes back."""
@@ -316,6 +325,15 @@ class Calls:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += _now() - pending.started_ns
             pending.outcome(None, error)
+        if self.spans is not None:
+            self._trace(pending, error)
+
+    def _trace(self, pending: Pending, error: BaseException | None) -> None:
+        served = pending.served
+        named = {"model.name": served.name, "model.version": served.version}
+        if pending.request.id:
+            named["request.id"] = pending.request.id
+        self.spans.ended(pending.message, pending.started_ns, pending.traceparent, named, error)
 
     def refused(self, served: Served, started_ns: int) -> None:
         """A request to a model was answered with an error before it was handed over."""

@@ -282,7 +282,7 @@ class Lanes:
             return None
         if pending.known is None or pending.known.is_placed:
             return None
-        if pending.served.sequence or pending.digest:
+        if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
         if pending.request.sequence_id or call.placement:  # it matters which helper runs it
             return None

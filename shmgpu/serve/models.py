@@ -73,9 +73,9 @@ class Description:
         platform: what it was made of, as ``python`` or ``torchscript``.
         parameters: free text by name, shown in its configuration.
         sequence: whether its requests belong to sequences.
+        cache: whether the same input always has the same answer.
         prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
         prepared: what that gives, as ``inputs``; empty where there is none.
-        cache: whether the same input always has the same answer.
     """
 
     name: str
@@ -89,9 +89,9 @@ class Description:
     platform: str = "python"
     parameters: dict[str, str] | None = None
     sequence: bool = False
+    cache: bool = False
     prepare: str = ""
     prepared: list[dict[str, Any]] = field(default_factory=list)
-    cache: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -115,9 +115,9 @@ class Model:
         platform: str = "python",
         parameters: dict[str, str] | None = None,
         sequence: bool = False,
+        cache: bool = False,
         prepare: str = "",
         prepared: Sequence[Tensor] = (),
-        cache: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -130,9 +130,9 @@ class Model:
         self.platform = platform
         self.parameters = dict(parameters or {})
         self.sequence = sequence
+        self.cache = cache
         self.prepare = prepare
         self.prepared = tuple(prepared)
-        self.cache = cache
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
@@ -207,9 +207,9 @@ class Model:
             self.platform,
             self.parameters,
             self.sequence,
+            self.cache,
             self.prepare,
             [asdict(one) for one in self.prepared],
-            self.cache,
         )
 
 
@@ -224,9 +224,9 @@ def model(
     warmup: Callable[[], Any] | Sequence[Any] | None = None,
     parameters: dict[str, str] | None = None,
     sequence: bool = False,
+    cache: bool = False,
     prepare: str = "",
     prepared: Sequence[Tensor] = (),
-    cache: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -245,13 +245,13 @@ def model(
             state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
             the same for each of its requests, which run in order in one helper, gone at its end.
             Requests of such a model run one by one.
+        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
+            from memory.
         prepare: ``"module:function"``, which workers call with a request's inputs, as NumPy arrays,
             and whose results the decorated function gets instead: a tokeniser, say. The module lies
             beside the model's file or is installed; what it imports, each worker imports. A
             ValueError that it raises is answered 400, with its text.
         prepared: what that returns, one array or a tuple of them or a dictionary by name.
-        cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
-            from memory.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -269,9 +269,9 @@ def model(
             warmup=warmup,
             parameters=parameters,
             sequence=sequence,
+            cache=cache,
             prepare=prepare,
             prepared=prepared,
-            cache=cache,
         )
 
     return decorate

@@ -176,6 +176,7 @@ class Front:
                             served, before, args, started_ns, answering
                         )
                         request.on_disconnect = pending.cancel
+                        pending.traceparent = request.headers.get(b"traceparent", b"")
                         answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
@@ -193,6 +194,7 @@ class Front:
 
             pending = self.calls.start(served, parsed, started_ns, outcome)
             request.on_disconnect = pending.cancel
+            pending.traceparent = request.headers.get(b"traceparent", b"")
             if header:
                 known.remember(served, header, parsed, pending.args, view, seen)
         except Exception:

@@ -59,7 +59,13 @@ _StreamResponse = MESSAGES["ModelStreamInferResponse"]
 class _Asked:
     """One inference of a client's: the call that is out, and what is to become of its answer."""
 
-    def __init__(self, front: Front, data: bytes, parameters: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        front: Front,
+        data: bytes,
+        parameters: dict[str, Any] | None = None,
+        traceparent: bytes = b"",
+    ) -> None:
         started_ns = _now()
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.pending: Pending | None = None
@@ -88,6 +94,7 @@ class _Asked:
                     self.answered.set_exception(wrong)
 
             self.pending = front.calls.start(served, request, started_ns, outcome)
+            self.pending.traceparent = traceparent
         except Exception:
             front.calls.refused(served, started_ns)
             raise
@@ -156,7 +163,10 @@ class _Parts:
 async def infer(front: Front, data: bytes, context: Any) -> bytes:
     """One request, one answer."""
     try:
-        return await _Asked(front, data).answer()
+        traceparent = b""
+        if front.calls.spans is not None:
+            traceparent = dict(context.invocation_metadata()).get("traceparent", "").encode()
+        return await _Asked(front, data, traceparent=traceparent).answer()
     except Exception as error:
         await refuse(context, error)
         raise

@@ -94,6 +94,10 @@ class _Worker:
             plan.pools,
             Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
+        if plan.options.otel:  # imported after the fork only: it has threads
+            from shmgpu.serve import spans
+
+            self.calls.spans = spans.exporting(rank)
         lifecycle = Lifecycle(
             self.port, plan.table, plan.counters, plan.rows, plan.pools, plan.options.models
         )
@@ -149,6 +153,8 @@ class _Worker:
         await self._drained(plan.options.drain_timeout)
         if stopped is not None:
             await stopped
+        if self.calls.spans is not None:
+            await loop.run_in_executor(None, self.calls.spans.close)
         self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()
@@ -165,6 +171,8 @@ class _Worker:
             if self.access is not None:
                 self.access.write()
             try:
+                if self.calls.spans is not None:
+                    self.calls.spans.make()
                 if self.settings_of != self.plan.table.version:
                     self.settings_of = self.plan.table.version
                     apply_log(self.plan.table)

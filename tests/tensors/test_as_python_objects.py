@@ -12,6 +12,7 @@ import torch
 
 import shmgpu as gt
 from shmgpu import nn
+from shmgpu.errors import NotRunning
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -49,6 +50,13 @@ def test_a_model_is_copied_and_pickled(engine):
 def test_what_gradients_flow_through_is_not_copied_behind_their_back(engine, way):
     with pytest.raises(RuntimeError, match=r"detach\(\)"):
         way(gt.ones(2, requires_grad=True) * 2)
+
+
+def test_a_pickle_that_is_read_after_the_end_says_what_to_pass():
+    with gt.init(inline=True, arena="16MiB"):
+        pickled = pickle.dumps(gt.ones(2))
+    with pytest.raises(NotRunning, match=r"pass tensor.numpy\(\) instead"):
+        pickle.loads(pickled)
 
 
 def test_one_element_is_formatted_as_a_number(engine):

@@ -72,3 +72,32 @@ def test_numbers_beyond_a_type_wrap(engine, name):
     plain = torch.tensor(-1) if name == "maximum" else -1
     want = getattr(torch, name)(torch.tensor([1, 200], dtype=torch.uint8), plain)
     assert made.tolist() == want.tolist()
+
+
+def test_a_whole_number_that_no_type_holds(engine):
+    with pytest.raises(OverflowError, match="does not fit into int64"):
+        gt.tensor([1]) + 2**70
+    assert (gt.tensor([1.0]) + 2**70).item() == 2.0**70
+
+
+def test_in_place_keeps_the_type_and_loses_nothing(engine):
+    x = gt.tensor([1, 2])
+    with pytest.raises(TypeError, match="the outcome is float32 and the tensor int64"):
+        x += 1.5
+    assert x.tolist() == [1, 2]
+    y = gt.tensor([1.0, 2.0], dtype="float16")
+    y += gt.ones(2)
+    assert y.dtype is gt.float16
+
+
+def test_a_mask_whose_elements_are_known_selects(engine):
+    a = np.arange(6.0, dtype="float32").reshape(2, 3)
+    x = gt.tensor(a, requires_grad=True)
+    for mask in (a > 2, a > 9, np.array([True, False]), [False, True]):
+        assert np.array_equal(x[mask].data, a[mask])
+    x[a > 2].sum().backward()
+    assert np.array_equal(x.grad.data, a > 2)
+    with pytest.raises(IndexError, match=r"the mask \(3,\) is not how \(2, 3\) begins"):
+        x[np.ones(3, bool)]
+    with pytest.raises(TypeError, match=r"x\[mask.numpy\(\)\]"):
+        x[x > 2]

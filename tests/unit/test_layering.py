@@ -153,6 +153,7 @@ SERVE_ROOMS = [
     "catalog",
     "known",
     "cache",
+    "spans",
     "infer",
     "lifecycle",
     "streams",

@@ -1,0 +1,156 @@
+"""In workers: a span of OpenTelemetry for each request, with children for waiting and computing.
+
+Owns the way from a request that has ended to its spans. While it runs, a request costs nothing but
+the note of its ``traceparent`` header; afterwards the worker's tending reads the dispatcher's
+trace, which has the times of every call, and gives the spans their own times. They are exported by
+the SDK's thread, to where its environment variables (``OTEL_...``) say.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from typing import Any
+
+import numpy as np
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from shmgpu import core, monitor, trace
+from shmgpu.errors import ConfigError
+
+MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+# Its call's sequence, its times, traceparent, attributes, why it failed.
+_Ended = tuple[int, int, int, str, dict[str, Any], str]
+_Times = dict[str, tuple[int, int]]
+
+
+class Spans:
+    """The spans of one worker.
+
+    Args:
+        processor: of the SDK; what takes finished spans.
+        slot, generation: the worker's, by which it knows its calls in the trace.
+    """
+
+    def __init__(self, processor: Any, slot: int, generation: int) -> None:
+        # The SDK's own resource: OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win.
+        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "shmgpu"}
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("shmgpu.serve")
+        self._slot = slot
+        self._generation = generation
+        self._waiting: list[_Ended] = []
+        self._late: list[_Ended] = []  # their calls were not in the trace the last time
+        self._last_times: dict[int, _Times] = {}
+        self._next_record = core.broker_stats()["trace_written"]
+
+    def ended(
+        self,
+        sequence: int,
+        started_ns: int,
+        traceparent: bytes,
+        attributes: dict[str, Any],
+        error: BaseException | None,
+    ) -> None:
+        """Take note of a request that has ended now.
+
+        Args:
+            sequence: of its call; 0: there was none.
+            started_ns: when its last byte had come, CLOCK_MONOTONIC.
+            traceparent: the header of that name; empty without.
+            attributes: of its span.
+            error: why it failed.
+        """
+        if len(self._waiting) < MOST_WAITING:
+            why = f"{type(error).__name__}: {error}" if error is not None else ""
+            parent = traceparent.decode("latin-1")
+            now = time.monotonic_ns()
+            self._waiting.append((sequence, started_ns, now, parent, attributes, why))
+
+    def make(self) -> None:
+        """Make the spans of requests that have ended since."""
+        found = self._times()
+        # An answer may be here a moment before its record is, or the other way round.
+        times, self._last_times = {**self._last_times, **found}, found
+        late, waiting = self._late, self._waiting
+        self._late = [one for one in waiting if one[0] and one[0] not in times]
+        self._waiting = []
+        self._export(late + [one for one in waiting if not one[0] or one[0] in times], times)
+
+    def _export(self, waiting: list[_Ended], times: dict[int, _Times]) -> None:
+        wall = time.time_ns() - time.monotonic_ns()
+        for sequence, started_ns, ended_ns, parent, attributes, why in waiting:
+            span = self._tracer.start_span(
+                "infer",
+                _PROPAGATOR.extract({"traceparent": parent}) if parent else None,
+                SpanKind.SERVER,
+                attributes,
+                start_time=started_ns + wall,
+            )
+            if why:
+                span.set_status(Status(StatusCode.ERROR, why))
+            context = set_span_in_context(span)
+            for name, (begun, ended) in times.get(sequence, {}).items():
+                child = self._tracer.start_span(name, context, start_time=begun + wall)
+                child.end(ended + wall)
+            span.end(ended_ns + wall)
+
+    def close(self) -> None:
+        """Make what is left, and wait until it has been exported."""
+        self.make()
+        self._export(self._late, {})
+        self._provider.shutdown()
+
+    def _times(self) -> dict[int, _Times]:
+        """When this worker's calls waited and ran, by their sequence."""
+        written = core.broker_stats()["trace_written"]
+        first = max(self._next_record, written - monitor.MOST_RECORDS)
+        self._next_record, raw = core.read_trace_bytes(first, max(0, written - first))
+        records = np.frombuffer(raw, dtype=monitor.RECORD)
+        own = records[
+            (records["slot"] == self._slot)
+            & (records["generation"] == self._generation)
+            & (records["handed_ns"] != 0)
+        ]
+        found: dict[int, _Times] = {}
+        for one in own:
+            handed = int(one["handed_ns"])
+            begun = handed + int(one["started_units"]) * trace.UNIT_NS
+            ended = handed + int(one["finished_units"]) * trace.UNIT_NS
+            found[int(one["sequence"])] = {
+                "queue": (int(one["queued_ns"]), begun),
+                "compute": (begun, ended),
+            }
+        return found
+
+
+def exporter() -> SpanExporter:
+    """The one that OTEL_TRACES_EXPORTER names, ``otlp`` without.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    name = {"otlp": "otlp_proto_http"}.get(name, name)
+    for entry in importlib.metadata.entry_points(group="opentelemetry_traces_exporter", name=name):
+        made: SpanExporter = entry.load()()
+        return made
+    raise ConfigError(
+        f"--otel needs an exporter that is missing ({name}): "
+        'pip install "shmgpu[otel]", or set OTEL_TRACES_EXPORTER to another'
+    )
+
+
+def exporting(slot: int) -> Spans:
+    """Spans that are exported as the environment says; for the worker in that slot."""
+    generation = int(core.child_stats(slot)["generation"])
+    return Spans(BatchSpanProcessor(exporter()), slot, generation)
