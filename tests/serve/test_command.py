@@ -36,7 +36,7 @@ def refused(*words):
     [
         ((), "nothing to serve"),
         (("nowhere.py",), "no model at nowhere.py"),
-        ((__file__.replace("test_command.py", ""),), "holds no model"),
+        ((str(pathlib.Path(__file__).parents[1] / "c"),), "holds no model"),
         ((MODEL, "--workers", "0"), "'0' is no N"),
         ((MODEL, "--max-body", "much"), "'much' is no SIZE"),
         ((f"{MODEL}@fast",), "for the pool 'fast'"),
