@@ -4,9 +4,6 @@ Before and after each test the guard lists what a process can leave behind: desc
 (orphans of orphans too), Python threads, names under /dev/shm and mappings of memfds. What ends by
 itself within two seconds is no leak. Torch and OpenMP keep native threads and libraries for good;
 those are not counted, only what our own code makes.
-
-Names under /dev/shm belong to no process. Where another run goes on beside this one
-(:mod:`side_by_side`), a name that was left may be that one's: it must be gone by the end.
 """
 
 from __future__ import annotations
@@ -22,13 +19,10 @@ from multiprocessing import resource_tracker
 
 import pytest
 
-Left = dict[tuple[object, ...], str]  # what tells one thing from another -> how it is shown
-
 GRACE_S = 2.0
-LAST_S = 30.0  # at the end of a run, for names that may be those of the run beside it
-IS_BESIDE = bool(os.environ.get("SHMGPU_TESTS_BESIDE"))
-suspected: Left = {}
 FAILED = pytest.StashKey[bool]()
+
+Left = dict[object, str]  # what tells one thing from another -> how it is shown
 
 
 def open_descriptors() -> Left:
@@ -154,28 +148,12 @@ def leak_guard(request):
     if marker is not None or request.node.stash.get(FAILED, False):
         return
     deadline = time.monotonic() + GRACE_S
-    while leaked := {key: shown for key, shown in everything().items() if key not in before}:
-        if IS_BESIDE and all(key[0] == "name" for key in leaked):
-            suspected.update(
-                (key, f"{shown} ({request.node.nodeid})") for key, shown in leaked.items()
-            )
-            return
+    while leaked := [shown for key, shown in everything().items() if key not in before]:
         if time.monotonic() > deadline:
-            lines = "\n  ".join(sorted(leaked.values()))
+            lines = "\n  ".join(sorted(leaked))
             pytest.fail(f"The test left behind:\n  {lines}", pytrace=False)
         gc.collect()
         time.sleep(0.02)
-
-
-def pytest_sessionfinish(session):
-    """What was suspected must be gone."""
-    deadline = time.monotonic() + LAST_S
-    while left := [shown for key, shown in suspected.items() if key in shared_memory_names()]:
-        if time.monotonic() > deadline:
-            print("\nThe run left behind:", *sorted(left), sep="\n  ")
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            return
-        time.sleep(0.1)
 
 
 def cuda_devices() -> int:
