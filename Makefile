@@ -115,7 +115,7 @@ faults: $(FAULTY) ## the test build, with fault points, into build/faults (see t
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k arena' for a part of it)
-	@timeout --foreground --signal=ABRT --kill-after=30 900 $(PY) -m pytest $(T)
+	@timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest $(T)
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
 	@$(PY) tests/mutants $(T)

@@ -106,8 +106,11 @@ SHOWN = {
 # These need a broker, or a server, beside them: tests/attach/test_examples.py runs them.
 ATTACHED = {
     *("multi_user.py", "gunicorn_server.py", "uvicorn_app.py", "data_loader.py"),
-    "tensors_multi_user.py",
+    *("fastapi_app.py", "tensors_multi_user.py"),
 }
+
+# Model files of the server's, and what they use: tests/serve/test_examples.py serves them.
+SERVED = {"serve_digits.py", "serve_embeddings.py", "embeddings_text.py"}
 
 
 def run(*command: str) -> str:
@@ -121,7 +124,7 @@ def run(*command: str) -> str:
 
 
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWN) | ATTACHED
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWN) | ATTACHED | SERVED
 
 
 @pytest.mark.parametrize("name", SHOWN)
