@@ -28,6 +28,7 @@ PACKAGES = (
     "iceoryx2",
     "litserve",
     "mosec",
+    "msgpack",
     "pyzmq",
     "ray",
     "simpy",

@@ -149,7 +149,9 @@ def test_counts_are_those_that_the_broker_gives_its_children(idle):
     assert without(sample["broker"], "wakes") == without(own["broker"], "wakes")
     for kind in ("children", "helpers"):
         for seen, counted in zip(sample[kind], own[kind], strict=True):
-            assert without(counted, "state").items() <= seen.items()
+            # A helper counts a frame when it has been written, which its child may be ahead of.
+            known = without(counted, "state", "frames_sent", "went_on", "goes_on", "busy_ns")
+            assert known.items() <= seen.items()
     assert [row["state"] for row in sample["children"]] == ["running"] * CHILDREN
     assert [row["state"] for row in sample["helpers"]] == ["ready"] * HELPERS
     assert [row["outstanding"] for row in sample["children"]] == [0] * CHILDREN

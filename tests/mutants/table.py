@@ -133,8 +133,8 @@ MUTANTS = [
     Mutant(
         "F06",
         "csrc/dispatch_helpers.c",
-        "r->function->hang_after_ns == 0) continue;",
-        "0) continue;",
+        "if (hang_after_ns == 0) continue;",
+        "if (0) continue;",
         HANGS + "test_f06_a_function_without_hang_after_may_take_as_long_as_it_likes",
     ),
     Mutant(

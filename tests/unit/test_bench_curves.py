@@ -1,5 +1,6 @@
 """The curves of messages, load, launch, respawn, attach and memory: their points, and tiny runs."""
 
+import mmap
 import os
 import shutil
 import sys
@@ -110,7 +111,8 @@ def test_a_bare_worker_that_dies_does_not_leave_its_caller_waiting():
 
 def test_a_process_knows_what_it_holds():
     dirty, pss = processes.memory_mib()
-    block = bytearray(os.urandom(8 << 20))
+    block = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # no old pages
+    block.write(os.urandom(8 << 20))
     after_dirty, after_pss = processes.memory_mib()
     assert after_dirty - dirty > 7 and after_pss - pss > 7
     assert len(block) == 8 << 20
