@@ -29,6 +29,8 @@ def runnable(server, configuration):
     if server.program and shutil.which(server.program) is None:
         missing.append(server.program)
     marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed"), pytest.mark.slow]
+    if server.name == "mosec":
+        marks.append(pytest.mark.leaks_ok("mosec's workers, told to end, leave their semaphores"))
     return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
 
 
