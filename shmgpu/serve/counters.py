@@ -64,10 +64,9 @@ class Counters:
         """A writer's row: a flat memoryview of 64-bit numbers, at model * len(FIELDS) + field."""
         return memoryview(self.rows[writer].reshape(-1))
 
-    def batches_of(self, writer: int) -> np.ndarray[Any, Any]:
-        """A writer's count by model, rows - 1 and field of BATCH_FIELDS."""
-        own: np.ndarray[Any, Any] = self.by_rows[writer]
-        return own
+    def batches_of(self, writer: int) -> memoryview:
+        """As :meth:`of`, by rows: at ``batch_place(model, rows)`` + field of BATCH_FIELDS."""
+        return memoryview(self.by_rows[writer].reshape(-1))
 
     def batches(self, model: int) -> dict[int, int]:
         """A model's executions by their rows."""
@@ -101,6 +100,11 @@ class Counters:
     def clear_pending(self, writer: int) -> None:
         """A worker starts anew: what its predecessor held is not pending any more."""
         self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
+
+
+def batch_place(model: int, rows: int) -> int:
+    """Where the counts of a model's executions of so many rows begin."""
+    return (model * MOST_ROWS + min(rows, MOST_ROWS) - 1) * len(BATCH_FIELDS)
 
 
 def _shared(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

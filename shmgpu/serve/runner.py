@@ -21,7 +21,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.adapters import ADAPTERS
-from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, MOST_ROWS, Counters
+from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.models import Model, Tensor
@@ -170,8 +170,8 @@ class Shelf:
         counters[base + _INFER_NS] += spent[1] * calls
         counters[base + _OUTPUT_NS] += spent[2] * calls
         rows = len(inputs[0]) if model.max_batch_size else 1
-        counted = self.batches[loaded.index, min(rows, MOST_ROWS) - 1]
-        counted += np.array((1, *spent), np.uint64)
+        for place, more in enumerate((1, *spent), batch_place(loaded.index, rows)):
+            self.batches[place] += more
         return outputs
 
     def run_in_sequence(
