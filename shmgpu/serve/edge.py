@@ -479,17 +479,8 @@ class Connection(asyncio.BufferedProtocol):
         request.is_answered = True
         if self.log is not None:
             self.log(self.peer, request, status, 0)  # before anybody knows how many there will be
-        self.transport.write(
-            b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s%s%s\r\n"
-            % (
-                status,
-                REASONS.get(status, "Unknown").encode(),
-                content_type,
-                b"" if request.is_old else b"Transfer-Encoding: chunked\r\n",
-                headers,
-                b"" if request.keep_alive else b"Connection: close\r\n",
-            )
-        )
+        framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
+        self.transport.write(_head(status, content_type, framing + headers, request.keep_alive))
 
     def send(self, request: Request, data: bytes, when_taken: Callable[[], None]) -> None:
         """A part of the answer, as a chunk."""
@@ -559,11 +550,15 @@ def head_of(
     status: int, length: int, content_type: bytes, headers: bytes = b"", keep_alive: bool = True
 ) -> bytes:
     """Return the head of an answer whose body has ``length`` bytes."""
-    return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
+    return _head(status, content_type, b"Content-Length: %d\r\n" % length + headers, keep_alive)
+
+
+def _head(status: int, content_type: bytes, headers: bytes, keep_alive: bool) -> bytes:
+    """Return the head of an answer; ``headers`` say where its body ends."""
+    return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n%s%s\r\n" % (
         status,
         REASONS.get(status, "Unknown").encode(),
         content_type,
-        length,
         headers,
         b"" if keep_alive else b"Connection: close\r\n",
     )

@@ -155,8 +155,7 @@ class Calls:
             ProtocolError: the request does not fit the model, or the queue is full.
             ShmError: it cannot be carried.
         """
-        if self.pending >= self.most_pending:
-            raise ProtocolError(503, "Exceeds maximum queue size")
+        self.admit()
         if served.streams:
             raise ProtocolError(
                 400,
@@ -165,10 +164,7 @@ class Calls:
             )
         args = self.arguments(served, request)
         rows = request.inputs[0].shape[0] if served.max_batch_size else 1
-        pending = Pending(self, served, request, args, rows, started_ns, outcome)
-        if self.cache is None or not served.cache or not self._is_cached(pending):
-            self._send(pending)
-        return pending
+        return self._begin(Pending(self, served, request, args, rows, started_ns, outcome))
 
     def start_known(
         self,
@@ -179,10 +175,19 @@ class Calls:
         outcome: Outcome,
     ) -> Pending:
         """As :meth:`start`, for a request that is known but for its tensors' bytes."""
+        self.admit()
+        return self._begin(
+            Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
+        )
+
+    def admit(self) -> None:
+        """Refuse a request (ProtocolError) that is one too many."""
         if self.pending >= self.most_pending:
             raise ProtocolError(503, "Exceeds maximum queue size")
-        pending = Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
-        if self.cache is None or not served.cache or not self._is_cached(pending):
+
+    def _begin(self, pending: Pending) -> Pending:
+        """Answer from the cache, or send."""
+        if self.cache is None or not pending.served.cache or not self._is_cached(pending):
             self._send(pending)
         return pending
 

@@ -80,8 +80,7 @@ class Stream:
         if not served.streams:
             self._pending = calls.start(served, self.request, self.started_ns, self._whole)
             return
-        if calls.pending >= calls.most_pending:
-            raise ProtocolError(503, "Exceeds maximum queue size")
+        calls.admit()
         number, *inputs = calls.arguments(served, self.request)
         self._args = (number, self._token, *inputs)
         calls.pending += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -30,3 +31,11 @@ def server():
     """Two workers, two helpers, and the models of models/simple.py."""
     with servers.serving(servers.MODELS / "simple.py") as running:
         yield running
+
+
+@pytest.fixture
+def triton(server):
+    """The stock HTTP client of the file's server."""
+    client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
+    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
+        yield made

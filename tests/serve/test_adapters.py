@@ -119,12 +119,6 @@ def server(repository):
         yield running
 
 
-@pytest.fixture
-def triton(server):
-    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
-        yield made
-
-
 def tensor(name, array, datatype):
     made = client.InferInput(name, array.shape, datatype)
     made.set_data_from_numpy(array)

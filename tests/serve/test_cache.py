@@ -25,12 +25,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-def triton(server):
-    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
-        yield made
-
-
 def ask(triton, array, model="kept", binary=True):
     x = client.InferInput("x", array.shape, "FP32")
     x.set_data_from_numpy(array.astype("float32"), binary_data=binary)

@@ -20,12 +20,6 @@ NUMPY = {
 }
 
 
-@pytest.fixture
-def triton(server):
-    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
-        yield made
-
-
 def tensor(name, array, datatype=None, binary=True):
     made = client.InferInput(name, array.shape, datatype or client.np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array, binary_data=binary)

@@ -21,12 +21,6 @@ def server():
         yield running
 
 
-@pytest.fixture
-def triton(server):
-    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
-        yield made
-
-
 def text(*sentences, of=client):
     made = of.InferInput("text", [len(sentences)], "BYTES")
     made.set_data_from_numpy(np.array([one.encode() for one in sentences], object))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 
@@ -18,12 +17,6 @@ client = pytest.importorskip("tritonclient.http", reason="tritonclient is not in
 def server():
     with servers.serving(servers.MODELS / "tensors.py", helpers=2, hang_after=1) as running:
         yield running
-
-
-@pytest.fixture
-def triton(server):
-    with contextlib.closing(client.InferenceServerClient(server.address)) as made:
-        yield made
 
 
 def tensor(name, array, datatype):
