@@ -168,6 +168,7 @@ def _point(model: str, load: float, asked: str | None, quick: bool, rounds: int)
         seconds=1.0,  # a shorter span has no 99th percentile
         rounds=rounds,
         quick=quick,
+        quick_rounds=1,
     )
 
 

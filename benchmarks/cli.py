@@ -100,7 +100,17 @@ def _commands_like(name: str, known: Mapping[str, Workload]) -> str:
 
 def quick_part(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the workloads without what takes too long for a first look."""
-    parts = [replace(w, groups=tuple(g for g in w.groups if g.quick)) for w in workloads]
+    parts = [
+        replace(
+            workload,
+            groups=tuple(
+                replace(group, rounds=group.quick_rounds or group.rounds)
+                for group in workload.groups
+                if group.quick
+            ),
+        )
+        for workload in workloads
+    ]
     return [workload for workload in parts if workload.groups]
 
 
@@ -158,15 +168,19 @@ def progress(total: int, unit: str = "run") -> Iterator[Callable[[str], None]]:
         yield step
 
 
-def run(workloads: Sequence[Workload], effort: Effort, rows: list[Row]) -> None:
-    """Measure the workloads and add their rows in order, each group's once it is done."""
+def run(
+    workloads: Sequence[Workload], effort: Effort, rows: list[Row], took_s: dict[str, float]
+) -> None:
+    """Measure the workloads; add the rows of each group, and its seconds, once it is done."""
     total = sum(rounds_of(g, effort) * len(g.probes) for w in workloads for g in w.groups)
     with progress(total) as step:
         for workload in workloads:
             for group in workload.groups:
                 name = f"{workload.name}.{group.name}"
+                began = time.monotonic()
                 samples = measure(group, effort, lambda name=name: step(name))  # type: ignore[misc]
                 rows += [row_of(group, f, samples, f"{workload.name}.") for f in group.figures]
+                took_s[name] = round(time.monotonic() - began, 1)
 
 
 def _compare(arguments: Sequence[str]) -> int:
@@ -279,9 +293,10 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
         if workload.preface:
             print(workload.preface())
     rows: list[Row] = []
+    took_s: dict[str, float] = {}
     status = 0
     try:
-        run(chosen, effort, rows)
+        run(chosen, effort, rows, took_s)
     except KeyboardInterrupt:
         status = endings.INTERRUPTED
     except SystemExit as end:
@@ -293,7 +308,7 @@ def _measure(arguments: Sequence[str], workloads: Sequence[Workload]) -> int:
     if rows:
         print(table(rows))
     if options.json and rows:
-        took_s = round(time.monotonic() - began, 1)
+        took_s["all"] = round(time.monotonic() - began, 1)
         save(options.json, as_json(rows, environment, options.quick, effort.seconds,
                                    stopped=status != 0, took_s=took_s))  # fmt: skip
     if status:

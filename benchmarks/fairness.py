@@ -228,5 +228,6 @@ GROUPS = (
         # Some sixty turns for each: one more or less at the span's ends must not decide.
         seconds=1.0,
         rounds=2,
+        quick_rounds=1,
     ),
 )

@@ -121,8 +121,8 @@ class Group:
     """Probes that are run in turn, and what is read from them.
 
     ``seconds`` is the least a round of each probe takes, whatever the run's effort says; ``rounds``
-    is the most rounds that are of use. A group with ``quick=False`` is left out of a quick run that
-    does not name it.
+    is the most rounds that are of use. A quick run that does not name the group leaves it out with
+    ``quick=False``, and takes at most ``quick_rounds`` of it: one, where starting it costs seconds.
     """
 
     name: str
@@ -131,6 +131,7 @@ class Group:
     seconds: float = 0.0
     rounds: int | None = None
     quick: bool = True
+    quick_rounds: int | None = None
 
     def __post_init__(self) -> None:
         """Check that every figure can be read, and compares like with like."""

@@ -176,6 +176,7 @@ def _waiting(service_us: int) -> Group:
         seconds=1.0 if service_us >= ASKED_FROM_US else 0.0,
         rounds=3 if service_us >= ASKED_FROM_US else 2,
         quick=service_us in IN_QUICK_US,
+        quick_rounds=1 if service_us >= ASKED_FROM_US else None,
     )
 
 

@@ -237,6 +237,7 @@ WORKLOAD = Workload(
                 *_figures("shmgpu_torch", SHMGPU["torch"], IN_PROCESS),
             ),
             rounds=CURVE_ROUNDS,
+            quick_rounds=1,
         ),
         _peers(),
     ),

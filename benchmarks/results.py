@@ -57,11 +57,12 @@ def as_json(
     seconds: float | None = None,
     *,
     stopped: bool = False,
-    took_s: float | None = None,
+    took_s: Mapping[str, float] | None = None,
 ) -> str:
     """Return the run as one JSON document; infinite and undefined numbers become null.
 
-    ``seconds`` is the least that a round of a probe took, ``took_s`` what all of the run did.
+    ``seconds`` is the least that a round of a probe took, ``took_s`` what each
+    group and all of the run did.
     """
     document = {
         "schema": SCHEMA,

@@ -196,7 +196,8 @@ def _limits() -> Group:
             )
             for quantity in ("rate", "p99")
         ]
-    return Group("limits", (shmgpu, echo, rival, CALL_AND_ECHO), tuple(figures), rounds=3)
+    probes = (shmgpu, echo, rival, CALL_AND_ECHO)
+    return Group("limits", probes, tuple(figures), rounds=3, quick_rounds=1)
 
 
 def _peers() -> Group:

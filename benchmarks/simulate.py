@@ -227,7 +227,7 @@ def _group(name: str, loads: Mapping[str, Load], first: int, *, quick: bool) -> 
     if not quick:
         probes = (*probes, judged.big_probe())
         figures += _big_figures()
-    return Group(name, probes, tuple(figures), rounds=5, quick=quick)
+    return Group(name, probes, tuple(figures), rounds=5, quick=quick, quick_rounds=1)
 
 
 WORKLOAD = Workload(

@@ -291,6 +291,7 @@ WORKLOAD = Workload(
             # Some forty turns for each: one more or less at the span's ends must not decide.
             seconds=1.5,
             rounds=3,
+            quick_rounds=1,
         ),
         Group(
             "transformer",

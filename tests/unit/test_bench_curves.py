@@ -12,9 +12,20 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import isolate, joining, launch, load, memory, messages, native, processes  # noqa: E402
+from benchmarks import (  # noqa: E402
+    isolate,
+    joining,
+    launch,
+    load,
+    memory,
+    messages,
+    native,
+    processes,
+    serving,
+)
 from benchmarks.cli import quick_part  # noqa: E402
 from benchmarks.figures import ProbeFailed  # noqa: E402
+from benchmarks.harness import QUICK, rounds_of  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
 
 STATES = ("idle", "called")
@@ -72,6 +83,14 @@ def test_what_no_curve_needs_many_points_of_is_not_in_a_quick_run():
     for name in ("launch", "respawn", "memory", "load", "allocator"):
         (workload,) = [w for w in WORKLOADS if w.name == name]
         assert 0 < len(quick_part([workload])[0].groups) < len(workload.groups)
+
+
+def test_what_is_slow_to_start_has_one_round_in_a_quick_run_that_does_not_name_it():
+    (quick,) = quick_part([serving.WORKLOAD])
+    assert [rounds_of(group, QUICK) for group in quick.groups] == [1]
+    assert rounds_of(serving.WORKLOAD.groups[0], QUICK) == QUICK.rounds
+    (quick,) = quick_part([messages.WORKLOAD])
+    assert max(rounds_of(group, QUICK) for group in quick.groups) == QUICK.rounds
 
 
 @needs_compiler
