@@ -24,6 +24,8 @@ endif
 
 # Only the virtual environment counts, whatever the user's own shell has set.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PIP_TARGET PIP_USER PIP_PREFIX VIRTUAL_ENV
+# The tests start thousands of interpreters: none shall compile again what another one has.
+unexport PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

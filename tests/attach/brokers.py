@@ -25,7 +25,7 @@ def environment(**more: str) -> dict[str, str]:
     """Ours, with the tests and the very package that is tested on the path."""
     package = str(pathlib.Path(shmgpu.__file__).parents[1])
     path = os.pathsep.join([str(TESTS), package, os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) -> Any:

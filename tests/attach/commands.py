@@ -30,7 +30,6 @@ class Place:
         self.environment = {
             **{k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"},
             "PYTHONPATH": found,
-            "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CONFIG_HOME": str(directory / "config"),
             "SHMGPU_SOCKET": str(self.path),
         }

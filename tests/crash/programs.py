@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
     """Ours, with this folder and the very package that is tested here on the path."""
     package = str(pathlib.Path(shmgpu.__file__).parents[1])
     path = os.pathsep.join([str(TESTS), package, os.environ.get("PYTHONPATH", "")])
-    ours = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = {**os.environ, "PYTHONPATH": path}
     ours.pop("PYTHONUNBUFFERED", None)  # what is held back is what may be written twice
     return ours
 
