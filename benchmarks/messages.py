@@ -40,7 +40,7 @@ ONE_CORE = Curve("messages over the window, on one core", "messages a child has 
 ONE_CORE_WINDOWS = (1, 2, 4, 16, 64)
 IN_QUICK = (8,)
 # Where the kernel puts the processes halves or doubles a rate, anew in each round: see README.md.
-CURVE_ROUNDS = 5
+CURVE_ROUNDS = 3
 
 
 @contextmanager
