@@ -15,7 +15,7 @@ import time
 
 from benchmarks import isolate
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
-from benchmarks.processes import cpu_ns, cpu_ticks, import_torch, memory_mib, modules
+from benchmarks.processes import children_of, cpu_ns, cpu_ticks, import_torch, memory_mib, modules
 
 CHILDREN = 32
 HELPERS = 2
@@ -70,25 +70,26 @@ def shmgpu_idle(with_torch: bool) -> dict[str, float]:
     def until(seconds: float) -> None:
         time.sleep(max(0.0, began + seconds - time.monotonic()))
 
-    def idle(rank: int) -> list[float]:
+    def idle(rank: int) -> dict[str, float]:
+        if rank:
+            until(2 * SETTLE_S)
+            gc.collect()
+            until(4 * SETTLE_S + IDLE_S)
+            return {}
+        # One looks at the others: looking takes pages of its own.
         until(SETTLE_S)
-        before, _ = memory_mib()
-        until(2 * SETTLE_S)
-        gc.collect()
-        after, _ = memory_mib()
-        until(3 * SETTLE_S)
         dispatcher = os.getppid()  # a child's parent is the dispatcher
+        others = [pid for pid in children_of(dispatcher)[HELPERS:] if pid != os.getpid()]
+        found = {"dirty": max(memory_mib(pid)[0] for pid in others)}
+        until(3 * SETTLE_S)
+        found["dirty_collected"] = max(memory_mib(pid)[0] for pid in others)
         ticks, ns = cpu_ticks(dispatcher), cpu_ns(dispatcher)
         until(3 * SETTLE_S + IDLE_S)
-        return [before, after, cpu_ticks(dispatcher) - ticks, cpu_ns(dispatcher) - ns]
+        found["ticks"] = float(cpu_ticks(dispatcher) - ticks)
+        found["ns"] = float(cpu_ns(dispatcher) - ns)
+        return found
 
-    results = shmgpu.launch(idle, children=CHILDREN, helpers=HELPERS, devices=["cpu"])
-    return {
-        "dirty": max(result[0] for result in results),
-        "dirty_collected": max(result[1] for result in results),
-        "ticks": float(results[0][2]),
-        "ns": float(results[0][3]),
-    }
+    return shmgpu.launch(idle, children=CHILDREN, helpers=HELPERS, devices=["cpu"])[0]
 
 
 def _wall_probe(name: str, target: str, with_torch: bool, children: int = CHILDREN) -> Probe:
