@@ -5,7 +5,7 @@ Before and after each test the guard lists what a process can leave behind: desc
 itself within two seconds is no leak. Torch and OpenMP keep native threads and libraries for good;
 those are not counted, only what our own code makes.
 
-Thousands of tests pay for the guard, most of them without making anything: it reads of /proc what can
+Thousands of tests pay for the guard, most of which make nothing: of /proc it reads only what can
 have changed since it last looked.
 """
 
@@ -73,7 +73,7 @@ def last_pid() -> int:
 class Census:
     """Our children, and every process forked from this image, whoever is its parent now.
 
-    Numbers are given in order, round and round. So a number that was a stranger's when we last looked
+    Numbers are given in order, round and round. So one that was a stranger's when we last looked
     is his still, unless its turn has come since; and when none was given, nobody is new.
     """
 
