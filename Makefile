@@ -116,8 +116,8 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
-test: $(VENV)/.stamp-dev $(CORE) faults ## the test suite (T='tests/unit -k arena' for a part of it)
-	@timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest $(T)
+test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
+	@timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest $(or $(T),-m "not slow")
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
 	@$(PY) tests/mutants $(T)
@@ -137,11 +137,12 @@ plots: $(VENV)/.stamp-bench ## the README's plots, from the latest full run in b
 	@$(PY) -m benchmarks plots $(T)
 
 ifeq ($(SAN),)
-check: $(VENV)/.stamp-dev $(CORE) ## lint, types, layering, C tests plain and sanitized
+check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, C tests plain and sanitized
 	@$(call step,lint,$(PY) -m ruff check .)
 	@$(call step,format,$(PY) -m ruff format --check .)
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
+	@$(call step,slow-tests,timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest -m slow)
 	@$(MAKE) ctest
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread

@@ -4,6 +4,9 @@ Before and after each test the guard lists what a process can leave behind: desc
 (orphans of orphans too), Python threads, names under /dev/shm and mappings of memfds. What ends by
 itself within two seconds is no leak. Torch and OpenMP keep native threads and libraries for good;
 those are not counted, only what our own code makes.
+
+Thousands of tests pay for the guard, most of which make nothing: of /proc it reads only what can
+have changed since it last looked.
 """
 
 from __future__ import annotations
@@ -61,28 +64,67 @@ def fork_mark(stat: list[str]) -> tuple[str, str]:
     return stat[25], stat[45]  # start_stack, arg_start
 
 
-def processes() -> Left:
-    """Our children, and every process forked from this image, whoever is its parent now."""
-    me = str(os.getpid())
-    mark = fork_mark(read_stat(me))
-    tracker, _ = multiprocessing_tracker()
-    found: Left = {}
-    for pid in os.listdir("/proc"):
-        if not pid.isdigit() or pid in (me, str(tracker)):
-            continue
-        stat = read_stat(pid)
-        if not stat or (stat[1] != me and (mark == ("0", "0") or fork_mark(stat) != mark)):
-            continue
-        try:
-            command = pathlib.Path("/proc", pid, "cmdline").read_bytes()
-            name = pathlib.Path("/proc", pid, "comm").read_text().strip()
-        except OSError:
-            continue
-        words = command.replace(b"\0", b" ").decode(errors="replace").strip()[:80]
-        kind = "child" if stat[1] == me else "descendant"
-        state = " (zombie: nobody waited for it)" if stat[0] == "Z" else ""
-        found["process", pid, stat[19]] = f"{kind} {pid} [{name}] {words}{state}"
-    return found
+def last_pid() -> int:
+    """The number that was given last, to a process or a thread, in our pid namespace."""
+    with open("/proc/loadavg", "rb") as loadavg:
+        return int(loadavg.read().split()[-1])
+
+
+class Census:
+    """Our children, and every process forked from this image, whoever is its parent now.
+
+    Numbers are given in order, round and round. So one that was a stranger's when we last looked
+    is his still, unless its turn has come since; and when none was given, nobody is new.
+    """
+
+    def __init__(self) -> None:
+        self.found: Left = {}
+        self.strangers: set[str] = set()
+        self.last: int | None = None
+
+    def take(self, again: bool) -> Left:
+        """Who is there; who has ended may be among them, unless we look ``again``."""
+        before, self.last = self.last, last_pid()
+        if again or self.last != before:
+            if before is not None:
+                self.strangers = {
+                    pid for pid in self.strangers if not turn_has_come(int(pid), before, self.last)
+                }
+            self.found = self._look()
+        return self.found
+
+    def _look(self) -> Left:
+        me = str(os.getpid())
+        mark = fork_mark(read_stat(me))
+        tracker, _ = multiprocessing_tracker()
+        pids = {pid for pid in os.listdir("/proc") if pid.isdigit()}
+        self.strangers &= pids
+        found: Left = {}
+        for pid in pids - self.strangers - {me, str(tracker)}:
+            stat = read_stat(pid)
+            if not stat:
+                continue
+            if stat[1] != me and (mark == ("0", "0") or fork_mark(stat) != mark):
+                self.strangers.add(pid)
+                continue
+            try:
+                command = pathlib.Path("/proc", pid, "cmdline").read_bytes()
+                name = pathlib.Path("/proc", pid, "comm").read_text().strip()
+            except OSError:
+                continue
+            words = command.replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+            kind = "child" if stat[1] == me else "descendant"
+            state = " (zombie: nobody waited for it)" if stat[0] == "Z" else ""
+            found["process", pid, stat[19]] = f"{kind} {pid} [{name}] {words}{state}"
+        return found
+
+
+def turn_has_come(pid: int, before: int, last: int) -> bool:
+    """Whether a number is one of those given after ``before``, up to ``last``, round and round."""
+    return before < pid <= last if before <= last else pid > before or pid <= last
+
+
+census = Census()
 
 
 def threads() -> Left:
@@ -102,18 +144,20 @@ def shared_memory_names() -> Left:
 
 def memfd_mappings() -> Left:
     found: Left = {}
-    with open("/proc/self/maps") as maps:
-        for line in maps:
+    with open("/proc/self/maps", "rb", buffering=1 << 20) as file:
+        maps = file.read()
+    if b"/memfd:" in maps:
+        for line in maps.decode(errors="replace").splitlines():
             if "/memfd:" in line:
                 inode = line.split()[4]  # not the address: a mapping may be split and merged
                 found["mapping", inode] = "mapping of " + line[line.index("/memfd:") :].strip()
     return found
 
 
-def everything() -> Left:
+def everything(again: bool = False) -> Left:
     return {
         **open_descriptors(),
-        **processes(),
+        **census.take(again),
         **threads(),
         **shared_memory_names(),
         **memfd_mappings(),
@@ -148,12 +192,14 @@ def leak_guard(request):
     if marker is not None or request.node.stash.get(FAILED, False):
         return
     deadline = time.monotonic() + GRACE_S
-    while leaked := [shown for key, shown in everything().items() if key not in before]:
+    now = everything()
+    while leaked := [shown for key, shown in now.items() if key not in before]:
         if time.monotonic() > deadline:
             lines = "\n  ".join(sorted(leaked))
             pytest.fail(f"The test left behind:\n  {lines}", pytrace=False)
         gc.collect()
         time.sleep(0.02)
+        now = everything(again=True)
 
 
 def cuda_devices() -> int:

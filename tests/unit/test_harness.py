@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -28,7 +29,7 @@ TEST(exits_badly) { exit(3); }
 """
 
 GUARD_TESTS = """
-import mmap, os, subprocess, threading, time
+import ctypes, mmap, os, subprocess, threading, time
 import pytest
 
 kept = []
@@ -67,8 +68,22 @@ def test_thread():
 def test_mapping():
     fd = os.memfd_create("arena")
     os.ftruncate(fd, 4096)
-    kept.append(mmap.mmap(fd, 4096))
+    c = ctypes.CDLL(None)  # Python's mmap keeps a descriptor, too
+    c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    assert c.mmap(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0) != -1
     os.close(fd)
+
+
+def test_name():
+    open("NAME", "w").close()
+
+
+def test_nothing():
+    pass
+
+
+def test_orphan_after_a_test_that_made_nothing():
+    test_orphan()
 
 
 @pytest.mark.leaks_ok("it is what this test is for")
@@ -116,7 +131,8 @@ def test_the_leak_guard_tells_what_was_left(tmp_path):
     guard = (TESTS / "conftest.py").read_text()
     assert "GRACE_S = 2.0" in guard
     (tmp_path / "conftest.py").write_text(guard.replace("GRACE_S = 2.0", "GRACE_S = 0.3"))
-    (tmp_path / "test_leaks.py").write_text(GUARD_TESTS)
+    left = pathlib.Path(f"/dev/shm/left-{os.getpid()}")
+    (tmp_path / "test_leaks.py").write_text(GUARD_TESTS.replace("NAME", str(left)))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    leaks_ok\n    gpu\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rE", str(tmp_path)],
@@ -125,6 +141,7 @@ def test_the_leak_guard_tells_what_was_left(tmp_path):
         text=True,
         timeout=60,
     )
+    left.unlink()
     blamed = re.findall(r"(?m)^ERROR test_leaks.py::(\w+)", done.stdout)
     assert blamed == [
         "test_descriptor",
@@ -133,6 +150,8 @@ def test_the_leak_guard_tells_what_was_left(tmp_path):
         "test_program",
         "test_thread",
         "test_mapping",
+        "test_name",
+        "test_orphan_after_a_test_that_made_nothing",
         "test_meant_without_a_reason",
     ], done.stdout
     for words in (
@@ -141,6 +160,27 @@ def test_the_leak_guard_tells_what_was_left(tmp_path):
         "descendant",
         "sleep 1",
         "'lazy'",
-        "memfd:arena",
+        "mapping of /memfd:arena",
+        str(left),
     ):
         assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("pid", "before", "last", "come"),
+    [
+        (11, 10, 12, True),
+        (12, 10, 12, True),
+        (10, 10, 12, False),
+        (13, 10, 12, False),
+        (10, 10, 10, False),
+        (32000, 31000, 400, True),
+        (350, 31000, 400, True),
+        (500, 31000, 400, False),
+    ],
+)
+def test_the_leak_guard_looks_again_at_numbers_that_were_given_since(pid, before, last, come):
+    place = importlib.util.spec_from_file_location("guard", TESTS / "conftest.py")
+    guard = importlib.util.module_from_spec(place)
+    place.loader.exec_module(guard)
+    assert guard.turn_has_come(pid, before, last) == come

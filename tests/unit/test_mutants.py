@@ -14,6 +14,14 @@ ROWS = [f"F{number:02}" for number in range(1, 38)]
 NAMES = [f"{mutant.row}-{mutant.test.rpartition('::')[2]}" for mutant in MUTANTS]
 
 
+def slow_marks(tree: ast.AST) -> int:
+    """How often ``pytest.mark.slow`` is written in it."""
+    return sum(
+        isinstance(node, ast.Attribute) and ast.unparse(node).endswith("mark.slow")
+        for node in ast.walk(tree)
+    )
+
+
 @pytest.mark.skipif(
     not (ROOT / "shmgpu").is_dir(), reason="the package's sources are not beside these tests"
 )
@@ -36,6 +44,19 @@ def test_a_mutants_test_is_its_rows(mutant):
         names.update(re.findall(r"^TEST\w*\((test_\w+)", source.read_text(), re.MULTILINE))
     assert name in names
     assert name.startswith(f"test_{mutant.row.lower()}_")
+
+
+def test_no_rows_test_is_slow():
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        others = [one for one in functions if not re.match(r"test_f\d\d_", one.name)]
+        if others != functions:
+            # A mark for the module, or one that a helper gives away, would reach a row's test, too.
+            elsewhere = slow_marks(tree) - sum(
+                slow_marks(decorator) for one in others for decorator in one.decorator_list
+            )
+            assert elsewhere == 0, f"{file} marks a row's test as slow"
 
 
 def test_every_row_has_a_mutant_or_a_reason_for_having_none():
