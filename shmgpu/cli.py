@@ -31,11 +31,9 @@ from shmgpu import (
     door,
     modules,
     spawn,
-    timeline,
     top,
     trace,
 )
-from shmgpu.debug import saved as debug_trace
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.serve import flags
 from shmgpu.views import align
@@ -511,6 +509,10 @@ def summarise(events: Sequence[dict[str, Any]]) -> Summary:
 
 
 def _trace(options: argparse.Namespace) -> int:
+    # Here, because they name tensors, and who does that computes with torch: `up` would import it.
+    from shmgpu import timeline
+    from shmgpu.debug import saved as debug_trace
+
     for index, path in enumerate(options.files):
         try:
             with open(path, encoding="utf-8") as file:

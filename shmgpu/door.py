@@ -22,7 +22,7 @@ from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.logs import logger
 
 NAME = "broker.sock"
-LONGEST = 100  # bytes of a path that a Unix socket can have, and some to spare
+LONGEST = 100  # bytes of a path that a Unix socket can have, less those of a name while it is made
 BACKLOG = 64
 NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
 
@@ -256,6 +256,8 @@ class Door:
 
     def __init__(self, path: pathlib.Path, group: int | None = None) -> None:
         self.path = path
+        # Whoever finds the socket at its path is let in: it is called so when it listens.
+        unfinished = beside(path, "." + secrets.token_hex(3))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with locked(path):
@@ -269,17 +271,17 @@ class Door:
                 _remove(path)
                 before = os.umask(0o177)
                 try:
-                    self._socket.bind(str(path))
+                    self._socket.bind(str(unfinished))
                 finally:
                     os.umask(before)
                 try:
                     if group is not None:
-                        os.chown(path, -1, group)
-                        os.chmod(path, 0o660)
+                        os.chown(unfinished, -1, group)
+                        os.chmod(unfinished, 0o660)
                     self._socket.listen(BACKLOG)
-                except BaseException:
-                    _remove(path)
-                    raise
+                    os.link(unfinished, path)  # not what others have put there meanwhile
+                finally:
+                    _remove(unfinished)
         except OSError as error:
             self._socket.close()
             raise LaunchError(f"the broker's socket {path} cannot be made ({error})") from error

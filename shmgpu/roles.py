@@ -35,6 +35,7 @@ from shmgpu.stats import stats
 from shmgpu.wire import BrokerWire
 
 SIGNAL_BASE = 128
+FROZEN_FROM_THE_START = gc.get_freeze_count()  # some Pythons begin with a few hundred objects
 
 
 class RoleHost(core.Host):
@@ -69,7 +70,8 @@ class RoleHost(core.Host):
         self.final_stats: dict[str, Any] | None = None
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
-        self._frozen = False
+        self._is_prepared = False  # the interpreter, for forking
+        self._froze = False
         self._is_ready = False
         self._blas: BlasThreads
         self._progress = progress
@@ -79,7 +81,7 @@ class RoleHost(core.Host):
 
     def fork(self) -> int:
         """As ``os.fork``, with the interpreter made ready for it."""
-        if not self._frozen:
+        if not self._is_prepared:
             # Imported at first use by NumPy 2: once here, not in each role (4 MiB of pages and
             # 10 ms a child).
             importlib.import_module("numpy.random")
@@ -87,8 +89,11 @@ class RoleHost(core.Host):
             self._blas.set(1)
             # A collection in each forked process would write to every page it inherited.
             gc.collect()
-            gc.freeze()
-            self._frozen = True
+            # Who has frozen it already has prepared for forks, and unfreezing would undo that.
+            self._froze = gc.get_freeze_count() <= FROZEN_FROM_THE_START
+            if self._froze:
+                gc.freeze()
+            self._is_prepared = True
         flush()
         with warnings.catch_warnings():
             # CPython warns of native threads, such as those of a linear algebra library, which
@@ -98,9 +103,10 @@ class RoleHost(core.Host):
 
     def thaw(self) -> None:
         """After all forks, in the process that forked."""
-        if self._frozen:
-            gc.unfreeze()
-            self._frozen = False
+        if self._is_prepared:
+            if self._froze:
+                gc.unfreeze()
+            self._is_prepared = False
             self._blas.restore()
 
     def is_done(self, child: int) -> bool:

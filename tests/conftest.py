@@ -22,6 +22,10 @@ from multiprocessing import resource_tracker
 
 import pytest
 
+# Before NumPy is imported, here and in the thousands of interpreters that tests start: each new
+# worker of its linear algebra would spin for 30 ms before it sleeps.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
 GRACE_S = 2.0
 FAILED = pytest.StashKey[bool]()
 
@@ -170,6 +174,12 @@ def pytest_configure(config):
     os.environ.setdefault("SHMGPU_AUTO", "never")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """What was imported stays: no collection of a test's or of a launch's looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -103,7 +103,7 @@ def test_a_socket_whose_group_cannot_be_set_is_taken_away(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "chown", refused)
     with pytest.raises(shmgpu.LaunchError, match="cannot be made"):
         door.Door(tmp_path / "broker.sock", 1)
-    assert not (tmp_path / "broker.sock").exists()
+    assert [one.name for one in tmp_path.iterdir()] == ["broker.sock.lock"]
 
 
 @pytest.mark.parametrize(("path", "sentence"), [(5, "is no path"), ("\0abc", "holds a zero byte")])
@@ -140,6 +140,24 @@ def test_a_directory_that_others_can_write_to_is_not_used(nowhere):
     squatted.chmod(0o777)
     with pytest.raises(shmgpu.LaunchError, match="not a directory that only you can write to"):
         shmgpu.connect()
+
+
+def test_a_socket_that_can_be_seen_lets_programs_in(tmp_path, monkeypatch):
+    path = tmp_path / "broker.sock"
+    seen = []
+
+    class Watched(socket.socket):
+        def listen(self, *backlog):
+            seen.append(path.exists())
+            super().listen(*backlog)
+
+    monkeypatch.setattr(socket, "socket", Watched)
+    entrance = door.Door(path)
+    assert seen == [False] and path.is_socket()
+    with door.knock(path):
+        pass
+    entrance.close()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["broker.sock.lock"]
 
 
 def test_a_broker_that_ends_leaves_what_has_taken_its_place(tmp_path):

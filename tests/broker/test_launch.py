@@ -307,6 +307,29 @@ def test_importing_shmgpu_does_not_import_torch():
     assert out.stdout.strip() == "False", out.stderr
 
 
+def test_the_command_line_does_not_import_torch():
+    """Nor names tensors, for which a broker of ``shmgpu up`` would import it."""
+    out = run_program("import sys, shmgpu.cli; print({'torch', 'shmgpu.lazy'} & {*sys.modules})")
+    assert out.stdout.strip() == "set()", out.stderr
+
+
+def test_what_the_caller_froze_stays_frozen_and_nothing_else():
+    program = """
+        import gc, shmgpu
+        @shmgpu.function(arrays="numpy")
+        def frozen(helper):
+            return gc.get_freeze_count()
+        for _ in range(2):
+            before = gc.get_freeze_count()
+            with shmgpu.init(devices="cpu", arena="1MiB"):
+                assert gc.get_freeze_count() <= before
+                print(gc.get_freeze_count() > 5000, frozen() > 5000)
+            gc.freeze()
+    """
+    out = run_program(program)
+    assert out.stdout.split() == ["False", "True", "True", "True"], out.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_launch_in_order(number, code):
     program = """
