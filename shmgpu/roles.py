@@ -70,6 +70,7 @@ class RoleHost(core.Host):
         self.last_words: dict[int, str] = {}  # stacks that fatal signals left, by child
         self._causes = events.Causes()
         self._frozen = False
+        self._thaws = False
         self._is_ready = False
         self._blas: BlasThreads
         self._progress = progress
@@ -85,9 +86,12 @@ class RoleHost(core.Host):
             importlib.import_module("numpy.random")
             self._blas = BlasThreads()
             self._blas.set(1)
-            # A collection in each forked process would write to every page it inherited.
+            # A collection in each forked process would write to every page it inherited. What the
+            # program has frozen itself stays so: thawing could not tell its objects from ours.
+            self._thaws = gc.get_freeze_count() == 0
             gc.collect()
-            gc.freeze()
+            if self._thaws:
+                gc.freeze()
             self._frozen = True
         flush()
         with warnings.catch_warnings():
@@ -99,7 +103,8 @@ class RoleHost(core.Host):
     def thaw(self) -> None:
         """After all forks, in the process that forked."""
         if self._frozen:
-            gc.unfreeze()
+            if self._thaws:
+                gc.unfreeze()
             self._frozen = False
             self._blas.restore()
 
