@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, cast
 
 from shmgpu.errors import ConfigError, LaunchError
@@ -32,6 +33,26 @@ class NotLoaded(LaunchError):
     def __init__(self, message: str, traceback_text: str) -> None:
         super().__init__(message)
         self.traceback_text = traceback_text
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Reads the source at each load: kept bytecode is matched by length and whole seconds."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def anew(name: str, path: str, *, is_listed: bool = False) -> ModuleType:
+    """A module made of what a file says now; in ``sys.modules``, too, where that is wanted."""
+    loader = _Source(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if is_listed:
+        sys.modules[name] = module
+    loader.exec_module(module)
+    return module
 
 
 def load(name: str) -> ModuleType:

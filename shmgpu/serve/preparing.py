@@ -8,7 +8,6 @@ short as the tokenising of a sentence is, and not to import torch.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu import modules
 from shmgpu.errors import ConfigError
 from shmgpu.serve import datatypes
 from shmgpu.serve.metadata import TensorMetadata
@@ -42,10 +42,7 @@ def find(place: str, model: str) -> Prepare:
         if os.path.exists(file):
             if folder not in sys.path:
                 sys.path.insert(0, folder)  # what it imports may lie there, too
-            spec = importlib.util.spec_from_file_location(module_name, file)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = modules.anew(module_name, file)
         else:
             module = importlib.import_module(module_name)
         found = getattr(module, name)

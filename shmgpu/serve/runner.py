@@ -7,7 +7,6 @@ until nobody calls the old one. A helper that is started anew loads what the con
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu import modules
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
@@ -352,12 +352,7 @@ def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> l
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = _module_name(source_number)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    module = modules.anew(_module_name(source_number), path, is_listed=True)
     load = getattr(module, "load", None)
     if load is not None:
         helper.session = load(helper)
