@@ -87,11 +87,10 @@ class RoleHost(core.Host):
             importlib.import_module("numpy.random")
             self._blas = BlasThreads()
             self._blas.set(1)
-            # A collection in each forked process would write to every page it inherited. What the
-            # program has frozen itself stays so: thawing could not tell its objects from ours.
-            self._thaws = gc.get_freeze_count() == 0
+            # A collection in each forked process would write to every page it inherited.
             gc.collect()
-            # Who has frozen it already has prepared for forks, and unfreezing would undo that.
+            # What the program has frozen itself stays so: thawing could not tell its objects from
+            # ours.
             self._froze = gc.get_freeze_count() <= FROZEN_FROM_THE_START
             if self._froze:
                 gc.freeze()

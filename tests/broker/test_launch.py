@@ -302,21 +302,6 @@ def test_a_hard_limit_on_open_files_is_refused_in_a_sentence():
     assert "ulimit -n" in out.stderr
 
 
-@pytest.mark.parametrize("freezes", [False, True])
-def test_a_launch_leaves_frozen_what_the_program_froze_and_nothing_else(freezes):
-    program = f"""
-        import gc, shmgpu
-        kept = [[]]
-        if {freezes}:
-            gc.freeze()
-        for _ in range(2):
-            shmgpu.launch(lambda rank: rank, children=1, helpers=1, devices="cpu", arena="1MiB")
-        print(any(one is kept for one in gc.get_objects()), gc.get_freeze_count() > 0)
-    """
-    out = run_program(program)
-    assert out.stdout.split() == [str(not freezes), str(freezes)], out.stderr
-
-
 def test_importing_shmgpu_does_not_import_torch():
     out = run_program("import sys, shmgpu; print('torch' in sys.modules)")
     assert out.stdout.strip() == "False", out.stderr
