@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -29,6 +29,7 @@ from benchmarks.processes import private_mib
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 5.0
+MOMENT_S = 0.3
 LOOK_AGAIN_S = 0.02
 CHECKS = 16  # over connections of their own, so that no worker's first request is measured
 
@@ -115,21 +116,34 @@ def most_private_mib(pid: int) -> float:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Tell the server to end, and kill what is left of it after a while.
+    """Tell the server to end, then those of its processes that it forgot; kill who does not listen.
 
-    Its processes get the time to end after it: one of them may be there to clean up.
+    They get a moment to end after it: one of them may be there to clean up.
     """
     left = descendants(process.pid)
+
+    def gone() -> bool:
+        return process.poll() is not None and not any(map(runs, left))
+
     process.send_signal(signal.SIGTERM)
-    limit = time.monotonic() + END_LIMIT_S
-    while process.poll() is None or any(map(runs, left)):
-        if time.monotonic() > limit:
-            for pid in (process.pid, *filter(runs, left)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            break
-        time.sleep(LOOK_AGAIN_S)
+    _wait(lambda: process.poll() is not None, END_LIMIT_S)
+    _wait(gone, MOMENT_S)
+    _tell(left, signal.SIGTERM)
+    _wait(gone, END_LIMIT_S)
+    _tell([process.pid, *left], signal.SIGKILL)
     process.wait()
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _tell(pids: Sequence[int], number: int) -> None:
+    for pid in filter(runs, pids):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def runs(pid: int) -> bool:

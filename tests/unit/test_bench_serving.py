@@ -24,11 +24,13 @@ PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
 
 
 def runnable(server, configuration):
-    """A parameter that is skipped where the server is not installed."""
+    """A parameter that is skipped where the server is missing; slow but for each wire's best."""
     missing = [name for name in server.needs if importlib.util.find_spec(name) is None]
     if server.program and shutil.which(server.program) is None:
         missing.append(server.program)
-    marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed"), pytest.mark.slow]
+    marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
+    if configuration not in (server.best["few"], "msgpack"):
+        marks.append(pytest.mark.slow)
     if server.name == "mosec":
         marks.append(pytest.mark.leaks_ok("mosec's workers, told to end, leave their semaphores"))
     return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
@@ -46,14 +48,13 @@ def test_a_server_answers_rightly_and_is_measured(name, configuration):
         name=name,
         configuration=configuration,
         loads=loads,
-        seconds=0.2,
+        seconds=0.1,
     )
     assert {key: value > 0 for key, value in result.items()} == {
         f"{load} {quantity}": True for load in loads for quantity in serving.UNITS
     }
 
 
-@pytest.mark.slow
 def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
     for module in ("shmgpu._core", *SHMGPU.needs):
         pytest.importorskip(module)
@@ -64,14 +65,14 @@ def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
         name=SHMGPU.name,
         configuration=serving.OURS,
         loads=loads,
-        seconds=0.2,
+        seconds=0.1,
     )
     assert all(result[f"{load} rate"] > 0 for load in loads)
     assert 0 < result[serving.WORKER_MIB] < 1000
 
 
 @contextlib.contextmanager
-def echo():
+def running_echo():
     configuration = ECHO.configurations[serving.BARE]
     port = servers.free_port()
     command = [sys.executable, *ECHO.command, "--port", str(port)]
@@ -81,32 +82,37 @@ def echo():
         yield port, pid, configuration.wire
 
 
+@pytest.fixture(scope="module")
+def echo():
+    with running_echo() as given:
+        yield given
+
+
 @pytest.mark.parametrize("has_wrk", [False, True])
-def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, has_wrk):
+def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, echo, has_wrk):
     if has_wrk and shutil.which("wrk") is None:
         pytest.skip("there is no wrk")
     if not has_wrk:
         monkeypatch.setattr(shutil, "which", lambda name: None)
     assert ("Load by wrk" in httpload.preface()) == has_wrk
     assert ("Python program" in httpload.preface()) != has_wrk
-    with echo() as (port, _, wire):
-        load = httpload.drive(port, wire.write(np.ones(256, "float32")), 4, 1.0)
+    port, _, wire = echo
+    load = httpload.drive(port, wire.write(np.ones(256, "float32")), 4, 1.0)
     assert load.rate > 0
     assert 0 < load.median_us <= load.p99_us
 
 
-def test_a_server_that_refuses_does_not_look_fast():
-    with echo() as (port, _, _wire):
-        request = httpload.Request("/", b"", {"Transfer-Encoding": "nonsense"})
-        with pytest.raises((ProbeFailed, OSError)):
-            httpload.ask(port, request)
+def test_a_server_that_refuses_does_not_look_fast(echo):
+    request = httpload.Request("/", b"", {"Transfer-Encoding": "nonsense"})
+    with pytest.raises((ProbeFailed, OSError)):
+        httpload.ask(echo[0], request)
 
 
-def test_a_server_that_errs_in_one_item_is_found():
-    with echo() as (port, _, wire):
-        servers.check(port, wire, np.ones(4, "float32"), 1)
-        with pytest.raises(ProbeFailed, match="wrong answer"):
-            servers.check(port, wire, np.ones(4, "float32"), 2)
+def test_a_server_that_errs_in_one_item_is_found(echo):
+    port, _, wire = echo
+    servers.check(port, wire, np.ones(4, "float32"), 1)
+    with pytest.raises(ProbeFailed, match="wrong answer"):
+        servers.check(port, wire, np.ones(4, "float32"), 2)
 
 
 def test_a_server_that_ends_at_once_fails_its_probe_with_its_last_words():
@@ -117,7 +123,7 @@ def test_a_server_that_ends_at_once_fails_its_probe_with_its_last_words():
 
 
 def test_nothing_of_a_server_is_left():
-    with echo() as (_, pid, _wire):
+    with running_echo() as (_, pid, _wire):
         processes = [pid, *servers.descendants(pid)]
         assert len(processes) == 2
     deadline = time.monotonic() + 10

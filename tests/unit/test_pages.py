@@ -152,9 +152,19 @@ def test_no_page_names_a_place_on_somebodys_machine(page):
     assert "../shared" not in text
 
 
+def beside(block: Block) -> list[Block]:
+    """The programs of a block's page, in order."""
+    return [other for other in blocks_in("python", "py") if other.page == block.page]
+
+
+def runs_in_the_next(block: Block) -> bool:
+    following = [other for other in beside(block) if other.line > block.line][:1]
+    return any(other.continues and not other.no_run for other in following)
+
+
 def program_of(block: Block) -> str:
     """The block's text, after that of the blocks it continues."""
-    page = [other for other in blocks_in("python", "py") if other.page == block.page]
+    page = beside(block)
     texts = [block.text]
     place = page.index(block)
     while page[place].continues and place > 0:
@@ -167,7 +177,7 @@ def program_of(block: Block) -> str:
 def test_python_blocks_run(block, tmp_path):
     text = program_of(block)
     compile(text, str(block), "exec")
-    if block.no_run:
+    if block.no_run or runs_in_the_next(block):
         return
     program = tmp_path / "block.py"
     program.write_text(text, encoding="utf-8")

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -31,14 +32,20 @@ def double(body: bytes) -> bytes:
     return (x + x).tobytes()
 
 
+def _heed_sigterm() -> None:
+    """In a model process: the handler that it was forked with would only wake the event loop."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def by_executor() -> Model:
-    executor = ProcessPoolExecutor(1, mp_context=fork)
+    executor = ProcessPoolExecutor(1, mp_context=fork, initializer=_heed_sigterm)
     executor.submit(double, b"").result()
     loop = asyncio.get_running_loop()
     return lambda body: loop.run_in_executor(executor, double, body)
 
 
 def _serve(pipe: Connection) -> None:
+    _heed_sigterm()
     while True:
         pipe.send_bytes(double(pipe.recv_bytes()))
 
