@@ -79,6 +79,8 @@ def processes() -> Left:
         stat = read_stat(pid)
         if not stat or (stat[1] != me and (mark == ("0", "0") or fork_mark(stat) != mark)):
             continue
+        if stat[0] == "Z" and stat[1] != me:
+            continue  # it has ended, and whoever adopted it takes its time to wait for it
         try:
             command = pathlib.Path("/proc", pid, "cmdline").read_bytes()
             name = pathlib.Path("/proc", pid, "comm").read_text().strip()
