@@ -22,9 +22,11 @@ from multiprocessing import resource_tracker
 
 import pytest
 
-# Before NumPy is imported, here and in the thousands of interpreters that tests start: each new
-# worker of its linear algebra would spin for 30 ms before it sleeps.
+# Before NumPy and torch are imported, here and in the thousands of interpreters that tests start:
+# idle workers of NumPy's linear algebra would spin for 30 ms before they sleep, and those of
+# OpenMP would take the cores from whom they wait for.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 GRACE_S = 2.0
 FAILED = pytest.StashKey[bool]()
@@ -111,6 +113,8 @@ class Census:
             if stat[1] != me and (mark == ("0", "0") or fork_mark(stat) != mark):
                 self.strangers.add(pid)
                 continue
+            if stat[0] == "Z" and stat[1] != me:
+                continue  # it has ended, and whoever adopted it takes its time to wait for it
             try:
                 command = pathlib.Path("/proc", pid, "cmdline").read_bytes()
                 name = pathlib.Path("/proc", pid, "comm").read_text().strip()

@@ -19,9 +19,8 @@ with shmgpu.connect():
     last, waits = served_here.crash.submit(0.5), served_here.double.submit(np.ones(1))
     assert type(last.exception(timeout=20)) is shmgpu.HelperDied
     print(type(waits.exception(timeout=20)).__name__)
-    for _ in range(2):
-        print(served_here.double(np.ones(1)).tolist())
-        assert crashed()
+    print(served_here.double(np.ones(1)).tolist())
+    assert crashed()
     print(served_here.double(np.ones(1)).tolist(), shmgpu.stats()["helpers"][0]["deaths"])
 """
 
@@ -34,7 +33,7 @@ def place(tmp_path):
 def test_helpers_that_die_again_and_again_do_not_end_a_broker_that_stands_by_itself(place):
     with place.up("--helpers", "1") as broker:
         said = place.program(PROGRAM).splitlines()
-        assert said == ["NoHelpers", "[2.0]", "[2.0]", "[2.0] 7"]
+        assert said == ["NoHelpers", "[2.0]", "[2.0] 6"]
         place.program(
             "import numpy as np, served_here, shmgpu\n"
             "with shmgpu.connect():\n"
@@ -43,7 +42,7 @@ def test_helpers_that_die_again_and_again_do_not_end_a_broker_that_stands_by_its
         broker.process.terminate()
         told = broker.end().splitlines()
     given_up = [line for line in told if "given up, and tried again in" in line]
-    assert len(given_up) == 3, told  # one line each
+    assert len(given_up) == 2, told  # one line each
 
 
 def test_a_helper_of_several_is_tried_again_while_the_rest_of_the_pool_serves(place):

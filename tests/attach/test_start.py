@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from attach import served_here
 from attach.commands import Place, until
+from crash.programs import is_alive
 
 import shmgpu
 
@@ -293,7 +294,7 @@ def test_nothing_is_left_of_a_program_that_is_killed(place, moment):
     if moment == "serving":
         assert program.stdout.readline() == "serves\n"
     program.kill()
-    until(lambda: not os.path.exists(f"/proc/{broker}"), "the broker has ended")
+    until(lambda: not is_alive(broker), "the broker has ended")
     program.communicate()
 
 
