@@ -3,6 +3,8 @@
 ``python tests/crash/cell.py helper KILL in_function`` with the test build on PYTHONPATH runs one
 cell and prints it as JSON; test_matrix.py holds what each cell must print. This process watches
 from outside. It forks the *program*, which launches; whatever that leaves becomes this process's.
+``cell.py --each`` runs a cell for each line of its input, in a process forked for it: the
+interpreter starts once.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import os
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
+import numpy.random  # at first use, else: in every cell
 
 import shmgpu
 from shmgpu import _core
@@ -32,7 +36,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 # Rows of a page that every process of a cell may read; in each row everybody has a word to write.
 STARTED, ANSWERED, TIMED_OUT, ENDED, UNWOUND, RESUMED = range(6)
-_page = memoryview(mmap.mmap(-1, 4096)).cast("q")
+
+
+def a_page():
+    return memoryview(mmap.mmap(-1, 4096)).cast("q")
+
+
+_page = a_page()
 
 
 def note(row, rank=0):
@@ -320,7 +330,7 @@ def watch(cell):
     return seen
 
 
-def read_arguments():
+def read_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=VICTIM)
     parser.add_argument("action", choices=["SEGV", "KILL", "ABRT", "STOP", "exit0"])
@@ -333,7 +343,7 @@ def read_arguments():
     parser.add_argument("--timeout", type=float, default=LONG_S, help="of each call, seconds")
     parser.add_argument("--then-waits", action="store_true", help="children wait to be ended")
     parser.add_argument("--restart", choices=["never", "on-failure"])
-    cell = parser.parse_args()
+    cell = parser.parse_args(words)
     cell.victim_rank = 1 if cell.role == "child" else None
     cell.way = {"launch": by_launch, "init": by_init}[cell.way]
     cell.plain = {"devices": "cpu", "arena": "1MiB", "trace_records": 0}
@@ -343,8 +353,33 @@ def read_arguments():
     return cell
 
 
-if __name__ == "__main__":
-    cell = read_arguments()
+def run(words):
+    cell = read_arguments(words)
     os.environ["SHMGPU_FAULTS"] = f"{VICTIM[cell.role]}@{cell.point}={cell.action}#3"
     print(json.dumps(watch(cell)), flush=True)
-    sys.exit(0)
+
+
+def run_each(lines):
+    """One line of output for each line of words."""
+    global _page
+    for line in lines:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                _page = a_page()
+                run(json.loads(line))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        if os.waitpid(pid, 0)[1]:
+            print("{}", flush=True)  # it has said why
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--each"]:
+        run_each(iter(sys.stdin.readline, ""))
+    else:
+        run(sys.argv[1:])

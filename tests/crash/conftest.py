@@ -16,8 +16,8 @@ FAULTS_BUILD = ROOT / "build" / "faults"
 
 
 @pytest.fixture(scope="session")
-def with_faults():
-    """Runs ``python ARGUMENTS`` on the test build, with faults armed: a CompletedProcess."""
+def faults_build():
+    """Where the test build is, and the environment of programs that use it: cwd=, env=."""
     core = FAULTS_BUILD / "shmgpu" / "_core.abi3.so"
     if not core.exists():
         pytest.skip("the test build is not here: make faults")
@@ -25,12 +25,18 @@ def with_faults():
     if max(path.stat().st_mtime for path in sources) > core.stat().st_mtime:
         pytest.fail("The test build is older than its sources: make faults.", pytrace=False)
 
+    return {"cwd": FAULTS_BUILD, "env": {**os.environ, "PYTHONPATH": str(FAULTS_BUILD)}}
+
+
+@pytest.fixture(scope="session")
+def with_faults(faults_build):
+    """Runs ``python ARGUMENTS`` on the test build, with faults armed: a CompletedProcess."""
+
     def run(*arguments: object, faults: str = "", timeout: float = 60):
-        environment = {**os.environ, "PYTHONPATH": str(FAULTS_BUILD), "SHMGPU_FAULTS": faults}
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
-            cwd=FAULTS_BUILD,
-            env=environment,
+            cwd=faults_build["cwd"],
+            env={**faults_build["env"], "SHMGPU_FAULTS": faults},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -111,16 +113,35 @@ def test_every_cell_has_its_row():
     assert len(rows) == 5 * 3 * 5
 
 
+@pytest.fixture(scope="module")
+def run_cell(faults_build):
+    """What was seen of a cell; what went wrong stands in the captured standard error."""
+    cells = subprocess.Popen(
+        [sys.executable, str(CELL), "--each"],
+        **faults_build,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+    def run(*words):
+        cells.stdin.write(json.dumps(words) + "\n")
+        return json.loads(cells.stdout.readline())
+
+    yield run
+    cells.communicate(timeout=60)
+
+
 @pytest.mark.parametrize(("role", "action", "point", "expected"), CELLS)
 def test_a_fault_is_heard_by_those_who_must_and_by_nobody_else(
-    with_faults, role, action, point, expected
+    run_cell, role, action, point, expected
 ):
-    done = with_faults(CELL, role, action, point, *expected.how)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    seen = run_cell(role, action, point, *expected.how)
+    assert seen, "the cell could not be run"
     number = 0 if action == "exit0" else getattr(signal, f"SIG{action}")
     exit_status = -number if expected.exit == BY_ITS_ACTION else expected.exit
-    assert seen["exit"] == exit_status, done.stderr
+    assert seen["exit"] == exit_status
     assert seen["gone"], "a process was left, two seconds after the program's end"
     assert seen["names"] == [], "a name was left in /dev/shm"
     assert seen["ended"] == expected.ended and seen["unwound"] == expected.unwound
@@ -130,7 +151,7 @@ def test_a_fault_is_heard_by_those_who_must_and_by_nobody_else(
     left = "it left before its main had ended (os._exit?)"
     why = left if action == "exit0" else f"killed by SIG{action}"
     error = expected.error and expected.error.format(why=why)
-    assert seen["error"] == error, done.stderr
+    assert seen["error"] == error
     assert set(seen["heard"]) == set(expected.heard)
     for name, count in expected.heard.items():
         assert seen["heard"][name] == count or (count == SOME and seen["heard"][name] > 0)

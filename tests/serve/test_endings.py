@@ -42,24 +42,38 @@ def statistics(server, model):
 
 
 class Background:
-    """A request in a thread of its own; ``answer`` once it has one."""
+    """A request in a thread of its own; ``answer`` once it has one. A helper runs it until it is
+    let go, which the end of the block does."""
 
-    def __init__(self, server, seconds):
+    def __init__(self, server, gate):
         self.answer = None
-        self.thread = threading.Thread(target=self._run, args=(server, seconds))
+        self.gate = gate
+        self.thread = threading.Thread(target=self._run, args=(server,))
         self.thread.start()
 
-    def _run(self, server, seconds):
+    def _run(self, server):
+        asked = body("path", [str(self.gate)], "BYTES")
         try:
-            self.answer = sleep(server, seconds)
+            status, _, answer = server.ask("POST", "/v2/models/held/infer", asked)
+            self.answer = status, json.loads(answer)
         except OSError as error:
             self.answer = (0, repr(error))
+
+    def let_go(self):
+        self.gate.touch()
+        self.thread.join(servers.DEADLINE_S)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc):
-        self.thread.join(servers.DEADLINE_S)
+        self.let_go()
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """What requests in the background wait for."""
+    return tmp_path / "gate"
 
 
 def pending(server, count):
@@ -68,18 +82,19 @@ def pending(server, count):
 
 
 def _pending(server):
-    _, _, answer = server.ask("GET", "/v2/models/sleep/stats")
-    return json.loads(answer)["model_stats"][0]["pending"]
+    _, _, answer = server.ask("GET", "/v2/models/stats")
+    return sum(one["pending"] for one in json.loads(answer)["model_stats"])
 
 
-def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced():
+def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced(gate):
     with servers.serving(MODEL, helpers=1, workers=1) as server:
         pid = helper_pid(server)
-        with Background(server, 30) as lost:
+        with Background(server, gate) as lost:
             pending(server, 1)
-            with Background(server, 0) as queued:
+            with Background(server, gate) as queued:
                 pending(server, 2)
                 os.kill(pid, signal.SIGKILL)
+                lost.thread.join(servers.DEADLINE_S)
         assert lost.answer[0] == 503
         assert "died" in lost.answer[1]["error"]
         assert queued.answer[0] == 200, "the queued request was lost, too"
@@ -100,24 +115,30 @@ def test_a_killed_worker_costs_its_connections_and_is_replaced():
             assert sleep(server, 0)[0] == 200
 
 
-def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced():
+def status_of(pid):
+    return pathlib.Path(f"/proc/{pid}/status").read_text()
+
+
+def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(gate):
     with servers.serving(MODEL, workers=1) as server:
         (worker,) = server.children()[-1:]
-        with Background(server, 0.5) as running:
+        with Background(server, gate) as running:
             pending(server, 1)
             os.kill(worker, signal.SIGTERM)
+            servers.until(lambda: "ShdPnd:\t0000000000000000" in status_of(worker), "it heard")
         assert running.answer[0] == 200
         servers.until(server.is_ready, "another worker")
         assert worker not in server.children()
 
 
-def test_an_end_turns_ready_off_first_and_answers_what_was_asked():
+def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
     with servers.serving(MODEL, helpers=1, workers=1, drain_delay=1) as server:
-        with Background(server, 1) as running, Background(server, 1) as queued:
+        with Background(server, gate) as running, Background(server, gate) as queued:
             pending(server, 2)
             server.process.send_signal(signal.SIGTERM)
             servers.until(lambda: not server.is_ready(), "not ready")
             assert server.ask("GET", "/v2/health/live")[0] == 200
+            gate.touch()
             late = sleep(server, 0)  # before the door is closed
         assert [running.answer[0], queued.answer[0], late[0]] == [200, 200, 200]
         server.process.wait(servers.DEADLINE_S)
@@ -125,26 +146,26 @@ def test_an_end_turns_ready_off_first_and_answers_what_was_asked():
             sleep(server, 0)
 
 
-def test_a_full_queue_is_503():
+def test_a_full_queue_is_503(gate):
     with (
         servers.serving(MODEL, helpers=1, workers=1, max_queue=2) as server,
-        Background(server, 1) as first,
-        Background(server, 1) as second,
+        Background(server, gate) as first,
+        Background(server, gate) as second,
     ):
         pending(server, 2)
         status, answer = sleep(server, 0)
         assert status == 503
         assert "queue" in answer["error"]
-        first.thread.join()
-        second.thread.join()
+        first.let_go()
+        second.let_go()
         assert (first.answer[0], second.answer[0]) == (200, 200)
         assert sleep(server, 0)[0] == 200
 
 
-def test_a_request_in_the_queue_beyond_its_time_is_503():
+def test_a_request_in_the_queue_beyond_its_time_is_503(gate):
     with (
         servers.serving(MODEL, helpers=1, workers=1) as server,
-        Background(server, 1) as first,
+        Background(server, gate) as first,
     ):
         pending(server, 1)
         late = json.loads(body("seconds", [0.0]))
@@ -156,9 +177,9 @@ def test_a_request_in_the_queue_beyond_its_time_is_503():
         assert time.monotonic() - started >= 0.05
 
 
-def test_what_a_client_that_left_has_in_the_queue_is_not_run():
+def test_what_a_client_that_left_has_in_the_queue_is_not_run(gate):
     with servers.serving(MODEL, helpers=1, workers=1) as server:
-        with Background(server, 1):
+        with Background(server, gate):
             pending(server, 1)
             with socket.create_connection((server.host, server.port)) as leaving:
                 data = body("seconds", [0.0])
@@ -168,7 +189,8 @@ def test_what_a_client_that_left_has_in_the_queue_is_not_run():
                 )
                 pending(server, 2)
             servers.until(lambda: _pending(server) == 1, "it has left the queue")
-        assert statistics(server, "sleep")["execution_count"] == 1
+        assert statistics(server, "held")["execution_count"] == 1
+        assert statistics(server, "sleep")["execution_count"] == 0
 
 
 def test_a_session_that_fails_ends_the_command_with_a_sentence(tmp_path):
@@ -188,17 +210,17 @@ def test_a_taken_port_is_said_before_anything_is_started():
             pass
 
 
-def test_a_priority_goes_before_what_waits_longer():
+def test_a_priority_goes_before_what_waits_longer(gate):
     with servers.serving(MODEL, helpers=1, workers=1) as server:
         ended = []
 
         def ask(name, **parameters):
-            asked = json.loads(body("seconds", [0.05]))
+            asked = json.loads(body("seconds", [0.02]))
             asked["parameters"] = parameters
             server.ask("POST", "/v2/models/sleep/infer", json.dumps(asked).encode())
             ended.append(name)
 
-        with Background(server, 0.5):
+        with Background(server, gate) as running:
             pending(server, 1)
             asking = []
             for count, (name, parameters) in enumerate(
@@ -207,6 +229,7 @@ def test_a_priority_goes_before_what_waits_longer():
                 asking.append(threading.Thread(target=ask, args=(name,), kwargs=parameters))
                 asking[-1].start()
                 pending(server, count)
+            running.let_go()
             for one in asking:
                 one.join()
         assert ended == ["first", "third", "plain"]

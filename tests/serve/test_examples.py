@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -37,12 +38,15 @@ def run(*words: object, **more: object) -> str:
 @needs("sklearn")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_asks_for_digits():
-    with servers.serving(EXAMPLES / "serve_digits.py") as server:
+    example = runpy.run_path(str(EXAMPLES / "serve_digits.py"))
+    with servers.serving(EXAMPLES / "serve_digits.py", helpers=1) as server:
         place = f"http://{server.address}/v2/models/classify"
         assert json.loads(run("curl", "-s", place))["inputs"][0]["shape"] == [-1, 64]
+        printed = run(sys.executable, EXAMPLES / "serve_digits.py", 3)
+        assert printed.strip() == example["request"](3)
         right = 0
         for digit in range(10):
-            asked = run(sys.executable, EXAMPLES / "serve_digits.py", digit)
+            asked = example["request"](digit)
             answer = json.loads(run("curl", "-s", f"{place}/infer", "-d", "@-", input=asked))
             found, best = answer["outputs"]
             assert len(best["data"]) == 3

@@ -56,6 +56,18 @@ def sleep(helper, seconds):
 
 
 @model(
+    inputs=[Tensor("path", "BYTES", (1,))],
+    outputs=[Tensor("pid", "INT64", (1,))],
+    warmup=[],
+)
+def held(helper, path):
+    """Runs until there is such a file."""
+    while not os.path.exists(path[0]):
+        time.sleep(0.002)
+    return np.array([helper.session["pid"]])
+
+
+@model(
     inputs=[Tensor("x", "FP32", (-1,))],
     outputs=[Tensor("y", "FP32", (-1,))],
     warmup=[],
