@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def triton(server):
-    with contextlib.closing(http.InferenceServerClient(server.address, concurrency=16)) as made:
+    with contextlib.closing(http.InferenceServerClient(server.address)) as made:
         assert made.is_server_ready()  # what its library opens once is open before the tests
         yield made
 
@@ -80,11 +80,12 @@ def test_every_number_of_rows_is_replayed_and_right(server, triton):
 
 def test_batches_that_overlap_on_the_device_do_not_write_over_each_other(server, triton):
     sent = [np.full((1 + number % 3, 4), number, np.float32) for number in range(2000)]
-    for start in range(0, len(sent), 100):
-        part = sent[start : start + 100]
-        asked = [triton.async_infer("squared", given(one)) for one in part]
-        for one, answer in zip(part, asked, strict=True):
-            assert np.array_equal(answer.get_result().as_numpy("y"), one * one)
+    with contextlib.closing(http.InferenceServerClient(server.address, concurrency=16)) as many:
+        for start in range(0, len(sent), 100):
+            part = sent[start : start + 100]
+            asked = [many.async_infer("squared", given(one)) for one in part]
+            for one, answer in zip(part, asked, strict=True):
+                assert np.array_equal(answer.get_result().as_numpy("y"), one * one)
     replays, eager = counted(server, "squared")
     assert replays > 0 and eager == {}
 
