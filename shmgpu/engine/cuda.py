@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+WARM_UPS = 2  # runs on the stream that records, in which libraries set themselves up
+
 
 class CudaDriver:
     """Records on one device. All that is done with it is in order on the caller's stream.

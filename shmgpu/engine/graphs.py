@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from shmgpu.engine.backends import Backend, Driver
 from shmgpu.engine.compile import Compiled, Pool, compiled
+from shmgpu.engine.cuda import WARM_UPS
 from shmgpu.engine.plan import Options
 from shmgpu.graph import Op, Params, Spec, spec_of
 from shmgpu.ops.creation import DRAWN
@@ -33,7 +34,6 @@ from shmgpu.ops.promotion import bfloat16, float16, float32
 from shmgpu.program import Program, Step
 
 WATCHED = 2  # runs of a child's program before it proves to repeat
-WARM_UPS = 2  # runs on the stream that records, in which libraries set themselves up
 LEAST_STEPS = 3  # operations: fewer are launched as quickly as a recording with its copies
 MAX_KNOWN = 4096  # programs of children that are watched; the least recently used goes first
 MAX_GRAPHS = 128  # recordings, likewise

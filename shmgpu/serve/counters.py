@@ -39,6 +39,10 @@ FIELDS = (
     "input_ns",  # in helpers, of each execution times its requests
     "infer_ns",
     "output_ns",
+    "graph_replayed",  # in helpers, of models that ask for CUDA graphs: executions by their fate
+    "graph_no_device",
+    "graph_not_captured",
+    "graph_unseen_shape",
     "last_ms",  # Unix time of the last request, milliseconds
 )
 INDEX = {name: number for number, name in enumerate(FIELDS)}

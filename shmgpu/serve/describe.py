@@ -62,6 +62,8 @@ def config(served: Served) -> dict[str, Any]:
         made["response_cache"] = {"enable": True}
     if served.sequence:
         made["sequence_batching"] = {"direct": {}}
+    if served.description["cuda_graphs"]:
+        made["optimization"] = {"cuda": {"graphs": True}}
     if served.max_batch_size:
         made["dynamic_batching"] = {
             "preferred_batch_size": [],

@@ -110,7 +110,15 @@ class Generation:
         self.is_stream = is_stream
         self._shown: bytes | None = None
         self._has_begun = False
-        self._stream = Stream(calls, served, asked, time.monotonic_ns(), self._part, self._end)
+        self._stream = Stream(
+            calls,
+            served,
+            asked,
+            time.monotonic_ns(),
+            self._part,
+            self._end,
+            request.headers.get(b"traceparent", b""),
+        )
 
     def begin(self) -> None:
         """Hand it over; see :meth:`Stream.begin`."""
@@ -126,7 +134,7 @@ class Generation:
                     f"model '{self.served.name}' answers in several parts: use generate_stream",
                 )
         except ProtocolError as error:
-            self._stream.cancel()
+            self._stream.cancel(error)
             self._end(error)
             return
         if not self.is_stream:

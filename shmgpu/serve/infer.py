@@ -44,6 +44,8 @@ _now = time.monotonic_ns
 _UNLOADED = told_as(Unloaded)
 
 MAX_PRIORITY = 3
+LEFT = ProtocolError(499, "the client has left")
+_ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 
 # Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
 # what went wrong.
@@ -330,21 +332,42 @@ class Calls:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += _now() - pending.started_ns
             pending.outcome(None, error)
-        if self.spans is not None:
-            self._trace(pending, error)
+        self._trace(pending, error)
 
     def _trace(self, pending: Pending, error: BaseException | None) -> None:
-        served = pending.served
-        named = {"model.name": served.name, "model.version": served.version}
-        if pending.request.id:
-            named["request.id"] = pending.request.id
-        self.spans.ended(pending.message, pending.started_ns, pending.traceparent, named, error)
+        named = pending.served.name, pending.served.version, pending.request.id
+        self.trace(pending.message, pending.started_ns, pending.traceparent, named, error)
 
-    def refused(self, served: Served, started_ns: int) -> None:
-        """A request to a model was answered with an error before it was handed over."""
-        self.counters[served.base + _FAIL] += 1
-        self.counters[served.base + _REFUSED] += 1
-        self.counters[served.base + _FAIL_NS] += _now() - started_ns
+    def trace(
+        self,
+        message: int,
+        started_ns: int,
+        traceparent: bytes,
+        named: tuple[str, str, str],
+        error: BaseException | None,
+    ) -> None:
+        """Have a request's span made; ``named``: model, version, and the request's id, if any."""
+        if self.spans is not None:
+            attributes = {
+                key: value for key, value in zip(_ATTRIBUTES, named, strict=True) if value
+            }
+            self.spans.ended(message, started_ns, traceparent, attributes, error)
+
+    def refused(
+        self,
+        served: Served | None,
+        started_ns: int,
+        traceparent: bytes,
+        named: tuple[str, str, str],
+        error: BaseException,
+    ) -> None:
+        """A request was answered with an error before it was handed over; None: to no model."""
+        if served is not None:
+            named = served.name, served.version, named[2]
+            self.counters[served.base + _FAIL] += 1
+            self.counters[served.base + _REFUSED] += 1
+            self.counters[served.base + _FAIL_NS] += _now() - started_ns
+        self.trace(0, started_ns, traceparent, named, error)
 
     def cancel(self, pending: Pending) -> None:
         """Give a call up; its outcome is not told."""
@@ -358,6 +381,7 @@ class Calls:
         base = pending.served.base
         self.counters[base + _CANCEL] += 1
         self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+        self._trace(pending, LEFT)
 
     def _out(self, pending: Pending) -> None:
         """A call is not pending any more."""

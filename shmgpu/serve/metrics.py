@@ -66,6 +66,9 @@ FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
     ("OTHER", lambda total: total["refused_count"]),
 ]
 
+# Why an execution of a model that asks for CUDA graphs was none: see `recordings`, the fields.
+EAGER = ("no_device", "not_captured", "unseen_shape")
+
 # name, help, key of stats()["broker"]
 BROKER = [
     ("shmgpu_calls", "Calls that the dispatcher took", "submitted"),
@@ -124,6 +127,7 @@ class Metrics(Collector):
             for reason, value in FAILURES:
                 failures.add_sample(failures.name, {**labels, "reason": reason}, value(total))
         yield failures
+        yield from self._of_graphs(models)
         batches = HistogramMetricFamily(
             "shmgpu_batch_rows", "Rows of each execution", labels=["model", "version"]
         )
@@ -131,6 +135,27 @@ class Metrics(Collector):
             buckets, rows = _histogram(self.counters.batches(index))
             batches.add_metric(list(labels.values()), buckets, rows)
         yield batches
+
+    def _of_graphs(self, models: list[tuple[dict[str, str], int]]) -> Iterable[Metric]:
+        replays = CounterMetricFamily(
+            "shmgpu_graph_replays", "Executions as CUDA graphs", labels=["model", "version"]
+        )
+        eager = CounterMetricFamily(
+            "shmgpu_graph_eager",
+            "Executions of models that ask for CUDA graphs, without one",
+            labels=["model", "version", "reason"],
+        )
+        for labels, index in models:
+            if not self.catalog.models[labels["model"]][labels["version"]].description[
+                "cuda_graphs"
+            ]:
+                continue
+            total = self.counters.total(index)
+            replays.add_metric(list(labels.values()), total["graph_replayed"])
+            for reason in EAGER:
+                eager.add_metric([*labels.values(), reason], total[f"graph_{reason}"])
+        yield replays
+        yield eager
 
     def _of_broker(self) -> Iterable[Metric]:
         found = stats()

@@ -76,6 +76,7 @@ class Description:
         cache: whether the same input always has the same answer.
         prepare: what workers do to a request's inputs, ``"module:function"``; empty: nothing.
         prepared: what that gives, as ``inputs``; empty where there is none.
+        cuda_graphs: whether its batches are to run as CUDA graphs.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Description:
     cache: bool = False
     prepare: str = ""
     prepared: list[dict[str, Any]] = field(default_factory=list)
+    cuda_graphs: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the control table."""
@@ -118,6 +120,7 @@ class Model:
         cache: bool = False,
         prepare: str = "",
         prepared: Sequence[Tensor] = (),
+        cuda_graphs: bool = False,
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
@@ -133,6 +136,7 @@ class Model:
         self.cache = cache
         self.prepare = prepare
         self.prepared = tuple(prepared)
+        self.cuda_graphs = cuda_graphs
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
@@ -181,6 +185,8 @@ class Model:
                 f"model {self.name!r}: cache=True is for models that answer at once and by their "
                 "inputs alone: leave it away"
             )
+        if self.cuda_graphs:
+            self._check_graphs()
         if size:
             for one in (*self.inputs, *self.prepared, *self.outputs):
                 if not one.shape or one.shape[0] != -1:
@@ -188,6 +194,19 @@ class Model:
                         f"model {self.name!r} is batched, so axis 0 of {one.name!r} is its rows: "
                         f"write shape=(-1, ...), not {one.shape}"
                     )
+
+    def _check_graphs(self) -> None:
+        if self.arrays != "torch" or not self.max_batch_size or self.streams:
+            raise ConfigError(
+                f"model {self.name!r}: cuda_graphs is for batched models of torch that answer at "
+                'once: leave it away, or have max_batch_size, arrays="torch" and no yield'
+            )
+        for one in (*(self.prepared or self.inputs), *self.outputs):
+            if one.datatype == "BYTES":
+                raise ConfigError(
+                    f"model {self.name!r}: cuda_graphs is for tensors of numbers, and {one.name!r} "
+                    "is BYTES: leave it away"
+                )
 
     def __call__(self, helper: Any, *args: Any) -> Any:
         """The function itself."""
@@ -210,6 +229,7 @@ class Model:
             self.cache,
             self.prepare,
             [asdict(one) for one in self.prepared],
+            self.cuda_graphs,
         )
 
 
@@ -227,6 +247,7 @@ def model(
     cache: bool = False,
     prepare: str = "",
     prepared: Sequence[Tensor] = (),
+    cuda_graphs: bool = False,
 ) -> Callable[[Callable[..., Any]], Model]:
     """Serve the decorated function: ``function(helper, *inputs)`` returns its outputs in order.
 
@@ -252,6 +273,9 @@ def model(
             beside the model's file or is installed; what it imports, each worker imports. A
             ValueError that it raises is answered 400, with its text.
         prepared: what that returns, one array or a tuple of them or a dictionary by name.
+        cuda_graphs: on a CUDA device, batches run as graphs that were captured from the warm-up
+            samples; what the function does on the host is then done at the capture only. Needs
+            ``arrays="torch"`` and a ``max_batch_size``.
 
     Raises:
         ConfigError: a declaration is impossible.
@@ -272,6 +296,7 @@ def model(
             cache=cache,
             prepare=prepare,
             prepared=prepared,
+            cuda_graphs=cuda_graphs,
         )
 
     return decorate

@@ -20,7 +20,7 @@ import orjson
 
 from shmgpu.serve import describe, known, protocol, settings
 from shmgpu.serve import generate as generating
-from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
@@ -154,9 +154,11 @@ class Front:
 
     def _infer(self, request: Request, name: str, version: str) -> None:
         started_ns = _now()
-        served = self.catalog.find(name, version)
-        seen = self.catalog.version
+        served: Served | None = None
+        traceparent = request.headers.get(b"traceparent", b"")
         try:
+            served = self.catalog.find(name, version)
+            seen = self.catalog.version
             encoding = request.headers.get(b"content-encoding")
             body = request.body
             header = b""
@@ -176,7 +178,7 @@ class Front:
                             served, before, args, started_ns, answering
                         )
                         request.on_disconnect = pending.cancel
-                        pending.traceparent = request.headers.get(b"traceparent", b"")
+                        pending.traceparent = traceparent
                         answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
@@ -194,11 +196,11 @@ class Front:
 
             pending = self.calls.start(served, parsed, started_ns, outcome)
             request.on_disconnect = pending.cancel
-            pending.traceparent = request.headers.get(b"traceparent", b"")
+            pending.traceparent = traceparent
             if header:
                 known.remember(served, header, parsed, pending.args, view, seen)
-        except Exception:
-            self.calls.refused(served, started_ns)
+        except Exception as error:
+            self.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
             raise
 
 
@@ -342,12 +344,14 @@ def generate_stream(front: Front, request: Request, name: str, version: str = ""
 
 def _generate(front: Front, request: Request, name: str, version: str, is_stream: bool) -> None:
     started_ns = _now()
-    served = front.catalog.find(name, version)
+    served: Served | None = None
     try:
+        served = front.catalog.find(name, version)
         asked = generating.read(_object(request), served, front.limits)
         generating.Generation(front.calls, served, asked, request, is_stream).begin()
-    except Exception:
-        front.calls.refused(served, started_ns)
+    except Exception as error:
+        traceparent = request.headers.get(b"traceparent", b"")
+        front.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
         raise
 
 

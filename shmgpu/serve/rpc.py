@@ -70,10 +70,13 @@ class _Asked:
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.pending: Pending | None = None
         self.id = ""
-        message, raw = messages.split_request(data)
-        self.id = message.id
-        served = front.catalog.find(message.model_name, message.model_version)
+        served: Served | None = None
+        named = "", "", ""
         try:
+            message, raw = messages.split_request(data)
+            self.id = message.id
+            named = message.model_name, message.model_version, message.id
+            served = front.catalog.find(message.model_name, message.model_version)
             request = messages.read_infer(message, raw, front.limits, served.metadata)
 
             def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
@@ -95,8 +98,8 @@ class _Asked:
 
             self.pending = front.calls.start(served, request, started_ns, outcome)
             self.pending.traceparent = traceparent
-        except Exception:
-            front.calls.refused(served, started_ns)
+        except Exception as error:
+            front.calls.refused(served, started_ns, traceparent, named, error)
             raise
 
     async def answer(self) -> bytes:
@@ -122,13 +125,21 @@ class _Asked:
 class _Parts:
     """One inference of a stream's whose answer comes in parts, made as fast as they are taken."""
 
-    def __init__(self, front: Front, served: Served, message: Any, raw: Any) -> None:
+    def __init__(
+        self, front: Front, served: Served, message: Any, raw: Any, traceparent: bytes
+    ) -> None:
         self.id = message.id
         self.served = served
         self.request = messages.read_infer(message, raw, front.limits, served.metadata)
         self._told: asyncio.Queue[list[OutputTensor] | BaseException | None] = asyncio.Queue()
         self._stream = Stream(
-            front.calls, served, self.request, _now(), self._told.put_nowait, self._told.put_nowait
+            front.calls,
+            served,
+            self.request,
+            _now(),
+            self._told.put_nowait,
+            self._told.put_nowait,
+            traceparent,
         )
         self._stream.begin()
 
@@ -163,17 +174,22 @@ class _Parts:
 async def infer(front: Front, data: bytes, context: Any) -> bytes:
     """One request, one answer."""
     try:
-        traceparent = b""
-        if front.calls.spans is not None:
-            traceparent = dict(context.invocation_metadata()).get("traceparent", "").encode()
-        return await _Asked(front, data, traceparent=traceparent).answer()
+        return await _Asked(front, data, traceparent=_traceparent(front, context)).answer()
     except Exception as error:
         await refuse(context, error)
         raise
 
 
+def _traceparent(front: Front, context: Any) -> bytes:
+    """The client's span, where spans are made."""
+    if front.calls.spans is None:
+        return b""
+    named: str = dict(context.invocation_metadata()).get("traceparent", "")
+    return named.encode()
+
+
 async def infer_in_stream(
-    front: Front, received: AsyncIterator[bytes]
+    front: Front, received: AsyncIterator[bytes], traceparent: bytes
 ) -> AsyncGenerator[bytes, None]:
     """Requests as they come; answers in the requests' order, errors among them."""
     room = asyncio.Semaphore(STREAM_AHEAD)
@@ -183,7 +199,7 @@ async def infer_in_stream(
         try:
             async for data in received:
                 await room.acquire()
-                out.put_nowait(_asked(front, data))
+                out.put_nowait(_asked(front, data, traceparent))
         finally:
             out.put_nowait(None)
 
@@ -212,20 +228,31 @@ async def infer_in_stream(
                 asked.give_up()
 
 
-def _asked(front: Front, data: bytes) -> _Asked | _Parts | bytes:
+def _asked(front: Front, data: bytes, traceparent: bytes) -> _Asked | _Parts | bytes:
+    try:
+        started_ns = _now()
+        found = _streaming(front, data)
+        if found is None:
+            return _Asked(front, data, {FINAL: True}, traceparent)
+        served, message, raw = found
+        try:
+            return _Parts(front, served, message, raw, traceparent)
+        except Exception as error:
+            named = served.name, served.version, message.id
+            front.calls.refused(served, started_ns, traceparent, named, error)
+            raise
+    except Exception as error:
+        return _failed(error, _id_of(data))
+
+
+def _streaming(front: Front, data: bytes) -> tuple[Served, Any, Any] | None:
+    """The streaming model that a request is for, and its parts; None: it is none, or nothing."""
     try:
         message, raw = messages.split_request(data)
         served = front.catalog.find(message.model_name, message.model_version)
-        if served.streams:
-            started_ns = _now()
-            try:
-                return _Parts(front, served, message, raw)
-            except Exception:
-                front.calls.refused(served, started_ns)
-                raise
-        return _Asked(front, data, {FINAL: True})
-    except Exception as error:
-        return _failed(error, _id_of(data))
+    except ProtocolError:
+        return None
+    return (served, message, raw) if served.streams else None
 
 
 def _id_of(data: bytes) -> str:
@@ -434,7 +461,8 @@ def handlers(front: Front) -> Any:
         return await infer(front, data, context)
 
     async def many(received: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(infer_in_stream(front, received)) as answers:
+        traceparent = _traceparent(front, context)
+        async with contextlib.aclosing(infer_in_stream(front, received, traceparent)) as answers:
             async for answer in answers:
                 yield answer
 

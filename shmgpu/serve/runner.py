@@ -19,12 +19,13 @@ from shmgpu import modules
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
-from shmgpu.serve import datatypes, preparing
+from shmgpu.serve import datatypes, preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.recordings import FATES, Recordings
 from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.table import Table
 from shmgpu.serve.windows import Windows
@@ -38,6 +39,7 @@ class Unloaded(Exception):
 
 _EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
 _INPUT_NS, _INFER_NS, _OUTPUT_NS = INDEX["input_ns"], INDEX["infer_ns"], INDEX["output_ns"]
+_FATES = {fate: INDEX[f"graph_{fate}"] for fate in FATES}
 _now = time.monotonic_ns
 
 
@@ -48,14 +50,18 @@ class Loaded:
         model: what the file declared.
         helper: what its function gets: this helper, with the file's own session.
         index, base: the place of its counters, and where they begin.
+        recordings: of its batches; None where it does not ask for them.
     """
 
-    __slots__ = ("arriving", "base", "helper", "index", "is_plain", "model")
+    __slots__ = ("arriving", "base", "helper", "index", "is_plain", "model", "recordings")
 
-    def __init__(self, model: Model, helper: Helper, index: int) -> None:
+    def __init__(
+        self, model: Model, helper: Helper, index: int, recordings: Recordings | None
+    ) -> None:
         self.model = model
         self.helper = helper
         self.index = index
+        self.recordings = recordings
         self.base = index * len(FIELDS)
         # How an input becomes what the function gets, by place; None: as it comes.
         self.arriving = [_ARRIVING.get(one.datatype) for one in model.taken]
@@ -89,6 +95,7 @@ class Shelf:
         self.windows = Windows(table)
         self.feeds = Feeds()
         self.sequences = sequences
+        self._driver: Any = None  # made for the first model that asks for CUDA graphs
         helper.when_children_leave.append(self.feeds.forget_those_who_left)
 
     def load(self, source_number: int) -> None:
@@ -104,8 +111,9 @@ class Shelf:
         models = LOADERS[source["kind"]](helper, source, source_number)
         if len(models) > MODELS_OF_A_SOURCE:
             raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
-        for model in models:
-            _warm_up(model, helper, source["path"])
+        recorded = [self._recordings(model, helper) for model in models]
+        for model, own in zip(models, recorded, strict=True):
+            _warm_up(model, helper, source["path"], own)
         name = source["name"]
         described = [
             model.describe(source["version"], name if len(models) == 1 else "").as_dict()
@@ -116,14 +124,28 @@ class Shelf:
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
             self.figures.name(index, f"{one['name']} {one['version']}")
-            self.loaded[number] = Loaded(model, helper, index)
+            self.loaded[number] = Loaded(model, helper, index, recorded[position])
+
+    def _recordings(self, model: Model, helper: Helper) -> Recordings | None:
+        if not model.cuda_graphs:
+            return None
+        if self._driver is None:
+            self._driver = recordings.driver_of(helper.device)
+
+        def body(*inputs: Any) -> Any:
+            return _in_order(model, model.body(helper, *inputs))
+
+        return Recordings(model.name, self._driver, body, model.max_batch_size)
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
         first = source_number * MODELS_OF_A_SOURCE
         for number in range(first, first + MODELS_OF_A_SOURCE):
-            if self.loaded.pop(number, None) is not None:
+            loaded = self.loaded.pop(number, None)
+            if loaded is not None:
                 self.sequences.forget(number)
+                if loaded.recordings is not None:
+                    loaded.recordings.close()
         sys.modules.pop(_module_name(source_number), None)
 
     def run(
@@ -156,9 +178,16 @@ class Shelf:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
-        result = model.body(loaded.helper, *first, *inputs)
-        ended = _now()
-        outputs = _in_order(model, result)
+        outputs = None
+        if loaded.recordings is not None:
+            outputs, fate = loaded.recordings.run(inputs)
+            self.counters[loaded.base + _FATES[fate]] += 1
+        if outputs is None:
+            result = model.body(loaded.helper, *first, *inputs)
+            ended = _now()
+            outputs = _in_order(model, result)
+        else:
+            ended = _now()
         if places:
             outputs = self._placed(model, outputs, places)
         calls = self.helper.calls
@@ -377,7 +406,7 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 }
 
 
-def _warm_up(model: Model, helper: Helper, path: str) -> None:
+def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | None) -> None:
     samples = model.warmup() if callable(model.warmup) else model.warmup
     if samples is None:
         samples = _zeros(model)
@@ -396,6 +425,8 @@ def _warm_up(model: Model, helper: Helper, path: str) -> None:
                 _in_order(model, part)
         else:
             _in_order(model, result)
+        if recorded is not None:
+            recorded.record(inputs)
     if samples:
         logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
 

@@ -22,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from shmgpu import core, monitor, trace
 from shmgpu.errors import ConfigError
+from shmgpu.serve.requests import ProtocolError
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -51,7 +52,12 @@ class Spans:
         self._waiting: list[_Ended] = []
         self._late: list[_Ended] = []  # their calls were not in the trace the last time
         self._last_times: dict[int, _Times] = {}
+        self._kept: dict[int, _Times] = {}  # of streams, which end long after their calls
         self._next_record = core.broker_stats()["trace_written"]
+
+    def keep(self, sequence: int) -> None:
+        """Keep a call's times until the request that it is of has ended."""
+        self._kept[sequence] = {}
 
     def ended(
         self,
@@ -70,8 +76,10 @@ class Spans:
             attributes: of its span.
             error: why it failed.
         """
-        if len(self._waiting) < MOST_WAITING:
-            why = f"{type(error).__name__}: {error}" if error is not None else ""
+        if len(self._waiting) >= MOST_WAITING:
+            self._kept.pop(sequence, None)
+        else:
+            why = _why(error)
             parent = traceparent.decode("latin-1")
             now = time.monotonic_ns()
             self._waiting.append((sequence, started_ns, now, parent, attributes, why))
@@ -80,7 +88,10 @@ class Spans:
         """Make the spans of requests that have ended since."""
         found = self._times()
         # An answer may be here a moment before its record is, or the other way round.
-        times, self._last_times = {**self._last_times, **found}, found
+        for sequence in self._kept.keys() & found.keys():
+            self._kept[sequence] = found[sequence]
+        kept = {sequence: times for sequence, times in self._kept.items() if times}
+        times, self._last_times = {**self._last_times, **kept, **found}, found
         late, waiting = self._late, self._waiting
         self._late = [one for one in waiting if one[0] and one[0] not in times]
         self._waiting = []
@@ -103,6 +114,7 @@ class Spans:
                 child = self._tracer.start_span(name, context, start_time=begun + wall)
                 child.end(ended + wall)
             span.end(ended_ns + wall)
+            self._kept.pop(sequence, None)
 
     def close(self) -> None:
         """Make what is left, and wait until it has been exported."""
@@ -131,6 +143,15 @@ class Spans:
                 "compute": (begun, ended),
             }
         return found
+
+
+def _why(error: BaseException | None) -> str:
+    """The sentence that the client gets, or what it was made of."""
+    if error is None:
+        return ""
+    if isinstance(error, ProtocolError):
+        return error.sentence
+    return f"{type(error).__name__}: {error}"
 
 
 def exporter() -> SpanExporter:

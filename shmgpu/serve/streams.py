@@ -18,7 +18,7 @@ from shmgpu.plans import Call
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.feeds import StreamLost
-from shmgpu.serve.infer import Calls, Pending
+from shmgpu.serve.infer import LEFT, Calls, Pending
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
 
@@ -44,6 +44,7 @@ class Stream:
         started_ns: when its last byte had come.
         part: told of each part; it has :meth:`more` called then, at once or later.
         end: told of the end, with what went wrong or None; not after :meth:`cancel`.
+        traceparent: of the client's span.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Stream:
         started_ns: int,
         part: Part,
         end: End,
+        traceparent: bytes = b"",
     ) -> None:
         self.calls = calls
         self.served = served
@@ -61,6 +63,7 @@ class Stream:
         self.started_ns = started_ns
         self.part = part
         self.end = end
+        self.traceparent = traceparent
         self.helper = -1
         self.is_over = False
         self._token = next(_tokens)
@@ -68,6 +71,7 @@ class Stream:
         self._timer: Any = None
         self._args: tuple[Any, ...] = ()  # the generator reads them to its end
         self._pending: Pending | None = None
+        self._message = 0  # the number of the opening call in the trace, where spans are made
 
     def begin(self) -> None:
         """Hand the request over.
@@ -79,6 +83,7 @@ class Stream:
         calls, served = self.calls, self.served
         if not served.streams:
             self._pending = calls.start(served, self.request, self.started_ns, self._whole)
+            self._pending.traceparent = self.traceparent
             return
         calls.admit()
         number, *inputs = calls.arguments(served, self.request)
@@ -90,6 +95,9 @@ class Stream:
         except BaseException:
             self._out()
             raise
+        if calls.spans is not None and self._call is not None:
+            self._message = self._call.sequence
+            calls.spans.keep(self._message)
 
     def more(self) -> None:
         """The last part has been taken: have the next one made."""
@@ -106,7 +114,7 @@ class Stream:
         except Exception as error:
             self._ended(error)
 
-    def cancel(self) -> None:
+    def cancel(self, why: BaseException = LEFT) -> None:
         """Nobody wants the rest."""
         if self.is_over:
             return
@@ -118,6 +126,7 @@ class Stream:
         counters[base + _CANCEL] += 1
         counters[base + _CANCEL_NS] += _now() - self.started_ns
         self._out()
+        self._trace(why)
         if self.helper >= 0:
             self._close()
         # Otherwise it is being begun: what comes of that is closed when it is told.
@@ -199,6 +208,11 @@ class Stream:
         if isinstance(error, RemoteError) and error.type_name == _LOST:
             error = ProtocolError(503, error.message)
         self.end(error)
+        self._trace(error)
+
+    def _trace(self, error: BaseException | None) -> None:
+        named = self.served.name, self.served.version, self.request.id
+        self.calls.trace(self._message, self.started_ns, self.traceparent, named, error)
 
     def _out(self) -> None:
         self.calls.pending -= 1

@@ -6,6 +6,7 @@ interlock, and inputs that once showed a mistake. Files are named after what the
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
 import struct
@@ -180,9 +181,75 @@ def dispatch() -> dict[str, bytes]:
     }
 
 
+def requests() -> dict[str, bytes]:
+    """See fuzz_requests.py for the first byte."""
+    from shmgpu.serve.messages import MESSAGES
+
+    def tensor(name="x", datatype="FP32", shape=(2, 2), **more):
+        return {"name": name, "datatype": datatype, "shape": list(shape), **more}
+
+    def http(inputs, binary=None, flags=2, **more):
+        body = json.dumps({"inputs": inputs, **more}).encode()
+        if binary is None:
+            return bytes((flags,)) + body
+        return bytes((flags | 4,)) + struct.pack("<H", len(body)) + body + binary
+
+    def grpc(flags=3, raw=(), **fields):
+        made = MESSAGES["ModelInferRequest"](model_name="all", **fields)
+        made.raw_input_contents.extend(raw)
+        return bytes((flags,)) + made.SerializeToString(deterministic=True)
+
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+    all_kinds = {
+        "priority": 1, "timeout": 5, "sequence_id": "s", "sequence_start": True, "other": 1.5,
+    }  # fmt: skip
+    binary = {"parameters": {"binary_data_size": 16}}
+    wanted = [
+        {"name": "y", "parameters": {"binary_data": True}},
+        {"name": "text", "parameters": {"binary_data": False}},
+    ]
+    contents = {"fp32_contents": [1, 2, 3, 4]}
+    return {
+        "http-json": http([tensor(data=[[1, 2], [3, 4]])], id="one", parameters=all_kinds),
+        "http-binary": http([tensor(**binary)], bytes(16), outputs=wanted),
+        "http-text": http(
+            [tensor(**binary), tensor("text", "BYTES", (1, 1), parameters={"binary_data_size": 7})],
+            bytes(16) + b"\x03\0\0\0abc",
+        ),
+        "http-half": http([tensor("half", "BF16", (1, 2), data=[1.5, 2])], flags=0),
+        "http-region": http(
+            [tensor(parameters=region)], outputs=[{"name": "y", "parameters": region}]
+        ),
+        "http-classes": http(
+            [tensor(data=[1, 2, 3, 4])],
+            outputs=[{"name": "y", "parameters": {"classification": 1}}],
+        ),
+        "http-short": http([tensor(parameters={"binary_data_size": 15})], bytes(15)),
+        "http-raw": b"\x06\0\0" + bytes(8),
+        "http-nan": http([tensor(data=[float("nan"), float("inf"), 0, 1])]),
+        "http-promises-much": http([tensor("a", "INT8", (1 << 62, 4), data=[])], flags=0),
+        "http-no-elements": http([tensor("a", "FP64", (0, 1 << 62, 1 << 62), data=[])], flags=0),
+        "http-deep": b"\x02" + b"[" * 300,
+        "grpc-raw": grpc(raw=[bytes(16)], inputs=[tensor()], outputs=[{"name": "y"}]),
+        "grpc-short": grpc(raw=[bytes(12)], inputs=[tensor()]),
+        "grpc-contents": grpc(inputs=[tensor(contents=contents)], id="one"),
+        "grpc-text": grpc(
+            1, inputs=[tensor("t", "BYTES", (2,), contents={"bytes_contents": [b"a", b"bc"]})]
+        ),
+        "grpc-classes": grpc(
+            raw=[bytes(16)],
+            inputs=[tensor()],
+            outputs=[{"name": "y", "parameters": {"classification": {"int64_param": 1}}}],
+        ),
+        "grpc-too-many": grpc(raw=[bytes(16)] * 3, inputs=[tensor()]),
+        "grpc-torn": grpc(raw=[bytes(16)], inputs=[tensor()])[:-3],
+        "grpc-long-varint": b"\x03\x3a" + b"\xff" * 12,
+    }
+
+
 TARGETS = {
     "blocks": blocks, "values": values, "frame": frames, "tlsf": tlsf, "registry": registry,
-    "dispatch": dispatch,
+    "dispatch": dispatch, "requests": requests,
 }  # fmt: skip
 
 

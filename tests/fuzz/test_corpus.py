@@ -12,6 +12,13 @@ from c_programs import build
 HERE = pathlib.Path(__file__).parent
 IN_C = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.c"))
 IN_PYTHON = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.py"))
+NEEDS = {"requests": ("orjson", "google.protobuf")}  # what shmgpu[serve] brings
+
+
+def need(target: str) -> None:
+    """Skip where what a target tests is not installed."""
+    for name in NEEDS.get(target, ()):
+        pytest.importorskip(name, reason="shmgpu[serve] is not installed")
 
 
 def seeds(target: str) -> list[pathlib.Path]:
@@ -31,6 +38,7 @@ def test_f16_a_target_in_c_holds_on_its_corpus(target):
 
 @pytest.mark.parametrize("target", IN_PYTHON)
 def test_f16_a_target_in_python_holds_on_its_corpus(target):
+    need(target)
     module = importlib.import_module(f"fuzz.fuzz_{target}")
     module.set_up()
     for seed in seeds(target):
@@ -49,8 +57,23 @@ def test_the_blocks_that_are_well_formed_are_served():
     assert not served["elsewhere"] and not served["room-elsewhere"]
 
 
+def test_the_requests_that_are_well_formed_are_read():
+    need("requests")
+    requests = importlib.import_module("fuzz.fuzz_requests")
+    wrong = {"http-deep", "http-no-elements", "http-promises-much", "http-short"}
+    wrong |= {"grpc-long-varint", "grpc-short", "grpc-too-many", "grpc-torn"}
+    refused = set()
+    for seed in seeds("requests"):
+        try:
+            requests.read(seed.read_bytes())
+        except requests.ProtocolError:
+            refused.add(seed.name)
+    assert refused == wrong
+
+
 @pytest.mark.parametrize("target", [*IN_C, *IN_PYTHON])
 def test_a_corpus_is_what_its_script_writes_and_small(target):
+    need(target)
     make_corpus = importlib.import_module("fuzz.make_corpus")
     made = make_corpus.TARGETS[target]()
     assert {seed.name: seed.read_bytes() for seed in seeds(target)} == made

@@ -254,6 +254,8 @@ def test_a_torchscript_file_needs_the_shapes_of_its_inputs(tmp_path, net):
         ('{"inputs": [{"shape": [-1, 5]}]}', "could not be run on zeros"),
         ('{"inputs": [{"shape": [-1, 4], "datatype": "FLOAT"}]}', "has the datatype 'FLOAT'"),
         ('{"batch": 3}', "there is no key 'batch'"),
+        ('{"cuda_graphs": 1}', "cuda_graphs is 1"),
+        ('{"warmup": true}', "warmup is True"),
         ("{", "cannot be read"),
         ('{"inputs": [{"shape": [-1, 4]}], "warmup": [100]}', "use numbers of rows, 1 to 32"),
     ],

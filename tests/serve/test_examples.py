@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -15,6 +16,11 @@ import sys
 import numpy as np
 import pytest
 from serve import servers
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 
@@ -70,6 +76,39 @@ def test_flags_of_the_deployment_examples_exist():
             word.strip('",[]') for word in words.split() if word.strip('",[]').startswith("--")
         }
         assert flags and all(flag in shown for flag in flags), flags
+
+
+def test_the_service_is_one_that_systemd_understands(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (EXAMPLES / "serve" / "shmgpu-serve.service").read_text()
+    unit = tmp_path / "shmgpu-serve.service"
+    unit.write_text(text.replace("/opt/shmgpu/bin/shmgpu", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60
+    )
+    # It ends well in spite of keys that it does not know: what it says of this file counts.
+    said = [line for line in done.stderr.splitlines() if unit.name in line]
+    assert done.returncode == 0 and said == []
+
+
+def test_the_image_is_built_of_what_there_is():
+    root = EXAMPLES.parent
+    text = (EXAMPLES / "serve" / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line]
+    copied = [
+        word for words in lines if words[0] == "COPY" and "--from=build" not in words
+        for word in words[1:-1]
+    ]  # fmt: skip
+    assert copied and all((root / name).exists() for name in copied)
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    needed = {"pyproject.toml", "setup.py", project["license-files"][0], "shmgpu", "csrc"}
+    assert needed <= set(copied)
+    (extras,) = re.findall(r"/source\[([\w,]+)\]", text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    (packages,) = re.findall(r"--no-install-recommends ([\w\s-]+?) +&&", text)
+    (compiler,) = re.findall(r"echo (gcc .*)", (root / ".ci" / "system-packages").read_text())
+    assert packages.split() == compiler.split()
 
 
 SENTENCES = [

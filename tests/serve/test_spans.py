@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import queue
 import threading
 
 import numpy as np
@@ -58,7 +60,8 @@ class Exported:
 def exported(monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-    with servers.serving(servers.MODELS / "simple.py", workers=1, grpc_port=0, otel=True) as server:
+    files = [servers.MODELS / "simple.py", servers.MODELS / "streaming.py"]
+    with servers.serving(*files, workers=1, grpc_port=0, otel=True) as server:
         found = Exported(server)
         found.server = server
         yield found
@@ -107,6 +110,87 @@ def test_requests_like_earlier_ones_have_theirs_too(exported):
     for _ in range(5):
         ask(client, exported.server.address)
     servers.until(lambda: len(exported.of("scale")) == 5, "all have a span")
+
+
+def generate(server, model, asked, how="generate_stream", timeout=servers.DEADLINE_S):
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
+    connection.request("POST", f"/v2/models/{model}/{how}", json.dumps(asked), HEADERS)
+    return connection, connection.getresponse()
+
+
+def is_error(span, sentence):
+    status = span["status"]
+    return status["status_code"] == "ERROR" and sentence in status["description"]
+
+
+def test_an_answer_in_parts_has_one_span_with_the_parts_of_its_first_call(exported):
+    server = exported.server
+    connection, response = generate(server, "count", {"count": 3, "id": "nine"})
+    with contextlib.closing(connection):
+        assert response.read().count(b"data: ") == 3
+    (span,) = servers.until(lambda: exported.of("count"), "it has a span")
+    assert span["context"]["trace_id"] == f"0x{TRACE}" and span["parent_id"] == f"0x{PARENT}"
+    assert span["attributes"]["request.id"] == "nine"
+    assert span["status"]["status_code"] == "UNSET"
+    assert servers.until(lambda: len(exported.below(span)) == 2, "its parts")
+
+
+def test_the_parts_of_a_stream_that_lasts_are_not_forgotten(exported):
+    server = exported.server
+    connection, response = generate(server, "count", {"count": 1 << 30})
+    with contextlib.closing(connection):
+        response.read(20)
+        for _ in range(3):  # rounds of making spans, each of which forgets the one before
+            before = len(exported.of("scale"))
+            ask(client, server.address)
+            servers.until(lambda n=before: len(exported.of("scale")) > n, "a round has been made")
+        assert not exported.of("count")
+        response.close()
+    (span,) = servers.until(lambda: exported.of("count"), "it has a span")
+    assert is_error(span, "the client has left")
+    assert servers.until(lambda: len(exported.below(span)) == 2, "its parts")
+
+
+def test_requests_of_a_grpc_stream_have_spans_below_its_own(exported):
+    told = queue.SimpleQueue()
+    with contextlib.closing(grpc_client.InferenceServerClient(exported.server.grpc_address)) as one:
+        one.start_stream(lambda result, error: told.put((result, error)), headers=dict(HEADERS))
+        x = grpc_client.InferInput("x", (3,), "FP32")
+        x.set_data_from_numpy(np.ones(3, "float32"))
+        count = grpc_client.InferInput("count", (1,), "INT64")
+        count.set_data_from_numpy(np.array([2]))
+        one.async_stream_infer("scale", [x])
+        one.async_stream_infer("count", [count])
+        one.async_stream_infer("nobody", [x])
+        errors = [told.get(timeout=servers.DEADLINE_S)[1] for _ in range(4)]
+        assert [error is None for error in errors] == [True, True, True, False]
+        one.stop_stream()
+    for model in ("scale", "count", "nobody"):
+        (span,) = servers.until(lambda model=model: exported.of(model), f"{model} has a span")
+        assert span["parent_id"] == f"0x{PARENT}"
+        assert is_error(span, "nobody") == (model == "nobody")
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_requests_that_are_refused_have_a_span_that_says_why(exported, kind):
+    server = exported.server
+    module, address = {
+        "http": (client, server.address), "grpc": (grpc_client, server.grpc_address)
+    }[kind]  # fmt: skip
+    for model, sentence in (("nobody", "unknown model"), ("add_sub", "'x'")):
+        with pytest.raises(client.InferenceServerException):
+            ask(module, address, model, request_id="lost")
+        (span,) = servers.until(lambda model=model: exported.of(model), "it has a span")
+        assert is_error(span, sentence) and span["parent_id"] == f"0x{PARENT}"
+        assert exported.below(span) == {}
+
+
+def test_an_object_that_is_refused_has_a_span_too(exported):
+    connection, response = generate(exported.server, "count", {"other": 1}, "generate")
+    with contextlib.closing(connection):
+        assert response.status == 400
+    (span,) = servers.until(lambda: exported.of("count"), "it has a span")
+    assert is_error(span, "has no 'count'") and span["parent_id"] == f"0x{PARENT}"
 
 
 def test_an_exporter_that_is_missing_is_said_at_the_start(monkeypatch):

@@ -55,6 +55,8 @@ class Tape(TorchDispatchMode):
         if argument.alias_info is not None and argument.alias_info.is_write:
             self.before += [(one, one.clone()) for one in tensors(value)]
 
+    # A device asks nobody whether memory was made in inference mode.
+    @torch.inference_mode()
     def undo(self):
         """Nothing was done."""
         for _, _, _, made, own in self.calls:
@@ -65,6 +67,7 @@ class Tape(TorchDispatchMode):
             one.copy_(before)
         self.before.clear()
 
+    @torch.inference_mode()
     def replay(self):
         for func, args, kwargs, made, own in self.calls:
             again = tensors(func(*args, **kwargs))

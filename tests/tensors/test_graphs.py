@@ -30,7 +30,7 @@ from tensors.test_engine import (
 
 import shmgpu as gt
 from shmgpu import debug, lazy, nn, optim, residents
-from shmgpu.engine import backends, graphs, session
+from shmgpu.engine import backends, cuda, graphs, session
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
 from shmgpu.engine.plan import Options
@@ -41,7 +41,7 @@ from shmgpu.ops.promotion import bfloat16, float32, int64
 from shmgpu.program import decode
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-RUNS = graphs.WATCHED + graphs.WARM_UPS  # before a program is recorded
+RUNS = graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
 NUMBER = spec_of(float32, ())
 
 
@@ -279,7 +279,7 @@ def test_a_program_is_watched_then_warmed_then_recorded_then_replayed(engine):
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 8)
     events = [one for one in engine.backend.standing_in.events if not one.startswith("copy")]
-    assert events == ["beside"] * graphs.WARM_UPS + ["record"] + ["replay"] * (8 - RUNS)
+    assert events == ["beside"] * cuda.WARM_UPS + ["record"] + ["replay"] * (8 - RUNS)
     array = engine.tenant(0, 1).arrays[handle]
     assert float(array[0, 0]) == 1 - 8 * 0.5
 
@@ -497,7 +497,7 @@ def test_numbers_of_sixteen_bits_are_not_rounded_to_them(engine):
     for n in range(9):
         alpha = 0.1 + n / 1000
         _, (read,) = child.run(program, (handle,), (alpha,))
-        if n >= RUNS - graphs.WARM_UPS:
+        if n >= RUNS - cuda.WARM_UPS:
             once = torch.tensor(3 - 3 * alpha).bfloat16()  # each operation rounds once
             assert read[0, 0] == (once.float() * alpha).bfloat16()
     assert engine.figures()["replays"] > 0

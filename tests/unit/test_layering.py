@@ -148,6 +148,7 @@ SERVE_ROOMS = [
     "settings",
     "counters",
     "feeds",
+    "recordings",
     "runner",
     "rows",
     "catalog",

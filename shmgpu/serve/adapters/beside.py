@@ -38,6 +38,7 @@ _KEYS: dict[str, Any] = {
     "max_delay_ms": (int, float),
     "warmup": list,
     "parameters": dict,
+    "cuda_graphs": bool,
 }
 _TENSOR_KEYS = ("name", "datatype", "shape", "labels")
 
@@ -157,6 +158,7 @@ class Config:
             parameters={
                 str(key): str(value) for key, value in self.values.get("parameters", {}).items()
             },
+            cuda_graphs=self.values.get("cuda_graphs", False),
         )
 
     def _warmup(self, inputs: Sequence[Tensor], size: int) -> list[tuple[Any, ...]] | None:
@@ -212,7 +214,8 @@ def _check(place: Path, values: Any) -> None:
     for key, value in values.items():
         if key not in _KEYS:
             raise ConfigError(f"{place}: there is no key {key!r}: use {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
+        wanted = _KEYS[key]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise ConfigError(f"{place}: {key} is {value!r}: see the page of shmgpu.serve")
 
 

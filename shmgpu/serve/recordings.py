@@ -1,0 +1,210 @@
+"""In helpers: batches of a torch model, recorded as CUDA graphs when it is warmed up.
+
+Owns which sizes are recorded, the arrays that a recording reads, and which batches run as they are
+instead. How a device records is its driver's business (:mod:`shmgpu.engine.cuda`).
+
+A recording is of so many rows: of 1, 2, 4 and so on, and of as many as a batch may have. A batch
+is replayed by the least that has room for it. Its rows are copied over the first ones of the
+recording's inputs; the others stay what they were, rows of earlier batches or of the warm-up
+sample, because those are values that the model can take. What comes out is copied out at once: the
+next replay writes there, and an answer may wait for room in its caller's arena until after that.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shmgpu.engine.cuda import WARM_UPS, CudaDriver
+from shmgpu.logs import logger
+
+if TYPE_CHECKING:
+    from shmgpu.engine.backends import Driver
+
+# What becomes of a batch, as metrics say it: replayed, or why not.
+REPLAYED = "replayed"
+NO_DEVICE = "no_device"  # the helper computes on the CPU
+NOT_CAPTURED = "not_captured"  # the model cannot be, in this size at least
+UNSEEN_SHAPE = "unseen_shape"  # axes other than the first differ from all warm-up samples
+FATES = (REPLAYED, NO_DEVICE, NOT_CAPTURED, UNSEEN_SHAPE)
+
+Shapes = tuple[Any, ...]
+
+
+class Unrecordable(Exception):
+    """The model cannot be recorded; its words are the reason."""
+
+
+def driver_of(device: str) -> Driver | None:
+    """What records on a helper's device, all its models into one pool; None: it is the CPU."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return CudaDriver(torch, torch.device(device))
+
+
+def sizes(most_rows: int) -> list[int]:
+    """Numbers of rows that are recorded: powers of two, and the most that a batch has."""
+    powers = [1 << power for power in range(most_rows.bit_length())]
+    return [*[size for size in powers if size < most_rows], most_rows]
+
+
+class _Recorded:
+    """All recordings of inputs that differ in nothing but their rows.
+
+    Attributes:
+        inputs: of the largest; the others read the first rows of them. None is an input left away.
+        sizes: rows of each, ascending.
+        replays, outputs: of each.
+    """
+
+    def __init__(self, inputs: list[Any]) -> None:
+        self.inputs = inputs
+        self.sizes: list[int] = []
+        self.replays: list[Callable[[], None]] = []
+        self.outputs: list[list[Any]] = []
+
+
+class Recordings:
+    """The recordings of one model in one helper.
+
+    Args:
+        name: of the model, for the log.
+        driver: of the helper; None: nothing is recorded.
+        body: of the model: inputs in order to outputs in order, one array or a tuple of them. What
+            it does on the host is done when it is recorded, and not again.
+        most_rows: of a batch.
+    """
+
+    def __init__(
+        self, name: str, driver: Driver | None, body: Callable[..., Any], most_rows: int
+    ) -> None:
+        self._name = name
+        self._driver = driver
+        self._body = body
+        self._most_rows = most_rows
+        self._by_shapes: dict[Shapes, _Recorded] = {}
+        self._told: set[str] = set()
+        if driver is None:
+            self._tell("the helper has no CUDA device")
+
+    def record(self, sample: Sequence[Any]) -> None:
+        """Record all sizes for inputs like these, the rows repeated; what cannot be is told."""
+        shapes = _shapes(sample)
+        if self._driver is None or shapes in self._by_shapes:
+            return
+        import torch
+
+        with torch.no_grad():
+            try:
+                found = _Recorded([_filled(torch, one, self._most_rows) for one in sample])
+            except Exception as error:
+                self._tell(_reason(error))
+                return
+            self._by_shapes[shapes] = found
+            # The largest first: the others then find its memory in the pool.
+            for rows in reversed(sizes(self._most_rows)):
+                try:
+                    replay, outputs = self._recorded(rows, found.inputs)
+                except Exception as error:
+                    self._tell(_reason(error))
+                    continue
+                found.sizes.insert(0, rows)
+                found.replays.insert(0, replay)
+                found.outputs.insert(0, outputs)
+            self._driver.finish()
+        if found.sizes:
+            logger.debug("model %s was recorded for %s rows", self._name, found.sizes)
+
+    def _recorded(self, rows: int, inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
+        assert self._driver is not None
+        work = functools.partial(self._work, [_first(one, rows) for one in inputs])
+        for _ in range(WARM_UPS):
+            _check(self._driver.beside(work), rows, inputs)
+        replay, outputs = self._driver.record(work, ())
+        replay()  # the first one brings the graph to the device
+        return replay, outputs
+
+    def _work(self, inputs: list[Any]) -> list[Any]:
+        result = self._body(*inputs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        # Not with what autograd would keep of the way there.
+        return [one.detach() if hasattr(one, "detach") else one for one in outputs]
+
+    def run(self, inputs: Sequence[Any]) -> tuple[Any, str]:
+        """The outputs of a batch, in memory of their own; None where it is to run as it is.
+
+        Returns:
+            Them, one array or a tuple of them, and what became of it: one of ``FATES``.
+        """
+        if self._driver is None:
+            return None, NO_DEVICE
+        shapes = _shapes(inputs)
+        found = self._by_shapes.get(shapes)
+        if found is None:
+            self._tell("these shapes were in no warm-up sample that could be recorded")
+            return None, UNSEEN_SHAPE
+        rows = len(inputs[0])
+        place = bisect.bisect_left(found.sizes, rows)
+        if place == len(found.sizes):
+            return None, NOT_CAPTURED
+        import torch
+
+        with torch.no_grad():
+            given = [place for place, one in enumerate(inputs) if one is not None]
+            self._driver.copy(
+                [found.inputs[one][:rows] for one in given], [inputs[one] for one in given]
+            )
+            found.replays[place]()
+            there = [one[:rows] for one in found.outputs[place]]
+            outputs = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in there]
+            self._driver.copy(outputs, there)
+        return (outputs[0] if len(outputs) == 1 else tuple(outputs)), REPLAYED
+
+    def close(self) -> None:
+        """Let go of them, once the device is through."""
+        if self._driver is not None:
+            self._driver.finish()
+        self._by_shapes.clear()
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            logger.warning("model %s does not run as CUDA graphs: %s", self._name, reason)
+
+
+def _shapes(inputs: Sequence[Any]) -> Shapes:
+    """What must be the same in a recording: all but the rows."""
+    return tuple([None if one is None else (one.shape[1:], one.dtype) for one in inputs])
+
+
+def _first(one: Any, rows: int) -> Any:
+    return None if one is None else one[:rows]
+
+
+def _filled(torch: Any, one: Any, rows: int) -> Any:
+    """So many rows, in memory of their own: those of the sample over and over."""
+    if one is None:
+        return None
+    if not len(one):
+        raise Unrecordable("a warm-up sample has no rows")
+    return one[torch.arange(rows, device=one.device) % len(one)]
+
+
+def _check(outputs: list[Any], rows: int, inputs: list[Any]) -> None:
+    device = next(one.device for one in inputs if one is not None)
+    for number, one in enumerate(outputs):
+        if getattr(one, "device", None) != device:
+            raise Unrecordable(f"output {number} is no tensor on the helper's device")
+        if not one.ndim or len(one) != rows:
+            raise Unrecordable(f"output {number} has the shape {tuple(one.shape)} for {rows} rows")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Unrecordable):
+        return str(error)
+    said = (str(error).splitlines() or [""])[0]
+    return f"recording failed with {type(error).__name__}: {said[:160]}"
