@@ -28,7 +28,11 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
     (errors.HelperDied, 503, "the process that computed this request has died: try again"),
     (errors.NoHelpers, 503, "no process is left that could compute this request"),
     (errors.NotRunning, 503, "the server is ending"),
-    (errors.ResultTooLarge, 500, None),
+    (
+        errors.ResultTooLarge,
+        500,
+        "the answer is larger than a process may keep: ask for less, or set SHMGPU_PARKED to more",
+    ),
     (errors.BadParams, 400, None),
     (errors.ShmError, 500, None),
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from serve import servers
 
-from shmgpu.errors import RemoteError
-from shmgpu.serve import problems
+from shmgpu.errors import ConfigError, RemoteError, ResultTooLarge
+from shmgpu.serve import Tensor, model, problems
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -81,3 +81,23 @@ def test_zero_rows_are_counted_with_their_own_model(server):
     stats = json.loads(server.ask("GET", "/v2/models/biased/stats")[2])["model_stats"][0]
     in_batches = sum(batch["compute_infer"]["count"] for batch in stats["batch_stats"])
     assert in_batches == stats["execution_count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x, r"is called with \(helper, x\)"),
+        (lambda helper, x, y: x, r"is called with \(helper, x\)"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_where_it_is_declared(function, words):
+    one = [Tensor("x", "FP32", (1,))]
+    with pytest.raises(ConfigError, match=words):
+        model(inputs=one, outputs=one)(function)
+    model(inputs=one, outputs=one)(lambda helper, *inputs: inputs[0])
+    model(inputs=one, outputs=one, sequence=True)(lambda helper, state, x: x)
+
+
+def test_an_answer_that_is_too_large_says_what_to_set():
+    status, sentence = problems.answer_to(ResultTooLarge("infer: the result is larger"))
+    assert status == 500 and "SHMGPU_PARKED" in sentence
