@@ -91,6 +91,11 @@ class Shelf:
         self.feeds = Feeds()
         self.sequences = sequences
         helper.when_children_leave.append(self.feeds.forget_those_who_left)
+        self.is_copy = False  # a process that a model forked
+        os.register_at_fork(after_in_child=self._was_copied)
+
+    def _was_copied(self) -> None:
+        self.is_copy = True
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -157,7 +162,11 @@ class Shelf:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
-        result = model.body(loaded.helper, *first, *inputs)
+        try:
+            result = model.body(loaded.helper, *first, *inputs)
+        finally:
+            if self.is_copy:
+                _end_copy(model)
         ended = _now()
         rows = _rows(model, inputs)
         outputs = _in_order(model, result, rows)
@@ -225,6 +234,8 @@ class Shelf:
                 except StopIteration:
                     return
                 finally:
+                    if self.is_copy:
+                        _end_copy(loaded.model)
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
                 yield _in_order(loaded.model, part)
         finally:
@@ -445,6 +456,16 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
         tensor = tensor.view(torch.int16)
     found: np.ndarray[Any, Any] = tensor.numpy()
     return found
+
+
+def _end_copy(model: Model) -> None:
+    """End a process that a model forked before it reads the helper's requests as its own."""
+    logger.error(
+        "model %r forked a process that came back from its function, and was ended: have it end "
+        "itself with os._exit()",
+        model.name,
+    )
+    os._exit(1)
 
 
 # ---- inputs and outputs --------------------------------------------------------------------

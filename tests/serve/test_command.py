@@ -78,7 +78,7 @@ def test_the_page_on_security_has_the_flags_defaults():
     if not page.exists():
         pytest.skip("the package's pages are not beside it")
     rows = re.findall(r"^\|.*?`--([a-z-]+)`.*?\| ([^|]*) \| [^|]*\|$", page.read_text(), re.M)
-    by_name = {flag.name: flag for flag in flags.FLAGS if not isinstance(flag.default, str)}
+    by_name = {flag.name: flag for flag in flags.FLAGS if type(flag.default) in (int, float)}
     defaults = {name: text for name, text in rows if name in by_name and text[:1].isdigit()}
     assert len(defaults) >= 10
     for name, text in defaults.items():

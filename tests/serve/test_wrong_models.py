@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -61,6 +62,20 @@ def test_a_batched_models_first_input_may_be_left_away(server):
     status, answer = ask(server, "biased")
     assert status == 200, answer
     assert np.array_equal(answer["outputs"][0]["data"], [1, 2, 3, 4])
+
+
+def test_a_process_that_a_model_forked_takes_no_requests(server):
+    for _ in range(4):
+        status, answer = ask(server, "forks")
+        assert (status, answer["outputs"][0]["data"]) == (200, [1, 2, 3, 4])
+
+    def copies():
+        helpers = server.children()[:2]
+        listed = [pathlib.Path(f"/proc/{one}/task/{one}/children").read_text() for one in helpers]
+        stats = [pathlib.Path(f"/proc/{pid}/stat").read_text() for pid in " ".join(listed).split()]
+        return [one for one in stats if one.rpartition(")")[2].split()[0] != "Z"]
+
+    servers.until(lambda: not copies(), "what the model forked has ended")
 
 
 def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):

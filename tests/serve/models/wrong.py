@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from shmgpu.serve import Tensor, model
 
 RETURNED = {
@@ -56,3 +58,12 @@ def yields_text(helper, x):
 )
 def biased(helper, bias, x):
     return x if bias is None else x + bias
+
+
+@model(
+    inputs=[Tensor("x", "FP32", (-1, 4))],
+    outputs=[Tensor("y", "FP32", (-1, 4))],
+    warmup=[],
+)
+def forks(helper, x):
+    return x + (os.fork() == 0)
