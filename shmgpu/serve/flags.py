@@ -32,6 +32,13 @@ def _whole(least: int) -> Callable[[Any], int]:
     return number
 
 
+def _port(text: Any) -> int:
+    value = int(text)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
 def _seconds(text: Any) -> float:
     return config.parse_seconds(float(text), "seconds")
 
@@ -66,8 +73,8 @@ class Flag:
 
 FLAGS = (
     Flag("host", str, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
-    Flag("port", _whole(0), 8000, "N", "of HTTP; 0 takes a free one"),
-    Flag("grpc-port", _whole(0), None, "N", "of gRPC, off without; 0 takes a free one"),
+    Flag("port", _port, 8000, "N", "of HTTP; 0 takes a free one"),
+    Flag("grpc-port", _port, None, "N", "of gRPC, off without; 0 takes a free one"),
     Flag("uds", str, None, "PATH", "listen at a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
     Flag("helpers", _pools, 1, "N", "processes that compute; or pools, as in fast=2,large=1"),
@@ -177,6 +184,8 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
     resolved.update(given)
     if not resolved.get("models"):
         raise ConfigError("there is nothing to serve: name model files, or a folder of models")
+    # A body that no arena could hold is too large, and not to be tried again.
+    resolved["max_body"] = min(resolved["max_body"], resolved["arena"])
     return argparse.Namespace(**resolved)
 
 

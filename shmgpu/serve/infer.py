@@ -8,7 +8,7 @@ an :class:`InferRequest` and a function that takes the outcome.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from shmgpu.serve.cache import Cache, digest
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.known import Known, is_placed
+from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.regions import Regions
 from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
@@ -504,6 +505,7 @@ class Calls:
             array = results[place]
             if place in placed:
                 shape, nbytes = array
+                _check_shape(served, declared, shape)
                 outputs.append(
                     OutputTensor(declared.name, datatype.name, shape, None, nbytes=nbytes)
                 )
@@ -513,6 +515,7 @@ class Calls:
                 array = datatypes.decode(datatype, shape, data.data)
             elif array.dtype != datatype.storage:
                 array = _as(datatype, array, served.name, declared.name)
+            _check_shape(served, declared, array.shape)
             outputs.append(
                 OutputTensor(declared.name, datatype.name, array.shape, array, declared.labels)
             )
@@ -554,6 +557,15 @@ def _prepared(served: Served, request: InferRequest, inputs: list[Any]) -> list[
 
 def _spec(array: Any) -> Spec:
     return arrays.Source(array).spec
+
+
+def _check_shape(served: Served, declared: TensorMetadata, shape: Sequence[int]) -> None:
+    if not declared.fits(shape):
+        raise ProtocolError(
+            500,
+            f"model '{served.name}' returned the shape {list(shape)} for output "
+            f"'{declared.name}', which is declared as {list(declared.shape)}",
+        )
 
 
 def _as(datatype: datatypes.Datatype, array: Any, model: str, name: str) -> Any:

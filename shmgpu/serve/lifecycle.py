@@ -189,7 +189,10 @@ class Lifecycle:
                     await self._load_in(helper, int(number))
         except ShmError as error:
             await self._drop(made)
-            reason = f"{error.type_name}: {error.message}" if isinstance(error, RemoteError) else ""
+            reason = ""
+            if isinstance(error, RemoteError):
+                reason = f"{error.type_name}: {error.message}"
+                logger.error("a model could not be loaded: %s", error.traceback_text.rstrip())
             raise ProtocolError(400, f"failed to load '{name}': {reason or error}") from None
         with self.table.change() as state:
             for number in made:

@@ -161,6 +161,7 @@ class Model:
             names = [one.name for one in tensors]
             if len(set(names)) < len(names):
                 raise ConfigError(f"model {self.name!r}: two {what} have the same name")
+        self._check_signature()
         size = self.max_batch_size
         if not isinstance(size, int) or not 0 <= size <= MOST_ROWS:
             raise ConfigError(
@@ -207,6 +208,22 @@ class Model:
                     f"model {self.name!r}: cuda_graphs is for tensors of numbers, and {one.name!r} "
                     "is BYTES: leave it away"
                 )
+
+    def _check_signature(self) -> None:
+        """What it is called with: the helper, a sequence's state, then the inputs in order."""
+        taken = self.prepared or self.inputs
+        words = ["helper", *(["state"] if self.sequence else []), *(one.name for one in taken)]
+        try:
+            signature = inspect.signature(self.body)
+        except (TypeError, ValueError):  # one made in C
+            return
+        try:
+            signature.bind(*words)
+        except TypeError:
+            raise ConfigError(
+                f"model {self.name!r} has the parameters {signature}, and is called with "
+                f"({', '.join(words)}): take the helper first, then each input"
+            ) from None
 
     def __call__(self, helper: Any, *args: Any) -> Any:
         """The function itself."""

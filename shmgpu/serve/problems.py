@@ -5,6 +5,8 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 
 from __future__ import annotations
 
+import time
+
 from shmgpu import errors
 from shmgpu.logs import logger
 from shmgpu.serve.regions import RegionLost
@@ -26,7 +28,11 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
     (errors.HelperDied, 503, "the process that computed this request has died: try again"),
     (errors.NoHelpers, 503, "no process is left that could compute this request"),
     (errors.NotRunning, 503, "the server is ending"),
-    (errors.ResultTooLarge, 500, None),
+    (
+        errors.ResultTooLarge,
+        500,
+        "the answer is larger than a process may keep: ask for less, or set SHMGPU_PARKED to more",
+    ),
     (errors.BadParams, 400, None),
     (errors.ShmError, 500, None),
 )
@@ -34,18 +40,54 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 
 # Errors that a helper raised, by the name of their type: those that are not the model's.
 REMOTE = {told_as(RegionLost): 400, told_as(SequenceLost): 400, told_as(TooManySequences): 503}
+_DECLARED = told_as(errors.ConfigError)
 
 
 def answer_to(error: BaseException) -> tuple[int, str]:
-    """Status and sentence for an error."""
+    """Status and sentence for an error; the sentence is text that any front end can carry."""
+    status, sentence = _answer_to(error)
+    # An exception's text may hold what UTF-8 does not, such as a file's name as the system gave it.
+    return status, sentence.encode("utf-8", "backslashreplace").decode()
+
+
+def _answer_to(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ProtocolError):
         return error.status, error.sentence
     if isinstance(error, errors.RemoteError):
         if error.type_name in REMOTE:
             return REMOTE[error.type_name], error.message
+        _tracebacks.log(error)
+        if error.type_name == _DECLARED:  # our own sentence, which names the model
+            return 500, error.message
         return 500, f"{error.type_name}: {error.message}"
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):
             return status, sentence or str(error)
     logger.error("a request failed in a worker", exc_info=error)
     return 500, "the server failed: its log says why"
+
+
+class _Tracebacks:
+    """Where models raised, in the log: clients are told only what was raised.
+
+    One in a while, so that a model that always raises does not fill the log.
+    """
+
+    PAUSE_S = 1.0
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._left_out = 0
+
+    def log(self, error: errors.RemoteError) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return
+        before = f" ({self._left_out} others before it are left out)" if self._left_out else ""
+        self._next = now + self.PAUSE_S
+        self._left_out = 0
+        logger.error("a model's function raised%s: %s", before, error.traceback_text.rstrip())
+
+
+_tracebacks = _Tracebacks()

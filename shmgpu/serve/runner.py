@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import modules
+from shmgpu.arrays import is_array
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
@@ -97,6 +98,11 @@ class Shelf:
         self.sequences = sequences
         self._driver: Any = None  # made for the first model that asks for CUDA graphs
         helper.when_children_leave.append(self.feeds.forget_those_who_left)
+        self.is_copy = False  # a process that a model forked
+        os.register_at_fork(after_in_child=self._was_copied)
+
+    def _was_copied(self) -> None:
+        self.is_copy = True
 
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
@@ -178,14 +184,19 @@ class Shelf:
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
+        rows = _rows(model, inputs)
         outputs = None
         if loaded.recordings is not None:
             outputs, fate = loaded.recordings.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
         if outputs is None:
-            result = model.body(loaded.helper, *first, *inputs)
+            try:
+                result = model.body(loaded.helper, *first, *inputs)
+            finally:
+                if self.is_copy:
+                    _end_copy(model)
             ended = _now()
-            outputs = _in_order(model, result)
+            outputs = _in_order(model, result, rows)
         else:
             ended = _now()
         if places:
@@ -198,8 +209,7 @@ class Shelf:
         counters[base + _INPUT_NS] += spent[0] * calls
         counters[base + _INFER_NS] += spent[1] * calls
         counters[base + _OUTPUT_NS] += spent[2] * calls
-        rows = len(inputs[0]) if model.max_batch_size else 1
-        for place, more in enumerate((1, *spent), batch_place(loaded.index, rows)):
+        for place, more in enumerate((1, *spent), batch_place(loaded.index, rows or 1)):
             self.batches[place] += more
         return outputs
 
@@ -253,6 +263,8 @@ class Shelf:
                 except StopIteration:
                     return
                 finally:
+                    if self.is_copy:
+                        _end_copy(loaded.model)
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
                 yield _in_order(loaded.model, part)
         finally:
@@ -424,7 +436,7 @@ def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | Non
             for part in result:
                 _in_order(model, part)
         else:
-            _in_order(model, result)
+            _in_order(model, result, _rows(model, inputs))
         if recorded is not None:
             recorded.record(inputs)
     if samples:
@@ -472,6 +484,16 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
     return found
 
 
+def _end_copy(model: Model) -> None:
+    """End a process that a model forked before it reads the helper's requests as its own."""
+    logger.error(
+        "model %r forked a process that came back from its function, and was ended: have it end "
+        "itself with os._exit()",
+        model.name,
+    )
+    os._exit(1)
+
+
 # ---- inputs and outputs --------------------------------------------------------------------
 
 
@@ -498,38 +520,72 @@ def _bfloat16(array: Any) -> Any:
 _ARRIVING: dict[str, Callable[[Any], Any]] = {"BYTES": _elements, "BF16": _bfloat16}
 
 
-def _in_order(model: Model, result: Any) -> Any:
-    """What a model returned: one array, or as many as it has outputs, in order."""
+def _rows(model: Model, inputs: Sequence[Any]) -> int | None:
+    """Rows of a batch, of which every input that is there has as many; None: there is no batch."""
+    return next(len(one) for one in inputs if one is not None) if model.max_batch_size else None
+
+
+def _in_order(model: Model, result: Any, rows: int | None = None) -> Any:
+    """What a model returned: one array, or as many as it has outputs, in order.
+
+    Args:
+        model: that returned it.
+        result: as it came.
+        rows: of the batch, of which axis 0 of each output has as many; None: there is no batch.
+
+    Raises:
+        ConfigError: it is not what the model declares.
+    """
     outputs = model.outputs
     if isinstance(result, dict):
         missing = [one.name for one in outputs if one.name not in result]
         if missing:
             raise ConfigError(f"model {model.name!r} returned no output {missing[0]!r}")
         result = tuple(result[one.name] for one in outputs)
-    if len(outputs) == 1:
-        if isinstance(result, (tuple, list)) and len(result) == 1:
-            result = result[0]
-        return _carried(outputs[0].datatype, result)
+    if len(outputs) == 1 and not isinstance(result, tuple):
+        # A list is the one array's elements, or a list of that array.
+        is_listed = isinstance(result, list) and len(result) == 1 and is_array(result[0])
+        result = result if is_listed else (result,)
     if not isinstance(result, (tuple, list)) or len(result) != len(outputs):
+        what = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
+        wanted = "one array" if len(outputs) == 1 else f"a tuple of {len(outputs)} arrays"
         raise ConfigError(
-            f"model {model.name!r} declares {len(outputs)} outputs and must return a tuple of as "
-            f"many arrays, not a {type(result).__name__}"
+            f"model {model.name!r} returned {what}: return {wanted}, as it declares its outputs"
         )
-    return tuple(_carried(one.datatype, part) for one, part in zip(outputs, result, strict=True))
+    found = tuple(
+        _carried(model, one, part, rows) for one, part in zip(outputs, result, strict=True)
+    )
+    return found[0] if len(outputs) == 1 else found
 
 
-def _carried(datatype: str, array: Any) -> Any:
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _carried(model: Model, declared: Tensor, array: Any, rows: int | None) -> Any:
     """An output as a call carries it: BYTES as (its shape, its bytes), BF16 as its bits."""
-    if datatype == "BYTES":
+    if declared.datatype == "BYTES":
         array = np.asarray(array, dtype=object)
         data = datatypes.join(array.reshape(-1).tolist())
-        return tuple(array.shape), np.frombuffer(data, np.uint8)
-    if datatype == "BF16":
-        if not isinstance(array, np.ndarray):
-            import torch
+        carried: Any = tuple(array.shape), np.frombuffer(data, np.uint8)
+    elif not is_array(array):
+        raise ConfigError(
+            f"model {model.name!r} returned {_kind(array)} for output {declared.name!r}: return "
+            "an array"
+        )
+    elif declared.datatype != "BF16":
+        carried = array
+    elif not isinstance(array, np.ndarray):
+        import torch
 
-            return array.to(torch.bfloat16).view(torch.int16)
-        if array.dtype == np.float32:
-            return datatypes.round_bf16(array)
-        return array.view(np.int16)
-    return array
+        carried = array.to(torch.bfloat16).view(torch.int16)
+    else:
+        is_wide = array.dtype == np.float32
+        carried = datatypes.round_bf16(array) if is_wide else array.view(np.int16)
+    if rows is not None and (shape := getattr(array, "shape", None)) is not None:
+        if not shape or shape[0] != rows:
+            raise ConfigError(
+                f"model {model.name!r} got {rows} rows and returned the shape {list(shape)} for "
+                f"output {declared.name!r}: return one row for each"
+            )
+    return carried

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -39,6 +41,8 @@ def refused(*words):
         ((str(pathlib.Path(__file__).parents[1] / "c"),), "holds no model"),
         ((MODEL, "--workers", "0"), "'0' is no N"),
         ((MODEL, "--max-body", "much"), "'much' is no SIZE"),
+        ((MODEL, "--port", "65536"), "'65536' is no N"),
+        ((MODEL, "--grpc-port", "99999"), "'99999' is no N"),
         ((f"{MODEL}@fast",), "for the pool 'fast'"),
         ((MODEL, "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
     ],
@@ -67,6 +71,42 @@ def test_the_page_has_the_table_of_flags():
     if not page.exists():
         pytest.skip("the package's pages are not beside it")
     assert flags.page() in page.read_text(), "paste what shmgpu.serve.flags.page() gives"
+
+
+def test_the_page_on_security_has_the_flags_defaults():
+    page = pathlib.Path(serve.__file__).with_name("SECURITY.md")
+    if not page.exists():
+        pytest.skip("the package's pages are not beside it")
+    rows = re.findall(r"^\|.*?`--([a-z-]+)`.*?\| ([^|]*) \| [^|]*\|$", page.read_text(), re.M)
+    by_name = {flag.name: flag for flag in flags.FLAGS if type(flag.default) in (int, float)}
+    defaults = {name: text for name, text in rows if name in by_name and text[:1].isdigit()}
+    assert len(defaults) >= 10
+    for name, text in defaults.items():
+        flag = by_name[name]
+        assert flag.parse(text.removesuffix(" s").replace(" ", "")) == flag.default, name
+
+
+def test_a_body_that_no_arena_could_hold_is_too_large():
+    with servers.serving(MODEL, helpers=1, workers=1, arena="4MiB") as server:
+        with socket.create_connection((server.host, server.port), servers.DEADLINE_S) as client:
+            client.sendall(
+                b"POST /v2/models/scale/infer HTTP/1.1\r\n"
+                b"Host: x\r\nContent-Length: 5000000\r\n\r\n"
+            )
+            assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_model_that_cannot_be_loaded_anew_is_in_the_log_with_its_place(tmp_path):
+    path = tmp_path / "later.py"
+    path.write_text(MODEL.read_text())
+    with servers.serving(path, helpers=1, workers=1, allow_repository=True) as server:
+        path.write_text("absent + 1\n")
+        status, _, answer = server.ask("POST", "/v2/repository/models/scale/load")
+        assert (status, "absent" in json.loads(answer)["error"]) == (400, True)
+        log = server.process.stderr.fileno()
+        os.set_blocking(log, False)
+        assert 'later.py", line 1' in os.read(log, 1 << 16).decode()
+        os.set_blocking(log, True)
 
 
 def test_a_unix_socket_is_served_and_taken_away(tmp_path):

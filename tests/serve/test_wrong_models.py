@@ -1,0 +1,118 @@
+"""Models that are written wrongly: who asks is told what, and who wrote them where."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from serve import servers
+
+from shmgpu.errors import ConfigError, RemoteError, ResultTooLarge
+from shmgpu.serve import Tensor, model, problems
+
+ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.serving(servers.MODELS / "wrong.py") as running:
+        yield running
+
+
+def ask(server, model):
+    status, _, body = server.ask("POST", f"/v2/models/{model}/infer", json.dumps(ONE_ROW).encode())
+    return status, json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("nothing", "returned None for output 'y'"),
+        ("text", "returned a str for output 'y'"),
+        ("two", "returned 2 values: return one array"),
+        ("plain_lists", "returned a list for output 'y'"),
+        ("too_narrow", "returned the shape [1, 2] for output 'y'"),
+        ("too_few", "got 1 rows and returned the shape [0, 4] for output 'y'"),
+        ("of_another_name", "returned no output 'y'"),
+        ("of_another_type", "returned float64 for output 'y'"),
+    ],
+)
+def test_what_a_model_does_not_declare_is_told_by_its_name(server, model, why):
+    status, answer = ask(server, model)
+    assert status == 500
+    assert answer["error"].replace('"', "'").startswith(f"model '{model}' {why}")
+
+
+def test_an_error_whose_text_is_no_utf8_is_answered(server):
+    for _ in range(3):  # a connection each, so that both workers are asked
+        status, answer = ask(server, "raises_no_text")
+        assert (status, answer["error"]) == (500, r"FileNotFoundError: no file b\udcffd")
+
+
+def test_a_stream_that_yields_no_array_says_so(server):
+    body = json.dumps({"x": [[1, 2, 3, 4]]}).encode()
+    status, _, events = server.ask("POST", "/v2/models/yields_text/generate_stream", body)
+    assert status == 200
+    assert b"model 'yields_text' returned a str for output 'y'" in events
+
+
+def test_a_batched_models_first_input_may_be_left_away(server):
+    status, answer = ask(server, "biased")
+    assert status == 200, answer
+    assert np.array_equal(answer["outputs"][0]["data"], [1, 2, 3, 4])
+
+
+def test_a_process_that_a_model_forked_takes_no_requests(server):
+    for _ in range(4):
+        status, answer = ask(server, "forks")
+        assert (status, answer["outputs"][0]["data"]) == (200, [1, 2, 3, 4])
+
+    def copies():
+        helpers = server.children()[:2]
+        listed = [pathlib.Path(f"/proc/{one}/task/{one}/children").read_text() for one in helpers]
+        stats = [pathlib.Path(f"/proc/{pid}/stat").read_text() for pid in " ".join(listed).split()]
+        return [one for one in stats if one.rpartition(")")[2].split()[0] != "Z"]
+
+    servers.until(lambda: not copies(), "what the model forked has ended")
+
+
+def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(problems.time, "monotonic", lambda: now)
+    error = RemoteError("ValueError", "no", "Traceback\n  line 7 of the model\nValueError: no\n")
+    for passed in (0.0, 0.1, 0.1, 2.0):
+        now += passed
+        assert problems.answer_to(error) == (500, "ValueError: no")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and all("line 7 of the model" in one for one in told)
+    assert "2 others" in told[1]
+
+
+def test_zero_rows_are_counted_with_their_own_model(server):
+    body = json.dumps(ONE_ROW | {"inputs": [ONE_ROW["inputs"][0] | {"shape": [0, 4], "data": []}]})
+    assert server.ask("POST", "/v2/models/biased/infer", body.encode())[0] == 200
+    stats = json.loads(server.ask("GET", "/v2/models/biased/stats")[2])["model_stats"][0]
+    in_batches = sum(batch["compute_infer"]["count"] for batch in stats["batch_stats"])
+    assert in_batches == stats["execution_count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x, r"is called with \(helper, x\)"),
+        (lambda helper, x, y: x, r"is called with \(helper, x\)"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_where_it_is_declared(function, words):
+    one = [Tensor("x", "FP32", (1,))]
+    with pytest.raises(ConfigError, match=words):
+        model(inputs=one, outputs=one)(function)
+    model(inputs=one, outputs=one)(lambda helper, *inputs: inputs[0])
+    model(inputs=one, outputs=one, sequence=True)(lambda helper, state, x: x)
+
+
+def test_an_answer_that_is_too_large_says_what_to_set():
+    status, sentence = problems.answer_to(ResultTooLarge("infer: the result is larger"))
+    assert status == 500 and "SHMGPU_PARKED" in sentence
