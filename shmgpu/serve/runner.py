@@ -155,8 +155,13 @@ class Shelf:
             ]
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
+        own = loaded.helper
+        own.out = self.helper.room
         begun = _now()
-        result = model.body(loaded.helper, *first, *inputs)
+        try:
+            result = model.body(own, *first, *inputs)
+        finally:
+            own.out = None
         ended = _now()
         outputs = _in_order(model, result)
         if places:

@@ -28,6 +28,14 @@ def moody(helper, x):
     if x[0] < 0:
         raise ValueError("no number below zero")
     return x[:1] if x[0] == 7 else x
+
+
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def in_place(helper, x):
+    if (x < 0).any():
+        raise ValueError("no number below zero")
+    return np.add(x, x, out=helper.out)
 """
 ALIKE = 12  # by the third a request is known, and soon it has a lane
 
@@ -72,6 +80,10 @@ def both(server):
     return Client(server, "both", inputs, ["twice", "sum"])
 
 
+def in_place(server):
+    return Client(server, "in_place", [("x", "FP32", [1, 2], 8)], ["y"])
+
+
 def moody(server):
     return Client(server, "moody", [("x", "FP32", [2], 8)], ["y"])
 
@@ -110,6 +122,15 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         assert "no number below zero" in said["error"]
         status, said, data = client.ask(struct.pack("<ff", 7, 2))
         assert (status, said["outputs"][0]["shape"], data) == (200, [1], struct.pack("<f", 7))
+
+
+def test_a_model_may_write_its_output_where_it_is_sent_from(server):
+    client = in_place(server)
+    for number in range(3 * ALIKE):
+        if number % ALIKE == ALIKE - 1:
+            assert client.ask(struct.pack("<ff", -1, 2))[0] == 500
+        status, _, data = client.ask(struct.pack("<ff", number, 2))
+        assert (status, struct.unpack("<ff", data)) == (200, (2 * number, 4))
 
 
 def test_one_that_is_alike_but_cut_short_or_too_long_is_refused(server):
