@@ -132,6 +132,7 @@ class Shelf:
         inputs: Sequence[Any],
         places: Sequence[Any] | None = None,
         first: tuple[Any, ...] = (),
+        requests: int = 1,
     ) -> Any:
         """One execution: inputs in order, what the model returned, in order.
 
@@ -143,6 +144,7 @@ class Shelf:
                 output that went there is given as (its shape, its bytes' number). None where no
                 tensor is in a region.
             first: what the function gets before the inputs.
+            requests: that the rows of each call belong to.
         """
         started = _now()
         self.windows.refresh()
@@ -166,7 +168,7 @@ class Shelf:
         outputs = _in_order(model, result)
         if places:
             outputs = self._placed(model, outputs, places)
-        calls = self.helper.calls
+        calls = self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls

@@ -80,7 +80,7 @@ def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced():
             with Background(server, 0) as queued:
                 pending(server, 2)
                 os.kill(pid, signal.SIGKILL)
-        assert lost.answer[0] == 503
+        assert lost.answer[0] == 503, lost.answer
         assert "died" in lost.answer[1]["error"]
         assert queued.answer[0] == 200, "the queued request was lost, too"
         assert helper_pid(server) != pid

@@ -161,6 +161,7 @@ SERVE_ROOMS = [
     "metrics",
     "edge",
     "generate",
+    "benches",
     "lanes",
     "access",
     "routes",
