@@ -93,7 +93,7 @@ class BatchDesk(Desk):
         before = len(helper.later)
         try:
             args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
-            helper.out = None
+            helper.out = helper.room = None
             if entries[0].declared:
                 helper.out = self._batch_out(target, entries[0], sum(rows))
             declared = helper.out

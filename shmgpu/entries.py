@@ -63,6 +63,9 @@ class Helper:
         device: ``"cpu"``, ``"cuda:0"``, ...
         session: what the session function returned, or None.
         out: the declared output arrays to write into, or None.
+        room: where a result of one array is copied to, if it has the shape that the arguments'
+            shapes gave last time: one that was written there and is returned is not copied. None
+            where that is not known, or calls run as a batch.
         pool: name of the helper's pool.
         generation: how many processes have held this place, this one included.
         calls: how many calls are being run as one batch; 1 for a call by itself.
@@ -83,6 +86,7 @@ class Helper:
         "later",
         "out",
         "pool",
+        "room",
         "session",
         "when_children_leave",
     )
@@ -94,6 +98,7 @@ class Helper:
         self.generation = generation
         self.session: Any = None
         self.out: Any = None
+        self.room: Any = None
         self.calls = 1
         self.caller = (0, 0)
         self.when_children_leave: list[Callable[[], None]] = []

@@ -119,10 +119,12 @@ def serve(desk: BatchDesk) -> int:
             if known is not None and known[0] == function and known[1] == slot:
                 _, _, body, values, argument, out, shape, dtype, nbytes = known
                 try:
+                    helper.room = room = out.view()
                     result = body(helper, *values, argument.view())
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
-                        out[...] = result
-                        count_bytes(copied_out, nbytes)
+                        if result is not room:
+                            out[...] = result
+                            count_bytes(copied_out, nbytes)
                         if later:
                             core.helper_finish(_unpack(view, 0)[0], 0, 0)
                             count = _go_on(desk, works)

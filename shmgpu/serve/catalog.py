@@ -28,6 +28,7 @@ class Served(Target):
         pending: where requests are counted that are pending with it.
         metadata: what requests are held against; its versions are this one alone.
         places, output_places: of inputs and outputs, by name.
+        together: the target of the rows of several requests at once.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
         cache: whether its answers may be kept.
@@ -74,6 +75,9 @@ class Served(Target):
         max_rows = 0 if self.has_bytes else self.max_batch_size
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, name, max_rows)
+        self.together = Target(
+            rows.infer_together[description["arrays"]], self.pool, name, max_rows
+        )
         self.in_regions = Target(rows.infer_in_regions, self.pool, name)
         self.cache: bool = description["cache"]
         self.sequence: bool = description["sequence"]

@@ -23,6 +23,7 @@ import numpy as np
 
 from shmgpu.errors import ArenaFull
 from shmgpu.plans import Call
+from shmgpu.serve.benches import MOST_BENCHES, Bench, requests_together
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request, head_of
@@ -48,12 +49,17 @@ class Lane:
         inputs: where each input's bytes begin and end behind the JSON.
         ready: seats that nobody has.
         seats: how many there are.
+        places: of a bench; 0 where each request goes by itself.
+        bench: the one that is being filled.
+        benches: those that are empty.
+        hint: layout of a result.
         version: of the control table that all this is true of.
     """
 
     __slots__ = (
-        "call_priority", "first", "inputs", "known", "parts", "plan", "ready", "seats", "served",
-        "signature", "timeout", "values", "version",
+        "bench", "bench_count", "benches", "call_priority", "first", "hint", "inputs", "known",
+        "parts", "places", "plan", "ready", "seats", "served", "signature", "timeout", "values",
+        "version",
     )  # fmt: skip
 
     def __init__(self, pending: Pending, call: Call, timeout: float | None, version: int) -> None:
@@ -76,6 +82,20 @@ class Lane:
         self.first = b""
         self.ready: list[Seat] = []
         self.seats = 0
+        self.hint: Any = None
+        self.places = 0
+        self.bench: Bench | None = None
+        self.benches: list[Bench] = []
+        self.bench_count = 0
+
+    def close(self) -> None:
+        """Let go of what nobody sits on, at once: its calls know it and it knows them."""
+        for seat in self.ready:
+            seat.block.keeper = None
+        for bench in self.benches:
+            bench.close()
+        self.ready.clear()
+        self.benches.clear()
 
 
 class Seat(Pending):
@@ -185,6 +205,8 @@ class Lesson:
         if sizes != [len(part) for part in answer[1:]] or total > MOST_ANSWER:
             return
         lane.first = head_of(200, total, *binary_headers(len(answer[0]))) + answer[0]
+        lane.hint = hint
+        lane.places = requests_together(lane)
         self._lanes.open(self._head, self._json, lane)
 
 
@@ -237,6 +259,12 @@ class Lanes:
             self.forget()
             return False
         started_ns = _now()
+        if lane.places and calls.pending:
+            bench = lane.bench or self._bench(lane)
+            if bench is not None:
+                if bench.add(connection, view, middle, started_ns):
+                    bench.send()
+                return True
         if lane.ready:
             seat = lane.ready.pop()
         else:
@@ -274,6 +302,22 @@ class Lanes:
         lane.seats += 1
         return seat
 
+    def _bench(self, lane: Lane) -> Bench | None:
+        """One to be filled until the loop has read what there is."""
+        if lane.benches:
+            bench = lane.benches.pop()
+        elif lane.bench_count >= MOST_BENCHES or lane.signature is not lane.plan.signature:
+            return None
+        else:
+            try:
+                bench = Bench(lane, self._calls, self._answering)
+            except ArenaFull:
+                return None
+            lane.bench_count += 1
+        lane.bench = bench
+        self._calls.loop.call_soon(bench.send)
+        return bench
+
     def lesson(self, request: Request, pending: Pending) -> Lesson | None:
         """What may become a lane: a known request, just handed over, that begins the buffer."""
         connection, call = request.connection, pending.call
@@ -281,6 +325,8 @@ class Lanes:
         if not count or call is None or len(connection.waiting) != 1:
             return None
         if pending.known is None or pending.known.is_placed:
+            return None
+        if len(pending.known.pieces) < len(pending.served.inputs):  # an optional one is left away
             return None
         if pending.served.sequence or pending.digest or self._calls.spans is not None:
             return None
@@ -313,6 +359,9 @@ class Lanes:
     def forget(self) -> bool:
         """Forget all lanes, and what they hold of the arena; whether there were any."""
         had = bool(self._heads)
+        for _, _, lanes in self._heads.values():
+            for lane in lanes.values():
+                lane.close()
         self._heads.clear()
         self._count = 0
         return had

@@ -271,7 +271,10 @@ def model(
     Args:
         inputs: what it takes after the helper, in order.
         outputs: what it returns: one array, or a tuple of as many as there are outputs, or a
-            dictionary by name.
+            dictionary by name. A model of one output saves a copy of it by writing it to
+            ``helper.out`` and returning that, as in ``np.add(x, x, out=helper.out)``: an array of
+            the shape that inputs of these shapes gave last time, or None. Not for those whose
+            output has another shape, or is kept.
         name: what requests call the model; the function's name unless given.
         max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
         max_delay_ms: how long a request may wait for company; 0 runs what is queued.

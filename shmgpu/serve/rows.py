@@ -26,6 +26,12 @@ def infer(helper: Any, number: int, *inputs: Any) -> Any:
     return shelf.run(number, inputs)
 
 
+def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any:
+    """Run a model on the rows of several requests; see :mod:`shmgpu.serve.benches`."""
+    shelf: Shelf = helper.session
+    return shelf.run(number, inputs, requests=requests)
+
+
 def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> Any:
     """Run a model on tensors of which some lie in clients' regions; see `runner.Shelf.run`."""
     shelf: Shelf = helper.session
@@ -113,6 +119,12 @@ class Rows:
                     batch=Batch(CAPACITY, delay / 1e3 if delay else None),
                     hang_after=hang_after,
                 )
+        self.infer_together = {
+            kind: self._make(
+                infer_together, arrays=kind, batch=Batch(CAPACITY), hang_after=hang_after
+            )
+            for kind in ("numpy", "torch")
+        }
         self.infer_in_regions = self._make(infer_in_regions, arrays="numpy", hang_after=hang_after)
         self.infer_in_sequence = {
             kind: self._make(infer_in_sequence, arrays=kind, hang_after=hang_after)

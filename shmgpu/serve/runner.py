@@ -160,6 +160,7 @@ class Shelf:
         inputs: Sequence[Any],
         places: Sequence[Any] | None = None,
         first: tuple[Any, ...] = (),
+        requests: int = 1,
     ) -> Any:
         """One execution: inputs in order, what the model returned, in order.
 
@@ -171,6 +172,7 @@ class Shelf:
                 output that went there is given as (its shape, its bytes' number). None where no
                 tensor is in a region.
             first: what the function gets before the inputs.
+            requests: that the rows of each call belong to.
         """
         started = _now()
         self.windows.refresh()
@@ -190,9 +192,12 @@ class Shelf:
             outputs, fate = loaded.recordings.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
         if outputs is None:
+            own = loaded.helper
+            own.out = self.helper.room
             try:
-                result = model.body(loaded.helper, *first, *inputs)
+                result = model.body(own, *first, *inputs)
             finally:
+                own.out = None
                 if self.is_copy:
                     _end_copy(model)
             ended = _now()
@@ -201,7 +206,7 @@ class Shelf:
             ended = _now()
         if places:
             outputs = self._placed(model, outputs, places)
-        calls = self.helper.calls
+        calls = self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
         counters[base + _EXEC_REQUESTS] += calls

@@ -67,6 +67,16 @@ def declared(helper, x):
     return helper.out
 
 
+@shmgpu.function(arrays="numpy")
+def into_room(helper, x):
+    return np.add(x, x, out=helper.room)
+
+
+@shmgpu.function
+def tensor_into_room(helper, x):
+    return torch.add(x, x, out=helper.room)
+
+
 @shmgpu.function(out=(shmgpu.Declared((2, 2)), shmgpu.Declared(3, "int64")))
 def declared_pair(helper, x):
     helper.out[0].fill_(1.5)
@@ -441,6 +451,18 @@ def test_copies_are_counted_and_nothing_is_marshalled():
         echo(np.zeros(1000, "f4")[::2])
         assert shmgpu.stats()["bytes"]["copied_in"] - after["copied_in"] == 2000
         assert shmgpu.stats()["bytes"]["marshalled"] == 0
+
+
+@pytest.mark.parametrize("function", [into_room, tensor_into_room])
+def test_a_result_written_where_it_goes_is_not_copied(function):
+    with start(False):
+        x = shmgpu.arena.zeros(1000)
+        function(x)
+        before = shmgpu.stats()["bytes"]["copied_out"]
+        for number in range(3):
+            x[:] = number
+            assert (np.asarray(function(x)) == 2 * number).all()
+        assert shmgpu.stats()["bytes"]["copied_out"] == before
 
 
 def test_the_helper_says_who_it_is(running):

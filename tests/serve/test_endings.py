@@ -95,7 +95,7 @@ def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced(gate):
                 pending(server, 2)
                 os.kill(pid, signal.SIGKILL)
                 lost.thread.join(servers.DEADLINE_S)
-        assert lost.answer[0] == 503
+        assert lost.answer[0] == 503, lost.answer
         assert "died" in lost.answer[1]["error"]
         assert queued.answer[0] == 200, "the queued request was lost, too"
         assert helper_pid(server) != pid

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 import struct
 import threading
@@ -28,6 +30,27 @@ def moody(helper, x):
     if x[0] < 0:
         raise ValueError("no number below zero")
     return x[:1] if x[0] == 7 else x
+
+
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def in_place(helper, x):
+    if (x < 0).any():
+        raise ValueError("no number below zero")
+    return np.add(x, x, out=helper.out)
+
+
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def narrow(helper, x):
+    return x[:, :1] if (x == 7).all() else x + x
+
+
+@model(inputs=[Tensor("a", "FP32", (-1, 2)), Tensor("b", "FP32", (-1, 2), optional=True),
+               Tensor("c", "FP32", (-1, 2))],
+       outputs=[Tensor("sum", "FP32", (-1, 2))], max_batch_size=8, warmup=[])
+def gapped(helper, a, b, c):
+    return a + c
 """
 ALIKE = 12  # by the third a request is known, and soon it has a lane
 
@@ -72,6 +95,10 @@ def both(server):
     return Client(server, "both", inputs, ["twice", "sum"])
 
 
+def in_place(server, model="in_place"):
+    return Client(server, model, [("x", "FP32", [1, 2], 8)], ["y"])
+
+
 def moody(server):
     return Client(server, "moody", [("x", "FP32", [2], 8)], ["y"])
 
@@ -110,6 +137,15 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         assert "no number below zero" in said["error"]
         status, said, data = client.ask(struct.pack("<ff", 7, 2))
         assert (status, said["outputs"][0]["shape"], data) == (200, [1], struct.pack("<f", 7))
+
+
+def test_a_model_may_write_its_output_where_it_is_sent_from(server):
+    client = in_place(server)
+    for number in range(3 * ALIKE):
+        if number % ALIKE == ALIKE - 1:
+            assert client.ask(struct.pack("<ff", -1, 2))[0] == 500
+        status, _, data = client.ask(struct.pack("<ff", number, 2))
+        assert (status, struct.unpack("<ff", data)) == (200, (2 * number, 4))
 
 
 def test_one_that_is_alike_but_cut_short_or_too_long_is_refused(server):
@@ -155,8 +191,93 @@ def test_requests_alike_that_come_together_or_in_pieces_are_answered_in_order(se
         reader.close()
 
 
-def pending(server):
-    _, _, body = server.ask("GET", "/v2/models/moody/stats")
+def test_those_that_leave_an_optional_input_away_are_answered_too(server):
+    client = Client(server, "gapped", [(n, "FP32", [1, 2], 8) for n in "ac"], ["sum"])
+    for number in range(ALIKE):
+        status, _, data = client.ask(struct.pack("<4f", number, 1, 2, 3))
+        assert (status, struct.unpack("<ff", data)) == (200, (number + 2, 4))
+
+
+class Crowd:
+    """Clients whose requests come in one turn of the worker's loop."""
+
+    def __init__(self, server, count, model="in_place"):
+        self.worker = server.children()[-1]
+        self.clients = [in_place(server, model) for _ in range(count)]
+        for client in self.clients:
+            assert client.ask(struct.pack("<ff", 1, 2))[0] == 200
+
+    def ask(self, values, leavers=()):
+        """The status and what lies behind the JSON, for each but those who leave."""
+        os.kill(self.worker, signal.SIGSTOP)
+        try:
+            for client, value in zip(self.clients, values, strict=True):
+                headers = {"Inference-Header-Content-Length": str(len(client.header))}
+                body = client.message(struct.pack("<ff", value, value))
+                client.connection.request("POST", client.path, body, headers)
+            for number in leavers:
+                self.clients[number].connection.close()
+        finally:
+            os.kill(self.worker, signal.SIGCONT)
+        answers = []
+        for number, client in enumerate(self.clients):
+            if number in leavers:
+                continue
+            response = client.connection.getresponse()
+            body = response.read()
+            size = int(response.headers.get("Inference-Header-Content-Length", len(body)))
+            found = struct.unpack(f"<{(len(body) - size) // 4}f", body[size:])
+            answers.append((response.status, found))
+        return answers
+
+
+CROWD = 20
+
+
+def executions(server):
+    _, _, body = server.ask("GET", "/v2/models/in_place/stats")
+    said = json.loads(body)["model_stats"][0]
+    return said["inference_count"], said["execution_count"]
+
+
+def test_requests_that_come_together_are_answered_each_with_its_own(server):
+    crowd = Crowd(server, CROWD)
+    requests, runs = executions(server)
+    for turn in range(5):
+        values = [100 * turn + number for number in range(CROWD)]
+        assert crowd.ask(values) == [(200, (2 * value, 2 * value)) for value in values]
+    more, further = executions(server)
+    assert more - requests == 5 * CROWD
+    assert further - runs <= 5 * CROWD / 2, "they ran one by one"
+
+
+def test_an_error_is_told_to_all_that_came_together(server):
+    crowd = Crowd(server, CROWD)
+    for _ in range(3):
+        assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
+        assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+
+
+def test_a_result_of_another_shape_reaches_all_that_came_together(server):
+    crowd = Crowd(server, CROWD, "narrow")
+    for _ in range(3):
+        assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+        assert crowd.ask([7] * CROWD) == [(200, (7,))] * CROWD
+        assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+
+
+def test_those_that_came_with_others_and_leave_cost_nobody_an_answer(server):
+    for leavers in ({3, 4, 11}, set(range(CROWD))):
+        crowd = Crowd(server, CROWD)
+        answers = crowd.ask(list(range(CROWD)), leavers)
+        stay = [number for number in range(CROWD) if number not in leavers]
+        assert answers == [(200, (2 * value, 2 * value)) for value in stay]
+        servers.until(lambda: not pending(server, "in_place"), "nothing is pending")
+    assert in_place(server).ask(struct.pack("<ff", 1, 2))[2] == struct.pack("<ff", 2, 4)
+
+
+def pending(server, model="moody"):
+    _, _, body = server.ask("GET", f"/v2/models/{model}/stats")
     return json.loads(body)["model_stats"][0]["pending"]
 
 

@@ -162,6 +162,7 @@ SERVE_ROOMS = [
     "metrics",
     "edge",
     "generate",
+    "benches",
     "lanes",
     "access",
     "routes",

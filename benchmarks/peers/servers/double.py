@@ -1,5 +1,7 @@
 """The model as ``shmgpu serve`` loads it: float32 rows, doubled."""
 
+import numpy as np
+
 from shmgpu.serve import Tensor, model
 
 
@@ -10,4 +12,4 @@ from shmgpu.serve import Tensor, model
 )
 def double(helper, x):  # type: ignore[no-untyped-def]
     """Return every item twice as large."""
-    return x + x
+    return np.add(x, x, out=helper.out)
