@@ -138,6 +138,7 @@ CALL = "call + echo"
 CALL_AND_ECHO = Probe(CALL, call_and_echo, {"median": "us"}, SHMGPU.needs)
 QUICK = ("1KiB_1", "1KiB_32", "600KiB", "16MiB")
 ALL_PEERS = (*SMALL, "600KiB")
+TRIED = ("1KiB_32", "600KiB")  # enough to see that a configuration is not the best
 RATES = {**dict.fromkeys(SMALL, ">= 1.3"), "600KiB": ">= 3"}
 P99S = dict.fromkeys(SMALL, "<= 1")
 CURVES = {
@@ -200,20 +201,26 @@ def _limits() -> Group:
     return Group("limits", probes, tuple(figures), rounds=3, quick_rounds=1)
 
 
-def _peers() -> Group:
-    """Return the group that has every configuration of every peer."""
-    probes, figures = [_probe(SHMGPU, OURS, ALL_PEERS)], []
+def _peers(name: str, are_best: bool, loads: Sequence[str], rounds: int) -> Group:
+    """Return the group of the peers' configurations that do best at some load, or of the others."""
+    probes, figures = [_probe(SHMGPU, OURS, loads)], []
     for peer in PEERS:
         for configuration in peer.configurations:
-            probes.append(_probe(peer, configuration, ALL_PEERS))
-            for load in ALL_PEERS:
+            if (configuration in peer.best.values()) is not are_best:
+                continue
+            probes.append(_probe(peer, configuration, loads))
+            for load in loads:
                 figures += _beside(load, peer, configuration)
-    return Group("peers", tuple(probes), tuple(figures), rounds=2, quick=False)
+    return Group(name, tuple(probes), tuple(figures), rounds=rounds, quick=False)
 
 
 WORKLOAD = Workload(
     "serving",
     "HTTP requests of 1 KiB to 16 MiB, beside other servers and a bare echo of the same HTTP stack",
-    (_limits(), _peers()),
+    (
+        _limits(),
+        _peers("peers", True, ALL_PEERS, rounds=2),
+        _peers("tried", False, TRIED, rounds=1),
+    ),
     preface=httpload.preface,
 )
