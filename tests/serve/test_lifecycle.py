@@ -121,6 +121,7 @@ def test_a_reload_under_load_loses_no_request(triton, repository):
             write(repository, "double", 1, factor)
             triton.load_model("double")
             assert ask(triton, "double") == factor
+            servers.until(lambda factor=factor: factor in answers, f"an answer of {factor}")
     finally:
         over.set()
         for one in flooding:
