@@ -20,6 +20,7 @@ from shmgpu import core
 from shmgpu.arguments import Arguments, Options, Target
 from shmgpu.errors import ArenaFull, BadParams, ShmError
 from shmgpu.letters import Letter
+from shmgpu.logs import logger
 from shmgpu.memory import Arena
 from shmgpu.plans import MAX_IDLE, Call, lend, return_loans
 from shmgpu.repeats import UNHELD, Repeat
@@ -404,7 +405,7 @@ class Port:
         sink = call.sink
         call.release()
         if sink is not None:
-            sink.done(call, result, error)
+            _hand(sink, call, result, error)
 
     def _detach(self, call: Call, error: BaseException) -> None:
         """Tell the sink now; the call's memory stays pinned until its reply."""
@@ -503,7 +504,7 @@ class Port:
                 return_loans(call.loans)
                 call.loans = None
             if sink is not None:
-                sink.done(call, None, type(reason)(str(reason)))
+                _hand(sink, call, None, type(reason)(str(reason)))
 
     def join(self) -> None:
         """Wait for the reader to end; call after :meth:`close`."""
@@ -525,3 +526,11 @@ class Port:
     def outstanding(self) -> int:
         """Submitted calls that have not ended."""
         return len(self._queue) + len(self._out)
+
+
+def _hand(sink: Sink, call: Call, result: Any, error: BaseException | None) -> None:
+    """Tell of a call's end. Others were read with it: a sink that raises must not cost theirs."""
+    try:
+        sink.done(call, result, error)
+    except Exception:
+        logger.exception("a reply was lost: what was to hear of it raised")
