@@ -132,6 +132,8 @@ def _look_for_openmp() -> bool | None:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             for line in file:
+                if "omp" not in line:
+                    continue
                 fields = line.split(None, 5)
                 if len(fields) == 6 and "x" in fields[1]:
                     name = os.path.basename(fields[5].strip())

@@ -206,13 +206,16 @@ def leak_guard(request):
     if marker is not None or request.node.stash.get(FAILED, False):
         return
     deadline = time.monotonic() + GRACE_S
+    look_again_s = 0.002
     now = everything()
     while leaked := [shown for key, shown in now.items() if key not in before]:
         if time.monotonic() > deadline:
             lines = "\n  ".join(sorted(leaked))
             pytest.fail(f"The test left behind:\n  {lines}", pytrace=False)
-        gc.collect()
-        time.sleep(0.02)
+        time.sleep(look_again_s)  # most of it is processes and threads that are ending just now
+        if look_again_s > 0.01:
+            gc.collect()  # a quarter of a second, beside torch
+        look_again_s = min(2 * look_again_s, 0.1)
         now = everything(again=True)
 
 

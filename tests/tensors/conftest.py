@@ -22,5 +22,5 @@ def one_thread():
 def engine(request, monkeypatch):
     """Each engine in turn, in this very process."""
     monkeypatch.setattr(lazy, "_backend", request.param)
-    with shmgpu.init(inline=True, arena="64MiB"):
+    with shmgpu.init(inline=True, arena="64MiB", threads=1):
         yield request.param
