@@ -6,7 +6,6 @@ registered in the C table at once; that table is sealed when a broker starts.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
 import inspect
@@ -38,6 +37,8 @@ from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
 
 if TYPE_CHECKING:
+    import asyncio
+
     from shmgpu.port import Port
 
 P = ParamSpec("P")
@@ -201,6 +202,8 @@ class _LoopSink:
         self.timer: asyncio.TimerHandle | None = None
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        import asyncio  # has been, by whoever has a loop
+
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -532,6 +535,8 @@ def post(port: Port, letter: Letter, keep: Any) -> CallFuture[Any]:
 def _aio(
     target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
 ) -> Started[Any]:
+    import asyncio  # here, because most programs do without and start faster for it
+
     loop = asyncio.get_running_loop()
     port = runtime.require_port()
     future = loop.create_future()

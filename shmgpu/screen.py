@@ -189,7 +189,7 @@ class Top(App[None]):
 
     def step(self) -> None:
         """Take a sample and show it; after a broker's end, look for the next."""
-        if self.is_paused:
+        if self.is_paused or not self.query(Rows):  # it is closing: the clock goes last
             return
         if self.watching is None:
             self._look_for_another()

@@ -7,23 +7,14 @@ import pathlib
 import socket
 import tempfile
 
+import numpy as np
 import pytest
-from attach.commands import Place
+from attach import served_here
 
 import shmgpu
 from shmgpu import cli, door
 
 UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
-CALL = (
-    "import numpy as np, served_here, shmgpu\n"
-    "with shmgpu.connect():\n"
-    "    print(served_here.double(np.ones(1)).tolist())\n"
-)
-
-
-@pytest.fixture
-def place(tmp_path):
-    return Place(tmp_path)
 
 
 @pytest.fixture
@@ -62,17 +53,17 @@ def test_what_is_no_socket_is_not_taken_for_a_broker_that_ended(path):
 
 
 @pytest.mark.parametrize("name", ["x.log", "x.lock", "x.starting", "notes.txt", "plain"])
-def test_a_socket_may_be_called_anything(place, name):
-    neighbour = place.directory / "notes.log"
+def test_a_socket_may_be_called_anything(tmp_path, name, capsys):
+    neighbour = tmp_path / "notes.log"
     neighbour.write_text("precious")
-    path = str(place.directory / name)
-    status, said, complained = place.run("shmgpu", *UP[:-1], "--detach", "--path", path, UP[-1][7:])
-    assert status == 0, complained
-    assert said == f"a broker serves at {path}; its log is {path}.log\n"
+    path = str(tmp_path / name)
+    assert cli.main([*UP, "--detach", "--path", path]) == 0
+    assert capsys.readouterr().out == f"a broker serves at {path}; its log is {path}.log\n"
     try:
-        assert place.program(CALL, SHMGPU_SOCKET=path) == "[2.0]"
+        with shmgpu.connect(path):
+            assert served_here.double(np.ones(1)).tolist() == [2]
     finally:
-        assert place.run("shmgpu", "down", "--path", path)[0] == 0
+        assert cli.main(["down", "--path", path]) == 0
     assert neighbour.read_text() == "precious"
     assert os.path.exists(f"{path}.log")
 

@@ -46,8 +46,11 @@ def tried(request, place):
     return run
 
 
-@pytest.mark.parametrize("name", ["demo.py", "demo"])
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(
+    ("bad", "name"),
+    # By its name it is found in another way; what it raises then goes the same way.
+    [*((bad, "demo.py") for bad in BAD), ("its own import", "demo"), ("a wish to end", "demo")],
+)
 def test_a_module_that_raises_is_named_with_its_line_and_its_traceback(tried, bad, name):
     line, said = BAD[bad]
     sentence, after = tried(f"{FUNCTION}{line}\n", name)

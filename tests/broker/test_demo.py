@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("sklearn", reason="the demo's data comes with scikit-learn")
 pytest.importorskip("torch")
 
+from shmgpu import cli
 from shmgpu.demo import digits
 from shmgpu.demo.audit import Audit, Process, audit
 from shmgpu.demo.digits import Split
@@ -140,26 +141,24 @@ def test_the_saved_trace_can_be_summarised(demo):
     assert "classify" in done.stdout and "mean batch" in done.stdout
 
 
-def test_without_scikit_learn_the_demo_ends_in_a_sentence():
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['sklearn.datasets'] = None\n"
-         "from shmgpu.cli import main; sys.exit(main(['demo']))"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "shmgpu[demo]" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_without_scikit_learn_the_demo_ends_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert cli.main(["demo"]) == 1
+    said = capsys.readouterr().err
+    assert "shmgpu[demo]" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("option", ["--trace", "--json"])
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, tmp_path):
-    done = subprocess.run(
-        [*COMMAND, "demo", option, str(tmp_path / "none" / "file.json")],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "cannot be written (No such file or directory)" in done.stderr
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    option, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", option, str(tmp_path / "none" / "file.json")]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "cannot be written (No such file or directory)" in said.err
 
 
 # ---- the parts ------------------------------------------------------------------------------

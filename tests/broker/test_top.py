@@ -430,6 +430,15 @@ def test_a_narrow_screen_scrolls_sideways(idle):
     on_screen(idle, body, size=(60, 40))
 
 
+def test_a_tick_of_the_clock_while_the_screen_closes_is_nothing(idle):
+    async def body(app, pilot):
+        await until(pilot, lambda: app.sample is not None, "a sample")
+        await app.screen.remove_children()
+        app.step()
+
+    on_screen(idle, body)
+
+
 def test_on_a_terminal_it_starts_and_quits_with_q(idle):
     controlling, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
