@@ -69,7 +69,7 @@ def pass_point():
     _core.lib.shm_fault_pass(b"in_function")
 
 
-@shmgpu.function(arrays="numpy", hang_after=0.5)
+@shmgpu.function(arrays="numpy", hang_after=2.0)  # more than a busy machine makes it wait
 def work(helper, x):
     x[0] += 1  # how often this call was run
     pass_point()
