@@ -117,7 +117,7 @@ faults: $(FAULTY) ## the test build, with fault points, into build/faults (see t
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
-	@timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest $(or $(T),-m "not slow")
+	@timeout --foreground --signal=ABRT --kill-after=30 1200 $(PY) -m pytest $(or $(T),-m "not slow")
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
 	@$(PY) tests/mutants $(T)
