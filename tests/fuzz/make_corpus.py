@@ -85,6 +85,7 @@ def values() -> dict[str, bytes]:
     described = layout.describe_result(found, encode_values(["text"]))
     return {
         "plain": bytes((len(plain) << 2,)) + encode_values(plain),
+        "a-pickle": b"\x04" + encode_values([{1}], allow_pickle=True),
         "structure": b"\x01" + bytes(tree.structure),
         "deep": b"\x01" + b"t\x01\0\0\0" * 65 + b"A",
         "promises-much": b"\x01l\xff\xff\xff\x7f" + b"V" * 9,

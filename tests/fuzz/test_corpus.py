@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import subprocess
+import tracemalloc
 
 import pytest
 from c_programs import build
@@ -12,6 +13,7 @@ from c_programs import build
 HERE = pathlib.Path(__file__).parent
 IN_C = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.c"))
 IN_PYTHON = sorted(path.stem.removeprefix("fuzz_") for path in HERE.glob("fuzz_*.py"))
+MAX_BYTES = 64 << 20  # that one input may take: no forged length allocates gigabytes
 NEEDS = {"requests": ("orjson", "google.protobuf")}  # what shmgpu[serve] brings
 
 
@@ -42,7 +44,18 @@ def test_f16_a_target_in_python_holds_on_its_corpus(target):
     module = importlib.import_module(f"fuzz.fuzz_{target}")
     module.set_up()
     for seed in seeds(target):
-        module.replay(seed.read_bytes())
+        replay(module.one_input, seed.read_bytes())
+
+
+def replay(one_input, data):
+    """One input, and how much memory it took at most."""
+    tracemalloc.start()
+    try:
+        one_input(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MAX_BYTES, f"an input of {len(data)} bytes took {peak:,}"
 
 
 def test_the_blocks_that_are_well_formed_are_served():
