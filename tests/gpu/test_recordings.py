@@ -14,7 +14,6 @@ from shmgpu import device
 DEVICES = device.available()
 torch = pytest.importorskip("torch")
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-parser = pytest.importorskip("prometheus_client.parser")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,26 +42,8 @@ def given(array):
     return [x]
 
 
-def counted(server, name):
-    """Replays, and how many executions were none, by reason."""
-    text = server.ask("GET", "/metrics")[2].decode()
-    samples = [
-        sample
-        for family in parser.text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.labels.get("model") == name
-    ]
-    (replays,) = [one.value for one in samples if one.name == "shmgpu_graph_replays_total"]
-    eager = {
-        one.labels["reason"]: one.value
-        for one in samples
-        if one.name == "shmgpu_graph_eager_total" and one.value
-    }
-    return replays, eager
-
-
 def test_every_number_of_rows_is_replayed_and_right(server, triton):
-    before, _ = counted(server, "linear")
+    before, _ = server.graphs("linear")
     torch.manual_seed(7)  # as in the model's file
     net = torch.nn.Linear(4, 2).eval()
     runs = set()
@@ -74,7 +55,7 @@ def test_every_number_of_rows_is_replayed_and_right(server, triton):
         # TF32 may be on, and a kernel of another number of rows may add up in another order.
         np.testing.assert_allclose(found.as_numpy("y"), expected, rtol=1e-2, atol=1e-3)
         runs |= set(found.as_numpy("runs").tolist())
-    assert counted(server, "linear") == (before + 11, {})
+    assert server.graphs("linear") == (before + 11, {})
     assert len(runs) <= 4  # one count for each size: the function ran at the captures only
 
 
@@ -86,7 +67,7 @@ def test_batches_that_overlap_on_the_device_do_not_write_over_each_other(server,
             asked = [many.async_infer("squared", given(one)) for one in part]
             for one, answer in zip(part, asked, strict=True):
                 assert np.array_equal(answer.get_result().as_numpy("y"), one * one)
-    replays, eager = counted(server, "squared")
+    replays, eager = server.graphs("squared")
     assert replays > 0 and eager == {}
 
 
@@ -94,7 +75,7 @@ def test_shapes_of_samples_are_replayed_and_others_run_as_they_are(server, trito
     for width in (3, 4, 5):
         x = np.arange(4 * width).reshape(4, width)
         assert np.array_equal(triton.infer("doubled", given(x)).as_numpy("y"), 2 * x)
-    assert counted(server, "doubled") == (2, {"unseen_shape": 1})
+    assert server.graphs("doubled") == (2, {"unseen_shape": 1})
 
 
 def test_a_model_that_cannot_be_captured_is_served_and_spoils_no_other(server, triton):
@@ -102,11 +83,11 @@ def test_a_model_that_cannot_be_captured_is_served_and_spoils_no_other(server, t
     for sign in (1, -1):
         x = np.full((3, 4), sign, np.float32)
         assert np.array_equal(triton.infer("looks", given(x)).as_numpy("y"), np.abs(x))
-    replays, eager = counted(server, "looks")
+    replays, eager = server.graphs("looks")
     assert replays == 0 and set(eager) == {"not_captured"}
     x = np.full((3, 4), 5, np.float32)
     assert np.array_equal(triton.infer("squared", given(x)).as_numpy("y"), x * x)
-    assert counted(server, "squared")[1] == {}
+    assert server.graphs("squared")[1] == {}
 
 
 def test_the_device_s_memory_is_flat_over_replays(server, triton):
@@ -138,4 +119,4 @@ def test_a_model_that_is_loaded_anew_is_captured_anew():
                 assert np.array_equal(client.infer("squared", given(x)).as_numpy("y"), x * x)
                 client.load_model("squared")
             assert np.array_equal(client.infer("squared", given(x)).as_numpy("y"), x * x)
-        assert counted(running, "squared") == (4, {})
+        assert running.graphs("squared") == (4, {})

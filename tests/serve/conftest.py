@@ -46,3 +46,9 @@ def triton(server):
     client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
     with contextlib.closing(client.InferenceServerClient(server.address)) as made:
         yield made
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """What held requests wait for."""
+    return tmp_path / "gate"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,6 +79,44 @@ class Server:
             return False
         return True
 
+    def statistics(self, model: str) -> dict[str, Any]:
+        """What the protocol says of a model's one version."""
+        (found,) = self._statistics(f"{model}/")
+        return found
+
+    def pending(self) -> int:
+        """Requests that are with helpers or in the queue, of all models."""
+        return sum(one["pending"] for one in self._statistics(""))
+
+    def _statistics(self, whose: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.ask("GET", f"/v2/models/{whose}stats")[2])[
+            "model_stats"
+        ]
+        return found
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """What Prometheus would scrape, by name and labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        status, headers, body = self.ask("GET", "/metrics")
+        assert status == 200
+        assert headers["content-type"].startswith("text/plain; version=")
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(body.decode())
+            for sample in family.samples
+        }
+
+    def graphs(self, model: str) -> tuple[float, dict[str, float]]:
+        """How often CUDA graphs of a model were replayed, and how often not, by reason."""
+        found = {
+            (name, dict(labels).get("reason", "")): value
+            for (name, labels), value in self.samples().items()
+            if ("model", model) in labels and name.startswith("shmgpu_graph")
+        }
+        eager = {why: value for (_, why), value in found.items() if why and value}
+        return found["shmgpu_graph_replays_total", ""], eager
+
     def children(self) -> list[int]:
         """Processes of the parent: helpers first, then workers, in order of their start."""
         pid = self.process.pid
@@ -136,3 +176,35 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
             process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, said
+
+
+class Held:
+    """A request in a thread of its own, to models/simple.py; ``answer`` once it has one.
+
+    A helper runs it until it is let go, which the end of the block does.
+    """
+
+    def __init__(self, server: Server, gate: pathlib.Path) -> None:
+        self.answer: Any = None
+        self.gate = gate
+        self.thread = threading.Thread(target=self._run, args=(server,))
+        self.thread.start()
+
+    def _run(self, server: Server) -> None:
+        path = {"name": "path", "datatype": "BYTES", "shape": [1], "data": [str(self.gate)]}
+        asked = json.dumps({"inputs": [path]}).encode()
+        try:
+            status, _, answer = server.ask("POST", "/v2/models/held/infer", asked)
+            self.answer = status, json.loads(answer)
+        except OSError as error:
+            self.answer = (0, repr(error))
+
+    def let_go(self) -> None:
+        self.gate.touch()
+        self.thread.join(DEADLINE_S)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.let_go()

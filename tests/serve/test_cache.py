@@ -101,14 +101,10 @@ def test_dashboards_see_it(server, triton):
     array = np.full((2, 2), 8.0)
     ask(triton, array)
     ask(triton, array)
-    text = server.ask("GET", "/metrics")[2].decode()
+    samples = server.samples()
+    kept = frozenset({("model", "kept"), ("version", "1")})
     for name in ("hits", "misses"):
-        (line,) = (
-            one
-            for one in text.splitlines()
-            if one.startswith(f"nv_cache_num_{name}_per_model{{") and '"kept"' in one
-        )
-        assert float(line.rpartition(" ")[2]) >= 1
+        assert samples[f"nv_cache_num_{name}_per_model", kept] >= 1
 
 
 def test_it_is_off_unless_asked_for():

@@ -36,62 +36,17 @@ def helper_pid(server):
     return sleep(server, 0)[1]["outputs"][0]["data"][0]
 
 
-def statistics(server, model):
-    _, _, answer = server.ask("GET", f"/v2/models/{model}/stats")
-    return json.loads(answer)["model_stats"][0]
-
-
-class Background:
-    """A request in a thread of its own; ``answer`` once it has one. A helper runs it until it is
-    let go, which the end of the block does."""
-
-    def __init__(self, server, gate):
-        self.answer = None
-        self.gate = gate
-        self.thread = threading.Thread(target=self._run, args=(server,))
-        self.thread.start()
-
-    def _run(self, server):
-        asked = body("path", [str(self.gate)], "BYTES")
-        try:
-            status, _, answer = server.ask("POST", "/v2/models/held/infer", asked)
-            self.answer = status, json.loads(answer)
-        except OSError as error:
-            self.answer = (0, repr(error))
-
-    def let_go(self):
-        self.gate.touch()
-        self.thread.join(servers.DEADLINE_S)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.let_go()
-
-
-@pytest.fixture
-def gate(tmp_path):
-    """What requests in the background wait for."""
-    return tmp_path / "gate"
-
-
 def pending(server, count):
     """Wait until so many requests are with helpers or in the queue."""
-    servers.until(lambda: _pending(server) >= count, f"{count} requests are pending")
-
-
-def _pending(server):
-    _, _, answer = server.ask("GET", "/v2/models/stats")
-    return sum(one["pending"] for one in json.loads(answer)["model_stats"])
+    servers.until(lambda: server.pending() >= count, f"{count} requests are pending")
 
 
 def test_a_killed_helper_costs_the_request_that_it_ran_and_is_replaced(gate):
     with servers.serving(MODEL, helpers=1, workers=1) as server:
         pid = helper_pid(server)
-        with Background(server, gate) as lost:
+        with servers.Held(server, gate) as lost:
             pending(server, 1)
-            with Background(server, gate) as queued:
+            with servers.Held(server, gate) as queued:
                 pending(server, 2)
                 os.kill(pid, signal.SIGKILL)
                 lost.thread.join(servers.DEADLINE_S)
@@ -122,7 +77,7 @@ def status_of(pid):
 def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(gate):
     with servers.serving(MODEL, workers=1) as server:
         (worker,) = server.children()[-1:]
-        with Background(server, gate) as running:
+        with servers.Held(server, gate) as running:
             pending(server, 1)
             os.kill(worker, signal.SIGTERM)
             servers.until(lambda: "ShdPnd:\t0000000000000000" in status_of(worker), "it heard")
@@ -133,7 +88,7 @@ def test_a_worker_that_is_told_to_end_answers_first_and_is_replaced(gate):
 
 def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
     with servers.serving(MODEL, helpers=1, workers=1, drain_delay=1) as server:
-        with Background(server, gate) as running, Background(server, gate) as queued:
+        with servers.Held(server, gate) as running, servers.Held(server, gate) as queued:
             pending(server, 2)
             server.process.send_signal(signal.SIGTERM)
             servers.until(lambda: not server.is_ready(), "not ready")
@@ -149,8 +104,8 @@ def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
 def test_a_full_queue_is_503(gate):
     with (
         servers.serving(MODEL, helpers=1, workers=1, max_queue=2) as server,
-        Background(server, gate) as first,
-        Background(server, gate) as second,
+        servers.Held(server, gate) as first,
+        servers.Held(server, gate) as second,
     ):
         pending(server, 2)
         status, answer = sleep(server, 0)
@@ -165,7 +120,7 @@ def test_a_full_queue_is_503(gate):
 def test_a_request_in_the_queue_beyond_its_time_is_503(gate):
     with (
         servers.serving(MODEL, helpers=1, workers=1) as server,
-        Background(server, gate) as first,
+        servers.Held(server, gate) as first,
     ):
         pending(server, 1)
         late = json.loads(body("seconds", [0.0]))
@@ -179,7 +134,7 @@ def test_a_request_in_the_queue_beyond_its_time_is_503(gate):
 
 def test_what_a_client_that_left_has_in_the_queue_is_not_run(gate):
     with servers.serving(MODEL, helpers=1, workers=1) as server:
-        with Background(server, gate):
+        with servers.Held(server, gate):
             pending(server, 1)
             with socket.create_connection((server.host, server.port)) as leaving:
                 data = body("seconds", [0.0])
@@ -188,9 +143,9 @@ def test_what_a_client_that_left_has_in_the_queue_is_not_run(gate):
                     b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
                 )
                 pending(server, 2)
-            servers.until(lambda: _pending(server) == 1, "it has left the queue")
-        assert statistics(server, "held")["execution_count"] == 1
-        assert statistics(server, "sleep")["execution_count"] == 0
+            servers.until(lambda: server.pending() == 1, "it has left the queue")
+        assert server.statistics("held")["execution_count"] == 1
+        assert server.statistics("sleep")["execution_count"] == 0
 
 
 def test_a_session_that_fails_ends_the_command_with_a_sentence(tmp_path):
@@ -220,7 +175,7 @@ def test_a_priority_goes_before_what_waits_longer(gate):
             server.ask("POST", "/v2/models/sleep/infer", json.dumps(asked).encode())
             ended.append(name)
 
-        with Background(server, gate) as running:
+        with servers.Held(server, gate) as running:
             pending(server, 1)
             asking = []
             for count, (name, parameters) in enumerate(

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 
+import numpy as np
 import pytest
 from serve import servers
 
@@ -46,6 +47,12 @@ def narrow(helper, x):
     return x[:, :1] if (x == 7).all() else x + x
 
 
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def narrow_once(helper, x):
+    return narrow.body(helper, x)
+
+
 @model(inputs=[Tensor("a", "FP32", (-1, 2)), Tensor("b", "FP32", (-1, 2), optional=True),
                Tensor("c", "FP32", (-1, 2))],
        outputs=[Tensor("sum", "FP32", (-1, 2))], max_batch_size=8, warmup=[])
@@ -56,10 +63,19 @@ ALIKE = 12  # by the third a request is known, and soon it has a lane
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("lanes") / "models.py"
     path.write_text(MODEL)
-    with servers.serving(path, workers=1, helpers=1) as running:
+    return path
+
+
+def serving(path):
+    return servers.serving(path, servers.MODELS / "simple.py", workers=1, helpers=1)
+
+
+@pytest.fixture(scope="module")
+def server(path):
+    with serving(path) as running:
         yield running
 
 
@@ -208,17 +224,29 @@ class Crowd:
             assert client.ask(struct.pack("<ff", 1, 2))[0] == 200
 
     def ask(self, values, leavers=()):
-        """The status and what lies behind the JSON, for each but those who leave."""
+        """What those are answered who stay."""
+        self.send(values, leavers)
+        return self.answers(leavers)
+
+    def send(self, values, leavers=()):
+        """Ask for one value each; the leavers are gone before the worker has read anything."""
         os.kill(self.worker, signal.SIGSTOP)
         try:
             for client, value in zip(self.clients, values, strict=True):
                 headers = {"Inference-Header-Content-Length": str(len(client.header))}
                 body = client.message(struct.pack("<ff", value, value))
                 client.connection.request("POST", client.path, body, headers)
-            for number in leavers:
-                self.clients[number].connection.close()
+            self.leave(leavers)
         finally:
             os.kill(self.worker, signal.SIGCONT)
+
+    def leave(self, leavers):
+        """Have some clients go away."""
+        for number in leavers:
+            self.clients[number].connection.close()
+
+    def answers(self, leavers=()):
+        """The status and what lies behind the JSON, for each but those who left."""
         answers = []
         for number, client in enumerate(self.clients):
             if number in leavers:
@@ -235,8 +263,7 @@ CROWD = 20
 
 
 def executions(server):
-    _, _, body = server.ask("GET", "/v2/models/in_place/stats")
-    said = json.loads(body)["model_stats"][0]
+    said = server.statistics("in_place")
     return said["inference_count"], said["execution_count"]
 
 
@@ -266,19 +293,78 @@ def test_a_result_of_another_shape_reaches_all_that_came_together(server):
         assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
 
 
+def test_those_whose_joined_result_was_no_row_each_are_calls_of_their_own_from_then_on(
+    server, gate
+):
+    crowd = Crowd(server, CROWD, "narrow_once")
+    before = calls(server)
+    assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+    assert calls(server) - before < CROWD / 2
+    with servers.Held(server, gate):  # while something is under way, nobody goes by itself
+        servers.until(lambda: server.pending() == 1, "a helper is busy")
+        crowd.send([7] * CROWD)
+        servers.until(lambda: server.pending() == CROWD + 1, "all have come")
+    assert crowd.answers() == [(200, (7,))] * CROWD
+    before = calls(server)
+    assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+    assert calls(server) - before == CROWD
+
+
+def calls(server):
+    """That the dispatcher has taken, so far."""
+    return server.samples()["shmgpu_calls_total", frozenset()]
+
+
+@pytest.mark.parametrize("leavers", [set(), {3, 4, 11}, set(range(CROWD))])
+def test_who_leaves_the_queue_is_counted_as_that_and_who_stays_is_answered(server, gate, leavers):
+    stay = [number for number in range(CROWD) if number not in leavers]
+    crowd, (answered, left, _) = leave_the_queue(server, gate, leavers)
+    assert crowd.answers(leavers) == [(200, (2 * value, 2 * value)) for value in stay]
+    assert (answered, left) == (len(stay), len(leavers))
+    assert server.pending() == 0
+
+
+def test_what_all_have_left_is_not_run(path, gate):
+    # A server of its own, which never saw how long the held call takes: nothing is handed to the
+    # helper behind it.
+    with serving(path) as server:
+        _, counts = leave_the_queue(server, gate, set(range(CROWD)))
+        assert tuple(counts) == (0, CROWD, 0)
+
+
+def leave_the_queue(server, gate, leavers):
+    """A crowd of which some left while no helper was free, and by how much the counts grew."""
+    crowd = Crowd(server, CROWD)
+    before = counts(server)
+    queued = ("shmgpu_queued", frozenset())
+    with servers.Held(server, gate):
+        servers.until(lambda: server.pending() == 1, "a helper is busy")
+        crowd.send(range(CROWD))
+        servers.until(lambda: server.pending() == CROWD + 1, "all have come")
+        crowd.leave(leavers)
+        remain = CROWD - len(leavers)
+        servers.until(lambda: server.pending() == remain + 1, "nobody waits for those who left")
+        servers.until(lambda: remain or not server.samples()[queued], "nor does the dispatcher")
+    servers.until(lambda: server.pending() == 0, "the others are answered")
+    return crowd, counts(server) - before
+
+
+def counts(server, model="in_place"):
+    """Requests that were answered, those whose clients left, and executions."""
+    samples, labels = server.samples(), frozenset({("model", model), ("version", "1")})
+    left = samples["nv_inference_request_failure", labels | {("reason", "CANCELED")}]
+    answered = samples["nv_inference_request_success", labels]
+    return np.array([answered, left, samples["nv_inference_exec_count", labels]])
+
+
 def test_those_that_came_with_others_and_leave_cost_nobody_an_answer(server):
     for leavers in ({3, 4, 11}, set(range(CROWD))):
         crowd = Crowd(server, CROWD)
         answers = crowd.ask(list(range(CROWD)), leavers)
         stay = [number for number in range(CROWD) if number not in leavers]
         assert answers == [(200, (2 * value, 2 * value)) for value in stay]
-        servers.until(lambda: not pending(server, "in_place"), "nothing is pending")
+        servers.until(lambda: not server.pending(), "nothing is pending")
     assert in_place(server).ask(struct.pack("<ff", 1, 2))[2] == struct.pack("<ff", 2, 4)
-
-
-def pending(server, model="moody"):
-    _, _, body = server.ask("GET", f"/v2/models/{model}/stats")
-    return json.loads(body)["model_stats"][0]["pending"]
 
 
 def test_clients_that_leave_cost_nobody_an_answer(server):
@@ -293,4 +379,4 @@ def test_clients_that_leave_cost_nobody_an_answer(server):
     for number in range(ALIKE):
         value = struct.pack("<ff", number % 5, 2)
         assert client.ask(value)[2] == value
-    servers.until(lambda: not pending(server), "nothing is pending")
+    servers.until(lambda: not server.pending(), "nothing is pending")

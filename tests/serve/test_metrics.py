@@ -9,7 +9,6 @@ import pytest
 from serve import servers
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-parser = pytest.importorskip("prometheus_client.parser")
 
 
 @pytest.fixture(scope="module")
@@ -17,18 +16,6 @@ def server():
     """A server of this file's own: others' requests would be counted, too."""
     with servers.serving(servers.MODELS / "simple.py", workers=3) as running:
         yield running
-
-
-def scraped(server):
-    """Samples by name and labels."""
-    status, headers, body = server.ask("GET", "/metrics")
-    assert status == 200
-    assert headers["content-type"].startswith("text/plain; version=")
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in parser.text_string_to_metric_families(body.decode())
-        for sample in family.samples
-    }
 
 
 def of_model(samples, name, model="scale", **labels):
@@ -46,9 +33,9 @@ def ask(server, model="scale", times=1, shape=(3,)):
 
 
 def test_requests_are_counted_whichever_worker_had_them(server):
-    before = scraped(server)
+    before = server.samples()
     ask(server, times=9)
-    after = scraped(server)
+    after = server.samples()
     for name in ("request_success", "count", "exec_count"):
         full = f"nv_inference_{name}"
         assert of_model(after, full) - of_model(before, full) == 9
@@ -61,7 +48,7 @@ def test_requests_are_counted_whichever_worker_had_them(server):
 
 def test_durations_add_up_to_the_request(server):
     ask(server, times=3)
-    found = scraped(server)
+    found = server.samples()
     parts = sum(
         of_model(found, f"nv_inference_{part}_duration_us")
         for part in ("queue", "compute_input", "compute_infer", "compute_output")
@@ -70,12 +57,12 @@ def test_durations_add_up_to_the_request(server):
 
 
 def test_failures_have_their_reasons(server):
-    before = scraped(server)
+    before = server.samples()
     with pytest.raises(client.InferenceServerException):
         ask(server, "fails")
     with pytest.raises(client.InferenceServerException):
         ask(server, "fails", shape=(3, 3))
-    after = scraped(server)
+    after = server.samples()
     name = "nv_inference_request_failure"
     for reason in ("BACKEND", "OTHER"):
         grown = of_model(after, name, "fails", reason=reason) - of_model(
@@ -87,7 +74,7 @@ def test_failures_have_their_reasons(server):
 
 def test_batches_are_counted_by_their_rows(server):
     ask(server, "rows", shape=(3, 1))
-    found = scraped(server)
+    found = server.samples()
     assert of_model(found, "shmgpu_batch_rows_bucket", "rows", le="2.0") == 0
     assert of_model(found, "shmgpu_batch_rows_bucket", "rows", le="4.0") == 1
     assert of_model(found, "shmgpu_batch_rows_sum", "rows") == 3
@@ -100,7 +87,7 @@ def test_batches_are_counted_by_their_rows(server):
 
 
 def test_workers_helpers_and_arenas_are_seen(server):
-    found = scraped(server)
+    found = server.samples()
     assert found["shmgpu_workers", frozenset({("state", "running")})] == 3
     assert found["shmgpu_helpers", frozenset({("state", "ready")})] == 2
     assert found["shmgpu_arena_bytes", frozenset()] == 16 << 20

@@ -189,22 +189,8 @@ def ask(triton, server, name, array):
         return client.infer(name, [x])
 
 
-def counted(server, name):
-    """Replays, and reasons of what was none."""
-    parser = pytest.importorskip("prometheus_client.parser")
-    text = server.ask("GET", "/metrics")[2].decode()
-    found = {
-        (sample.name, sample.labels.get("reason", "")): sample.value
-        for family in parser.text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.labels.get("model") == name and sample.name.startswith("shmgpu_graph")
-    }
-    eager = {why: value for (kind, why), value in found.items() if why and value}
-    return found["shmgpu_graph_replays_total", ""], eager
-
-
 def test_requests_are_answered_by_replays(triton, server):
-    before, _ = counted(server, "linear")
+    before, _ = server.graphs("linear")
     runs = set()
     for rows in range(1, 7):
         x = np.random.default_rng(rows).random((rows, 4), np.float32)
@@ -214,7 +200,7 @@ def test_requests_are_answered_by_replays(triton, server):
             expected = torch.nn.Linear(4, 2)(torch.from_numpy(x)).numpy()
         np.testing.assert_allclose(found.as_numpy("y"), expected, rtol=1e-3, atol=1e-5)
         runs |= set(found.as_numpy("runs").tolist())
-    assert counted(server, "linear") == (before + 6, {})
+    assert server.graphs("linear") == (before + 6, {})
     assert len(runs) <= 4  # of 1, 2, 4 and 6 rows: the function ran no more
 
 
@@ -228,17 +214,17 @@ def test_answers_of_many_clients_at_once_are_their_own(triton, server):
             asked.append(client.async_infer("squared", [x]))
         for one, answer in zip(given, asked, strict=True):
             assert np.array_equal(answer.get_result().as_numpy("y"), one * one)
-    assert counted(server, "squared")[1] == {}
+    assert server.graphs("squared")[1] == {}
 
 
 def test_batches_that_are_not_replayed_are_counted_by_reason(triton, server):
     for width in (3, 4, 5):
         x = np.arange(2 * width).reshape(2, width)
         assert np.array_equal(ask(triton, server, "doubled", x).as_numpy("y"), 2 * x)
-    assert counted(server, "doubled") == (2, {"unseen_shape": 1})
+    assert server.graphs("doubled") == (2, {"unseen_shape": 1})
     x = np.full((3, 4), -1, np.float32)
     assert np.array_equal(ask(triton, server, "looks", x).as_numpy("y"), -x)
-    assert counted(server, "looks") == (0, {"not_captured": 1})
+    assert server.graphs("looks") == (0, {"not_captured": 1})
 
 
 def test_tensors_in_shared_memory_are_replayed(triton, server):
@@ -253,11 +239,11 @@ def test_tensors_in_shared_memory_are_replayed(triton, server):
             given.set_shared_memory("both", x.nbytes)
             wanted = triton.InferRequestedOutput("y")
             wanted.set_shared_memory("both", x.nbytes, x.nbytes)
-            before = counted(server, "squared")[0]
+            before = server.graphs("squared")[0]
             client.infer("squared", [given], outputs=[wanted])
             found = shared.get_contents_as_numpy(region, np.float32, (2, 4), x.nbytes)
             assert np.array_equal(found, x * x)
-            assert counted(server, "squared")[0] == before + 1
+            assert server.graphs("squared")[0] == before + 1
             client.unregister_system_shared_memory()
     finally:
         shared.destroy_shared_memory_region(region)
@@ -282,4 +268,4 @@ def test_a_file_without_code_asks_beside_it(triton, tmp_path):
     with servers.serving(tmp_path / "net.pt", helpers=1) as running:
         x = np.ones((2, 4), np.float32)
         assert np.array_equal(ask(triton, running, "net", x).as_numpy("output"), 2 * x)
-        assert counted(running, "net") == (0, {"no_device": 1})
+        assert running.graphs("net") == (0, {"no_device": 1})

@@ -34,8 +34,7 @@ def events(body):
 
 
 def figures(server, model):
-    _, _, answer = server.ask("GET", f"/v2/models/{model}/stats")
-    return json.loads(answer)["model_stats"][0]["inference_stats"]
+    return server.statistics(model)["inference_stats"]
 
 
 def test_each_part_is_an_event(server):

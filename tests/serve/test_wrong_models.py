@@ -93,7 +93,7 @@ def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch)
 def test_zero_rows_are_counted_with_their_own_model(server):
     body = json.dumps(ONE_ROW | {"inputs": [ONE_ROW["inputs"][0] | {"shape": [0, 4], "data": []}]})
     assert server.ask("POST", "/v2/models/biased/infer", body.encode())[0] == 200
-    stats = json.loads(server.ask("GET", "/v2/models/biased/stats")[2])["model_stats"][0]
+    stats = server.statistics("biased")
     in_batches = sum(batch["compute_infer"]["count"] for batch in stats["batch_stats"])
     assert in_batches == stats["execution_count"] > 0
 
