@@ -170,7 +170,6 @@ class RoleHost(core.Host):
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _end_by_signal)
         device.hide_from_children()
         device.set_threads(1)
         seed_all(plan.seed, f"child {child}")
@@ -181,6 +180,7 @@ class RoleHost(core.Host):
         runtime.start(Runtime(child, port, port.arena, plan.pools, door=address))
         status = 0
         try:
+            signal.signal(signal.SIGTERM, _end_by_signal)  # until here it ends the process
             result = self.mains[child](child, *self.args)
             _join_threads()
             if not self.child_reports.write(child, Report("result", result)):

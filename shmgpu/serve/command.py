@@ -40,11 +40,7 @@ SPARE_S = 2.0  # of the end, beyond what workers may take for it
 
 def run(options: argparse.Namespace) -> int:
     """Serve until told to end: the exit status."""
-    try:
-        serve(options)
-    except SystemExit as ended:
-        if ended.code != 128 + 15:
-            raise
+    serve(options)
     return 0
 
 
@@ -55,7 +51,6 @@ def serve(options: argparse.Namespace) -> None:
 
     Raises:
         ConfigError, LaunchError, SessionError: it could not start.
-        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu serve")
     if options.otel:
@@ -133,7 +128,9 @@ def serve(options: argparse.Namespace) -> None:
         roles = plan.slots + plan.helpers
         make_room_for_descriptors(roles)
         _make_room_for_connections(-(-options.max_connections // options.workers), roles)
-        raise_outcome(host, core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core()))
+        outcome = core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core())
+        if outcome != core.ESIGNALLED or host.error is not None:
+            raise_outcome(host, outcome)
 
 
 def first_state(sources: Sequence[repository.Source]) -> dict[str, Any]:

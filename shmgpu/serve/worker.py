@@ -20,6 +20,7 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
+from shmgpu.roles import SIGNAL_BASE
 from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
@@ -63,14 +64,14 @@ class Plan:
 
 
 def main(rank: int, plan: Plan) -> None:
-    """Be worker ``rank`` until told to end."""
+    """Be worker ``rank`` until told to end, and then end as one that was."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the loop listens for it
     plan.counters.clear_pending(rank)
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
-    if not plan.table.is_draining:
-        logger.warning("told to end while the server goes on: another worker takes the place")
-        raise SystemExit(1)
+    # Only the parent knows whether it was told, too: it is what replaces a worker that was alone.
+    raise SystemExit(SIGNAL_BASE + signal.SIGTERM)
 
 
 class _Worker:
@@ -134,6 +135,7 @@ class _Worker:
     async def run(self) -> None:
         loop, plan = self.loop, self.plan
         loop.add_signal_handler(signal.SIGTERM, self.told.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         rpc = await self._listen_for_grpc()

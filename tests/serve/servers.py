@@ -48,6 +48,7 @@ class Server:
     host: str
     port: int
     grpc_address: str = ""
+    said: str = ""  # on stderr, once it has ended
 
     @property
     def address(self) -> str:
@@ -125,8 +126,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*models: Any, **flags: Any) -> Iterator[Server]:
-    """A server that is ready; it ends, in order, with the block.
+def serving(*models: Any, in_group: bool = False, **flags: Any) -> Iterator[Server]:
+    """A server that is ready, maybe in a process group of its own; it ends with the block.
 
     ``max_queue=4`` stands for ``--max-queue 4``; True for a flag without a value,
     None for one that is left out.
@@ -145,7 +146,9 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=in_group,
     )
+    server: Server | None = None
     said = ""
     try:
         line = process.stdout.readline()
@@ -175,6 +178,8 @@ def serving(*models: Any, **flags: Any) -> Iterator[Server]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=DEADLINE_S)
+        if server is not None:
+            server.said = said
     assert process.returncode == 0, said
 
 

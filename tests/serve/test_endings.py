@@ -101,6 +101,31 @@ def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
             sleep(server, 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_that_everybody_is_told_at_once_is_one_in_order(gate, number):
+    with servers.serving(MODEL, helpers=1, workers=2, drain_delay=1, in_group=True) as server:
+        with servers.Held(server, gate) as running, servers.Held(server, gate) as queued:
+            pending(server, 2)
+            os.killpg(server.process.pid, number)
+            servers.until(lambda: not server.is_ready(), "not ready")
+        assert [running.answer[0], queued.answer[0]] == [200, 200]
+        assert server.process.wait(servers.DEADLINE_S) == 0
+    assert server.said == ""
+
+
+def test_a_worker_that_is_told_before_its_parent_listens_has_not_failed():
+    with servers.serving(MODEL, helpers=1, workers=1, in_group=True) as server:
+        (worker,) = server.children()[-1:]
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            os.killpg(server.process.pid, signal.SIGTERM)
+            servers.until(lambda: "State:\tZ" in status_of(worker), "the worker has ended")
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert server.process.wait(servers.DEADLINE_S) == 0
+    assert server.said == ""
+
+
 def test_a_full_queue_is_503(gate):
     with (
         servers.serving(MODEL, helpers=1, workers=1, max_queue=2) as server,
