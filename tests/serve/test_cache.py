@@ -127,3 +127,16 @@ def test_it_stays_within_its_size_and_drops_what_was_not_used():
     assert kept.get(1, b"50") is None
     kept.put(1, b"large", np.zeros(20_000))
     assert len(kept) == 6
+
+
+def test_what_is_kept_takes_nothing_of_the_arena():
+    with (
+        servers.serving(
+            servers.MODELS / "cached.py", workers=1, arena="1MiB", response_cache="16MiB"
+        ) as server,
+        contextlib.closing(client.InferenceServerClient(server.address)) as triton,
+    ):
+        first = ask(triton, np.zeros((64, 256)))
+        for number in range(1, 60):  # 64 KiB each
+            ask(triton, np.full((64, 256), number))
+        assert ask(triton, np.zeros((64, 256))) == first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from serve import servers
 
 MODEL = """
+import itertools
 import numpy as np
 from shmgpu.serve import Tensor, model
 
@@ -30,6 +32,8 @@ def both(helper, a, b):
 def moody(helper, x):
     if x[0] < 0:
         raise ValueError("no number below zero")
+    if x[0] == 9:
+        return x.astype("float64")
     return x[:1] if x[0] == 7 else x
 
 
@@ -53,6 +57,15 @@ def narrow_once(helper, x):
     return narrow.body(helper, x)
 
 
+runs = itertools.count()
+
+
+@model(inputs=[Tensor("x", "FP32", (-1, -1))], outputs=[Tensor("y", "FP32", (-1, -1))],
+       max_batch_size=8)
+def turn(helper, x):
+    return np.full_like(x, next(runs))
+
+
 @model(inputs=[Tensor("a", "FP32", (-1, 2)), Tensor("b", "FP32", (-1, 2), optional=True),
                Tensor("c", "FP32", (-1, 2))],
        outputs=[Tensor("sum", "FP32", (-1, 2))], max_batch_size=8, warmup=[])
@@ -69,8 +82,8 @@ def path(tmp_path_factory):
     return path
 
 
-def serving(path):
-    return servers.serving(path, servers.MODELS / "simple.py", workers=1, helpers=1)
+def serving(path, **flags):
+    return servers.serving(path, servers.MODELS / "simple.py", workers=1, helpers=1, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -80,28 +93,43 @@ def server(path):
 
 
 class Client:
-    """One connection that sends requests alike."""
+    """One connection that sends requests alike, each in one piece: only such go by a lane."""
 
-    def __init__(self, server, model, inputs, outputs):
-        self.path = f"/v2/models/{model}/infer"
+    def __init__(self, server, model, inputs, outputs, **parameters):
         tensors = [
             {"name": n, "datatype": t, "shape": shape, "parameters": {"binary_data_size": size}}
             for n, t, shape, size in inputs
         ]
         wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
-        self.header = json.dumps({"inputs": tensors, "outputs": wanted}).encode()
-        self.connection = http.client.HTTPConnection(server.host, server.port, timeout=30)
+        asked = {"inputs": tensors, "outputs": wanted, "parameters": parameters}
+        self.target = f"/v2/models/{model}/infer"
+        self.header = json.dumps(asked).encode()
+        self.socket = socket.create_connection((server.host, server.port), timeout=30)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def message(self, data):
-        return self.header + data
+    def request(self, data):
+        """All bytes of one that brings these."""
+        length = len(self.header)
+        head = (
+            f"POST {self.target} HTTP/1.1\r\nHost: here\r\nContent-Length: {length + len(data)}\r\n"
+            f"Inference-Header-Content-Length: {length}\r\n\r\n"
+        )
+        return head.encode() + self.header + data
 
     def ask(self, data):
         """The status, and the JSON and the bytes behind it of the answer."""
-        length = str(len(self.header))
-        headers = {"Inference-Header-Content-Length": length}
-        self.connection.request("POST", self.path, self.message(data), headers)
-        response = self.connection.getresponse()
-        body = response.read()
+        self.send(data)
+        return self.answer()
+
+    def send(self, data):
+        """Ask, and do not wait for the answer."""
+        self.socket.sendall(self.request(data))
+
+    def answer(self):
+        """As of :meth:`ask`."""
+        with http.client.HTTPResponse(self.socket, method="POST") as response:
+            response.begin()
+            body = response.read()
         size = int(response.headers.get("Inference-Header-Content-Length", len(body)))
         return response.status, json.loads(body[:size]), body[size:]
 
@@ -111,8 +139,8 @@ def both(server):
     return Client(server, "both", inputs, ["twice", "sum"])
 
 
-def in_place(server, model="in_place"):
-    return Client(server, model, [("x", "FP32", [1, 2], 8)], ["y"])
+def in_place(server, model="in_place", rows=1, **parameters):
+    return Client(server, model, [("x", "FP32", [rows, 2], 8 * rows)], ["y"], **parameters)
 
 
 def moody(server):
@@ -132,7 +160,7 @@ def test_each_of_many_alike_is_answered_with_its_own(server):
             right = (200, ["twice", "sum"], 2 * b, b + 0.5, b + 1.5)
             if (status, names, twice, first, second) != right:
                 wrong.append((seed, number, status, said, data))
-        client.connection.close()
+        client.socket.close()
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
     for thread in threads:
@@ -153,6 +181,9 @@ def test_an_error_and_a_result_of_another_shape_among_many_alike_are_told(server
         assert "no number below zero" in said["error"]
         status, said, data = client.ask(struct.pack("<ff", 7, 2))
         assert (status, said["outputs"][0]["shape"], data) == (200, [1], struct.pack("<f", 7))
+        status, said, _ = client.ask(struct.pack("<ff", 9, 2))
+        assert status == 500
+        assert "returned float64" in said["error"]
 
 
 def test_a_model_may_write_its_output_where_it_is_sent_from(server):
@@ -187,24 +218,16 @@ def read_answer(reader):
 @pytest.mark.parametrize("piece_bytes", [1 << 20, 300, 7])
 def test_requests_alike_that_come_together_or_in_pieces_are_answered_in_order(server, piece_bytes):
     client = moody(server)
-    length = len(client.header)
-    head = (
-        f"POST {client.path} HTTP/1.1\r\nHost: here\r\nContent-Length: {length + 8}\r\n"
-        f"Inference-Header-Content-Length: {length}\r\n\r\n"
-    ).encode()
-    with socket.create_connection((server.host, server.port), timeout=30) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reader = connection.makefile("rb")
+    with client.socket as connection, connection.makefile("rb") as reader:
         for number in range(ALIKE):
-            connection.sendall(head + client.message(struct.pack("<ff", number % 5, 1)))
+            client.send(struct.pack("<ff", number % 5, 1))
             assert read_answer(reader) == struct.pack("<ff", number % 5, 1)
         for _ in range(3):
             values = [struct.pack("<ff", number, 0) for number in range(4)]
-            together = b"".join(head + client.message(value) for value in values)
+            together = b"".join(client.request(value) for value in values)
             for start in range(0, len(together), piece_bytes):
                 connection.sendall(together[start : start + piece_bytes])
             assert [read_answer(reader) for _ in values] == values
-        reader.close()
 
 
 def test_those_that_leave_an_optional_input_away_are_answered_too(server):
@@ -217,11 +240,12 @@ def test_those_that_leave_an_optional_input_away_are_answered_too(server):
 class Crowd:
     """Clients whose requests come in one turn of the worker's loop."""
 
-    def __init__(self, server, count, model="in_place"):
+    def __init__(self, server, count, model="in_place", rows=1):
         self.worker = server.children()[-1]
-        self.clients = [in_place(server, model) for _ in range(count)]
+        self.rows = rows
+        self.clients = [in_place(server, model, rows) for _ in range(count)]
         for client in self.clients:
-            assert client.ask(struct.pack("<ff", 1, 2))[0] == 200
+            assert client.ask(struct.pack("<ff", 1, 2) * rows)[0] == 200
 
     def ask(self, values, leavers=()):
         """What those are answered who stay."""
@@ -233,9 +257,7 @@ class Crowd:
         os.kill(self.worker, signal.SIGSTOP)
         try:
             for client, value in zip(self.clients, values, strict=True):
-                headers = {"Inference-Header-Content-Length": str(len(client.header))}
-                body = client.message(struct.pack("<ff", value, value))
-                client.connection.request("POST", client.path, body, headers)
+                client.send(struct.pack("<ff", value, value) * self.rows)
             self.leave(leavers)
         finally:
             os.kill(self.worker, signal.SIGCONT)
@@ -243,7 +265,7 @@ class Crowd:
     def leave(self, leavers):
         """Have some clients go away."""
         for number in leavers:
-            self.clients[number].connection.close()
+            self.clients[number].socket.close()
 
     def answers(self, leavers=()):
         """The status and what lies behind the JSON, for each but those who left."""
@@ -251,11 +273,8 @@ class Crowd:
         for number, client in enumerate(self.clients):
             if number in leavers:
                 continue
-            response = client.connection.getresponse()
-            body = response.read()
-            size = int(response.headers.get("Inference-Header-Content-Length", len(body)))
-            found = struct.unpack(f"<{(len(body) - size) // 4}f", body[size:])
-            answers.append((response.status, found))
+            status, _, data = client.answer()
+            answers.append((status, struct.unpack(f"<{len(data) // 4}f", data)))
         return answers
 
 
@@ -267,14 +286,15 @@ def executions(server):
     return said["inference_count"], said["execution_count"]
 
 
-def test_requests_that_come_together_are_answered_each_with_its_own(server):
-    crowd = Crowd(server, CROWD)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_requests_that_come_together_are_answered_each_with_its_own(server, rows):
+    crowd = Crowd(server, CROWD, rows=rows)
     requests, runs = executions(server)
     for turn in range(5):
         values = [100 * turn + number for number in range(CROWD)]
-        assert crowd.ask(values) == [(200, (2 * value, 2 * value)) for value in values]
+        assert crowd.ask(values) == [(200, (2 * value,) * 2 * rows) for value in values]
     more, further = executions(server)
-    assert more - requests == 5 * CROWD
+    assert more - requests == 5 * CROWD * rows
     assert further - runs <= 5 * CROWD / 2, "they ran one by one"
 
 
@@ -283,6 +303,15 @@ def test_an_error_is_told_to_all_that_came_together(server):
     for _ in range(3):
         assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
         assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+
+
+def test_errors_do_not_end_the_joining(server):
+    crowd = Crowd(server, CROWD)
+    for _ in range(10):  # more than there are benches
+        assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
+    before = calls(server)
+    assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD
+    assert calls(server) - before < CROWD / 2
 
 
 def test_a_result_of_another_shape_reaches_all_that_came_together(server):
@@ -332,14 +361,14 @@ def test_what_all_have_left_is_not_run(path, gate):
         assert tuple(counts) == (0, CROWD, 0)
 
 
-def leave_the_queue(server, gate, leavers):
+def leave_the_queue(server, gate, leavers, value=None):
     """A crowd of which some left while no helper was free, and by how much the counts grew."""
     crowd = Crowd(server, CROWD)
     before = counts(server)
     queued = ("shmgpu_queued", frozenset())
     with servers.Held(server, gate):
         servers.until(lambda: server.pending() == 1, "a helper is busy")
-        crowd.send(range(CROWD))
+        crowd.send(range(CROWD) if value is None else [value] * CROWD)
         servers.until(lambda: server.pending() == CROWD + 1, "all have come")
         crowd.leave(leavers)
         remain = CROWD - len(leavers)
@@ -355,6 +384,122 @@ def counts(server, model="in_place"):
     left = samples["nv_inference_request_failure", labels | {("reason", "CANCELED")}]
     answered = samples["nv_inference_request_success", labels]
     return np.array([answered, left, samples["nv_inference_exec_count", labels]])
+
+
+@pytest.mark.parametrize("leavers", [{3, 4, 11}, set(range(CROWD))])
+def test_who_left_before_an_error_is_not_counted_among_the_failed(server, gate, leavers):
+    stay = CROWD - len(leavers)
+    crowd, (answered, left, _) = leave_the_queue(server, gate, leavers, -1)
+    assert crowd.answers(leavers) == [(500, ())] * stay
+    assert (answered, left) == (0, len(leavers))
+
+
+def wait_pending(server, count):
+    servers.until(lambda: server.pending() == count, f"{count} requests are pending")
+
+
+@pytest.mark.parametrize("make", [moody, in_place])
+def test_a_full_queue_refuses_those_alike_too(path, gate, make):
+    with serving(path, max_queue=2) as server:
+        client = make(server)
+        for _ in range(ALIKE):
+            assert client.ask(bytes(8))[0] == 200
+        with servers.Held(server, gate), servers.Held(server, gate):
+            wait_pending(server, 2)
+            status, said, _ = client.ask(bytes(8))
+            assert (status, said["error"]) == (503, "Exceeds maximum queue size")
+        assert client.ask(bytes(8))[0] == 200
+
+
+JOINED_OR_NOT = pytest.mark.parametrize("rows", [1, 8])  # a batch has room for eight
+
+
+@JOINED_OR_NOT
+def test_those_alike_wait_no_longer_than_they_said(server, gate, rows):
+    client, data = in_place(server, rows=rows, timeout=500_000), bytes(8 * rows)
+    for _ in range(ALIKE):
+        assert client.ask(data)[0] == 200
+    with servers.Held(server, gate):
+        wait_pending(server, 1)
+        status, said, _ = client.ask(data)
+        assert status == 503
+        assert "timeout" in said["error"]
+    assert client.ask(data)[0] == 200
+
+
+@JOINED_OR_NOT
+def test_the_priority_of_those_alike_is_kept(path, gate, rows):
+    with serving(path) as server:
+        plain = in_place(server, "turn", rows)
+        # Of another shape: it would go along with the first.
+        urgent = Client(server, "turn", [("x", "FP32", [rows, 3], 12 * rows)], ["y"], priority=1)
+        for _ in range(ALIKE):
+            assert plain.ask(bytes(8 * rows))[0] == urgent.ask(bytes(12 * rows))[0] == 200
+        with servers.Held(server, gate):
+            wait_pending(server, 1)
+            plain.send(bytes(8 * rows))
+            wait_pending(server, 2)
+            urgent.send(bytes(12 * rows))
+            wait_pending(server, 3)
+        (later,) = set(np.frombuffer(plain.answer()[2], "f4"))
+        (earlier,) = set(np.frombuffer(urgent.answer()[2], "f4"))
+        assert earlier < later
+
+
+def test_those_alike_hear_that_their_model_was_taken_away(path):
+    with serving(path, allow_repository=True) as server:
+        clients = moody(server), in_place(server)
+        for client in clients:
+            for _ in range(ALIKE):
+                assert client.ask(bytes(8))[0] == 200
+        assert server.ask("POST", "/v2/repository/models/moody/unload", b"")[0] == 200
+        for client in clients:
+            status, said, _ = client.ask(bytes(8))
+            assert status == 404
+            assert "unknown model" in said["error"]
+
+
+def test_what_is_kept_for_those_alike_goes_when_its_memory_is_wanted(path):
+    with serving(path, arena="1MiB") as server:
+        for number in range(120):  # 8 KiB each way
+            client = Client(server, "moody", [("x", "FP32", [2048], 8192)], ["y"], number=number)
+            for _ in range(4):
+                assert client.ask(bytes(8192))[0] == 200
+        large = Client(server, "moody", [("x", "FP32", [65536], 262144)], ["y"])
+        assert large.ask(bytes(262144))[0] == 200
+        assert client.ask(bytes(8192))[0] == 200
+
+
+def test_those_alike_are_told_that_there_is_no_memory(path, gate):
+    with contextlib.ExitStack() as held, serving(path, arena="1MiB") as server:
+        first, second, third = (
+            Client(server, "moody", [("x", "FP32", [2048], 8192)], ["y"]) for _ in range(3)
+        )
+        for _ in range(ALIKE):
+            assert first.ask(bytes(8192))[0] == second.ask(bytes(8192))[0] == 200
+        with servers.Held(server, gate):
+            wait_pending(server, 1)
+            first.send(bytes(8192))  # takes the seat that there is
+            wait_pending(server, 2)
+            fill_arena(server, held)
+            status, said, _ = second.ask(bytes(8192))
+            assert status == 503
+            assert "memory" in said["error"]
+            held.close()
+        assert first.answer()[0] == third.ask(bytes(8192))[0] == 200
+
+
+def fill_arena(server, held):
+    """Have room made for bodies that do not come, as long as there is any."""
+    for size in (1 << 17, 1 << 14, 1 << 11, 1 << 8):
+        while True:
+            connection = held.enter_context(socket.create_connection((server.host, server.port)))
+            connection.sendall(
+                b"POST /v2 HTTP/1.1\r\nHost: here\r\nExpect: 100-continue\r\n"
+                b"Content-Length: %d\r\n\r\n" % size
+            )
+            if not connection.recv(256).startswith(b"HTTP/1.1 100"):
+                break
 
 
 def test_those_that_came_with_others_and_leave_cost_nobody_an_answer(server):
@@ -373,9 +518,8 @@ def test_clients_that_leave_cost_nobody_an_answer(server):
         assert client.ask(bytes(8))[0] == 200
     for _ in range(100):
         leaver = moody(server)
-        headers = {"Inference-Header-Content-Length": str(len(leaver.header))}
-        leaver.connection.request("POST", leaver.path, leaver.message(bytes(8)), headers)
-        leaver.connection.close()
+        leaver.send(bytes(8))
+        leaver.socket.close()
     for number in range(ALIKE):
         value = struct.pack("<ff", number % 5, 2)
         assert client.ask(value)[2] == value

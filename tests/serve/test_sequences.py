@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from serve import servers
 
+from shmgpu import core
+from shmgpu.serve import sequences
+
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 
@@ -147,6 +150,42 @@ def test_they_are_bounded_and_idle_ones_are_dropped():
         servers.until(lambda: begins(server, 3), "the idle ones are dropped")
         with pytest.raises(client.InferenceServerException, match="idle too long"):
             ask(server, 1, 1)
+
+
+def test_those_of_a_model_end_with_it():
+    with servers.serving(
+        servers.MODELS / "sequences.py", helpers=1, max_sequences=1, allow_repository=True
+    ) as server:
+        ask(server, 5, 1, start=True)
+        ask(server, 7, 1, start=True)  # one that begins anew is no further one
+        with contextlib.closing(client.InferenceServerClient(server.address)) as triton:
+            triton.load_model("total")
+        with pytest.raises(client.InferenceServerException, match="was replaced"):
+            ask(server, 1, 1)
+        servers.until(lambda: begins(server, 2), "the old model's have left their place")
+
+
+def test_the_one_that_was_not_asked_for_longest_is_dropped_first(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(sequences.time, "monotonic", lambda: now)
+    kept = sequences.Sequences(2, 10)
+    kept.state((1, "a"), "m", True)["seen"] = 1
+    kept.state((1, "b"), "m", True)
+    now = 8.0
+    kept.state((1, "a"), "m", False)
+    now = 12.0
+    kept.state((1, "c"), "m", True)
+    assert kept.state((1, "a"), "m", False) == {"seen": 1}
+    with pytest.raises(sequences.SequenceLost):
+        kept.state((1, "b"), "m", False)
+
+
+def test_a_helper_that_was_given_up_gets_none_while_another_serves(monkeypatch):
+    given_up = {1, 2}
+    states = {True: core.HELPER_GIVEN_UP, False: 1 - core.HELPER_GIVEN_UP}
+    monkeypatch.setattr(core, "helper_stats", lambda one: {"state": states[one in given_up]})
+    assert sequences.standing([0, 1, 2]) == [0]
+    assert sequences.standing([1, 2]) == [1, 2], "the call will say why"
 
 
 def begins(server, sequence):

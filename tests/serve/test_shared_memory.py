@@ -248,6 +248,13 @@ def test_there_may_be_so_many_regions(triton, region):
     assert "this server takes 4" in refused(triton.register_system_shared_memory, "many4", key, 64)
 
 
+def test_a_regions_name_has_a_bound(triton, region):
+    _, key = region("named", 64)
+    triton.register_system_shared_memory("n" * 1024, key, 64)
+    said = refused(triton.register_system_shared_memory, "n" * 1025, key, 64)
+    assert said.startswith("400 the region's name has 1025 characters")
+
+
 def test_places_outside_a_region_are_refused(triton, region):
     _, key = region("small", 64)
     triton.register_system_shared_memory("small", key, 32)
