@@ -75,6 +75,7 @@ PYTHON_ROOMS = [
     "functions",
     "entries",
     "desk",
+    "joins",
     "batches",
     "helper",
     "inline",
