@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from shmgpu import core, device, functions
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.logs import logger
+from shmgpu.modules import own_traceback
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
@@ -75,7 +75,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         if setup.session is not None:
             helper.session = setup.session(helper)
     except BaseException as error:
-        report(f"{type(error).__name__}: {error}", traceback.format_exc())
+        report(f"{type(error).__name__}: {error}", own_traceback(error))
         core.helper_ready(core.ESESSION)
         return 1
     base, reserved = core.reservation()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
 from serve import servers
 
+from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError, RemoteError, ResultTooLarge
-from shmgpu.serve import Tensor, model, problems
+from shmgpu.serve import Tensor, model, problems, runner
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -111,6 +115,58 @@ def test_a_function_that_cannot_be_called_is_refused_where_it_is_declared(functi
         model(inputs=one, outputs=one)(function)
     model(inputs=one, outputs=one)(lambda helper, *inputs: inputs[0])
     model(inputs=one, outputs=one, sequence=True)(lambda helper, state, x: x)
+
+
+DECLARED = (
+    "from shmgpu.serve import Tensor, model\n"
+    "one = [Tensor('x', 'FP32', (1,))]\n"
+    "@model(inputs=one, outputs=one{more})\n"
+    "def same(helper, x):\n"
+    "    {body}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def load(helper):\n    raise SystemExit(3)", "load() of PATH raised SystemExit: 3"),
+        ("def load(helper):\n    open('absent')", "load() of PATH raised FileNotFoundError"),
+        ("raise SystemExit", "PATH raised SystemExit"),
+        (
+            DECLARED.format(more="", body="raise SystemExit(4)"),
+            "the warm-up of model 'same' in PATH raised SystemExit: 4",
+        ),
+        (
+            DECLARED.format(more=", warmup=[5]", body="return x"),
+            "model 'same': warmup= must be a list of samples",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    shelf = runner.Shelf.__new__(runner.Shelf)
+    shelf.helper = Helper(0, "cpu", "default", 1)
+    shelf.loaded = {}
+    source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
+    shelf.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
+    with pytest.raises((runner.LoadFailed, ConfigError)) as caught:
+        shelf.load(1)
+    assert str(caught.value).startswith(sentence.replace("PATH", str(path)))
+    sys.modules.pop("shmgpu_served_1", None)
+
+
+def test_a_server_that_cannot_load_shows_the_models_own_frames_only(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def load(helper):\n    raise ValueError('no weights')\n")
+    refused = subprocess.run(
+        [sys.executable, "-m", "shmgpu", "serve", path, "--port=0", "--workers=1"],
+        env=servers.environment(), capture_output=True, text=True, timeout=servers.DEADLINE_S,
+    )  # fmt: skip
+    assert refused.returncode != 0
+    assert f"load() of {path} raised ValueError: no weights" in refused.stderr
+    assert 'broken.py", line 2, in load' in refused.stderr
+    assert "runner.py" not in refused.stderr
 
 
 def test_an_answer_that_is_too_large_says_what_to_set():
