@@ -154,6 +154,11 @@ FLAGS = (
 )
 
 
+def most_of(arena: int) -> int:
+    """Bytes of an arena that one request may take: the rest is for what a worker keeps there."""
+    return arena - arena // 16
+
+
 def page() -> str:
     """The table of flags in this room's README."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
@@ -237,7 +242,7 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
     if not resolved.get("models"):
         raise ConfigError("there is nothing to serve: name model files, or a folder of models")
     # A body that no arena could hold is too large, and not to be tried again.
-    resolved["max_body"] = min(resolved["max_body"], resolved["arena"])
+    resolved["max_body"] = min(resolved["max_body"], most_of(resolved["arena"]))
     return argparse.Namespace(**resolved)
 
 

@@ -13,7 +13,7 @@ import pytest
 from serve import servers
 
 from shmgpu.entries import Helper
-from shmgpu.errors import ConfigError, RemoteError, ResultTooLarge
+from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
 from shmgpu.serve import Tensor, model, problems, runner
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
@@ -167,6 +167,39 @@ def test_a_server_that_cannot_load_shows_the_models_own_frames_only(tmp_path):
     assert f"load() of {path} raised ValueError: no weights" in refused.stderr
     assert 'broken.py", line 2, in load' in refused.stderr
     assert "runner.py" not in refused.stderr
+
+
+def test_what_no_arena_could_hold_is_not_to_be_tried_again():
+    full = ArenaFull("no room", 3 << 20, 2 << 20, 2 << 20, 4 << 20)
+    assert problems.answer_to(full)[0] == 503
+    status, sentence = problems.answer_to(full, body_bytes=1 << 20)
+    assert status == 500 and "larger --arena" in sentence and "try again" not in sentence
+
+
+def test_an_answer_that_is_larger_than_the_arena_says_what_to_raise(tmp_path):
+    path = tmp_path / "large.py"
+    path.write_text(
+        "import numpy as np\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "count, filled = Tensor('n', 'INT64', (1,)), Tensor('y', 'FP32', (-1,))\n"
+        "@model(inputs=[count], outputs=[filled], warmup=[])\n"
+        "def fill(helper, n):\n"
+        "    return np.ones(int(n[0]), 'float32')\n"
+    )
+    with servers.serving(path, helpers=1, workers=1, arena="2MiB") as server:
+
+        def fill(count):
+            asked = {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]}
+            body = json.dumps({"inputs": [asked]}).encode()
+            return server.ask("POST", "/v2/models/fill/infer", body)
+
+        status, _, answer = fill(1 << 20)
+        assert (status, b"larger --arena" in answer) == (500, True)
+        assert fill(1 << 18)[0] == 200
+
+
+def test_an_error_without_words_is_named_alone():
+    assert problems.answer_to(RemoteError("MemoryError", "", ""))[1] == "MemoryError"
 
 
 def test_an_answer_that_is_too_large_says_what_to_set():
