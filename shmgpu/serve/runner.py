@@ -119,6 +119,23 @@ class Shelf:
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
+        try:
+            models, recorded = self._made(source, source_number, helper)
+        finally:
+            if self.is_copy:
+                _end_copy(f"the loading of {source['path']}")
+        described = [model.describe(source["version"]).as_dict() for model in models]
+        indices = publish(self.table, source_number, described)
+        for position, (model, index) in enumerate(zip(models, indices, strict=True)):
+            number = source_number * MODELS_OF_A_SOURCE + position
+            one = described[position]
+            self.figures.name(index, f"{one['name']} {one['version']}")
+            self.loaded[number] = Loaded(model, helper, index, recorded[position])
+
+    def _made(
+        self, source: dict[str, Any], source_number: int, helper: Helper
+    ) -> tuple[list[Model], list[Recordings | None]]:
+        """The models of a source, warm, and what was recorded of each."""
         models = LOADERS[source["kind"]](helper, source, source_number)
         if len(models) > MODELS_OF_A_SOURCE:
             raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
@@ -128,13 +145,7 @@ class Shelf:
         for model, own in zip(models, recorded, strict=True):
             with _told(f"the warm-up of model {model.name!r} in {source['path']}"):
                 _warm_up(model, helper, source["path"], own)
-        described = [model.describe(source["version"]).as_dict() for model in models]
-        indices = publish(self.table, source_number, described)
-        for position, (model, index) in enumerate(zip(models, indices, strict=True)):
-            number = source_number * MODELS_OF_A_SOURCE + position
-            one = described[position]
-            self.figures.name(index, f"{one['name']} {one['version']}")
-            self.loaded[number] = Loaded(model, helper, index, recorded[position])
+        return models, recorded
 
     def _recordings(self, model: Model, helper: Helper) -> Recordings | None:
         if not model.cuda_graphs:
@@ -203,7 +214,7 @@ class Shelf:
             finally:
                 own.out = None
                 if self.is_copy:
-                    _end_copy(model)
+                    _end_copy(f"model {model.name!r}")
             ended = _now()
             outputs = _in_order(model, result, rows)
         else:
@@ -273,7 +284,7 @@ class Shelf:
                     return
                 finally:
                     if self.is_copy:
-                        _end_copy(loaded.model)
+                        _end_copy(f"model {loaded.model.name!r}")
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
                 yield _in_order(loaded.model, part)
         finally:
@@ -520,12 +531,12 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def _end_copy(model: Model) -> None:
+def _end_copy(who: str) -> None:
     """End a process that a model forked before it reads the helper's requests as its own."""
     logger.error(
-        "model %r forked a process that came back from its function, and was ended: have it end "
-        "itself with os._exit()",
-        model.name,
+        "%s forked a process that came back from it, and was ended: have it end itself with "
+        "os._exit()",
+        who,
     )
     os._exit(1)
 

@@ -82,6 +82,31 @@ def test_a_process_that_a_model_forked_takes_no_requests(server):
     servers.until(lambda: not copies(), "what the model forked has ended")
 
 
+@pytest.mark.parametrize("forks", ["as it is read", "in load", "as it is warmed up"])
+def test_a_process_forked_while_a_model_is_loaded_takes_no_requests(tmp_path, forks):
+    path = tmp_path / "forking.py"
+    path.write_text(
+        "import os\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "def fork(when):\n"
+        f"    if when == {forks!r}:\n"
+        "        os.fork()\n"
+        "fork('as it is read')\n"
+        "def load(helper):\n"
+        "    fork('in load')\n"
+        "x, y = Tensor('x', 'FP32', (1, 4)), Tensor('y', 'FP32', (1, 4))\n"
+        "@model(inputs=[x], outputs=[y], warmup=lambda: fork('as it is warmed up') or [])\n"
+        "def same(helper, x):\n"
+        "    return x\n"
+    )
+    with servers.serving(path, workers=1, helpers=1, allow_repository=True) as server:
+        for _ in range(4):
+            assert ask(server, "same")[0] == 200
+        assert server.ask("POST", "/v2/repository/models/same/load")[0] == 200
+        for _ in range(4):
+            assert ask(server, "same")[0] == 200
+
+
 def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):
     now = 100.0
     monkeypatch.setattr(problems.time, "monotonic", lambda: now)
