@@ -282,7 +282,8 @@ def model(
             output has another shape, or is kept.
         name: what requests call the model; the function's name unless given.
         max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
-        max_delay_ms: how long a request may wait for company; 0 runs what is queued.
+        max_delay_ms: how long a request may wait for company; 0 runs what is queued. 1, 2, 5, 10,
+            20, ... 1000 are kept to; others count as the next below, and as 1 at least.
         arrays: ``"numpy"`` gets NumPy arrays, ``"torch"`` gets tensors on ``helper.device``.
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
             function that returns one. Unless given, zeros of one row where all shapes are known.
