@@ -58,6 +58,7 @@ def serve(options: argparse.Namespace) -> None:
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu serve")
+    _check_installed("the server", "prometheus_client")
     _check_access_log(options.access_log)
     if options.otel:
         _check_otel()
@@ -204,6 +205,19 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     return context
 
 
+def _check_installed(who: str, *packages: str) -> None:
+    """Raises LaunchError unless there are packages that only workers import."""
+    for package in packages:
+        try:
+            found = importlib.util.find_spec(package)
+        except ImportError:  # what it lies in is missing, too
+            found = None
+        if found is None:
+            raise LaunchError(
+                f'{who} needs a package that is missing ({package}): pip install "shmgpu[serve]"'
+            )
+
+
 def _check_access_log(path: str | None) -> None:
     """Raises ConfigError unless workers will be able to write to it."""
     if path in (None, "-"):
@@ -293,12 +307,7 @@ def _reserved(options: argparse.Namespace) -> Iterator[str]:
     if options.grpc_port is None:
         yield ""
         return
-    for package in ("grpc", "google.protobuf"):
-        if importlib.util.find_spec(package.partition(".")[0]) is None:
-            raise LaunchError(
-                f"--grpc-port needs a package that is missing ({package}): "
-                'pip install "shmgpu[serve]"'
-            )
+    _check_installed("--grpc-port", "grpc", "google.protobuf")
     family, place = _found(options.host, options.grpc_port)
     try:
         with socket.socket(family) as probe:  # another server's port is no port to share

@@ -172,7 +172,12 @@ def exporter() -> SpanExporter:
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = {"otlp": "otlp_proto_http"}.get(name, name)
     for entry in importlib.metadata.entry_points(group="opentelemetry_traces_exporter", name=name):
-        made: SpanExporter = entry.load()()
+        try:
+            made: SpanExporter = entry.load()()
+        except ImportError as error:
+            raise ConfigError(
+                f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'
+            ) from None
         return made
     raise ConfigError(
         f"--otel needs an exporter that is missing ({name}): "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -84,6 +85,40 @@ def test_a_configuration_of_another_type_is_refused(tmp_path, line, sentence):
     with pytest.raises(ConfigError) as caught:
         flags.resolve(argparse.Namespace(config=str(config), models=["model.py"]))
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "extra"),
+    [
+        ("uvloop", (), "serve"),
+        ("httptools", (), "serve"),
+        ("prometheus_client", (), "serve"),
+        ("grpc", ("--grpc-port", "0"), "serve"),
+        ("google.protobuf", ("--grpc-port", "0"), "serve"),
+        ("opentelemetry", ("--otel",), "otel"),
+        ("opentelemetry.exporter.otlp.proto.http", ("--otel",), "otel"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    tmp_path, monkeypatch, package, words, extra
+):
+    if "http" in package and not importlib.metadata.entry_points(
+        group="opentelemetry_traces_exporter", name="otlp_proto_http"
+    ):
+        pytest.skip("the exporter is not installed at all")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if f'{{name}}.'.startswith('{package}.'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
+    said = refused(MODEL, "--workers", "1", "--port", "0", *words)
+    assert f'is missing ({package}): pip install "shmgpu[{extra}]"' in said
+    assert "Traceback" not in said
 
 
 def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, monkeypatch):
