@@ -20,15 +20,19 @@ def server():
 
 
 def scraped(server):
-    """Samples by name and labels."""
+    """Samples by name and labels; Triton's names without the ending that this parser adds."""
     status, headers, body = server.ask("GET", "/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=")
     return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
+        (_own_name(sample.name), frozenset(sample.labels.items())): sample.value
         for family in parser.text_string_to_metric_families(body.decode())
         for sample in family.samples
     }
+
+
+def _own_name(name):
+    return name.removesuffix("_total") if name.startswith("nv_") else name
 
 
 def of_model(samples, name, model="scale", **labels):
@@ -83,6 +87,38 @@ def test_failures_have_their_reasons(server):
         )
         assert grown == 1, reason
     assert of_model(after, "nv_inference_request_success", "fails") == 0
+
+
+def test_requests_without_a_place_or_time_are_rejected(tmp_path):
+    name, waiting = "nv_inference_request_failure", "nv_inference_pending_request_count"
+    file = tmp_path / "go on"
+    path = client.InferInput("path", (1,), "BYTES")
+    path.set_data_from_numpy(np.array([str(file)], object))
+    with servers.serving(servers.MODELS / "simple.py", workers=1, helpers=1, max_queue=1) as server:
+        with contextlib.closing(
+            client.InferenceServerClient(server.address, concurrency=2)
+        ) as triton:
+            asked = triton.async_infer("held", [path], timeout=1_000_000)
+            servers.until(lambda: of_model(scraped(server), waiting, "held") == 1, "it waits")
+            with pytest.raises(client.InferenceServerException, match="maximum queue size"):
+                triton.infer("held", [path])
+            with pytest.raises(client.InferenceServerException, match="timeout expired"):
+                asked.get_result()
+        found = scraped(server)
+        file.touch()
+    reasons = {
+        reason: of_model(found, name, "held", reason=reason)
+        for reason in ("REJECTED", "BACKEND", "CANCELED", "OTHER")
+    }
+    assert reasons == {"REJECTED": 2, "BACKEND": 0, "CANCELED": 0, "OTHER": 0}
+
+
+def test_what_only_grows_is_a_counter(server):
+    lines = server.ask("GET", "/metrics")[2].decode().splitlines()
+    kinds = {name: kind for _, _, name, kind in (s.split() for s in lines if "# TYPE" in s)}
+    assert kinds.pop("nv_inference_pending_request_count") == "gauge"
+    own = {kind for name, kind in kinds.items() if name.startswith("nv_")}
+    assert own == {"counter"}
 
 
 def test_batches_are_counted_by_their_rows(server):
