@@ -6,6 +6,7 @@ computed, and children may err or lie: whether its calls fit together is checked
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,25 +17,33 @@ from shmgpu.arrays import Spec
 from shmgpu.desk import Desk
 from shmgpu.entries import Entry, Served, check_rows
 from shmgpu.errors import BadParams
+from shmgpu.joins import LARGE_BYTES, Joins
 from shmgpu.layout import Layout
 from shmgpu.values import Tree, encode_values, flatten
 
 _ndarray = np.ndarray
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
+_now = time.perf_counter_ns
 
 
 _Taken = tuple[int, Entry, tuple[int, int, int]]  # place in the batch, what was read, call's key
 
 
 class BatchDesk(Desk):
-    """A desk that serves batches too."""
+    """A desk that serves batches too; the arguments are those of a desk."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._joins = Joins()
+        self._body_ns = 0  # that the function of the last joined run took
 
     def serve_batch(self, works: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
         """Run several calls as one: (status, value) for each.
 
         ``works`` holds (function, params, size, slot, generation, sequence) tuples. Inputs are
-        concatenated on axis 0, outputs split on axis 0 by each call's rows.
+        concatenated on axis 0, outputs split on axis 0 by each call's rows; but large calls are
+        run one after another where that was seen to take less.
         """
         outcomes: list[tuple[int, int] | None] = [None] * len(works)
         good: list[_Taken] = []
@@ -58,7 +67,7 @@ class BatchDesk(Desk):
             good.append((index, entry, (sequence, slot, generation)))
         for group in self._groups(good):
             target = self.functions[group[0][1].function]
-            for (index, _, _), outcome in zip(group, self._run_batch(target, group), strict=True):
+            for (index, _, _), outcome in zip(group, self._run_group(target, group), strict=True):
                 outcomes[index] = outcome
         return [outcome or (core.EBAD_PARAMS, 0) for outcome in outcomes]
 
@@ -86,6 +95,33 @@ class BatchDesk(Desk):
                 rows.append(more)
         return groups
 
+    def _run_group(self, target: Served, group: list[_Taken]) -> list[tuple[int, int]]:
+        """Run calls that go together: joined, unless they are sooner done one after another."""
+        first, calls = group[0][1], len(group)
+        way = None
+        if first.nbytes >= LARGE_BYTES and calls > 1 and not self.device.is_cuda:
+            way = self._joins.way(first.function, first.kind, calls)
+        if way is None:
+            return self._run_batch(target, group)
+        is_joined = way.is_joined()
+        begun = _now()
+        if is_joined:
+            self._body_ns = 0
+            outcomes = self._run_batch(target, group)
+            took = _now() - begun
+            way.was_joined(calls, took, took - self._body_ns)
+        else:
+            outcomes = [self._run_one(target, entry, key) for _, entry, key in group]
+            way.was_apart(calls, _now() - begun)
+        return outcomes
+
+    def _run_one(self, target: Served, entry: Entry, key: tuple[int, int, int]) -> tuple[int, int]:
+        """Run one of several that could have been joined."""
+        if self.broken and self.last_error is not None:  # by one before it: the helper must end
+            return self._put_error(entry, self.last_error, key)
+        self.helper.caller = key[1:]
+        return self._serve_entry(target, entry, key)
+
     def _run_batch(self, target: Served, good: list[_Taken]) -> list[tuple[int, int]]:
         entries = [entry for _, entry, _ in good]
         helper = self.helper
@@ -98,9 +134,11 @@ class BatchDesk(Desk):
                 helper.out = self._batch_out(target, entries[0], sum(rows))
             declared = helper.out
             helper.calls = len(good)
+            begun = _now()
             try:
                 result = target.body(helper, *args, **kwargs)
             finally:
+                self._body_ns = _now() - begun
                 helper.out = None
                 helper.calls = 1
             if result is None and declared is not None:

@@ -109,7 +109,13 @@ class Desk:
             if isinstance(admitted, OpenLetter):
                 return self._serve_letter(self.functions[function], admitted, key)
             entry = admitted
-        target = self.functions[function]
+        return self._serve_entry(self.functions[function], entry, key)
+
+    def _serve_entry(
+        self, target: Served, entry: Entry, key: tuple[int, int, int]
+    ) -> tuple[int, int]:
+        """Run one call that was read."""
+        before = len(self.helper.later)
         try:
             room = self.helper.room = self._expected(target, entry)
             if entry.simple:
@@ -130,7 +136,7 @@ class Desk:
                 return _DONE
             return self._put(target, entry, result, key)
         except BaseException as error:
-            self.helper.later.clear()
+            del self.helper.later[before:]
             return self._put_error(entry, error, key)
 
     def _serve_letter(
@@ -307,6 +313,7 @@ class Desk:
         if entry.hint is not None and entry.hint.nbytes > entry.room_bytes:
             raise BadParams("the room for the result is smaller than the promised result")
         entry.specs = places
+        entry.nbytes = sum(spec.nbytes for spec in specs)
         entry.kind = data[layout.HEAD.size + 8 * len(places) :]
         entry.rows = rows_of(specs)
         entry.tree = signature.arguments.tree

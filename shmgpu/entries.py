@@ -130,6 +130,7 @@ class Entry:
     Attributes:
         kind: the block's bytes but for its addresses: of two blocks that agree in them, and in
             the function, nothing else differs.
+        nbytes: of its arrays, all together.
         rows: length of its arrays' axis 0; None where they have none, or not all the same.
     """
 
@@ -138,6 +139,7 @@ class Entry:
         "function",
         "hint",
         "kind",
+        "nbytes",
         "numpy_outs",
         "out_numpy",
         "out_torch",
@@ -160,6 +162,7 @@ class Entry:
     specs: list[tuple[int, Spec]]
     values: list[Any]
     kind: bytes
+    nbytes: int
     rows: int | None
     views: Any
     tensors: list[Any] | None

@@ -68,15 +68,22 @@ class ArenaFull(ShmError, MemoryError):
         asked_bytes: what was asked for.
         free_bytes: what is free in all.
         largest_bytes: the largest request that would have succeeded.
+        capacity_bytes: what the arena has, used or free.
     """
 
     def __init__(
-        self, message: str, asked_bytes: int = 0, free_bytes: int = 0, largest_bytes: int = 0
+        self,
+        message: str,
+        asked_bytes: int = 0,
+        free_bytes: int = 0,
+        largest_bytes: int = 0,
+        capacity_bytes: int = 0,
     ) -> None:
         super().__init__(message)
         self.asked_bytes = asked_bytes
         self.free_bytes = free_bytes
         self.largest_bytes = largest_bytes
+        self.capacity_bytes = capacity_bytes
 
 
 class BadFree(ShmError, ValueError):

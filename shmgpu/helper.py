@@ -6,9 +6,9 @@ matters; nothing that a function raises leaves it.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,7 @@ from shmgpu import core, device, functions
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.logs import logger
+from shmgpu.modules import own_traceback
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
@@ -64,6 +65,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     ``report`` is told the message and traceback of a session that could not be made.
     """
     helper = Helper(number, setup.device, setup.pool, generation)
+    pid = os.getpid()
     try:
         if setup.threads:
             device.set_threads(setup.threads)
@@ -75,9 +77,11 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         if setup.session is not None:
             helper.session = setup.session(helper)
     except BaseException as error:
-        report(f"{type(error).__name__}: {error}", traceback.format_exc())
+        _end_copy_of(pid)
+        report(f"{type(error).__name__}: {error}", own_traceback(error))
         core.helper_ready(core.ESESSION)
         return 1
+    _end_copy_of(pid)
     base, reserved = core.reservation()
     desk = BatchDesk(
         helper,
@@ -90,6 +94,16 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     )
     core.helper_ready(core.OK)
     return serve_overlapped(desk) if place.is_cuda else serve(desk)
+
+
+def _end_copy_of(pid: int) -> None:
+    """End a process that a session function forked: it would read the helper's calls as its own."""
+    if os.getpid() != pid:
+        logger.error(
+            "a session function forked a process that came back from it, and was ended: have it "
+            "end itself with os._exit()"
+        )
+        os._exit(1)
 
 
 def serve(desk: BatchDesk) -> int:

@@ -242,9 +242,10 @@ def _session_error(host: RoleHost) -> SessionError:
     for number in (*numbers, *range(host.plan.helpers)):
         report = host.helper_reports.read(number)
         if report is not None:
+            where = report.traceback_text.rstrip()
             return SessionError(
-                f"helper {number} could not make its session: {report.message}\n\n"
-                f"In the helper:\n{report.traceback_text.rstrip()}",
+                f"helper {number} could not make its session: {report.message}"
+                + (f"\n\nIn the helper:\n{where}" if where else ""),
                 number,
                 report.traceback_text,
             )

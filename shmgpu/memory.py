@@ -85,6 +85,7 @@ class Arena:
             size_bytes,
             free,
             largest,
+            capacity,
         )
 
     def _way_to_more(self, capacity: int) -> str:

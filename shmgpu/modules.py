@@ -21,6 +21,8 @@ from typing import Any, cast
 from shmgpu.errors import ConfigError, LaunchError
 
 OURS = str(pathlib.Path(__file__).parent) + os.sep
+# Files whose frames lead to the user's code; a dataclass's own methods are of "<string>".
+_LEADING = (OURS, "<frozen importlib", importlib.__file__, contextlib.__file__, "<string>")
 
 
 class NotLoaded(LaunchError):
@@ -138,11 +140,24 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def own_traceback(error: BaseException) -> str:
+    """An error's traceback from the user's own code on, as text.
+
+    Empty for a configuration that is refused without any of that code: the sentence says it all.
+    """
+    told = error
+    while (own := _own(told.__traceback__)) is None and told.__cause__ is not None:
+        told = told.__cause__
+    if own is None and isinstance(error, ConfigError):
+        return ""
+    return "".join(traceback.format_exception(type(told), told, own or told.__traceback__))
+
+
 def _own(frames: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames that led to the module's first line."""
     while frames is not None:
         file = frames.tb_frame.f_code.co_filename
-        if not file.startswith((OURS, "<frozen importlib", importlib.__file__)):
+        if not file.startswith(_LEADING):
             break
         frames = frames.tb_next
     return frames

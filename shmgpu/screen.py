@@ -8,6 +8,7 @@ children cost what a screenful does. Must never touch a broker but through a wat
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -15,6 +16,7 @@ from rich.style import Style
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.css.query import NoMatches
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -189,7 +191,7 @@ class Top(App[None]):
 
     def step(self) -> None:
         """Take a sample and show it; after a broker's end, look for the next."""
-        if self.is_paused or not self.query(Rows):  # it is closing: the clock goes last
+        if self.is_paused:
             return
         if self.watching is None:
             self._look_for_another()
@@ -201,7 +203,8 @@ class Top(App[None]):
             self.notify(f"{error}", severity="error", markup=False)
             self._let_go()
             return
-        self._show(self.sample)
+        with suppress(NoMatches):  # it is closing: parts of the screen go before the clock does
+            self._show(self.sample)
         if not self.sample["running"]:
             self._let_go()
 

@@ -53,6 +53,8 @@ def serve(options: argparse.Namespace) -> None:
         ConfigError, LaunchError, SessionError: it could not start.
     """
     refuse_unsafe("shmgpu serve")
+    _check_installed("the server", "prometheus_client")
+    _check_access_log(options.access_log)
     if options.otel:
         _check_otel()
     sources = repository.find_all(options.models)
@@ -200,6 +202,29 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     return context
 
 
+def _check_installed(who: str, *packages: str) -> None:
+    """Raises LaunchError unless there are packages that only workers import."""
+    for package in packages:
+        try:
+            found = importlib.util.find_spec(package)
+        except ImportError:  # what it lies in is missing, too
+            found = None
+        if found is None:
+            raise LaunchError(
+                f'{who} needs a package that is missing ({package}): pip install "shmgpu[serve]"'
+            )
+
+
+def _check_access_log(path: str | None) -> None:
+    """Raises ConfigError unless workers will be able to write to it."""
+    if path in (None, "-"):
+        return
+    try:  # a pipe that nobody reads would keep whoever opens it waiting
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        raise ConfigError(f"the access log {path} cannot be written ({error.strerror})") from None
+
+
 def _check_otel() -> None:
     """Raises LaunchError or ConfigError, unless workers will be able to export spans."""
     try:
@@ -220,8 +245,7 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         where = options.uds
         _clear(options.uds)
     else:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
-        family, _, _, _, place = found[0]
+        family, place = _found(options.host, options.port)
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         where = f"{options.host}:{options.port}"
@@ -232,7 +256,8 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
                 listener.listen(1024)
             except OSError as error:
                 raise LaunchError(
-                    f"the server cannot listen at {where} ({error.strerror}): choose another"
+                    f"the server cannot listen at {where} ({error.strerror or error}): choose "
+                    "another"
                 ) from error
             print(f"listening on {_address(listener)}", flush=True)
             yield listener
@@ -240,6 +265,18 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         if options.uds:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(options.uds)
+
+
+def _found(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Family and address of what ``--host`` says."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise LaunchError(
+            f"the server cannot listen at {host} ({why}): choose another --host"
+        ) from None
+    return family, place
 
 
 def _clear(path: str) -> None:
@@ -267,14 +304,8 @@ def _reserved(options: argparse.Namespace) -> Iterator[str]:
     if options.grpc_port is None:
         yield ""
         return
-    for package in ("grpc", "google.protobuf"):
-        if importlib.util.find_spec(package.partition(".")[0]) is None:
-            raise LaunchError(
-                f"--grpc-port needs a package that is missing ({package}): "
-                'pip install "shmgpu[serve]"'
-            )
-    found = socket.getaddrinfo(options.host, options.grpc_port, type=socket.SOCK_STREAM)
-    family, _, _, _, place = found[0]
+    _check_installed("--grpc-port", "grpc", "google.protobuf")
+    family, place = _found(options.host, options.grpc_port)
     try:
         with socket.socket(family) as probe:  # another server's port is no port to share
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

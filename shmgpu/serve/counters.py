@@ -24,6 +24,8 @@ FIELDS = (
     "fail_count",
     "fail_ns",
     "refused_count",  # of the failed: before they were handed over
+    "full_count",  # of the refused: because too many were waiting
+    "expired_count",  # of the failed: because their time was over
     "cancel_count",
     "cancel_ns",
     "inference_count",  # rows; requests where the model is not batched

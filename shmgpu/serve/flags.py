@@ -7,6 +7,8 @@ line can always say what there is.
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,40 +23,77 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# In a smaller arena not even small requests find room beside what a worker keeps there.
+LEAST_ARENA = 1 << 20
 
-def _whole(least: int) -> Callable[[Any], int]:
+# Flags that are the broker's own settings, too, and so have a variable.
+VARIABLES = {"helpers": "SHMGPU_HELPERS", "arena": "SHMGPU_ARENA", "threads": "SHMGPU_THREADS"}
+
+
+def _int(value: Any) -> int:
+    """Of text, or of TOML's integers: neither its booleans nor a part of a float is one."""
+    if isinstance(value, (bool, float)):
+        raise ValueError
+    return int(value)
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
     def number(text: Any) -> int:
-        value = int(text)
-        if value < least:
-            raise ValueError
+        value = _int(text)
+        if not least <= value <= most:
+            raise ConfigError(f"use {least} " + (f"to {most}" if most < math.inf else "or more"))
         return value
 
     return number
 
 
-def _port(text: Any) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
+def _seconds(text: Any) -> float:
+    if isinstance(text, bool):
+        raise ValueError
+    return config.parse_seconds(float(text), "seconds")
+
+
+def _time(text: Any) -> float:
+    """Seconds of which there must be some."""
+    seconds = _seconds(text)
+    if seconds <= 0:
+        raise ConfigError("use more than 0")
+    return seconds
+
+
+def _size(least: int) -> Callable[[Any], int]:
+    def size(text: Any) -> int:
+        value = config.parse_bytes(text, "size")
+        if value < least:
+            raise ConfigError(f"use {_in_units(least)} or more: a number without a unit is bytes")
+        return value
+
+    return size
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise ValueError
     return value
 
 
-def _seconds(text: Any) -> float:
-    return config.parse_seconds(float(text), "seconds")
-
-
-def _size(text: Any) -> int:
-    return config.parse_bytes(text, "size")
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
 
 
 def _pools(text: Any) -> int | dict[str, int]:
     """``2``, or ``fast=2,large=1``."""
-    text = str(text)
-    if "=" not in text:
-        return int(text)
-    return {
-        name: int(count) for name, _, count in (part.partition("=") for part in text.split(","))
-    }
+    if not isinstance(text, str) or "=" not in text:
+        return _int(text)
+    pools: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, count = part.partition("=")
+        if not name.strip() or name in pools:
+            raise ConfigError("each pool needs a name of its own")
+        pools[name] = int(count)
+    return pools
 
 
 @dataclass(frozen=True)
@@ -72,41 +111,52 @@ class Flag:
 
 
 FLAGS = (
-    Flag("host", str, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
-    Flag("port", _port, 8000, "N", "of HTTP; 0 takes a free one"),
-    Flag("grpc-port", _port, None, "N", "of gRPC, off without; 0 takes a free one"),
-    Flag("uds", str, None, "PATH", "listen at a Unix socket instead"),
+    Flag("host", _text, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
+    Flag("port", _whole(0, 65535), 8000, "N", "of HTTP; 0 takes a free one"),
+    Flag("grpc-port", _whole(0, 65535), None, "N", "of gRPC, off without; 0 takes a free one"),
+    Flag("uds", _text, None, "PATH", "listen at a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
     Flag("helpers", _pools, 1, "N", "processes that compute; or pools, as in fast=2,large=1"),
-    Flag("devices", str, None, "NAMES", "of helpers: cpu, or cuda:0,cuda:1"),
+    Flag("devices", _text, None, "NAMES", "of helpers: cpu, or cuda:0,cuda:1"),
     Flag("threads", _whole(1), None, "N", "compute threads of each CPU helper"),
-    Flag("arena", _size, 256 << 20, "SIZE", "memory of each worker for requests and answers"),
-    Flag("max-body", _size, 64 << 20, "SIZE", "of one request; 413 beyond"),
-    Flag("max-header", _size, 64 << 10, "SIZE", "of one request's head; 431 beyond"),
+    Flag(
+        "arena",
+        _size(LEAST_ARENA),
+        256 << 20,
+        "SIZE",
+        "memory of each worker for requests and answers",
+    ),
+    Flag("max-body", _size(1 << 10), 64 << 20, "SIZE", "of one request; 413 beyond"),
+    Flag("max-header", _size(1 << 10), 64 << 10, "SIZE", "of one request's head; 431 beyond"),
     Flag("max-connections", _whole(1), 5000, "N", "open at once; 503 beyond"),
     Flag("max-tensors", _whole(1), 256, "N", "inputs, and outputs, of one request; 400 beyond"),
     Flag("max-json-depth", _whole(1), 64, "N", "of one request; 400 beyond"),
-    Flag("idle-timeout", _seconds, 75.0, "S", "seconds without a request until a connection ends"),
-    Flag("receive-timeout", _seconds, 30.0, "S", "seconds for a request to come in; 408 beyond"),
-    Flag("send-timeout", _seconds, 30.0, "S", "seconds that an answer may lie unread"),
-    Flag("token-file", str, None, "FILE", "with a token that clients must bear; 401 without it"),
-    Flag("tls-cert", str, None, "FILE", "of the server's certificate, in PEM: HTTPS only"),
-    Flag("tls-key", str, None, "FILE", "of its key"),
-    Flag("access-log", str, None, "FILE", "a line for each request; - is standard output"),
+    Flag("idle-timeout", _time, 75.0, "S", "seconds without a request until a connection ends"),
+    Flag("receive-timeout", _time, 30.0, "S", "seconds for a request to come in; 408 beyond"),
+    Flag("send-timeout", _time, 30.0, "S", "seconds that an answer may lie unread"),
+    Flag("token-file", _text, None, "FILE", "with a token that clients must bear; 401 without it"),
+    Flag("tls-cert", _text, None, "FILE", "of the server's certificate, in PEM: HTTPS only"),
+    Flag("tls-key", _text, None, "FILE", "of its key"),
+    Flag("access-log", _text, None, "FILE", "a line for each request; - is standard output"),
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
-    Flag("timeout", _seconds, None, "S", "seconds until a request fails with 503"),
-    Flag("allow-repository", bool, False, "", "let clients load and unload models; 503 without"),
-    Flag("allow-settings", bool, False, "", "let clients change log settings; 403 without"),
-    Flag("allow-client-shm", bool, False, "", "let clients register shared memory; 403 without"),
+    Flag("timeout", _time, None, "S", "seconds until a request fails with 503"),
+    Flag("allow-repository", _switch, False, "", "let clients load and unload models; 503 without"),
+    Flag("allow-settings", _switch, False, "", "let clients change log settings; 403 without"),
+    Flag("allow-client-shm", _switch, False, "", "let clients register shared memory; 403 without"),
     Flag("max-client-regions", _whole(1), 1000, "N", "of that; 400 beyond"),
     Flag("max-sequences", _whole(1), 10000, "N", "that one helper keeps at once; 503 beyond"),
     Flag("sequence-idle", _seconds, 60.0, "S", "seconds without a request until one is dropped"),
-    Flag("response-cache", _size, None, "SIZE", "of each worker, for models with cache=True"),
-    Flag("otel", bool, False, "", "export a span for each request, as OTEL_... variables say"),
-    Flag("hang-after", _seconds, None, "S", "seconds of one execution until a helper is replaced"),
+    Flag("response-cache", _size(0), None, "SIZE", "of each worker, for models with cache=True"),
+    Flag("otel", _switch, False, "", "export a span for each request, as OTEL_... variables say"),
+    Flag("hang-after", _time, None, "S", "seconds of one execution until a helper is replaced"),
     Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
     Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),
 )
+
+
+def most_of(arena: int) -> int:
+    """Bytes of an arena that one request may take: the rest is for what a worker keeps there."""
+    return arena - arena // 16
 
 
 def page() -> str:
@@ -114,7 +164,7 @@ def page() -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for flag in FLAGS:
         name = f"--{flag.name} {flag.metavar}".strip()
-        default = "" if not flag.metavar or flag.default is None else _shown(flag.default)
+        default = "" if not flag.metavar or flag.default is None else _shown(flag)
         rows.append(f"| `{name}` | {default} | {flag.help} |")
     return "\n".join(rows)
 
@@ -135,7 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 f"--{flag.name}", action="store_true", default=argparse.SUPPRESS, help=flag.help
             )
             continue
-        default = "" if flag.default is None else f" ({_shown(flag.default)})"
+        default = "" if flag.default is None else f" ({_shown(flag)})"
         parser.add_argument(
             f"--{flag.name}",
             type=_checked(flag),
@@ -161,21 +211,28 @@ def _wrong(flag: Flag, value: Any, error: Exception) -> str:
     return f"{value!r} is no {flag.metavar or 'true or false'}: {flag.help}{why}"
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, int):
-        for shift, unit in ((20, "MiB"), (10, "KiB")):
-            if default >= 16 << shift and default % (1 << shift) == 0:
-                return f"{default >> shift}{unit}"
+def _shown(flag: Flag) -> str:
+    default = flag.default
+    if flag.metavar == "SIZE":
+        return _in_units(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
+def _in_units(size: int) -> str:
+    return next(
+        f"{size >> shift}{unit}"
+        for shift, unit in ((20, "MiB"), (10, "KiB"), (0, " bytes"))
+        if size >= 1 << shift and size % (1 << shift) == 0
+    )
+
+
 def resolve(options: argparse.Namespace) -> argparse.Namespace:
-    """What was asked for: the command line, else the configuration file, else the defaults.
+    """What was asked for: the command line, else the configuration file, a variable, the default.
 
     Raises:
         ConfigError: the file cannot be read, or has what is no flag.
     """
-    resolved = {flag.name.replace("-", "_"): flag.default for flag in FLAGS}
+    resolved = {flag.name.replace("-", "_"): _default(flag) for flag in FLAGS}
     if options.config:
         resolved.update(_from_file(options.config))
     given = {name: value for name, value in vars(options).items() if name != "run"}
@@ -185,8 +242,19 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
     if not resolved.get("models"):
         raise ConfigError("there is nothing to serve: name model files, or a folder of models")
     # A body that no arena could hold is too large, and not to be tried again.
-    resolved["max_body"] = min(resolved["max_body"], resolved["arena"])
+    resolved["max_body"] = min(resolved["max_body"], most_of(resolved["arena"]))
     return argparse.Namespace(**resolved)
+
+
+def _default(flag: Flag) -> Any:
+    variable = VARIABLES.get(flag.name, "")
+    text = os.environ.get(variable, "")
+    if not text or (flag.name == "threads" and text == "0"):
+        return flag.default
+    try:
+        return flag.parse(text)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{variable}: {_wrong(flag, text, error)}") from None
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -206,10 +274,11 @@ def _from_file(path: str) -> dict[str, Any]:
         flag = by_name.get(key.replace("_", "-"))
         if flag is None:
             raise ConfigError(f"{key} in {path} is no flag of shmgpu serve: see --help")
+        name = flag.name.replace("-", "_")
+        if name in found:
+            raise ConfigError(f"{path} says {name} twice, with an underscore and with a dash")
         try:
-            if not flag.metavar and not isinstance(value, bool):
-                raise ValueError
-            found[flag.name.replace("-", "_")] = flag.parse(value)
+            found[name] = flag.parse(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} in {path}: {_wrong(flag, value, error)}") from None
     return found

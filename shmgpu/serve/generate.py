@@ -155,7 +155,7 @@ class Generation:
         elif error is None:
             request.reply(200, [self._shown or error_body("the model gave no answer")])
         else:
-            status, sentence = answer_to(error)
+            status, sentence = answer_to(error, len(request.body))
             if self._has_begun:  # the status is out: the error is an event like any other
                 request.send(_event(error_body(sentence)), request.end)
             else:

@@ -16,7 +16,7 @@ import numpy as np
 from shmgpu import arrays
 from shmgpu.arguments import Options
 from shmgpu.arrays import Spec
-from shmgpu.errors import ConfigError, RemoteError, ShmError
+from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
 from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
@@ -35,6 +35,7 @@ from shmgpu.serve.sequences import choose, standing
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
+_FULL, _EXPIRED = INDEX["full_count"], INDEX["expired_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
 _LAST = INDEX["last_ms"]
@@ -51,6 +52,13 @@ _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 # Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
 # what went wrong.
 Outcome = Callable[[Any, BaseException | None], None]
+
+
+class QueueFull(ProtocolError):
+    """A request is one too many."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "Exceeds maximum queue size")
 
 
 class Pending:
@@ -186,7 +194,7 @@ class Calls:
     def admit(self) -> None:
         """Refuse a request (ProtocolError) that is one too many."""
         if self.pending >= self.most_pending:
-            raise ProtocolError(503, "Exceeds maximum queue size")
+            raise QueueFull
 
     def _begin(self, pending: Pending) -> Pending:
         """Answer from the cache, or send."""
@@ -332,6 +340,7 @@ class Calls:
         else:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += _now() - pending.started_ns
+            counters[base + _EXPIRED] += isinstance(error, CallTimeout)
             pending.outcome(None, error)
         self._trace(pending, error)
 
@@ -367,6 +376,7 @@ class Calls:
             named = served.name, served.version, named[2]
             self.counters[served.base + _FAIL] += 1
             self.counters[served.base + _REFUSED] += 1
+            self.counters[served.base + _FULL] += isinstance(error, QueueFull)
             self.counters[served.base + _FAIL_NS] += _now() - started_ns
         self.trace(0, started_ns, traceparent, named, error)
 

@@ -29,8 +29,11 @@ def _us(field: str) -> Callable[[Totals], float]:
     return lambda total: total[field] // 1000
 
 
-# name, help, type, value of a model's totals. The library would end a counter's name with
-# "_total", which Triton's names do not: to it they are of no type, which PromQL does not mind.
+# The library would end a counter's name with "_total", which Triton's names do not: it is told
+# nothing of their type, and they are named as what they are in the text that it makes.
+_UNTYPED, _COUNTER = b" untyped\n", b" counter\n"
+
+# name, help, type, value of a model's totals.
 INFERENCE: list[tuple[str, str, str, Callable[[Totals], float]]] = [
     ("nv_inference_request_success", "Requests answered", "unknown",
      lambda total: total["success_count"]),
@@ -61,10 +64,12 @@ INFERENCE: list[tuple[str, str, str, Callable[[Totals], float]]] = [
 
 # Why a request failed, in Triton's words.
 FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
-    ("BACKEND", lambda total: total["fail_count"] - total["refused_count"]),
+    ("REJECTED", lambda total: total["full_count"] + total["expired_count"]),
+    ("BACKEND",
+     lambda total: total["fail_count"] - total["refused_count"] - total["expired_count"]),
     ("CANCELED", lambda total: total["cancel_count"]),
-    ("OTHER", lambda total: total["refused_count"]),
-]
+    ("OTHER", lambda total: total["refused_count"] - total["full_count"]),
+]  # fmt: skip
 
 # Why an execution of a model that asks for CUDA graphs was none: see `recordings`, the fields.
 EAGER = ("no_device", "not_captured", "unseen_shape")
@@ -102,7 +107,7 @@ class Metrics(Collector):
 
     def text(self) -> bytes:
         """All of them in Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry).replace(_UNTYPED, _COUNTER)
 
     def collect(self) -> Iterable[Metric]:
         """As a registry asks."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import index
 from typing import Any
 
 from shmgpu.errors import ConfigError
@@ -36,24 +37,28 @@ class Tensor:
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
-    labels: tuple[str, ...] = ()
+    labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"a tensor's name must be text, not {self.name!r}")
-        if self.datatype not in datatypes.DATATYPES:
+        if not isinstance(self.datatype, str) or self.datatype not in datatypes.DATATYPES:
             raise ConfigError(
                 f"tensor {self.name!r} has the datatype {self.datatype!r}: use one of "
                 f"{', '.join(datatypes.DATATYPES)}"
             )
         try:
-            shape = tuple(int(n) for n in self.shape)
-        except (TypeError, ValueError):
+            shape = tuple(index(n) for n in self.shape)
+        except TypeError:
             raise ConfigError(
                 f"tensor {self.name!r}: shape={self.shape!r} must be lengths, such as (-1, 64)"
             ) from None
         if any(n < -1 for n in shape):
             raise ConfigError(f"tensor {self.name!r}: shape={shape} has a length below -1")
+        if isinstance(self.labels, str) or not isinstance(self.labels, Sequence):
+            raise ConfigError(
+                f"tensor {self.name!r}: labels={self.labels!r} must be a list, in order of classes"
+            )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "labels", tuple(map(str, self.labels)))
 
@@ -229,10 +234,10 @@ class Model:
         """The function itself."""
         return self.body(helper, *args)
 
-    def describe(self, version: str, name: str = "") -> Description:
+    def describe(self, version: str) -> Description:
         """What workers are told of it."""
         return Description(
-            name or self.name,
+            self.name,
             version,
             [asdict(one) for one in self.inputs],
             [asdict(one) for one in self.outputs],
@@ -277,7 +282,8 @@ def model(
             output has another shape, or is kept.
         name: what requests call the model; the function's name unless given.
         max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
-        max_delay_ms: how long a request may wait for company; 0 runs what is queued.
+        max_delay_ms: how long a request may wait for company; 0 runs what is queued. 1, 2, 5, 10,
+            20, ... 1000 are kept to; others count as the next below, and as 1 at least.
         arrays: ``"numpy"`` gets NumPy arrays, ``"torch"`` gets tensors on ``helper.device``.
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
             function that returns one. Unless given, zeros of one row where all shapes are known.

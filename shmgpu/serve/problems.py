@@ -9,6 +9,7 @@ import time
 
 from shmgpu import errors
 from shmgpu.logs import logger
+from shmgpu.serve.flags import most_of
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.sequences import SequenceLost, TooManySequences
@@ -43,11 +44,30 @@ REMOTE = {told_as(RegionLost): 400, told_as(SequenceLost): 400, told_as(TooManyS
 _DECLARED = told_as(errors.ConfigError)
 
 
-def answer_to(error: BaseException) -> tuple[int, str]:
-    """Status and sentence for an error; the sentence is text that any front end can carry."""
-    status, sentence = _answer_to(error)
+def answer_to(error: BaseException, body_bytes: int = 0) -> tuple[int, str]:
+    """Status and sentence for an error; the sentence is text that any front end can carry.
+
+    Args:
+        error: what went wrong.
+        body_bytes: what the request's own body takes of the worker's arena.
+    """
+    status, sentence = _never_fits(error, body_bytes) or _answer_to(error)
     # An exception's text may hold what UTF-8 does not, such as a file's name as the system gave it.
     return status, sentence.encode("utf-8", "backslashreplace").decode()
+
+
+def _never_fits(error: BaseException, body_bytes: int) -> tuple[int, str] | None:
+    """Of a request that an empty arena could not hold either: to try again would not help."""
+    if not isinstance(error, errors.ArenaFull) or not error.capacity_bytes:
+        return None
+    needed = error.asked_bytes + body_bytes
+    if needed <= most_of(error.capacity_bytes):
+        return None
+    return 500, (
+        f"the request and its answer need {needed:,} bytes at once, and a worker has "
+        f"{error.capacity_bytes:,} for all of them: ask for less, or start the server with a "
+        "larger --arena"
+    )
 
 
 def _answer_to(error: BaseException) -> tuple[int, str]:
@@ -59,7 +79,7 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
         _tracebacks.log(error)
         if error.type_name == _DECLARED:  # our own sentence, which names the model
             return 500, error.message
-        return 500, f"{error.type_name}: {error.message}"
+        return 500, f"{error.type_name}: {error.message}" if error.message else error.type_name
     for kind, status, sentence in TABLE:
         if isinstance(error, kind):
             return status, sentence or str(error)

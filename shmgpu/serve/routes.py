@@ -244,7 +244,7 @@ def bears(authorization: bytes, token: bytes) -> bool:
 
 def fail(request: Request, error: BaseException) -> None:
     """Answer with an error."""
-    status, sentence = answer_to(error)
+    status, sentence = answer_to(error, len(request.body))
     request.reply(status, [error_body(sentence)])
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.errors import ConfigError
 from shmgpu.functions import Batch, Function
 from shmgpu.plans import PlanTable
 from shmgpu.repeats import Repeats
 from shmgpu.serve.runner import Shelf
 
 CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with each
-DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 1000)
+DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def infer(helper: Any, number: int, *inputs: Any) -> Any:
@@ -145,10 +144,15 @@ class Rows:
         return made
 
     def of(self, arrays: str, max_rows: int, max_delay_ms: float) -> Function[Any, Any]:
-        """The ``infer`` of a model: the least delay that is no shorter than the model's."""
+        """The ``infer`` of a model."""
         if not max_rows:
             return self.alone[arrays]
-        for delay in DELAYS_MS:
-            if delay >= max_delay_ms:
-                return self.infer[arrays, delay]
-        raise ConfigError(f"max_delay_ms={max_delay_ms} must be {DELAYS_MS[-1]} or less")
+        return self.infer[arrays, nearest_delay_ms(max_delay_ms)]
+
+
+def nearest_delay_ms(asked: float) -> int:
+    """The longest delay that there is and that is not longer than what a model asks for.
+
+    The shortest one that is any, where it asks for less than that.
+    """
+    return max(one for one in DELAYS_MS if one <= max(asked, 1)) if asked else 0

@@ -7,10 +7,11 @@ until nobody calls the old one. A helper that is started anew loads what the con
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ MODELS_OF_A_SOURCE = 64
 
 class Unloaded(Exception):
     """A call came for a model that was taken away while the call was on its way."""
+
+
+class LoadFailed(Exception):
+    """A model's own code raised, or asked the process to end, while the model was loaded."""
 
 
 _EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]
@@ -114,23 +119,33 @@ class Shelf:
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
-        models = LOADERS[source["kind"]](helper, source, source_number)
-        if len(models) > MODELS_OF_A_SOURCE:
-            raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
-        recorded = [self._recordings(model, helper) for model in models]
-        for model, own in zip(models, recorded, strict=True):
-            _warm_up(model, helper, source["path"], own)
-        name = source["name"]
-        described = [
-            model.describe(source["version"], name if len(models) == 1 else "").as_dict()
-            for model in models
-        ]
+        try:
+            models, recorded = self._made(source, source_number, helper)
+        finally:
+            if self.is_copy:
+                _end_copy(f"the loading of {source['path']}")
+        described = [model.describe(source["version"]).as_dict() for model in models]
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
             self.figures.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = Loaded(model, helper, index, recorded[position])
+
+    def _made(
+        self, source: dict[str, Any], source_number: int, helper: Helper
+    ) -> tuple[list[Model], list[Recordings | None]]:
+        """The models of a source, warm, and what was recorded of each."""
+        models = LOADERS[source["kind"]](helper, source, source_number)
+        if len(models) > MODELS_OF_A_SOURCE:
+            raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
+        if source["name"] and len(models) == 1:
+            models[0].name = source["name"]  # as clients call it, in all that is said of it
+        recorded = [self._recordings(model, helper) for model in models]
+        for model, own in zip(models, recorded, strict=True):
+            with _told(f"the warm-up of model {model.name!r} in {source['path']}"):
+                _warm_up(model, helper, source["path"], own)
+        return models, recorded
 
     def _recordings(self, model: Model, helper: Helper) -> Recordings | None:
         if not model.cuda_graphs:
@@ -199,7 +214,7 @@ class Shelf:
             finally:
                 own.out = None
                 if self.is_copy:
-                    _end_copy(model)
+                    _end_copy(f"model {model.name!r}")
             ended = _now()
             outputs = _in_order(model, result, rows)
         else:
@@ -269,7 +284,7 @@ class Shelf:
                     return
                 finally:
                     if self.is_copy:
-                        _end_copy(loaded.model)
+                        _end_copy(f"model {loaded.model.name!r}")
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
                 yield _in_order(loaded.model, part)
         finally:
@@ -392,16 +407,31 @@ def _module_name(source_number: int) -> str:
     return f"shmgpu_served_{source_number}"
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What is raised meanwhile says of which model, and what it was doing."""
+    try:
+        yield
+    except ConfigError:  # our own sentence
+        raise
+    except (Exception, SystemExit) as error:
+        said = str(error)
+        kind = type(error).__name__ + (f": {said}" if said else "")
+        raise LoadFailed(f"{what} raised {kind}") from error
+
+
 def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> list[Model]:
     """Run a model file: ``load(helper)`` makes the session, decorated functions are models."""
     path = source["path"]
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module = modules.anew(_module_name(source_number), path, is_listed=True)
+    with _told(path):
+        module = modules.anew(_module_name(source_number), path, is_listed=True)
     load = getattr(module, "load", None)
     if load is not None:
-        helper.session = load(helper)
+        with _told(f"load() of {path}"):
+            helper.session = load(helper)
     found = [one for one in vars(module).values() if isinstance(one, Model)]
     models = list(dict.fromkeys(found))
     if not models:
@@ -424,9 +454,7 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 
 
 def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | None) -> None:
-    samples = model.warmup() if callable(model.warmup) else model.warmup
-    if samples is None:
-        samples = _zeros(model)
+    samples = _samples(model)
     if model.prepare:  # found in any case, so that a wrong name is told of before it is served
         samples = _prepared(model, preparing.find(model.prepare, path), samples)
     for sample in samples:
@@ -446,6 +474,20 @@ def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | Non
             recorded.record(inputs)
     if samples:
         logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
+
+
+def _samples(model: Model) -> Any:
+    """What the model is warmed up with, as its file says."""
+    samples = model.warmup() if callable(model.warmup) else model.warmup
+    if samples is None:
+        return _zeros(model)
+    samples = list(samples) if isinstance(samples, Iterable) else [None]
+    if not all(isinstance(one, (list, tuple)) and len(one) == len(model.inputs) for one in samples):
+        raise ConfigError(
+            f"model {model.name!r}: warmup= must be a list of samples, each a tuple with a value "
+            f"for each input ({', '.join(one.name for one in model.inputs)})"
+        )
+    return samples
 
 
 def _prepared(model: Model, prepare: preparing.Prepare, samples: Any) -> list[Any]:
@@ -489,12 +531,12 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
     return found
 
 
-def _end_copy(model: Model) -> None:
+def _end_copy(who: str) -> None:
     """End a process that a model forked before it reads the helper's requests as its own."""
     logger.error(
-        "model %r forked a process that came back from its function, and was ended: have it end "
-        "itself with os._exit()",
-        model.name,
+        "%s forked a process that came back from it, and was ended: have it end itself with "
+        "os._exit()",
+        who,
     )
     os._exit(1)
 

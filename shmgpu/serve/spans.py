@@ -9,7 +9,9 @@ the SDK's thread, to where its environment variables (``OTEL_...``) say.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
+import threading
 import time
 from typing import Any
 
@@ -22,9 +24,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from shmgpu import core, monitor, trace
 from shmgpu.errors import ConfigError
+from shmgpu.logs import logger
 from shmgpu.serve.requests import ProtocolError
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
+CLOSE_S = 1.0  # for the last spans, at a worker's end
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -37,15 +41,16 @@ class Spans:
     """The spans of one worker.
 
     Args:
-        processor: of the SDK; what takes finished spans.
+        exporter: of the SDK; what takes finished spans.
         slot, generation: the worker's, by which it knows its calls in the trace.
     """
 
-    def __init__(self, processor: Any, slot: int, generation: int) -> None:
+    def __init__(self, exporter: SpanExporter, slot: int, generation: int) -> None:
+        self._exporter = exporter
         # The SDK's own resource: OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win.
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "shmgpu"}
         self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("shmgpu.serve")
         self._slot = slot
         self._generation = generation
@@ -117,10 +122,14 @@ class Spans:
             self._kept.pop(sequence, None)
 
     def close(self) -> None:
-        """Make what is left, and wait until it has been exported."""
+        """Make what is left, and wait until it has been exported, as long as CLOSE_S."""
         self.make()
         self._export(self._late, {})
+        # Without a collector the SDK would go on trying, longer than a server may take to end.
+        giving_up = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        giving_up.start()
         self._provider.shutdown()
+        giving_up.cancel()
 
     def _times(self) -> dict[int, _Times]:
         """When this worker's calls waited and ran, by their sequence."""
@@ -163,7 +172,12 @@ def exporter() -> SpanExporter:
     name = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     name = {"otlp": "otlp_proto_http"}.get(name, name)
     for entry in importlib.metadata.entry_points(group="opentelemetry_traces_exporter", name=name):
-        made: SpanExporter = entry.load()()
+        try:
+            made: SpanExporter = entry.load()()
+        except ImportError as error:
+            raise ConfigError(
+                f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'
+            ) from None
         return made
     raise ConfigError(
         f"--otel needs an exporter that is missing ({name}): "
@@ -171,7 +185,39 @@ def exporter() -> SpanExporter:
     )
 
 
+class Complaints(logging.Handler):
+    """What the SDK logs while it cannot export: it says so at each try, for each batch.
+
+    One line in a while is enough of that, from the logger of everything else here.
+    """
+
+    PAUSE_S = 60.0
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._next = 0.0
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell of it, or count it."""
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return
+        before = f", and {self._left_out} times before" if self._left_out else ""
+        self._next = now + self.PAUSE_S
+        self._left_out = 0
+        logger.warning(
+            "spans are not exported%s (%s): OTEL_EXPORTER_OTLP_ENDPOINT says where a collector is",
+            before,
+            " ".join(record.getMessage().split()),
+        )
+
+
 def exporting(slot: int) -> Spans:
     """Spans that are exported as the environment says; for the worker in that slot."""
+    log = logging.getLogger("opentelemetry")
+    log.addHandler(Complaints())
+    log.propagate = False
     generation = int(core.child_stats(slot)["generation"])
-    return Spans(BatchSpanProcessor(exporter()), slot, generation)
+    return Spans(exporter(), slot, generation)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu.arguments import Options
-from shmgpu.errors import RemoteError
+from shmgpu.errors import CallTimeout, RemoteError
 from shmgpu.plans import Call
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.counters import INDEX, now_ms
@@ -23,7 +23,7 @@ from shmgpu.serve.problems import told_as
 from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS = INDEX["fail_count"], INDEX["fail_ns"]
+_FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _LAST = INDEX["inference_count"], INDEX["last_ms"]
 _LOST = told_as(StreamLost)
@@ -205,6 +205,7 @@ class Stream:
         else:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += passed
+            counters[base + _EXPIRED] += isinstance(error, CallTimeout)
         if isinstance(error, RemoteError) and error.type_name == _LOST:
             error = ProtocolError(503, error.message)
         self.end(error)

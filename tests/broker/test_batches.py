@@ -72,6 +72,13 @@ def patient(helper, x):
     return x
 
 
+@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=64))
+def add_one(helper, x):
+    if (x[:, 0] == -1).any():
+        raise ValueError("a row begins with -1")
+    return np.add(x, 1, out=helper.room)
+
+
 @shmgpu.function(arrays="numpy")
 def sizes(helper):
     seen = list(helper.session["sizes"])
@@ -119,6 +126,31 @@ def test_a_single_message_is_not_gathered(broker):
     for _ in range(3):
         double(rows(4, 1))
     assert shmgpu.stats()["bytes"]["gathered"] == 0
+
+
+def large(value):
+    return np.full((1, 64 << 10), value, np.float32)
+
+
+def test_large_calls_that_are_sooner_done_one_after_another_are_not_gathered(broker):
+    for start in range(0, 160, 8):
+        futures = [add_one.submit(large(start + n)) for n in range(8)]
+        for n, future in enumerate(futures):
+            assert (future.result(10) == start + n + 1).all()
+    stats = shmgpu.stats()
+    batched = sum(helper["batched"] for helper in stats["helpers"])
+    assert 0 < stats["bytes"]["gathered"] < batched * large(0).nbytes
+
+
+def test_of_large_calls_one_that_fails_costs_those_at_most_that_it_was_joined_with(broker):
+    for _ in range(20):  # in both ways
+        futures = [add_one.submit(large(-1 if n == 3 else n)) for n in range(8)]
+        with pytest.raises(shmgpu.RemoteError, match="a row begins with -1"):
+            futures[3].result(10)
+        for n, future in enumerate(futures):
+            if future.exception(10) is None:
+                assert (future.result() == n + 1).all()
+    assert (add_one(large(6)) == 7).all()
 
 
 def test_trees_and_plain_values_are_batched_by_what_they_share(broker):

@@ -192,6 +192,18 @@ def test_a_session_that_raises_fails_the_launch_with_its_traceback():
     assert not shmgpu.is_running()
 
 
+def test_a_process_that_a_session_forked_takes_no_calls():
+    def load(helper):
+        os.fork()
+        return os.getpid()
+
+    def main(rank):
+        return {who()[2] for _ in range(300)}
+
+    [pids] = launch(main, helpers=1, session=load)
+    assert len(pids) == 1
+
+
 def test_pools_have_their_own_helpers_and_sessions():
     def main(rank):
         with pytest.raises(shmgpu.BadFunction, match="nowhere"):

@@ -430,10 +430,11 @@ def test_a_narrow_screen_scrolls_sideways(idle):
     on_screen(idle, body, size=(60, 40))
 
 
-def test_a_tick_of_the_clock_while_the_screen_closes_is_nothing(idle):
+@pytest.mark.parametrize("gone", ["*", "#headline", "#children"])  # parts go one by one
+def test_a_tick_of_the_clock_while_the_screen_closes_is_nothing(idle, gone):
     async def body(app, pilot):
         await until(pilot, lambda: app.sample is not None, "a sample")
-        await app.screen.remove_children()
+        await app.screen.query(gone).remove()
         app.step()
 
     on_screen(idle, body)

@@ -96,14 +96,20 @@ class Server:
         return found
 
     def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """What Prometheus would scrape, by name and labels."""
+        """What Prometheus would scrape, by name and labels.
+
+        Triton's names are without the ending that this parser gives every counter.
+        """
         from prometheus_client.parser import text_string_to_metric_families
 
         status, headers, body = self.ask("GET", "/metrics")
         assert status == 200
         assert headers["content-type"].startswith("text/plain; version=")
         return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
+            (
+                sample.name.removesuffix("_total") if sample.name[:3] == "nv_" else sample.name,
+                frozenset(sample.labels.items()),
+            ): sample.value
             for family in text_string_to_metric_families(body.decode())
             for sample in family.samples
         }

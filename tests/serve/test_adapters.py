@@ -258,6 +258,15 @@ def test_a_torchscript_file_needs_the_shapes_of_its_inputs(tmp_path, net):
         ('{"warmup": true}', "warmup is True"),
         ("{", "cannot be read"),
         ('{"inputs": [{"shape": [-1, 4]}], "warmup": [100]}', "use numbers of rows, 1 to 32"),
+        (
+            '{"inputs": [{"shape": [-1, 4]}], "warmup": [{"images": [[1, 2]]}]}',
+            "a warmup sample of 'images' has the shape [1, 2], and must have [-1, 4]",
+        ),
+        ('{"inputs": [{"shape": "4"}]}', "shape='4' must be lengths"),
+        ('{"inputs": [{"shape": [-1, 4.5]}]}', "must be lengths"),
+        ('{"inputs": [{"shape": [-1, 4], "datatype": ["FP32"]}]}', "has the datatype ['FP32']"),
+        ('{"inputs": [{"shape": [-1, 4], "labels": [1]}]}', "labels are [1]"),
+        ('{"inputs": [{"shape": [-1, 4]}], "max_delay_ms": -5}', "model 'net': max_delay_ms=-5"),
     ],
 )
 def test_a_wrong_configuration_is_refused(tmp_path, net, config, sentence):
@@ -276,7 +285,8 @@ def test_a_wrong_configuration_is_refused(tmp_path, net, config, sentence):
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, name, sentence):
     torch.save({"weights": torch.zeros(2)}, tmp_path / name)
-    assert sentence in why_not(tmp_path / name)
+    said = why_not(tmp_path / name)
+    assert sentence in said and "Traceback" not in said
 
 
 def test_elements_that_the_protocol_has_not_are_refused(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -15,6 +17,7 @@ import pytest
 from serve import servers
 
 from shmgpu import serve
+from shmgpu.errors import ConfigError
 from shmgpu.serve import flags
 
 MODEL = servers.MODELS / "simple.py"
@@ -45,10 +48,89 @@ def refused(*words):
         ((MODEL, "--grpc-port", "99999"), "'99999' is no N"),
         ((f"{MODEL}@fast",), "for the pool 'fast'"),
         ((MODEL, "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
+        ((MODEL, "--arena", "5"), "use 1MiB or more: a number without a unit is bytes"),
+        ((MODEL, "--max-header", "10"), "use 1KiB or more"),
+        ((MODEL, "--max-body", "0"), "use 1KiB or more"),
+        ((MODEL, "--timeout", "0"), "use more than 0"),
+        ((MODEL, "--helpers", "a=1,a=2"), "each pool needs a name of its own"),
+        ((MODEL, "--host", "300.1.1.1"), "cannot listen at 300.1.1.1"),
+        ((MODEL, "--host", "300.1.1.1", "--uds", "x.sock", "--grpc-port", "0"), "choose another"),
+        ((MODEL, "--uds", "x" * 200), "too long"),
+        ((MODEL, "--access-log", "/nowhere/log"), "access log /nowhere/log cannot be written"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(words, sentence):
-    assert sentence in refused(*words)
+    said = refused(*words)
+    assert sentence in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("workers = 2.7", "2.7 is no N"),
+        ("workers = true", "True is no N"),
+        ("timeout = true", "True is no S"),
+        ("host = 5", "5 is no ADDRESS"),
+        ('devices = ["cpu"]', "is no NAMES"),
+        ("arena = 5", "use 1MiB or more"),
+        ("helpers = 1.5", "1.5 is no N"),
+        ('allow_repository = "yes"', "is no true or false"),
+        ("max_body = 4096\nmax-body = 8192", "says max_body twice"),
+        ('models = "model.py"', "must be a list of paths"),
+    ],
+)
+def test_a_configuration_of_another_type_is_refused(tmp_path, line, sentence):
+    config = tmp_path / "server.toml"
+    config.write_text(line)
+    with pytest.raises(ConfigError) as caught:
+        flags.resolve(argparse.Namespace(config=str(config), models=["model.py"]))
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "extra"),
+    [
+        ("uvloop", (), "serve"),
+        ("httptools", (), "serve"),
+        ("prometheus_client", (), "serve"),
+        ("grpc", ("--grpc-port", "0"), "serve"),
+        ("google.protobuf", ("--grpc-port", "0"), "serve"),
+        ("opentelemetry", ("--otel",), "otel"),
+        ("opentelemetry.exporter.otlp.proto.http", ("--otel",), "otel"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    tmp_path, monkeypatch, package, words, extra
+):
+    if "http" in package and not importlib.metadata.entry_points(
+        group="opentelemetry_traces_exporter", name="otlp_proto_http"
+    ):
+        pytest.skip("the exporter is not installed at all")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if f'{{name}}.'.startswith('{package}.'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), before]))
+    said = refused(MODEL, "--workers", "1", "--port", "0", *words)
+    assert f'is missing ({package}): pip install "shmgpu[{extra}]"' in said
+    assert "Traceback" not in said
+
+
+def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, monkeypatch):
+    config = tmp_path / "server.toml"
+    config.write_text('arena = "8MiB"\nworkers = 3\n')
+    monkeypatch.setenv("SHMGPU_ARENA", "4MiB")
+    monkeypatch.setenv("SHMGPU_HELPERS", "5")
+    found = flags.resolve(argparse.Namespace(config=str(config), models=["m.py"], workers=4))
+    assert (found.workers, found.arena, found.helpers) == (4, 8 << 20, 5)
+    monkeypatch.setenv("SHMGPU_HELPERS", "many")
+    with pytest.raises(ConfigError, match="SHMGPU_HELPERS: 'many' is no N"):
+        flags.resolve(argparse.Namespace(config=None, models=["m.py"]))
 
 
 def test_a_configuration_file_has_the_flags_names_as_keys(tmp_path):

@@ -8,6 +8,8 @@ import json
 import numpy as np
 import pytest
 
+from shmgpu.serve.rows import nearest_delay_ms
+
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 
 NUMPY = {
@@ -220,3 +222,10 @@ def test_a_header_that_came_before_does_not_excuse_a_body_cut_short(server):
             "POST", "/v2/models/add_sub/infer", cut, Inference_Header_Content_Length=length
         )
         assert status == (200 if cut == body else 400)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [(0, 0), (0.5, 1), (1, 1), (3, 2), (49, 20), (200, 200), (999, 500)]
+)
+def test_a_request_waits_for_company_no_longer_than_its_model_asks_for(asked, found):
+    assert nearest_delay_ms(asked) == found

@@ -72,6 +72,38 @@ def test_failures_have_their_reasons(server):
     assert of_model(after, "nv_inference_request_success", "fails") == 0
 
 
+def test_requests_without_a_place_or_time_are_rejected(tmp_path):
+    name, waiting = "nv_inference_request_failure", "nv_inference_pending_request_count"
+    file = tmp_path / "go on"
+    path = client.InferInput("path", (1,), "BYTES")
+    path.set_data_from_numpy(np.array([str(file)], object))
+    with servers.serving(servers.MODELS / "simple.py", workers=1, helpers=1, max_queue=1) as server:
+        with contextlib.closing(
+            client.InferenceServerClient(server.address, concurrency=2)
+        ) as triton:
+            asked = triton.async_infer("held", [path], timeout=1_000_000)
+            servers.until(lambda: of_model(server.samples(), waiting, "held") == 1, "it waits")
+            with pytest.raises(client.InferenceServerException, match="maximum queue size"):
+                triton.infer("held", [path])
+            with pytest.raises(client.InferenceServerException, match="timeout expired"):
+                asked.get_result()
+        found = server.samples()
+        file.touch()
+    reasons = {
+        reason: of_model(found, name, "held", reason=reason)
+        for reason in ("REJECTED", "BACKEND", "CANCELED", "OTHER")
+    }
+    assert reasons == {"REJECTED": 2, "BACKEND": 0, "CANCELED": 0, "OTHER": 0}
+
+
+def test_what_only_grows_is_a_counter(server):
+    lines = server.ask("GET", "/metrics")[2].decode().splitlines()
+    kinds = {name: kind for _, _, name, kind in (s.split() for s in lines if "# TYPE" in s)}
+    assert kinds.pop("nv_inference_pending_request_count") == "gauge"
+    own = {kind for name, kind in kinds.items() if name.startswith("nv_")}
+    assert own == {"counter"}
+
+
 def test_batches_are_counted_by_their_rows(server):
     ask(server, "rows", shape=(3, 1))
     found = server.samples()

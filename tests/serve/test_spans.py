@@ -5,7 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import logging
+import os
 import queue
+import select
+import socket
 import threading
 
 import numpy as np
@@ -198,3 +202,46 @@ def test_an_exporter_that_is_missing_is_said_at_the_start(monkeypatch):
     with pytest.raises(AssertionError, match="exporter that is missing"):
         with servers.serving(servers.MODELS / "simple.py", otel=True):
             pass
+
+
+def test_an_exporter_that_fails_is_told_of_once_in_a_while(caplog, monkeypatch):
+    from shmgpu.serve import spans
+
+    now = 100.0
+    monkeypatch.setattr(spans.time, "monotonic", lambda: now)
+    complaints = spans.Complaints()
+    for passed in (0.0, 1.0, 1.0, 100.0):
+        now += passed
+        complaints.handle(logging.makeLogRecord({"levelno": 30, "msg": "no\ncollector"}))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and all("(no collector)" in one for one in told)
+    assert "and 2 times before" in told[1]
+
+
+def test_without_a_collector_there_is_one_line_and_the_server_ends(monkeypatch):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        )
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        with servers.serving(
+            servers.MODELS / "simple.py", workers=1, helpers=1, otel=True, drain_timeout=3
+        ) as server:
+            log = server.process.stderr.fileno()
+            said = ""
+
+            def told():
+                nonlocal said
+                said += os.read(log, 1 << 16).decode()
+                return "spans are not exported" in said
+
+            os.set_blocking(log, False)
+            ask(client, server.address)
+            servers.until(lambda: readable(log) and told(), "the log tells of it")
+            os.set_blocking(log, True)
+        assert said.count("\n") == 1 and "Connection refused" in said
+
+
+def readable(descriptor):
+    return select.select([descriptor], [], [], 0.1)[0]

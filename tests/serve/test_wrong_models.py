@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
 from serve import servers
 
-from shmgpu.errors import ConfigError, RemoteError, ResultTooLarge
-from shmgpu.serve import Tensor, model, problems
+from shmgpu.entries import Helper
+from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
+from shmgpu.serve import Tensor, model, problems, runner
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -78,6 +82,31 @@ def test_a_process_that_a_model_forked_takes_no_requests(server):
     servers.until(lambda: not copies(), "what the model forked has ended")
 
 
+@pytest.mark.parametrize("forks", ["as it is read", "in load", "as it is warmed up"])
+def test_a_process_forked_while_a_model_is_loaded_takes_no_requests(tmp_path, forks):
+    path = tmp_path / "forking.py"
+    path.write_text(
+        "import os\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "def fork(when):\n"
+        f"    if when == {forks!r}:\n"
+        "        os.fork()\n"
+        "fork('as it is read')\n"
+        "def load(helper):\n"
+        "    fork('in load')\n"
+        "x, y = Tensor('x', 'FP32', (1, 4)), Tensor('y', 'FP32', (1, 4))\n"
+        "@model(inputs=[x], outputs=[y], warmup=lambda: fork('as it is warmed up') or [])\n"
+        "def same(helper, x):\n"
+        "    return x\n"
+    )
+    with servers.serving(path, workers=1, helpers=1, allow_repository=True) as server:
+        for _ in range(4):
+            assert ask(server, "same")[0] == 200
+        assert server.ask("POST", "/v2/repository/models/same/load")[0] == 200
+        for _ in range(4):
+            assert ask(server, "same")[0] == 200
+
+
 def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):
     now = 100.0
     monkeypatch.setattr(problems.time, "monotonic", lambda: now)
@@ -111,6 +140,91 @@ def test_a_function_that_cannot_be_called_is_refused_where_it_is_declared(functi
         model(inputs=one, outputs=one)(function)
     model(inputs=one, outputs=one)(lambda helper, *inputs: inputs[0])
     model(inputs=one, outputs=one, sequence=True)(lambda helper, state, x: x)
+
+
+DECLARED = (
+    "from shmgpu.serve import Tensor, model\n"
+    "one = [Tensor('x', 'FP32', (1,))]\n"
+    "@model(inputs=one, outputs=one{more})\n"
+    "def same(helper, x):\n"
+    "    {body}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def load(helper):\n    raise SystemExit(3)", "load() of PATH raised SystemExit: 3"),
+        ("def load(helper):\n    open('absent')", "load() of PATH raised FileNotFoundError"),
+        ("raise SystemExit", "PATH raised SystemExit"),
+        (
+            DECLARED.format(more="", body="raise SystemExit(4)"),
+            "the warm-up of model 'same' in PATH raised SystemExit: 4",
+        ),
+        (
+            DECLARED.format(more=", warmup=[5]", body="return x"),
+            "model 'same': warmup= must be a list of samples",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    shelf = runner.Shelf.__new__(runner.Shelf)
+    shelf.helper = Helper(0, "cpu", "default", 1)
+    shelf.loaded = {}
+    source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
+    shelf.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
+    with pytest.raises((runner.LoadFailed, ConfigError)) as caught:
+        shelf.load(1)
+    assert str(caught.value).startswith(sentence.replace("PATH", str(path)))
+    sys.modules.pop("shmgpu_served_1", None)
+
+
+def test_a_server_that_cannot_load_shows_the_models_own_frames_only(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("def load(helper):\n    raise ValueError('no weights')\n")
+    refused = subprocess.run(
+        [sys.executable, "-m", "shmgpu", "serve", path, "--port=0", "--workers=1"],
+        env=servers.environment(), capture_output=True, text=True, timeout=servers.DEADLINE_S,
+    )  # fmt: skip
+    assert refused.returncode != 0
+    assert f"load() of {path} raised ValueError: no weights" in refused.stderr
+    assert 'broken.py", line 2, in load' in refused.stderr
+    assert "runner.py" not in refused.stderr
+
+
+def test_what_no_arena_could_hold_is_not_to_be_tried_again():
+    full = ArenaFull("no room", 3 << 20, 2 << 20, 2 << 20, 4 << 20)
+    assert problems.answer_to(full)[0] == 503
+    status, sentence = problems.answer_to(full, body_bytes=1 << 20)
+    assert status == 500 and "larger --arena" in sentence and "try again" not in sentence
+
+
+def test_an_answer_that_is_larger_than_the_arena_says_what_to_raise(tmp_path):
+    path = tmp_path / "large.py"
+    path.write_text(
+        "import numpy as np\n"
+        "from shmgpu.serve import Tensor, model\n"
+        "count, filled = Tensor('n', 'INT64', (1,)), Tensor('y', 'FP32', (-1,))\n"
+        "@model(inputs=[count], outputs=[filled], warmup=[])\n"
+        "def fill(helper, n):\n"
+        "    return np.ones(int(n[0]), 'float32')\n"
+    )
+    with servers.serving(path, helpers=1, workers=1, arena="2MiB") as server:
+
+        def fill(count):
+            asked = {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]}
+            body = json.dumps({"inputs": [asked]}).encode()
+            return server.ask("POST", "/v2/models/fill/infer", body)
+
+        status, _, answer = fill(1 << 20)
+        assert (status, b"larger --arena" in answer) == (500, True)
+        assert fill(1 << 18)[0] == 200
+
+
+def test_an_error_without_words_is_named_alone():
+    assert problems.answer_to(RemoteError("MemoryError", "", ""))[1] == "MemoryError"
 
 
 def test_an_answer_that_is_too_large_says_what_to_set():

@@ -50,10 +50,12 @@ class Config:
     Attributes:
         path: of the configuration; that of the model where there is none.
         values: its keys.
+        name: of the model, as clients call it.
     """
 
     path: Path
     values: dict[str, Any]
+    name: str
 
     def tensors(self, key: str, found: Sequence[Tensor | str], *, by_name: bool) -> list[Tensor]:
         """Inputs or outputs: as found in the file, where the configuration does not say.
@@ -113,7 +115,12 @@ class Config:
     def _labels(self, labels: Any) -> tuple[str, ...]:
         """A list of them, or the name of a file with one a line."""
         if not isinstance(labels, str):
-            return tuple(map(str, labels))
+            if not isinstance(labels, (list, tuple)) or not all(map(_is_text, labels)):
+                raise ConfigError(
+                    f"{self.path}: labels are {labels!r}, and must be a list of text, or a file "
+                    "with one a line"
+                )
+            return tuple(labels)
         file = self.path.parent / labels
         try:
             return tuple(file.read_text(encoding="utf-8").splitlines())
@@ -148,6 +155,7 @@ class Config:
             )
         return Model(
             body,
+            name=self.name,
             inputs=inputs,
             outputs=outputs,
             max_batch_size=size,
@@ -171,12 +179,19 @@ class Config:
         names = [tensor.name for tensor in inputs]
         if isinstance(one, dict) and set(one) == set(names):
             try:
-                return tuple(
+                sample = tuple(
                     np.array(one[tensor.name], datatypes.DATATYPES[tensor.datatype].storage)
                     for tensor in inputs
                 )
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{self.path}: a warmup sample is no arrays ({error})") from None
+            for tensor, array in zip(inputs, sample, strict=True):
+                if not _fits(array.shape, tensor.shape):
+                    raise ConfigError(
+                        f"{self.path}: a warmup sample of {tensor.name!r} has the shape "
+                        f"{list(array.shape)}, and must have {list(tensor.shape)}"
+                    )
+            return sample
         if isinstance(one, int) and 1 <= one <= max(size, 1):
             return zeros(inputs, one, 1)
         raise ConfigError(
@@ -193,7 +208,9 @@ def read(model: str) -> Config:
     """
     path = Path(model)
     places = [path.with_suffix(".json"), path.with_suffix(".toml")]
+    name = path.stem
     if path.stem == "model" and path.parent.name.isdecimal():  # NAME/1/model.pt
+        name = path.parents[1].name
         places += [path.parents[1] / "config.json", path.parents[1] / "config.toml"]
     for place in places:
         if not place.is_file():
@@ -204,8 +221,8 @@ def read(model: str) -> Config:
         except (OSError, ValueError) as error:
             raise ConfigError(f"the configuration {place} cannot be read ({error})") from None
         _check(place, values)
-        return Config(place, values)
-    return Config(path, {})
+        return Config(place, values, name)
+    return Config(path, {}, name)
 
 
 def _check(place: Path, values: Any) -> None:
@@ -252,3 +269,13 @@ def zeros(inputs: Sequence[Tensor], rows: int, other: int) -> tuple[Any, ...]:
 
 def _name(one: Tensor | str) -> str:
     return one.name if isinstance(one, Tensor) else one
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    return len(shape) == len(declared) and all(
+        wanted in (-1, extent) for extent, wanted in zip(shape, declared, strict=True)
+    )
+
+
+def _is_text(one: Any) -> bool:
+    return isinstance(one, str)

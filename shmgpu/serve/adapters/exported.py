@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 from shmgpu.errors import ConfigError
@@ -20,7 +23,7 @@ def load(helper: Any, path: str) -> Model:
     torch = tensors.torch_for(path)
     from torch.utils import _pytree as pytree
 
-    with tensors.opening(path, "a file of torch.export.save"):
+    with tensors.opening(path, "a file of torch.export.save"), _raising_what_it_logs():
         program = torch.export.load(path)
     if helper.device != "cpu":
         from torch.export.passes import move_to_device_pass
@@ -68,6 +71,27 @@ def load(helper: Any, path: str) -> Model:
 
 
 _USER, _OUTPUT = "USER_INPUT", "USER_OUTPUT"
+
+
+@contextlib.contextmanager
+def _raising_what_it_logs() -> Iterator[None]:
+    """Torch logs why it cannot read a file, with a traceback, and then raises something vague."""
+    logged: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            logged.append(error)
+        return error is None
+
+    log = logging.getLogger("torch.export")
+    log.addFilter(keep)
+    try:
+        yield
+    except Exception as error:
+        raise (logged[0] if logged else error) from None
+    finally:
+        log.removeFilter(keep)
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -31,6 +31,7 @@ def opening(path: str, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason.partition(" This is an internal")[0]  # of torch, to whoever mends torch
         raise ConfigError(f"{path} cannot be loaded: {what} was expected ({reason})") from None
 
 
@@ -62,10 +63,11 @@ def find_outputs(torch: Any, run: Any, helper: Any, inputs: list[Tensor]) -> lis
             found, names = flat(run(helper, *sample))
             shapes = [tuple(one.shape) for one in found]
         except Exception as error:
+            kind = type(error).__name__
+            reason = (str(error).strip() or "no reason").splitlines()[-1].removeprefix(f"{kind}: ")
             raise ConfigError(
-                "the model could not be run on zeros to find out what it gives "
-                f"({type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[-1]}):"
-                ' correct the shapes of its inputs, or declare "outputs" beside it'
+                f"the model could not be run on zeros to find out what it gives ({kind}: {reason}):"
+                ' correct the shapes and datatypes of its inputs, or declare "outputs" beside it'
             ) from None
         seen.append(shapes)
     names = names or output_names(len(found))
