@@ -131,6 +131,15 @@ class Server:
         return [int(one) for one in text.split()]
 
 
+def tensor(name: str, array: Any, datatype: str) -> Any:
+    """An input of the stock HTTP client."""
+    from tritonclient import http
+
+    made = http.InferInput(name, array.shape, datatype)
+    made.set_data_from_numpy(array)
+    return made
+
+
 @contextlib.contextmanager
 def serving(*models: Any, in_group: bool = False, **flags: Any) -> Iterator[Server]:
     """A server that is ready, maybe in a process group of its own; it ends with the block.

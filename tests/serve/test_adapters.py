@@ -124,12 +124,6 @@ def server(repository):
         yield running
 
 
-def tensor(name, array, datatype):
-    made = client.InferInput(name, array.shape, datatype)
-    made.set_data_from_numpy(array)
-    return made
-
-
 def rows_of(count):
     return np.random.default_rng(count).standard_normal((count, 4), "float32")
 
@@ -147,7 +141,7 @@ def rows_of(count):
 def test_a_file_of_torch_gives_what_the_module_gives(triton, net, name, scores, best, rows):
     x = rows_of(rows)
     expected = net(torch.from_numpy(x))
-    answer = triton.infer(name, [tensor("images", x, "FP32")])
+    answer = triton.infer(name, [servers.tensor("images", x, "FP32")])
     assert np.allclose(answer.as_numpy(scores), expected[0].detach().numpy(), atol=1e-6)
     assert np.array_equal(answer.as_numpy(best), expected[1].numpy())
 
@@ -169,14 +163,16 @@ def test_what_the_file_says_is_shown(triton):
 def test_labels_beside_a_model_name_its_classes(triton, net):
     x = rows_of(1)
     wanted = client.InferRequestedOutput("output_0", class_count=1)
-    answer = triton.infer("exported", [tensor("images", x, "FP32")], outputs=[wanted])
+    answer = triton.infer("exported", [servers.tensor("images", x, "FP32")], outputs=[wanted])
     best = net(torch.from_numpy(x))[1].item()
     assert answer.as_numpy("output_0").item().decode().endswith(["cat", "dog", "owl"][best])
 
 
 def test_keyword_inputs_and_outputs_by_name_of_an_exported_program(triton):
     x = np.arange(8, dtype="float32").reshape(2, 4)
-    answer = triton.infer("named", [tensor("right", x, "FP32"), tensor("left", 3 * x, "FP32")])
+    answer = triton.infer(
+        "named", [servers.tensor("right", x, "FP32"), servers.tensor("left", 3 * x, "FP32")]
+    )
     assert np.array_equal(answer.as_numpy("total"), 4 * x)
     assert np.array_equal(answer.as_numpy("difference"), 2 * x)
 
@@ -185,7 +181,7 @@ def test_keyword_inputs_and_outputs_by_name_of_an_exported_program(triton):
 def test_an_onnx_file_gives_what_the_module_gives(triton, net):
     x = rows_of(3)
     words = np.array([b"one", "zwölf".encode(), b""], object)
-    asked = [tensor("images", x, "FP32"), tensor("words", words, "BYTES")]
+    asked = [servers.tensor("images", x, "FP32"), servers.tensor("words", words, "BYTES")]
     answer = triton.infer("onnx_net", asked)
     expected = net.linear(torch.from_numpy(x)).detach().numpy()
     assert np.allclose(answer.as_numpy("scores"), expected, atol=1e-6)
@@ -202,7 +198,11 @@ def test_onnxruntime_reports_to_nobody(server):
 
 def test_python_files_lie_in_the_same_folder(triton):
     x = np.ones(3, "float32")
-    assert triton.infer("doubled", [tensor("x", x, "FP32")]).as_numpy("y").tolist() == [2, 2, 2]
+    assert triton.infer("doubled", [servers.tensor("x", x, "FP32")]).as_numpy("y").tolist() == [
+        2,
+        2,
+        2,
+    ]
 
 
 def test_requests_run_as_one_where_the_first_axis_is_open(server, triton):
@@ -210,7 +210,7 @@ def test_requests_run_as_one_where_the_first_axis_is_open(server, triton):
     with contextlib.closing(http):
         for _ in range(8):
             waiting = [
-                http.async_infer("exported", [tensor("images", rows_of(1), "FP32")])
+                http.async_infer("exported", [servers.tensor("images", rows_of(1), "FP32")])
                 for _ in range(16)
             ]
             for one in waiting:

@@ -9,42 +9,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from serve import client_messages
 
 pytest.importorskip("google.protobuf")
 pytest.importorskip("orjson")
 
 from google.protobuf import descriptor_pb2
+from serve.drawn import NUMBERS, arrays, same
 
 from shmgpu.serve import datatypes, messages, protocol
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
 
-NUMBERS = [name for name in datatypes.DATATYPES if name not in ("BYTES", "BF16")]
 Request = messages.MESSAGES["ModelInferRequest"]
 
 
 @pytest.fixture(scope="module")
 def client():
     return pytest.importorskip("tritonclient.grpc")
-
-
-def arrays(name: str) -> st.SearchStrategy:
-    shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
-    if name == "BYTES":
-        return hnp.arrays(
-            np.dtype(object), shapes, elements=st.binary(max_size=9), fill=st.nothing()
-        )
-    return hnp.arrays(datatypes.DATATYPES[name].storage, shapes)
-
-
-def same(left, right) -> bool:
-    if left.dtype == object:
-        return left.shape == right.shape and left.tolist() == right.tolist()
-    return left.shape == right.shape and np.array_equal(
-        left, right, equal_nan=left.dtype.kind == "f"
-    )
 
 
 def read(data: bytes, model=None, limits=None):

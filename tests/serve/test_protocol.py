@@ -14,12 +14,13 @@ from hypothesis.extra import numpy as hnp
 
 pytest.importorskip("orjson")
 
+from serve.drawn import NUMBERS, arrays, same
+
 from shmgpu.serve import datatypes, protocol
 from shmgpu.serve.classes import best_classes
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol import Limits, OutputTensor, ProtocolError
 
-NUMBERS = [name for name in datatypes.DATATYPES if name not in ("BYTES", "BF16")]
 MODEL = ModelMetadata(
     "digits",
     inputs=(
@@ -54,25 +55,6 @@ def refusal(body: bytes, header_length=None, limits=None, model=None) -> str:
         protocol.parse_infer(body, header_length, limits or Limits(), model)
     assert caught.value.status == 400
     return caught.value.sentence
-
-
-def arrays(name: str, max_dims: int = 3) -> st.SearchStrategy:
-    shapes = hnp.array_shapes(min_dims=1, max_dims=max_dims, min_side=0, max_side=4)
-    if name == "BYTES":
-        return hnp.arrays(
-            np.dtype(object), shapes, elements=st.binary(max_size=9), fill=st.nothing()
-        )
-    if name == "BF16":
-        return hnp.arrays(np.float32, shapes, elements=st.floats(width=16))
-    return hnp.arrays(datatypes.DATATYPES[name].storage, shapes)
-
-
-def same(left, right) -> bool:
-    if left.dtype == object:
-        return left.shape == right.shape and left.tolist() == right.tolist()
-    return left.shape == right.shape and np.array_equal(
-        left, right, equal_nan=left.dtype.kind == "f"
-    )
 
 
 def as_sent(name: str, array):

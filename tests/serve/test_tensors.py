@@ -19,33 +19,27 @@ def server():
         yield running
 
 
-def tensor(name, array, datatype):
-    made = client.InferInput(name, array.shape, datatype)
-    made.set_data_from_numpy(array)
-    return made
-
-
 def test_a_torch_model_gives_what_torch_gives(triton):
     torch.manual_seed(7)
     layer = torch.nn.Linear(4, 2)
     for rows in (1, 3, 16):
         x = np.random.default_rng(rows).random((rows, 4), "float32")
-        found = triton.infer("linear", [tensor("x", x, "FP32")]).as_numpy("y")
+        found = triton.infer("linear", [servers.tensor("x", x, "FP32")]).as_numpy("y")
         assert np.allclose(found, layer(torch.from_numpy(x)).detach().numpy(), atol=1e-6)
 
 
 def test_bf16_arrives_as_bfloat16_and_goes_back_as_it(triton):
     x = np.array([[0.5, 1, 2, -3]], "float32")
-    answer = triton.infer("halves", [tensor("x", x, "BF16")])
+    answer = triton.infer("halves", [servers.tensor("x", x, "BF16")])
     assert np.array_equal(answer.as_numpy("y"), x + 1)
-    bias = tensor("bias", np.array([2], "float32"), "FP32")
-    answer = triton.infer("halves", [tensor("x", x, "BF16"), bias])
+    bias = servers.tensor("bias", np.array([2], "float32"), "FP32")
+    answer = triton.infer("halves", [servers.tensor("x", x, "BF16"), bias])
     assert np.array_equal(answer.as_numpy("y"), x + 2)
 
 
 def test_workers_hold_no_torch_and_little_memory_of_their_own(triton, server):
     for _ in range(100):
-        triton.infer("linear", [tensor("x", np.ones((1, 4), "float32"), "FP32")])
+        triton.infer("linear", [servers.tensor("x", np.ones((1, 4), "float32"), "FP32")])
     for pid in server.children()[-2:]:
         assert "libtorch" not in pathlib.Path(f"/proc/{pid}/maps").read_text()
         lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
