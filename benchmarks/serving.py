@@ -198,7 +198,8 @@ def _beside(load: str, server: Server, configuration: str) -> tuple[Figure, ...]
     figures = []
     for quantity, asked in (("rate", RATES), ("p99", P99S)):
         point = None
-        if load in SMALL:
+        # A line has a mark at every number of connections.
+        if load in SMALL and configuration in server.best.values():
             point = Point(CURVES[quantity], LOADS[load].connections, SHMGPU.name)
         figures.append(
             Figure(

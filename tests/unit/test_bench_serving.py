@@ -101,6 +101,34 @@ def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, echo, has_wrk):
     assert 0 < load.median_us <= load.p99_us
 
 
+LATE_ONCE = """#!{python}
+import pathlib, signal, sys, time
+
+mark = pathlib.Path(__file__ + "-was-here")
+is_first = not mark.exists()
+mark.touch()
+
+def end(*_):
+    print('{{"answered": 9, "seconds": 3, "median_us": 1, "p99_us": 2, "refused": 0, "broken": 0}}')
+    sys.exit()
+
+signal.signal(signal.SIGINT, signal.SIG_IGN if is_first else end)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_load_that_was_told_to_end_before_it_had_begun_is_made_again(tmp_path, monkeypatch):
+    wrk = tmp_path / "wrk"
+    wrk.write_text(LATE_ONCE.format(python=sys.executable))
+    wrk.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(httpload, "END_LIMIT_S", 0.5)
+    load = httpload.drive(1, httpload.Request("/", b""), 1, 0.01)
+    assert load == httpload.Load(3.0, 1, 2)
+
+
 def test_a_server_that_refuses_does_not_look_fast(echo):
     request = httpload.Request("/", b"", {"Transfer-Encoding": "nonsense"})
     with pytest.raises((ProbeFailed, OSError)):
