@@ -5,6 +5,9 @@ cores. Every round starts each server anew, checks whole answers over several co
 goes along the loads: requests of 1 KiB over 1 to 128 connections, of 600 KiB, of 16 MiB, and of
 600 KiB that lie in shared memory which the client registered.
 
+Every server, ``shmgpu serve`` too, has its configurations, and is judged by the one that is best at
+that kind of load. What the others reach is in the group ``tried``.
+
 The limits beside which ``shmgpu serve`` stands are a bare echo of the same HTTP stack and, for a
 lone client, the sum of that echo's time and of a call from a child.
 """
@@ -12,10 +15,11 @@ lone client, the sum of that echo's time and of a call from a child.
 from __future__ import annotations
 
 import shutil
+import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from benchmarks import httpload, isolate
 from benchmarks.figures import Curve, Figure, Group, Point, Probe, Unavailable, Workload
@@ -29,11 +33,15 @@ REGION_BYTES = MIB  # of each region that the client registers
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of ``nbytes`` over so many connections, in the body or in ``shared`` memory."""
+    """Requests of ``nbytes`` over so many connections, in the body or in ``shared`` memory.
+
+    A second of it is measured in so many ``spans``.
+    """
 
     nbytes: int
     connections: int
     shared: bool = False
+    spans: int = 3
 
     @property
     def kind(self) -> str:
@@ -49,11 +57,15 @@ LOADS = {
     **{name: Load(1 << 10, n) for name, n in zip(SMALL, CONNECTIONS, strict=True)},
     "600KiB": Load(600 << 10, 8),
     "600KiB_shared": Load(600 << 10, 8, shared=True),
-    "16MiB": Load(16 * MIB, 2),
+    "16MiB": Load(16 * MIB, 2, spans=1),  # a busy machine may answer none in a short span
 }
-OURS, BARE = SHMGPU.best["lone"], ECHO.best["lone"]  # each has one configuration
 UNITS = {"rate": "1/s", "median": "us", "p99": "us"}
 WORKER_MIB = "worker_private"
+WARM_S = 0.25  # before a load is measured: caches fill, shapes of requests become known
+SHARE, LEAST_S = (
+    0.75,
+    0.25,
+)  # what is measured of a round's seconds, and the least that a span takes
 
 
 def serve(
@@ -80,13 +92,26 @@ def serve(
             shared = servers.regions(port, x, REGION_BYTES) if load.shared else None
             with shared or nullcontext(chosen.wire) as wire:
                 servers.check(port, wire, x, server.factor)
-                done = httpload.drive(port, wire.write(x), load.connections, seconds)
+                done = measure(port, wire.write(x), load, seconds)
             measured = (done.rate, done.median_us, done.p99_us)
             for quantity, number in zip(UNITS, measured, strict=True):
                 result[f"{load_name} {quantity}"] = number
         if server is SHMGPU:
             result[WORKER_MIB] = servers.most_private_mib(pid)
     return result
+
+
+def measure(port: int, request: httpload.Request, load: Load, seconds: float) -> httpload.Load:
+    """Load a server, once it is warm, in spans, and return the medians over them.
+
+    A stall of some milliseconds alone makes a second's 99th percentile over one connection; of the
+    spans it spoils one. Each has connections of its own, which fall to a server's processes anew.
+    """
+    httpload.drive(port, request, load.connections, WARM_S)
+    count = max(1, int(load.spans * seconds))
+    span_s = max(LEAST_S, SHARE * seconds / count)
+    spans = [httpload.drive(port, request, load.connections, span_s) for _ in range(count)]
+    return httpload.Load(*map(statistics.median, zip(*map(astuple, spans), strict=True)))
 
 
 def call_and_echo(seconds: float) -> dict[str, float]:
@@ -104,7 +129,7 @@ def call_and_echo(seconds: float) -> dict[str, float]:
         "benchmarks.serving:serve",
         seconds + LIMIT_S,
         name=ECHO.name,
-        configuration=BARE,
+        configuration=ECHO.best[LOADS[load].kind],
         loads=[load],
         seconds=seconds,
     )
@@ -119,7 +144,7 @@ def _probe(server: Server, configuration: str, loads: Sequence[str]) -> Probe:
             raise Unavailable(f"there is no {server.program} on the path")
         result: dict[str, float | str] = isolate.call(
             "benchmarks.serving:serve",
-            len(loads) * seconds + LIMIT_S,
+            len(loads) * (WARM_S + seconds) + LIMIT_S,
             name=server.name,
             configuration=configuration,
             loads=list(loads),
@@ -130,15 +155,35 @@ def _probe(server: Server, configuration: str, loads: Sequence[str]) -> Probe:
     units = {f"{load} {quantity}": unit for load in loads for quantity, unit in UNITS.items()}
     if server is SHMGPU:
         units[WORKER_MIB] = "MiB"
-    name = server.name if server in (SHMGPU, ECHO) else server.label(configuration)
-    return Probe(name, run, units, server.needs)
+    return Probe(server.label(configuration), run, units, server.needs)
+
+
+def _at_best(server: Server, load: str) -> str:
+    """Return the server's configuration that does best at loads of that kind."""
+    return server.best[LOADS[load].kind]
+
+
+def _probes(server: Server, loads: Sequence[str]) -> list[Probe]:
+    """Return a probe for each of a server's configurations that is best at some of the loads."""
+    shares = {
+        configuration: [load for load in loads if _at_best(server, load) == configuration]
+        for configuration in server.configurations
+    }
+    return [_probe(server, *share) for share in shares.items() if share[1]]
+
+
+def _quantity(server: Server, load: str, quantity: str) -> tuple[str, str]:
+    """Return where a server's quantity at a load is found, at its best."""
+    return server.label(_at_best(server, load)), f"{load} {quantity}"
 
 
 CALL = "call + echo"
 CALL_AND_ECHO = Probe(CALL, call_and_echo, {"median": "us"}, SHMGPU.needs)
 QUICK = ("1KiB_1", "1KiB_32", "600KiB", "16MiB")
+SHARED = "600KiB_shared"
 ALL_PEERS = (*SMALL, "600KiB")
-TRIED = ("1KiB_32", "600KiB")  # enough to see that a configuration is not the best
+ALL_OURS = (*ALL_PEERS, "16MiB")
+TRIED = ("1KiB_32", "600KiB")  # enough to see that a configuration is best at nothing
 RATES = {**dict.fromkeys(SMALL, ">= 1.3"), "600KiB": ">= 3"}
 P99S = dict.fromkeys(SMALL, "<= 1")
 CURVES = {
@@ -148,19 +193,19 @@ CURVES = {
 
 
 def _beside(load: str, server: Server, configuration: str) -> tuple[Figure, ...]:
-    """Return shmgpu's rate and p99 at a load beside a peer's; asked of the peer's best."""
-    theirs = server.label(configuration)
-    is_best = server.best[LOADS[load].kind] == configuration
+    """Return shmgpu's rate and p99 at a load beside another's; asked of the other's best."""
+    is_best = _at_best(server, load) == configuration
     figures = []
     for quantity, asked in (("rate", RATES), ("p99", P99S)):
         point = None
-        if load in SMALL:
+        # A line has a mark at every number of connections.
+        if load in SMALL and configuration in server.best.values():
             point = Point(CURVES[quantity], LOADS[load].connections, SHMGPU.name)
         figures.append(
             Figure(
                 f"{quantity}_{load}_{server.key}_{server.slug(configuration)}",
-                (SHMGPU.name, f"{load} {quantity}"),
-                (theirs, f"{load} {quantity}"),
+                _quantity(SHMGPU, load, quantity),
+                (server.label(configuration), f"{load} {quantity}"),
                 asked.get(load) if is_best else None,
                 point=point,
             )
@@ -168,59 +213,75 @@ def _beside(load: str, server: Server, configuration: str) -> tuple[Figure, ...]
     return tuple(figures)
 
 
+def _against(
+    name: str, load: str, quantity: str, other: Server, asked: str | None = None
+) -> Figure:
+    """Return a figure of shmgpu at its best beside another server at its best."""
+    ours, theirs = _quantity(SHMGPU, load, quantity), _quantity(other, load, quantity)
+    baseline = ECHO.name if other is ECHO else None
+    return Figure(name, ours, theirs, asked, baseline)
+
+
 def _limits() -> Group:
-    """Return the group of a first look: shmgpu beside its limits and one peer's best."""
+    """Return the group of a first look: shmgpu beside its limits and one peer, each at its best."""
     peer = find("mosec")
-    shmgpu = _probe(SHMGPU, OURS, (*QUICK, "600KiB_shared"))
-    echo = _probe(ECHO, BARE, QUICK)
-    rival = _probe(peer, peer.best["few"], QUICK[:-1])
+    small = QUICK[:-1]
+    shared = _quantity(SHMGPU, SHARED, "rate")
     figures = [
-        Figure("lone", (SHMGPU.name, "1KiB_1 median"), (CALL, "median"), "<= 1.5"),
-        Figure("lone_echo", (SHMGPU.name, "1KiB_1 median"), (ECHO.name, "1KiB_1 median")),
-        Figure("rate_16MiB", (SHMGPU.name, "16MiB rate"), (ECHO.name, "16MiB rate"), ">= 0.7"),
-        Figure("rate_600KiB", (SHMGPU.name, "600KiB rate"), (ECHO.name, "600KiB rate")),
+        Figure("lone", _quantity(SHMGPU, QUICK[0], "median"), (CALL, "median"), "<= 1.5"),
+        _against("lone_echo", QUICK[0], "median", ECHO),
+        _against("rate_16MiB", "16MiB", "rate", ECHO, ">= 0.7"),
+        _against("rate_600KiB", "600KiB", "rate", ECHO),
         Figure(
             "rate_shared",
-            (SHMGPU.name, "600KiB_shared rate"),
-            (SHMGPU.name, "600KiB rate"),
+            shared,
+            _quantity(SHMGPU, "600KiB", "rate"),
             ">= 2",
             "shmgpu, in the body",
         ),
-        Figure("worker_private", (SHMGPU.name, WORKER_MIB), asked="<= 40"),
+        # After the largest bodies.
+        Figure("worker_private", (shared[0], WORKER_MIB), asked="<= 40"),
     ]
-    for load in QUICK[:-1]:
-        figures += [
-            Figure(
-                f"{quantity}_{load}_{peer.key}",
-                (SHMGPU.name, f"{load} {quantity}"),
-                (rival.name, f"{load} {quantity}"),
-            )
-            for quantity in ("rate", "p99")
-        ]
-    probes = (shmgpu, echo, rival, CALL_AND_ECHO)
-    return Group("limits", probes, tuple(figures), rounds=3, quick_rounds=1)
+    figures += [
+        _against(f"{quantity}_{load}_{peer.key}", load, quantity, peer)
+        for load in small
+        for quantity in ("rate", "p99")
+    ]
+    probes = [*_probes(SHMGPU, (*QUICK, SHARED)), *_probes(ECHO, QUICK), *_probes(peer, small)]
+    return Group("limits", (*probes, CALL_AND_ECHO), tuple(figures), rounds=3, quick_rounds=1)
 
 
-def _peers(name: str, are_best: bool, loads: Sequence[str], rounds: int) -> Group:
-    """Return the group of the peers' configurations that do best at some load, or of the others."""
-    probes, figures = [_probe(SHMGPU, OURS, loads)], []
-    for peer in PEERS:
-        for configuration in peer.configurations:
-            if (configuration in peer.best.values()) is not are_best:
-                continue
-            probes.append(_probe(peer, configuration, loads))
-            for load in loads:
-                figures += _beside(load, peer, configuration)
-    return Group(name, tuple(probes), tuple(figures), rounds=rounds, quick=False)
+def _peers() -> Group:
+    """Return the group of every peer at its best beside shmgpu at its best."""
+    probes = [probe for server in (SHMGPU, *PEERS) for probe in _probes(server, ALL_PEERS)]
+    figures = [
+        figure
+        for peer in PEERS
+        for load in ALL_PEERS
+        for figure in _beside(load, peer, _at_best(peer, load))
+    ]
+    return Group("peers", tuple(probes), tuple(figures), rounds=3, quick=False)
+
+
+def _tried() -> Group:
+    """Return the group of the configurations where they are not the best, shmgpu's too."""
+    probes = [_probe(SHMGPU, configuration, ALL_OURS) for configuration in SHMGPU.configurations]
+    figures: list[Figure] = []
+    for server in (SHMGPU, *PEERS):
+        for configuration in server.configurations:
+            wanted = ALL_PEERS if configuration in server.best.values() else TRIED
+            wanted = ALL_OURS if server is SHMGPU else wanted
+            loads = [load for load in wanted if _at_best(server, load) != configuration]
+            if loads and server is not SHMGPU:
+                probes.append(_probe(server, configuration, loads))
+            figures += (each for load in loads for each in _beside(load, server, configuration))
+    return Group("tried", tuple(probes), tuple(figures), rounds=1, quick=False)
 
 
 WORKLOAD = Workload(
     "serving",
     "HTTP requests of 1 KiB to 16 MiB, beside other servers and a bare echo of the same HTTP stack",
-    (
-        _limits(),
-        _peers("peers", True, ALL_PEERS, rounds=2),
-        _peers("tried", False, TRIED, rounds=1),
-    ),
+    # Of a curve's points that two groups have, the later group's are drawn.
+    (_limits(), _tried(), _peers()),
     preface=httpload.preface,
 )

@@ -1,4 +1,5 @@
 -- wrk's script: every request posts one body; at the end the figures are one line of JSON.
+-- A line on stderr says that it begins.
 -- Arguments: the body's file, then headers as "Name: value".
 function init(args)
    local file = assert(io.open(args[1], "rb"))
@@ -9,6 +10,7 @@ function init(args)
       local name, value = args[i]:match("^(.-): (.*)$")
       wrk.headers[name] = value
    end
+   io.stderr:write("ready\n")
 end
 
 function done(summary, latency, requests)

@@ -17,7 +17,7 @@ sys.path.append(str(ROOT))
 from benchmarks import harness, httpload, isolate, servers, serving  # noqa: E402
 from benchmarks.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.peers.servers import ECHO, KINDS, PEERS, SHMGPU, find  # noqa: E402
-from benchmarks.peers.servers.wires import HEADER_LENGTH, binary  # noqa: E402
+from benchmarks.peers.servers.wires import HEADER_LENGTH, binary, raw  # noqa: E402
 
 LIMIT_S = 100.0
 PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
@@ -31,8 +31,6 @@ def runnable(server, configuration):
     marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
     if configuration not in (server.best["few"], "msgpack"):
         marks.append(pytest.mark.slow)
-    if server.name == "mosec":
-        marks.append(pytest.mark.leaks_ok("mosec's workers, told to end, leave their semaphores"))
     return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
 
 
@@ -55,7 +53,8 @@ def test_a_server_answers_rightly_and_is_measured(name, configuration):
     }
 
 
-def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
+@pytest.mark.parametrize("configuration", SHMGPU.configurations)
+def test_shmgpu_serves_what_the_peers_do_and_shared_memory(configuration):
     for module in ("shmgpu._core", *SHMGPU.needs):
         pytest.importorskip(module)
     loads = ["1KiB_8", "600KiB", "600KiB_shared"]
@@ -63,7 +62,7 @@ def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
         "benchmarks.serving:serve",
         LIMIT_S,
         name=SHMGPU.name,
-        configuration=serving.OURS,
+        configuration=configuration,
         loads=loads,
         seconds=0.1,
     )
@@ -73,7 +72,7 @@ def test_shmgpu_serves_what_the_peers_do_and_shared_memory():
 
 @contextlib.contextmanager
 def running_echo():
-    configuration = ECHO.configurations[serving.BARE]
+    configuration = ECHO.configurations[ECHO.best["lone"]]
     port = servers.free_port()
     command = [sys.executable, *ECHO.command, "--port", str(port)]
     pytest.importorskip("uvloop")
@@ -100,6 +99,34 @@ def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, echo, has_wrk):
     load = httpload.drive(port, wire.write(np.ones(256, "float32")), 4, 1.0)
     assert load.rate > 0
     assert 0 < load.median_us <= load.p99_us
+
+
+LATE_ONCE = """#!{python}
+import pathlib, signal, sys, time
+
+mark = pathlib.Path(__file__ + "-was-here")
+is_first = not mark.exists()
+mark.touch()
+
+def end(*_):
+    print('{{"answered": 9, "seconds": 3, "median_us": 1, "p99_us": 2, "refused": 0, "broken": 0}}')
+    sys.exit()
+
+signal.signal(signal.SIGINT, signal.SIG_IGN if is_first else end)
+print("ready", file=sys.stderr, flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_load_that_was_told_to_end_before_it_had_begun_is_made_again(tmp_path, monkeypatch):
+    wrk = tmp_path / "wrk"
+    wrk.write_text(LATE_ONCE.format(python=sys.executable))
+    wrk.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(httpload, "END_LIMIT_S", 0.5)
+    load = httpload.drive(1, httpload.Request("/", b""), 1, 0.01)
+    assert load == httpload.Load(3.0, 1, 2)
 
 
 def test_a_server_that_refuses_does_not_look_fast(echo):
@@ -130,6 +157,47 @@ def test_nothing_of_a_server_is_left():
     while any(servers.runs(one) for one in processes):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+STUBBORN = """
+import http.server, multiprocessing, pathlib, signal, sys
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lock = multiprocessing.get_context("spawn").Lock()
+pathlib.Path(sys.argv[2]).write_text(lock._semlock.name)
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Echo).serve_forever()
+"""
+
+
+def test_a_server_that_must_be_killed_leaves_no_semaphore(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "END_LIMIT_S", 0.1)
+    port, name = servers.free_port(), tmp_path / "name"
+    command = [sys.executable, "-c", STUBBORN, str(port), str(name)]
+    with servers.running(command, port, raw("/"), 1):
+        semaphore = Path("/dev/shm") / f"sem.{name.read_text().removeprefix('/')}"
+        assert semaphore.exists()
+    assert not semaphore.exists()
+
+
+def test_a_load_is_measured_warm_and_a_stall_spoils_one_span_only(monkeypatch):
+    cold = httpload.Load(10.0, 90.0, 900.0)
+    stalled = httpload.Load(60.0, 10.0, 5000.0)
+    given = iter(
+        [cold, httpload.Load(100.0, 10.0, 20.0), stalled, httpload.Load(110.0, 11.0, 21.0)]
+    )
+    monkeypatch.setattr(httpload, "drive", lambda *_: next(given))
+    load = serving.LOADS["1KiB_1"]
+    found = serving.measure(0, httpload.Request("/", b""), load, 1.0)
+    assert found == httpload.Load(100.0, 10.0, 21.0)
 
 
 def test_slow_answers_count_as_the_requests_they_kept_back():
@@ -165,11 +233,15 @@ def test_a_server_that_is_missing_is_skipped_and_its_rows_say_so(monkeypatch):
         assert harness.row_of(group, figure, samples).notes
 
 
+def figures_of(*names):
+    groups = [group for group in serving.WORKLOAD.groups if group.name in names]
+    return [figure for group in groups for figure in group.figures]
+
+
 def test_every_configuration_has_rows_and_a_best_one_is_asked_for_each_load():
-    groups = [group for group in serving.WORKLOAD.groups if group.name in ("peers", "tried")]
+    figures = figures_of("peers", "tried")
     for peer in PEERS:
         labels = {peer.label(configuration) for configuration in peer.configurations}
-        figures = [figure for group in groups for figure in group.figures]
         mine = [figure for figure in figures if figure.against[0] in labels]
         assert {figure.against[0] for figure in mine} == labels
         asked = [figure.of[1] for figure in mine if figure.asked]
@@ -179,9 +251,21 @@ def test_every_configuration_has_rows_and_a_best_one_is_asked_for_each_load():
         )
 
 
+def test_shmgpu_stands_beside_each_server_with_its_best_configuration_for_the_load():
+    figures = [each for each in figures_of("limits", "peers", "tried") if " " in each.of[1]]
+    assert figures
+    for figure in figures:
+        load, _, _ = figure.of[1].partition(" ")
+        best = SHMGPU.best[serving.LOADS[load].kind]
+        assert figure.of[0] == SHMGPU.label(best)
+    tried = {each.against[0]: each.asked for each in figures_of("tried")}
+    assert set(map(SHMGPU.label, SHMGPU.configurations)) & set(tried)
+    assert not any(tried.values())
+
+
 def test_the_page_names_every_server_and_configuration():
     page = PEERS_PAGE.read_text()
-    for server in PEERS:
+    for server in (SHMGPU, *PEERS):
         section = page.split(f"### {server.name}\n")[1].split("\n### ")[0]
         for configuration in server.configurations:
             assert f"`{configuration}`" in section

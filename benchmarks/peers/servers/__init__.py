@@ -2,7 +2,8 @@
 
 One file for each, a program of its own that takes ``--port``, and one table, ``SERVERS``. All serve
 the model that doubles float32 items, in two model processes where the server has such, and get the
-same load. ``../README.md`` says which configurations were tried, what is taken, and why.
+same load. ``../README.md`` says which configurations were tried, what is taken, and why: of
+``shmgpu serve`` as of its peers.
 """
 
 from __future__ import annotations
@@ -61,27 +62,21 @@ def _ours(module: str) -> tuple[str, ...]:
     return ("-m", f"{__name__}.{module}")
 
 
+_SHMGPU = ("--helpers", "1", "--devices", "cpu", "--arena", "192MiB", "--allow-client-shm")
 SHMGPU = Server(
     "shmgpu",
     ("-m", "shmgpu", "serve", str(Path(__file__).with_name("double.py"))),
     ("shmgpu", "uvloop", "httptools"),
     {
-        "one helper": Configuration(
-            (
-                "--workers",
-                "2",
-                "--helpers",
-                "1",
-                "--devices",
-                "cpu",
-                "--arena",
-                "192MiB",
-                "--allow-client-shm",
-            ),
-            binary(),
-        )
+        "one worker": Configuration(("--workers", "1", *_SHMGPU), binary()),
+        "two workers": Configuration(("--workers", "2", *_SHMGPU), binary()),
     },
-    dict.fromkeys(KINDS, "one helper"),
+    {
+        "lone": "one worker",
+        "few": "one worker",
+        "many": "one worker",
+        "large": "two workers",
+    },
 )
 ECHO = Server(
     "echo",
