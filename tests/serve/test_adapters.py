@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -287,6 +288,20 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name, sentence):
     torch.save({"weights": torch.zeros(2)}, tmp_path / name)
     said = why_not(tmp_path / name)
     assert sentence in said and "Traceback" not in said
+
+
+def test_a_file_that_cannot_be_loaded_anew_is_told_of_in_a_sentence(tmp_path, net):
+    path = tmp_path / "net.pt"
+    torch.jit.trace(net, (torch.zeros(2, 4),)).save(str(path))
+    (tmp_path / "net.json").write_text('{"inputs": [{"shape": [-1, 4]}]}')
+    with servers.serving(path, workers=1, helpers=1, allow_repository=True) as server:
+        path.write_bytes(b"nothing of the kind")
+        status, _, answer = server.ask("POST", "/v2/repository/models/net/load")
+        said = f"failed to load 'net': {path} cannot be loaded: a file of torch.jit.save"
+        assert status == 400 and json.loads(answer)["error"].startswith(said)
+        assert server.ask("GET", "/v2/models/net/ready")[0] == 200, "the old one serves on"
+        log = os.read(server.process.stderr.fileno(), 1 << 16).decode()
+    assert "cannot be loaded" in log and "Traceback" not in log
 
 
 def test_elements_that_the_protocol_has_not_are_refused(tmp_path):
