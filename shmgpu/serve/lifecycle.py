@@ -17,20 +17,23 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from shmgpu.arguments import Options
-from shmgpu.errors import HelperDied, RemoteError, ShmError
+from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import repository
 from shmgpu.serve.counters import Counters
+from shmgpu.serve.problems import told_as
 from shmgpu.serve.repository import Source, entry_of
 from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.rows import Rows, Target
+from shmgpu.serve.runner import LoadFailed
 from shmgpu.serve.table import Table
 
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed
 TRIES = 5  # of loading a source in a helper's place whose occupants die
+_TOLD = (told_as(ConfigError), told_as(LoadFailed))  # whose text is a sentence of ours
 
 
 class _Sink:
@@ -189,11 +192,15 @@ class Lifecycle:
                     await self._load_in(helper, int(number))
         except ShmError as error:
             await self._drop(made)
-            reason = ""
+            reason = str(error)
             if isinstance(error, RemoteError):
-                reason = f"{error.type_name}: {error.message}"
-                logger.error("a model could not be loaded: %s", error.traceback_text.rstrip())
-            raise ProtocolError(400, f"failed to load '{name}': {reason or error}") from None
+                is_told = error.type_name in _TOLD
+                reason = error.message if is_told else f"{error.type_name}: {error.message}"
+                # Where a model's own code is at fault, the place; else the sentence says it all.
+                has_code = any(one.kind == "python" for one in wanted)
+                where = error.traceback_text.rstrip() if has_code else reason
+                logger.error("a model could not be loaded: %s", where)
+            raise ProtocolError(400, f"failed to load '{name}': {reason}") from None
         with self.table.change() as state:
             for number in made:
                 state["sources"][number]["state"] = "READY"

@@ -7,7 +7,7 @@ workers, which never import the file, know the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import index
 from typing import Any
@@ -105,6 +105,11 @@ class Description:
         return asdict(self)
 
 
+def _listed(tensors: Any) -> tuple[Any, ...]:
+    """Of what should be a list; none where it is none."""
+    return tuple(tensors) if isinstance(tensors, Iterable) else ()
+
+
 class Model:
     """A function that is served; what :func:`model` makes of the one it decorates."""
 
@@ -129,8 +134,9 @@ class Model:
     ) -> None:
         self.body = body
         self.name = name or getattr(body, "__name__", "model")
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
+        self._check_kinds(max_delay_ms, parameters, prepare)
+        self.inputs = _listed(inputs)
+        self.outputs = _listed(outputs)
         self.max_batch_size = max_batch_size
         self.max_delay_ms = float(max_delay_ms)
         self.arrays = arrays
@@ -140,11 +146,31 @@ class Model:
         self.sequence = sequence
         self.cache = cache
         self.prepare = prepare
-        self.prepared = tuple(prepared)
+        self.prepared = _listed(prepared)
         self.cuda_graphs = cuda_graphs
         self.streams = inspect.isgeneratorfunction(body)
         self._check()
         self.taken = self.prepared or self.inputs  # what the function gets
+
+    def _check_kinds(self, max_delay_ms: Any, parameters: Any, prepare: Any) -> None:
+        """What the rest takes for granted."""
+        if not isinstance(self.name, str) or "/" in self.name or not self.name.isprintable():
+            raise ConfigError(
+                f"model {self.name!r}: a name must be text that can be a part of a path: leave out "
+                "slashes and line ends"
+            )
+        if inspect.iscoroutinefunction(self.body) or inspect.isasyncgenfunction(self.body):
+            raise ConfigError(
+                f"model {self.name!r} is an async function, and a helper runs one call at a time: "
+                "make it a plain one"
+            )
+        for value, kinds, what in (
+            (max_delay_ms, (int, float), "max_delay_ms= must be a number"),
+            (parameters, (dict, type(None)), "parameters= must be a dictionary of text"),
+            (prepare, str, 'prepare= must be "module:function"'),
+        ):
+            if not isinstance(value, kinds):
+                raise ConfigError(f"model {self.name!r}: {what}, not {value!r}")
 
     def _check(self) -> None:
         declared = [(self.inputs, "inputs"), (self.outputs, "outputs")]

@@ -65,7 +65,7 @@ def find(place: str) -> list[Source]:
     Raises:
         ConfigError: nothing that can be served is there.
     """
-    text, _, pool = place.partition("@")
+    text, pool = _and_pool(place)
     path = Path(text).resolve()
     if path.is_file():
         return [_flat(path, _kind(path), pool)]
@@ -78,6 +78,14 @@ def find(place: str) -> list[Source]:
             "the like in it"
         )
     return found
+
+
+def _and_pool(place: str) -> tuple[str, str]:
+    """``PATH@POOL``; a path that is there as it is written may have that sign in it, too."""
+    text, sign, pool = place.rpartition("@")
+    if not sign or "/" in pool or Path(place).exists():
+        return place, ""
+    return text, pool
 
 
 def find_all(places: Sequence[str]) -> list[Source]:
@@ -120,10 +128,15 @@ def _versions(folder: Path, pool: str) -> list[Source]:
     for inner in sorted(folder.iterdir()):
         if not inner.is_dir() or not re.fullmatch(r"[1-9][0-9]*", inner.name):
             continue
-        for file in sorted(inner.iterdir()):
-            if file.stem == "model" and file.suffix in KINDS:
-                found.append(Source(str(file), KINDS[file.suffix], folder.name, inner.name, pool))
-                break
+        files = sorted(
+            file for file in inner.iterdir() if file.stem == "model" and file.suffix in KINDS
+        )
+        if len(files) > 1:
+            raise ConfigError(
+                f"{inner} holds {' and '.join(file.name for file in files)}: leave one of them"
+            )
+        for file in files:
+            found.append(Source(str(file), KINDS[file.suffix], folder.name, inner.name, pool))
     return found
 
 

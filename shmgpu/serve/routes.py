@@ -270,12 +270,21 @@ def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
         raise ProtocolError(413, f"the body may have {most_bytes} bytes, decompressed too")
     if not reading.eof:
         raise ProtocolError(400, "the body's compressed data end too early")
+    if reading.unused_data:
+        raise ProtocolError(400, "the body goes on behind its compressed data: send one piece")
     return found
+
+
+_NO_WEIGHT = re.compile(rb"q\s*=\s*0(\.0*)?")
 
 
 def encoded(buffers: Sequence[Any], accepted: bytes) -> tuple[Sequence[Any], bytes]:
     """An answer as its client would like it: buffers, and the header that says so."""
-    wanted = [one.partition(b";")[0].strip().lower() for one in accepted.split(b",")]
+    wanted = {
+        name.strip().lower()
+        for name, _, weight in (one.partition(b";") for one in accepted.split(b","))
+        if not _NO_WEIGHT.fullmatch(weight.strip().lower())
+    }
     for name, window in WINDOWS.items():
         if name in wanted:
             writing = zlib.compressobj(1, wbits=window)

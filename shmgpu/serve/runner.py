@@ -374,10 +374,10 @@ def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -
     with table.change() as state:
         source = state["sources"][str(source_number)]
         replaced = source.get("replaces")
-        taken = set()
+        taken = {}
         if not source["models"]:
             taken = {
-                (model["name"], model["version"])
+                (model["name"], model["version"]): other["path"]
                 for number, other in state["sources"].items()
                 if other["state"] == "READY" and number not in (str(source_number), replaced)
                 for model in other["models"]
@@ -387,8 +387,8 @@ def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -
             key = (model["name"], model["version"])
             if key in taken:
                 raise ConfigError(
-                    f"two files declare version {key[1]} of the model {key[0]!r}: give one of "
-                    "them another name"
+                    f"two files declare version {key[1]} of the model {key[0]!r} "
+                    f"({taken[key]}, {source['path']}): give one of them another name"
                 )
             index = state["indices"].setdefault("\n".join(key), len(state["indices"]))
             if index >= MOST_MODELS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from serve import servers
 import shmgpu
 from shmgpu.entries import Helper
 from shmgpu.serve.adapters import ADAPTERS
-from shmgpu.serve.repository import KINDS
+from shmgpu.serve.repository import KINDS, find
 
 torch = pytest.importorskip("torch")
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
@@ -137,7 +138,7 @@ def rows_of(count):
         ("three_or_more", "output_0", "output_1"),
     ],
 )
-@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7])
 def test_a_file_of_torch_gives_what_the_module_gives(triton, net, name, scores, best, rows):
     x = rows_of(rows)
     expected = net(torch.from_numpy(x))
@@ -244,7 +245,7 @@ def test_a_torchscript_file_needs_the_shapes_of_its_inputs(tmp_path, net):
     torch.jit.trace(net, (torch.zeros(2, 4),)).save(str(tmp_path / "net.pt"))
     said = why_not(tmp_path / "net.pt")
     assert refusal(tmp_path / "net.pt") in said
-    assert "does not say the shape of its input 'images'" in said and "net.json" in said
+    assert "does not say the shape of the input 'images'" in said and "net.json" in said
 
 
 @pytest.mark.parametrize(
@@ -287,6 +288,52 @@ def test_a_file_of_another_kind_is_refused(tmp_path, name, sentence):
     torch.save({"weights": torch.zeros(2)}, tmp_path / name)
     said = why_not(tmp_path / name)
     assert sentence in said and "Traceback" not in said
+
+
+def test_a_file_that_cannot_be_loaded_anew_is_told_of_in_a_sentence(tmp_path, net):
+    path = tmp_path / "net.pt"
+    torch.jit.trace(net, (torch.zeros(2, 4),)).save(str(path))
+    (tmp_path / "net.json").write_text('{"inputs": [{"shape": [-1, 4]}]}')
+    with servers.serving(path, workers=1, helpers=1, allow_repository=True) as server:
+        path.write_bytes(b"nothing of the kind")
+        status, _, answer = server.ask("POST", "/v2/repository/models/net/load")
+        said = f"failed to load 'net': {path} cannot be loaded: a file of torch.jit.save"
+        assert status == 400 and json.loads(answer)["error"].startswith(said)
+        assert server.ask("GET", "/v2/models/net/ready")[0] == 200, "the old one serves on"
+        log = os.read(server.process.stderr.fileno(), 1 << 16).decode()
+    assert "cannot be loaded" in log and "Traceback" not in log
+
+
+def test_what_torchscript_raises_is_a_sentence_to_clients(tmp_path, net):
+    path = tmp_path / "net.pt"
+    torch.jit.trace(net, (torch.zeros(2, 4),)).save(str(path))
+    outputs = [{"datatype": "FP32", "shape": [-1, 3]}, {"datatype": "INT64", "shape": [-1]}]
+    config = {"inputs": [{"shape": [-1, -1]}], "outputs": outputs}
+    (tmp_path / "net.json").write_text(json.dumps(config))
+    helper = Helper(0, "cpu", "default", 1)
+    made = ADAPTERS["torchscript"](helper, str(path))  # on zeros it could not be run
+    assert [len(one) for one in made(helper, torch.zeros(3, 4))] == [3, 3]
+    with pytest.raises(RuntimeError) as caught:
+        made(helper, torch.zeros(1, 5))
+    assert "shapes cannot be multiplied" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_version_with_two_files_is_refused(tmp_path):
+    folder = tmp_path / "net" / "1"
+    folder.mkdir(parents=True)
+    for name in ("model.onnx", "model.pt2"):
+        (folder / name).touch()
+    with pytest.raises(shmgpu.ConfigError, match=r"holds model\.onnx and model\.pt2"):
+        find(str(tmp_path))
+
+
+def test_a_path_may_have_the_sign_of_a_pool_in_it(tmp_path):
+    path = tmp_path / "me@home" / "net.onnx"
+    path.parent.mkdir()
+    path.touch()
+    assert [(one.path, one.pool) for one in find(str(path))] == [(str(path), "")]
+    assert [(one.path, one.pool) for one in find(f"{path}@fast")] == [(str(path), "fast")]
+    assert [one.pool for one in find(str(path.parent))] == [""]
 
 
 def test_elements_that_the_protocol_has_not_are_refused(tmp_path):

@@ -156,6 +156,28 @@ def test_an_answer_is_compressed_for_a_client_that_asks(strict, name, window):
     assert json.loads(zlib.decompress(answer, window))["outputs"][0]["data"] == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("accepted", "given"),
+    [
+        ("gzip;q=0, deflate", "deflate"),
+        ("gzip; q=0.000", None),
+        ("gzip;q=0.1", "gzip"),
+        ("br, identity", None),
+    ],
+)
+def test_an_answer_is_not_compressed_as_a_client_forbids(strict, accepted, given):
+    status, headers, _ = strict.ask("POST", PATH, JSON, Accept_Encoding=accepted)
+    assert (status, headers.get("content-encoding")) == (200, given)
+
+
+@pytest.mark.parametrize("more", [b"x", gzip.compress(JSON)], ids=["garbage", "another"])
+def test_what_follows_a_compressed_body_is_not_left_unread(strict, more):
+    body = gzip.compress(JSON)
+    assert strict.ask("POST", PATH, body, Content_Encoding="gzip")[0] == 200
+    status, _, answer = strict.ask("POST", PATH, body + more, Content_Encoding="gzip")
+    assert (status, b"goes on behind" in answer) == (400, True)
+
+
 def test_requests_sent_in_one_go_are_answered_in_order(strict):
     one = b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(
         JSON

@@ -15,6 +15,7 @@ from serve import servers
 from shmgpu.entries import Helper
 from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
 from shmgpu.serve import Tensor, model, problems, runner
+from shmgpu.serve.models import Model
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -172,7 +173,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
     path.write_text(text)
     shelf = runner.Shelf.__new__(runner.Shelf)
     shelf.helper = Helper(0, "cpu", "default", 1)
-    shelf.loaded = {}
+    shelf.loaded, shelf.is_copy = {}, False
     source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
     shelf.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
     with pytest.raises((runner.LoadFailed, ConfigError)) as caught:
@@ -192,6 +193,37 @@ def test_a_server_that_cannot_load_shows_the_models_own_frames_only(tmp_path):
     assert f"load() of {path} raised ValueError: no weights" in refused.stderr
     assert 'broken.py", line 2, in load' in refused.stderr
     assert "runner.py" not in refused.stderr
+
+
+async def a_coroutine(helper, x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ({"name": "a/b"}, "leave out slashes"),
+        ({"name": "a\nb"}, "leave out slashes and line ends"),
+        ({"name": 5}, "a name must be text"),
+        ({"outputs": Tensor("y", "FP32", (1,))}, "outputs= must list Tensors"),
+        ({"outputs": None}, "outputs= must list Tensors"),
+        ({"max_delay_ms": "3"}, "max_delay_ms= must be a number"),
+        ({"parameters": ["a"]}, "parameters= must be a dictionary"),
+        ({"prepare": 5}, "prepare= must be"),
+        ({"body": a_coroutine}, "is an async function"),
+    ],
+)
+def test_a_declaration_of_another_kind_is_refused(declared, words):
+    one = [Tensor("x", "FP32", (1,))]
+    said = {"inputs": one, "outputs": one, "body": lambda helper, x: x, **declared}
+    with pytest.raises(ConfigError, match=words):
+        Model(**said)
+
+
+@pytest.mark.parametrize("labels", ["cat", 5])
+def test_labels_are_a_list(labels):
+    with pytest.raises(ConfigError, match="must be a list, in order of classes"):
+        Tensor("y", "FP32", (3,), labels=labels)
 
 
 def test_what_no_arena_could_hold_is_not_to_be_tried_again():

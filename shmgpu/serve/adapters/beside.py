@@ -85,6 +85,13 @@ class Config:
             for place in range(count)
         ]
 
+    def says_all(self, key: str) -> bool:
+        """Whether nothing has to be found out: each tensor has its datatype and shape here."""
+        said = self.values.get(key, [])
+        return bool(said) and all(
+            isinstance(one, dict) and {"datatype", "shape"} <= one.keys() for one in said
+        )
+
     def _in_order(self, key: str, said: list[Any], names: list[str]) -> list[dict[str, Any]]:
         by_name = {one.get("name"): one for one in said if isinstance(one, dict)}
         for name in by_name:
@@ -105,8 +112,8 @@ class Config:
         shape = said.get("shape", known.shape if known else None)
         if shape is None:
             raise ConfigError(
-                f"the file does not say the shape of its {key[:-1]} {name!r}: write it beside the "
-                f"model, as in {self.path.with_suffix('.json').name}: "
+                f"{self.path} does not say the shape of the {key[:-1]} {name!r}: write it beside "
+                f"the model, as in {self.path.with_suffix('.json').name}: "
                 f'{{"{key}": [{{"name": "{name}", "datatype": "FP32", "shape": [-1, 64]}}]}}'
             )
         datatype = said.get("datatype", known.datatype if known else "FP32")

@@ -115,5 +115,6 @@ def _rows(program: Any, values: list[Any]) -> tuple[int, int]:
 
 
 def _padded(torch: Any, rows: Any, count: int) -> Any:
-    """A batch as long as it was exported for at least, the last row repeated."""
-    return torch.cat([rows, rows[-1:].expand(count - len(rows), *rows.shape[1:])])
+    """A batch as long as it was exported for at least, the last row, or one of zeros, repeated."""
+    last = rows[-1:] if len(rows) else rows.new_zeros((1, *rows.shape[1:]))
+    return torch.cat([rows, last.expand(count - len(rows), *rows.shape[1:])])

@@ -35,6 +35,12 @@ def opening(path: str, what: str) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be loaded: {what} was expected ({reason})") from None
 
 
+def reason_of(error: BaseException) -> str:
+    """The last line of what torch says, which has the reason, without the error's type."""
+    last = (str(error).strip() or "no reason").splitlines()[-1]
+    return last.removeprefix(f"{type(error).__name__}: ")
+
+
 def flat(result: Any) -> tuple[list[Any], list[str]]:
     """The tensors of a result, and their names where it is a dictionary (else no names)."""
     if isinstance(result, dict):
@@ -47,8 +53,10 @@ def output_names(count: int) -> list[str]:
     return ["output"] if count == 1 else [f"output_{place}" for place in range(count)]
 
 
-def find_outputs(torch: Any, run: Any, helper: Any, inputs: list[Tensor]) -> list[Tensor]:
-    """What a model gives: it is run twice, on zeros of two sizes; what differs is open.
+def find_outputs(
+    torch: Any, run: Any, helper: Any, inputs: list[Tensor], path: str
+) -> list[Tensor]:
+    """What the model of a file gives: it is run twice, on zeros of two sizes; what differs is open.
 
     Raises:
         ConfigError: it could not be run, so that its outputs must be declared.
@@ -64,10 +72,11 @@ def find_outputs(torch: Any, run: Any, helper: Any, inputs: list[Tensor]) -> lis
             shapes = [tuple(one.shape) for one in found]
         except Exception as error:
             kind = type(error).__name__
-            reason = (str(error).strip() or "no reason").splitlines()[-1].removeprefix(f"{kind}: ")
             raise ConfigError(
-                f"the model could not be run on zeros to find out what it gives ({kind}: {reason}):"
-                ' correct the shapes and datatypes of its inputs, or declare "outputs" beside it'
+                f"{path} could not be run on zeros to find out what it gives ({kind}: "
+                f"{reason_of(error)}): "
+                "correct the shapes and datatypes of its inputs, or declare datatypes and shapes "
+                'of "outputs" beside it'
             ) from None
         seen.append(shapes)
     names = names or output_names(len(found))

@@ -10,7 +10,7 @@ from typing import Any
 
 from shmgpu.errors import ConfigError
 from shmgpu.serve.adapters import beside, tensors
-from shmgpu.serve.models import MOST_ROWS, Model
+from shmgpu.serve.models import MOST_ROWS, Model, Tensor
 
 
 def load(helper: Any, path: str) -> Model:
@@ -26,10 +26,16 @@ def load(helper: Any, path: str) -> Model:
     inputs = config.tensors("inputs", _names(helper.session, path), by_name=False)
 
     def run(helper: Any, *arrays: Any) -> Any:
-        with torch.inference_mode():
-            return helper.session(*arrays)
+        try:
+            with torch.inference_mode():
+                return helper.session(*arrays)
+        except RuntimeError as error:
+            # The interpreter's text is a traceback with its files: of use in the log alone.
+            raise RuntimeError(tensors.reason_of(error)) from error
 
-    found = tensors.find_outputs(torch, run, helper, inputs)
+    found: list[Tensor | str] = []
+    if not config.says_all("outputs"):
+        found.extend(tensors.find_outputs(torch, run, helper, inputs, path))
     outputs = config.tensors("outputs", found, by_name=False)
 
     def serve(helper: Any, *arrays: Any) -> Any:
