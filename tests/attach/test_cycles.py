@@ -18,7 +18,7 @@ import shmgpu
 
 CYCLES = 100
 GROWTH_KIB = 2048  # of a process: two of the arenas, of which each cycle fills one
-WAIT_S = 10
+WAIT_S = brokers.DEADLINE_S
 
 WORKS = """
 import sys, threading, numpy, shmgpu
