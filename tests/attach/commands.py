@@ -16,7 +16,7 @@ from typing import Any
 import shmgpu
 
 HERE = pathlib.Path(__file__).resolve().parent
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Place:

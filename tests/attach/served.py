@@ -47,6 +47,14 @@ def slow(helper, x, seconds):
 
 
 @shmgpu.function(arrays="numpy")
+def held(helper, x, gate):
+    """It takes until somebody makes that file."""
+    while not os.path.exists(gate):
+        time.sleep(0.005)
+    return x + 1
+
+
+@shmgpu.function(arrays="numpy")
 def join_from_here(helper):
     shmgpu.connect()
 

@@ -56,6 +56,7 @@ def held(helper, x, gate, size=1):
 
 
 @shmgpu.function(arrays="numpy")
-def crash(helper, seconds=0):
-    time.sleep(seconds)
+def crash(helper, gate="."):
+    while not os.path.exists(gate):
+        time.sleep(0.005)
     os._exit(3)

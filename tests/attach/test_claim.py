@@ -41,7 +41,7 @@ def in_fork(body) -> str:
 
 
 def claims_and_calls():
-    with shmgpu.claim(wait=5):
+    with shmgpu.claim(wait=brokers.DEADLINE_S):
         x = shmgpu.arena.zeros(3)
         y = served.add_one(x)
         futures = [served.add_one.submit(y) for _ in range(5)]
@@ -83,7 +83,7 @@ def test_beside_threads_where_the_broker_is_started_by_exec_a_forked_process_cla
 
 
 def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
-    with shmgpu.connect(place, wait=5):
+    with shmgpu.connect(place, wait=brokers.DEADLINE_S):
         assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
@@ -95,14 +95,14 @@ def test_a_forked_process_that_works_elsewhere_finds_the_broker(place, monkeypat
         os.chdir("/")
         return claims_and_calls()
 
-    with shmgpu.connect(place.name, wait=5):
+    with shmgpu.connect(place.name, wait=brokers.DEADLINE_S):
         assert in_fork(body).endswith("[1.0, 1.0, 1.0])")
 
 
 def test_a_process_that_was_forked_from_none_claims_in_the_users_broker(place, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(place))
     assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
-    with shmgpu.claim(wait=5):
+    with shmgpu.claim(wait=brokers.DEADLINE_S):
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
 
@@ -132,7 +132,7 @@ def test_many_claim_at_once_and_each_has_an_arena_of_its_own():
 
 
 def test_until_it_claims_a_forked_process_is_told_what_to_do(place):
-    with shmgpu.connect(place, wait=5):
+    with shmgpu.connect(place, wait=brokers.DEADLINE_S):
         kept = served.add_one(shmgpu.arena.zeros(3))
 
         def body():
@@ -196,7 +196,7 @@ with shmgpu.connect():
 
 def test_the_forking_process_leaves_though_a_forked_one_lives_on(place):
     """An inherited end of its pipe would hide its leaving from the broker."""
-    shmgpu.connect(place, wait=5)
+    shmgpu.connect(place, wait=brokers.DEADLINE_S)
     hold, let_go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -208,7 +208,7 @@ def test_the_forking_process_leaves_though_a_forked_one_lives_on(place):
         shmgpu.disconnect()
 
         def same_place():
-            with shmgpu.connect(place, wait=5):
+            with shmgpu.connect(place, wait=brokers.DEADLINE_S):
                 return shmgpu.rank() == rank
 
         until(same_place, "the place is free again")
@@ -225,7 +225,7 @@ def test_a_fork_while_other_threads_allocate_and_call_can_claim(place):
         while not ends.is_set():
             served.add_one(shmgpu.arena.zeros(100))
 
-    with shmgpu.connect(place, wait=5):
+    with shmgpu.connect(place, wait=brokers.DEADLINE_S):
         threads = [threading.Thread(target=works) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -240,7 +240,7 @@ def test_a_fork_while_other_threads_allocate_and_call_can_claim(place):
 
 def test_f35_a_claimer_that_is_killed_is_cleaned_up_after_and_its_fork_goes_on():
     def body():
-        shmgpu.claim(wait=5)
+        shmgpu.claim(wait=brokers.DEADLINE_S)
         shmgpu.arena.empty(100_000)[:] = 42
         served.slow.submit(np.zeros(1), 0.2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -253,7 +253,7 @@ def test_f35_a_claimer_that_is_killed_is_cleaned_up_after_and_its_fork_goes_on()
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
         def clean():
-            with shmgpu.claim(wait=5):
+            with shmgpu.claim(wait=brokers.DEADLINE_S):
                 return shmgpu.arena.empty(100_000).any()
 
         return in_fork(clean), served.add_one(np.zeros(1)).tolist()

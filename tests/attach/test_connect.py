@@ -22,7 +22,7 @@ from attach.brokers import said, until
 import shmgpu
 from shmgpu import core, runtime
 
-LATELY = 5  # seconds in which a place that was left is clean again
+LATELY = brokers.DEADLINE_S  # until then a place that was left is clean again
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def test_results_that_outgrow_their_room_are_fetched(joined):
     assert [len(future.result()) for future in futures] == [1, 9000, 20000]
 
 
-def test_calls_that_do_not_wait_end(joined):
+def test_calls_that_do_not_wait_end(joined, tmp_path):
     x = shmgpu.arena.zeros(3)
     futures = [served.add_one.submit(x) for _ in range(100)]  # more than the window
     assert all(future.result().tolist() == [1, 1, 1] for future in futures)
@@ -89,10 +89,12 @@ def test_calls_that_do_not_wait_end(joined):
         return await asyncio.gather(*(served.add_one.aio(x) for _ in range(10)))
 
     assert len(asyncio.run(gather())) == 10
-    with pytest.raises(shmgpu.CallTimeout, match="slow"):
-        served.slow.options(timeout=0.05)(x, 0.3)
-    with pytest.raises(shmgpu.CallTimeout, match="slow"):
-        served.slow.options(timeout=0.05).submit(x, 0.3).result()
+    gate = tmp_path / "gate"
+    with pytest.raises(shmgpu.CallTimeout, match="held"):
+        served.held.options(timeout=0.05)(x, str(gate))
+    with pytest.raises(shmgpu.CallTimeout, match="held"):
+        served.held.options(timeout=0.05).submit(x, str(gate)).result()
+    gate.touch()
 
 
 def test_a_pool_is_found_by_its_name(joined):
@@ -247,8 +249,8 @@ def test_waiting_for_a_place_can_be_interrupted(tmp_path):
 import os, signal, threading, shmgpu
 first = shmgpu.connect({str(tmp_path / "b.sock")!r})
 if os.fork() == 0:
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         shmgpu.claim(wait=None)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -289,15 +291,16 @@ def test_f35_what_a_guest_keeps_is_its_own_when_it_has_left(place):
     assert (kept == 7).all()
 
 
-def test_calls_that_are_out_are_given_up(place):
+def test_calls_that_are_out_are_given_up(place, tmp_path):
     shmgpu.connect(place, wait=LATELY)
     x = shmgpu.arena.zeros(3)
-    future = served.slow.submit(x, 0.5)
+    gate = tmp_path / "gate"
+    future = served.held.submit(x, str(gate))
     errors = []
 
     def blocked():
         try:
-            served.slow(np.zeros(3), 0.5)
+            served.held(np.zeros(3), str(gate))
         except shmgpu.ShmError as error:
             errors.append(error)
 
@@ -311,6 +314,7 @@ def test_calls_that_are_out_are_given_up(place):
     with pytest.raises(shmgpu.NotRunning, match="left its broker"):
         future.result()
     with shmgpu.connect(place, wait=LATELY):  # the helper is still busy, and that is all
+        gate.touch()
         assert served.add_one(x).tolist() == [1, 1, 1]
     shmgpu.disconnect()
 
@@ -334,13 +338,15 @@ def test_a_broker_that_dies_is_told_of_and_another_can_be_joined(tmp_path):
         assert served.add_one(x).tolist() == [2, 2, 2]
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_place(place):
+def test_ctrl_c_ends_the_wait_and_not_the_place(place, tmp_path):
+    gate = tmp_path / "gate"
     with shmgpu.connect(place, wait=LATELY):
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            served.slow(np.zeros(1), 0.4)
+            timer.start()
+            served.held(np.zeros(1), str(gate))
         timer.join()
+        gate.touch()
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
 
@@ -352,7 +358,7 @@ import os, signal, sys, shmgpu
 from attach import served
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, frame: os.write(1, b"heard\\n"))
-shmgpu.connect({!r}, wait=5)
+shmgpu.connect({!r}, wait=30)
 x = shmgpu.arena.zeros(200_000)
 x[:] = 42
 future = served.slow.submit(x, {})

@@ -16,7 +16,10 @@ def crashed():
 
 with shmgpu.connect():
     assert all(crashed() for _ in range(4))
-    last, waits = served_here.crash.submit(0.5), served_here.double.submit(np.ones(1))
+    last = served_here.crash.submit("gate")
+    waits = served_here.double.submit(np.ones(1))
+    while shmgpu.stats()["broker"]["queued"] == 0: pass
+    open("gate", "w").close()
     assert type(last.exception(timeout=20)) is shmgpu.HelperDied
     print(type(waits.exception(timeout=20)).__name__)
     print(served_here.double(np.ones(1)).tolist())
@@ -49,7 +52,7 @@ def test_a_helper_of_several_is_tried_again_while_the_rest_of_the_pool_serves(pl
     with place.up("--helpers", "2"):
         assert (
             place.program(
-                PROGRAM.split("    last,")[0].replace("range(4)", "range(12)")
+                PROGRAM.split("    last =")[0].replace("range(4)", "range(12)")
                 + "    print(served_here.double(np.ones(1)).tolist())\n"
                 + "    while any(row['state'] != 2 for row in shmgpu.stats()['helpers']): pass\n"
             )

@@ -110,5 +110,5 @@ def test_claim_makes_room_for_itself_as_connect_does(path, monkeypatch):
     monkeypatch.setenv("SHMGPU_SOCKET", str(path))
     for _ in range(2):
         with brokers.up(path, helpers=1):
-            shmgpu.claim(wait=5)
+            shmgpu.claim(wait=brokers.DEADLINE_S)
             assert served.add_one(np.zeros(1)).tolist() == [1]

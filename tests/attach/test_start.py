@@ -91,11 +91,25 @@ def test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines(place)
         "@shmgpu.function(arrays='numpy')\ndef f(helper): pass\n"
         "def load(helper):\n"
         "    print('still loading', file=sys.stderr, flush=True)\n"
+        "    open('loading', 'w').close()\n"
         "    time.sleep(30)\n"
     )
-    code = (
-        "from shmgpu.attach import ensure\n"
-        "ensure(['stuck.py'], devices='cpu', arena='1MiB', threads=1, timeout=3)\n"
+    code = textwrap.dedent(
+        """
+        import os, time
+        from shmgpu import spawn
+        from shmgpu.attach import ensure
+
+        class Clock:
+            @staticmethod
+            def select(*_):  # the three seconds are over once the helper loads
+                while not os.path.exists("loading"):
+                    time.sleep(0.01)
+                return [], [], []
+
+        spawn.select = Clock
+        ensure(["stuck.py"], devices="cpu", arena="1MiB", threads=1, timeout=3)
+        """
     )
     process = place.start("-c", code)
     try:

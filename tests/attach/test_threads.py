@@ -58,7 +58,7 @@ def test_threads_that_make_first_calls_share_one_place(tmp_path):
 
 def test_of_threads_that_connect_one_succeeds(place):
     for _ in range(5):
-        outcomes = at_once(lambda number: shmgpu.connect(place, wait=5))
+        outcomes = at_once(lambda number: shmgpu.connect(place, wait=brokers.DEADLINE_S))
         errors = [one for one in outcomes if isinstance(one, BaseException)]
         assert len(errors) == THREADS - 1
         assert {type(error) for error in errors} == {shmgpu.LaunchError}

@@ -212,7 +212,8 @@ def test_no_descriptor_is_left_by_programs_that_come_and_go(place):
         place.program(CALL)
         before = len(list(fds.iterdir()))
         place.program("for _ in range(20):\n" + CALL.replace("\n", "\n    ").join(["    ", ""]))
-        until(lambda: len(list(fds.iterdir())) == before, "descriptors are closed")
+        # Of the first program some may have been open still.
+        until(lambda: len(list(fds.iterdir())) <= before, "descriptors are closed")
 
 
 def test_pools_are_called_by_their_names(place):

@@ -66,7 +66,7 @@ def declared(helper, x):
     helper.out[:] = x[:, :1]
 
 
-@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=8, max_delay=0.2))
+@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=8, max_delay=20))
 def patient(helper, x):
     helper.session["sizes"].append(len(x))
     return x

@@ -200,7 +200,7 @@ def drive_clients(stage: Stage, asks) -> None:
 
 
 def test_a_stage_counts_calls_and_judges_each_image_once():
-    with Stage(2, 0, 0.1, "test", show=False) as stage:
+    with Stage(2, 0, 0.3, "test", show=False) as stage:
         drive_clients(stage, [lambda index: 7] * 2)
     outcome = stage.outcome()
     assert (outcome.images, outcome.correct) == (6, 4)

@@ -16,10 +16,13 @@ import shmgpu
 
 @shmgpu.function(arrays="numpy")
 def act(helper, x):
-    """What x[0] says: 0 answers, 1 sleeps, 2 raises, 3 dies, 4 answers more, 5 another kind."""
+    """As x[0] says: 0 answers, 1 waits for x[3], 2 raises, 3 dies, 4 answers more, 5 otherwise."""
     order = int(x[0])
     if order == 1:
-        time.sleep(0.5)
+        end = time.monotonic() + 20
+        while not x[3]:
+            assert time.monotonic() < end
+            time.sleep(0.002)
     elif order == 2:
         raise ValueError("as told")
     elif order == 3:
@@ -94,10 +97,11 @@ def test_ctrl_c_in_one_leaves_the_next_in_order(broker):
     x[0] = 1
     main = threading.main_thread().ident
     timer = threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         act(x)
     timer.join()
+    x[3] = 1
     y = shmgpu.arena.zeros(4)
     for n in range(300):
         y[1] = n
@@ -117,11 +121,16 @@ def test_arrays_from_elsewhere_are_copied_as_ever(broker):
 def test_a_signal_handler_runs_and_the_call_goes_on(broker):
     x = warm()
     seen = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+
+    def handler(*_):
+        seen.append(1)
+        x[3] = len(seen) >= 5
+
+    before = signal.signal(signal.SIGALRM, handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
         x[0] = 1
-        assert act(x).tolist() == [2, 1, 1, 1]
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        assert act(x).tolist() == [2, 1, 1, 2]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -326,7 +326,12 @@ def watch(cell):
         told = file.read()
     seen.update(json.loads(told) if told else {})
     seen["ended"], seen["unwound"] = noted(ENDED), noted(UNWOUND)
-    seen["names"] = sorted(set(os.listdir("/dev/shm")) - names)
+
+    def new_names():
+        return sorted(set(os.listdir("/dev/shm")) - names)
+
+    await_(lambda: not new_names(), GONE_S)  # those of other programs come and go
+    seen["names"] = new_names()
     return seen
 
 

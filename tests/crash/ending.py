@@ -52,6 +52,17 @@ def busy(rank: int) -> None:
         note("finally")
 
 
+def asks_meanwhile(rank: int) -> None:
+    """A call that is made in the drain waits, though one of two helpers has nothing to do."""
+    while not (FOLDER / "draining").exists():
+        time.sleep(0.005)
+    wait_for_go.submit("second began")
+    while shmgpu.stats()["broker"]["queued"] == 0:
+        time.sleep(0.005)
+    note("queued")
+    threading.Event().wait()
+
+
 def idle(rank: int) -> None:
     try:
         note("began")
@@ -112,5 +123,12 @@ if __name__ == "__main__":
     elif CASE == "init-term":
         init_term()
     else:
-        main = {"busy": busy, "idle": idle, "deaf": deaf, "unwinds": unwinds}[CASE]
-        shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena="1MiB", grace=GRACE)
+        mains = {
+            "busy": [busy],
+            "draining": [busy, asks_meanwhile],
+            "idle": [idle],
+            "deaf": [deaf],
+            "unwinds": [unwinds],
+        }[CASE]
+        helpers = len(mains)
+        shmgpu.launch(mains, helpers=helpers, devices="cpu", arena="1MiB", grace=GRACE)

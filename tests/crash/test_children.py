@@ -103,6 +103,8 @@ def test_f02_what_a_dead_child_had_queued_is_dropped(tmp_path):
         for _ in range(20):
             note_runs.submit(began, go)
         wait_for(began)
+        while shmgpu.stats()["children"][0]["submitted"] < 20:
+            time.sleep(0.005)  # the dispatcher has not read them all
         os.kill(os.getpid(), signal.SIGKILL)
 
     def witness(rank):

@@ -71,7 +71,8 @@ def serve_as_pid_1(kind):
     else:
         with shmgpu.init(helpers=2, devices="cpu", arena="1MiB"):
             assert main()[0] == [1]
-    assert os.getpid() != 1 and os.getppid() == 1 and name_of(1) == "shmgpu-init"
+    assert os.getpid() != 1 and os.getppid() == 1
+    until(lambda: name_of(1) == "shmgpu-init", "PID 1 is the init")
     others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {1, os.getpid()}
     assert others == set()  # no role and no zombie
     again = launch(lambda rank: os.getppid())
@@ -143,7 +144,7 @@ def hears_signals():
         assert heard == []
         for name in FORWARDED:
             subprocess.run(["kill", "-" + name[3:], "1"], check=True)
-            until(lambda: heard, f"{name} is handed on", 10)
+            until(lambda: heard, f"{name} is handed on")
             time.sleep(0.01)
             assert heard == [name]  # once
             heard.clear()
@@ -182,7 +183,11 @@ def test_f30_a_request_to_end_the_container_ends_the_launch_in_order():
     """As `docker stop`: SIGTERM to PID 1, sent from outside."""
     with programs.start(waits_for_the_end, before=programs.needs(*ALONE)) as program:
         program.lines(2)
-        [first] = [p for p in program.others() if name_of(p) == "shmgpu-init"]
+
+        def inits():  # it gets its name beside the program that it has forked
+            return [p for p in program.others() if name_of(p) == "shmgpu-init"]
+
+        [first] = until(inits, "PID 1 is the init")
         os.kill(first, signal.SIGTERM)
         out, errors = program.end()
         assert out.split() == ["unwound", "unwound"], errors

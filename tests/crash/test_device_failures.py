@@ -56,7 +56,7 @@ def fail(helper, x, kind, message, is_sticky):
     raise {one.__name__: one for one, _ in OUT_OF_MEMORY + STICKY}[kind](message)
 
 
-@shmgpu.function(batch=shmgpu.Batch(max_size=8, max_delay=0.05))
+@shmgpu.function(batch=shmgpu.Batch(max_size=4, max_delay=20))  # it runs when it is full
 def fail_in_a_batch(helper, x):
     failing.is_sticky = True
     raise RuntimeError("CUDA error: device-side assert triggered")

@@ -30,7 +30,8 @@ class Ending:
     def wait_for(self, name, seconds=30.0):
         deadline = time.monotonic() + seconds
         while not self.has(name):
-            if time.monotonic() > deadline or self.process.poll() is not None:
+            has_ended = self.process.poll() is not None
+            if time.monotonic() > deadline or (has_ended and not self.has(name)):
                 out, err = self.process.communicate(timeout=10)
                 raise AssertionError(f"nobody noted {name!r}\n{out}\n{err}")
             time.sleep(0.01)
@@ -68,15 +69,16 @@ SIGNALS = [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)]
 def test_f30_what_a_helper_executes_is_finished_and_answered_before_children_are_told(
     start, number, code
 ):
-    ending = start("busy")
+    ending = start("draining")
     ending.wait_for("began")
     ending.process.send_signal(number)
     ending.wait_for("draining")
+    ending.wait_for("queued")
+    assert not ending.has("second began")  # what was asked for since is not begun
     ending.note("go")
     returned, out, err = ending.end()
     assert ending.has("answered"), err  # the child had its result in hand
     assert ending.has("finally")  # and was then told, in order
-    assert not ending.has("second began")  # what it asked for next was not begun
     assert returned == code, (out, err)
 
 
@@ -112,7 +114,7 @@ def test_f30_a_whole_process_group_that_is_told_ends_in_order(start):
 
 
 def test_f30_a_hung_helper_holds_the_end_up_for_the_grace_and_no_longer(start):
-    ending = start("busy", "0.3")
+    ending = start("busy", "1")  # time enough for a child to unwind
     ending.wait_for("began")
     ending.process.send_signal(signal.SIGTERM)
     returned, _, err = ending.end()  # nobody ever says go

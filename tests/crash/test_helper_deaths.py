@@ -9,6 +9,7 @@ import signal
 import time
 
 import pytest
+from crash.programs import until
 
 import shmgpu
 from shmgpu.settings import Settings
@@ -18,7 +19,7 @@ from shmgpu.settings import Settings
 def count_run(helper, x):
     x[0] += 1
     if x[1] == DEADLY:
-        time.sleep(0.1)  # more are handed over meanwhile
+        until(lambda: x[3], "more have been handed over")
         x[2] = time.monotonic()
         os.kill(os.getpid(), signal.SIGKILL)
     return x + 1
@@ -82,14 +83,18 @@ def many_ahead(monkeypatch):
 def test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once(many_ahead):
     with shmgpu.init(**ONE_HELPER):
         kinds = [DEADLY if n == 10 else 0.0 for n in range(40)]
-        arrays = [shmgpu.arena.array([0.0, kind, 0.0]) for kind in kinds]
+        arrays = [shmgpu.arena.array([0.0, kind, 0.0, 0.0]) for kind in kinds]
+        gate = arrays[10][3:]
         calls = [count_run.submit(x) for x in arrays]
         deadly = calls.pop(10)
+        until(lambda: arrays[10][0] == 1, "it executes")
+        until(lambda: shmgpu.stats()["helpers"][0]["in_flight"] > 1, "more are handed over")
+        gate[0] = 1
         with pytest.raises(shmgpu.HelperDied):
             deadly.result(10)
         assert time.monotonic() - arrays[10][2] < 1  # its caller hears of it within a second
         for call in calls:
-            assert call.result(10).tolist() == [2, 1, 1]
+            assert call.result(10).tolist() == [2, 1, 1, 1]
         assert [x[0] for x in arrays] == [1] * 40
         broker = shmgpu.stats()["broker"]
         assert broker["helper_deaths"] == 1 and broker["requeued"] > 0

@@ -30,9 +30,10 @@ def nap(helper, seconds):
 
 
 @shmgpu.function(arrays="numpy")
-def nap_a_second(helper):
-    say("napping")
-    time.sleep(1)
+def held(helper, gate):
+    """It takes as long as whoever made the call needs it to."""
+    say("held")
+    until(lambda: gate[0], "somebody lets it go")
 
 
 @shmgpu.function(arrays="numpy")
@@ -89,8 +90,10 @@ def calls_of_every_kind(rounds):
             np.array_equal(a, row + 1) for a, row in zip(asyncio.run(awaits()), rows, strict=True)
         )
         assert [float(y[1]) for y in add_one.map(rows)] == [float(row[1]) + 1 for row in rows]
+    gate = shmgpu.arena.zeros(1)
     with pytest.raises(shmgpu.CallTimeout):
-        nap.options(timeout=0.02)(0.1)
+        held.options(timeout=0.02)(gate)
+    gate[0] = 1
 
 
 def test_f24_a_storm_of_signals_in_every_process_changes_no_result(calm):
@@ -121,28 +124,30 @@ def test_f24_a_storm_over_init_and_shutdown_changes_nothing(calm):
 def blocked_init_call():
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         assert add_one(np.zeros(1)).tolist() == [1]
+        gate = shmgpu.arena.zeros(1)
         try:
-            nap_a_second()
+            held(gate)
         except KeyboardInterrupt:
             say("interrupted", shmgpu.stats()["helpers"][0]["in_flight"])
+        gate[0] = 1
         say(add_one(np.zeros(1)).tolist())
 
 
 def test_f24_ctrl_c_interrupts_a_blocked_call_of_an_init_and_helpers_live():
     with programs.start(blocked_init_call) as program:
-        assert program.line() == "napping"
+        assert program.line() == "held"
         os.killpg(program.pid, signal.SIGINT)  # as the terminal does: to the whole group
         out, errors = program.end()
         assert out.splitlines() == ["interrupted 1", "[1.0]"], errors
 
 
 @shmgpu.function(arrays="numpy")
-def interrupt_after(helper, seconds):
+def interrupt_after(helper, seconds, gate):
     until_ns = time.monotonic_ns() + int(seconds * 1e9)
     while time.monotonic_ns() < until_ns:
         pass  # closer than a sleep
     os.kill(interrupted, signal.SIGINT)
-    time.sleep(1)
+    until(lambda: gate[0], "it was heard")
 
 
 def test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes():
@@ -152,9 +157,11 @@ def test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes():
     with shmgpu.init(helpers=12, devices="cpu", arena="1MiB"):
         for microseconds in range(0, 60, 5):
             add_one(np.zeros(1))  # answered at once, so watching is thought to pay
+            gate = shmgpu.arena.zeros(1)
             with pytest.raises(KeyboardInterrupt):
-                interrupt_after(microseconds / 1e6)
+                interrupt_after(microseconds / 1e6, gate)
             assert any(helper["in_flight"] for helper in shmgpu.stats()["helpers"])
+            gate[0] = 1
 
 
 # ---- F26 -----------------------------------------------------------------------------------

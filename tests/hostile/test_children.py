@@ -352,6 +352,7 @@ def test_f07_random_frames_end_the_child_that_sent_them_and_leave_the_others_res
 
     pid = os.fork()
     if pid == 0:  # the clock: this process becomes the parent, which must have no thread
+        await_that(lambda: shared[CHECKED] >= 20)
         time.sleep(1.0)
         shared[OVER] = 1
         os._exit(0)
@@ -521,11 +522,15 @@ def test_f15_a_block_that_is_rewritten_during_its_call_is_believed_once():
         thread = threading.Thread(target=rewrite)
         thread.start()
         try:
-            statuses = [own.send(raw_call(mix.row, own.base + 4096)) for _ in range(600)]
+            seen, sent, until = set(), 0, time.monotonic() + 20
+            # On a busy machine the rewriting thread may get no turn for many calls in a row.
+            while sent < 600 or not {core.OK, core.EBAD_PARAMS} <= seen:
+                assert time.monotonic() < until, seen
+                seen.add(own.send(raw_call(mix.row, own.base + 4096)))
+                sent += 1
         finally:
             stop.set()
             thread.join()
-        assert core.OK in statuses and core.EBAD_PARAMS in statuses
 
     under_attack(attack)
 
@@ -614,7 +619,7 @@ def answers(function):
 
 def by_timeout(x, gate):
     with pytest.raises(shmgpu.CallTimeout):
-        waits.options(timeout=0.3)(x, gate)
+        waits.options(timeout=1)(x, gate)
 
 
 def by_cancel(x, gate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import random
@@ -188,27 +189,29 @@ def test_after_a_thousand_broken_messages_a_good_one_is_answered(server, triton)
     assert np.array_equal(triton.infer("scale", [tensor("x", x)]).as_numpy("y"), x * 2)
 
 
-def test_a_client_that_gives_up_takes_its_queued_request_along(server, triton):
-    seconds = np.array([1.0])
-    before = triton.get_inference_statistics("sleep").model_stats[0].execution_count
+def test_a_client_that_gives_up_takes_its_queued_request_along(server, triton, tmp_path):
+    gate = tmp_path / "gate"
+    asked = [tensor("path", np.array([str(gate).encode()], dtype=object))]
+
+    def figures():
+        return json.loads(server.ask("GET", "/v2/models/held/stats")[2])["model_stats"][0]
+
+    before = figures()["execution_count"]
     waiting = [
-        triton.async_infer("sleep", [tensor("seconds", seconds)], lambda result, error: None)
+        triton.async_infer("held", asked, lambda result, error: None)
         for _ in range(2)  # both helpers are busy
     ]
-    given_up = triton.async_infer("sleep", [tensor("seconds", seconds)], lambda result, error: None)
+    servers.until(lambda: figures()["pending"] == 2, "those two are there")
+    given_up = triton.async_infer("held", asked, lambda result, error: None)
     given_up.cancel()
-    said = refused(triton.infer, "sleep", [tensor("seconds", seconds)], client_timeout=0.2)
+    said = refused(triton.infer, "held", asked, client_timeout=0.2)
     assert "DEADLINE_EXCEEDED" in said or "Deadline" in said
-
-    def ended():
-        found = triton.get_inference_statistics("sleep").model_stats[0]
-        return found.execution_count == before + 2
-
-    servers.until(ended, "those two have run")
+    servers.until(lambda: figures()["pending"] == 2, "the others have left")
+    gate.touch()
+    servers.until(lambda: figures()["execution_count"] == before + 2, "those two have run")
     del waiting
-    triton.infer("sleep", [tensor("seconds", np.array([0.0]))])
-    found = triton.get_inference_statistics("sleep").model_stats[0]
-    assert found.execution_count == before + 3
+    triton.infer("held", asked)
+    assert figures()["execution_count"] == before + 3
 
 
 def test_a_stream_answers_in_order_and_goes_on_after_an_error(triton):

@@ -28,7 +28,6 @@ def strict():
         max_header="2KiB",
         max_connections=4,
         idle_timeout=2,
-        receive_timeout=1,
     ) as server:
         yield server
 

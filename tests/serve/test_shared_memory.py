@@ -24,9 +24,26 @@ MODELS = servers.MODELS / "regions.py"
 
 
 @pytest.fixture(scope="module")
-def server():
-    with servers.serving(MODELS, allow_client_shm=True, max_client_regions=4) as running:
-        yield running
+def server(gate):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TESTS_SHUT", str(gate))
+        with servers.serving(MODELS, allow_client_shm=True, max_client_regions=4) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory):
+    """While this file is there the model ``slow`` goes on."""
+    return tmp_path_factory.mktemp("slow") / "shut"
+
+
+@contextlib.contextmanager
+def shut(gate):
+    gate.touch()
+    try:
+        yield
+    finally:
+        gate.unlink()
 
 
 @pytest.fixture
@@ -326,7 +343,7 @@ def test_a_file_that_has_shrunk_is_refused(triton, region):
     assert "has become smaller" in refused(triton.infer, "add_in_place", [x])
 
 
-def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
+def test_unregistering_while_a_request_runs_is_safe(server, triton, region, gate):
     handle, key = region("busy", 64)
     x = np.ones(4, np.float32)
     shm.set_shared_memory_region(handle, [x])
@@ -342,9 +359,11 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
         answers.append(server.ask("POST", "/v2/models/slow/infer", body))
 
     asking = threading.Thread(target=ask)
-    asking.start()
-    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
-    triton.unregister_system_shared_memory("busy")
+    with shut(gate):
+        asking.start()
+        servers.until(gate.read_text, "it runs")
+        assert holders(server, key, "maps")
+        triton.unregister_system_shared_memory("busy")
     asking.join(servers.DEADLINE_S)
     assert answers[0][0] == 200, answers
     assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [4], 16), x * 2)
@@ -355,7 +374,7 @@ def test_unregistering_while_a_request_runs_is_safe(server, triton, region):
 
 
 def test_a_file_that_shrinks_while_it_is_read_costs_that_request_and_its_helper(
-    server, triton, region
+    server, triton, region, gate
 ):
     _, key = region("cut", 8192)
     triton.register_system_shared_memory("cut", key, 8192)
@@ -366,9 +385,11 @@ def test_a_file_that_shrinks_while_it_is_read_costs_that_request_and_its_helper(
     asking = threading.Thread(
         target=lambda: answers.append(server.ask("POST", "/v2/models/slow/infer", body))
     )
-    asking.start()
-    servers.until(lambda: holders(server, key, "maps"), "a helper has it mapped")
-    os.truncate(f"/dev/shm{key}", 4096)
+    with shut(gate):
+        asking.start()
+        servers.until(gate.read_text, "it runs")
+        assert holders(server, key, "maps")
+        os.truncate(f"/dev/shm{key}", 4096)
     asking.join(servers.DEADLINE_S)
     assert answers[0][0] == 503, answers
     servers.until(

@@ -12,18 +12,51 @@ import pytest
 
 import shmgpu as gt
 from shmgpu import lazy
+from shmgpu.entries import Helper
 
 SIZE = 700  # of matrices whose products take milliseconds
 
 
+class Gate:
+    """What a helper does after an answer, it does while the gate is open."""
+
+    def __init__(self, folder):
+        self.bar = folder / "bar"
+
+    def session(self, helper):
+        afterwards = Helper.afterwards
+
+        def waits_first(self_, work, *failed):
+            def waits():
+                until = time.monotonic() + 20
+                while self.bar.exists() and time.monotonic() < until:
+                    time.sleep(0.001)
+                work()
+
+            afterwards(self_, waits, *failed)
+
+        Helper.afterwards = waits_first
+
+    def shut(self):
+        self.bar.touch()
+
+    def open(self):
+        self.bar.unlink()
+
+
 @pytest.fixture
-def helper():
-    with gt.init(helpers=1, devices=["cpu"], threads=1, arena="24MiB"):
+def gate(tmp_path):
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def helper(gate):
+    with gt.init(helpers=1, devices=["cpu"], threads=1, arena="24MiB", session=gate.session):
         yield
 
 
 def slow(start):
-    """Something that is still being made when the answer is here."""
+    """What takes so long that it is made after the answer."""
     x = start
     for _ in range(6):
         x = (x @ x) * (1 / SIZE)
@@ -34,62 +67,65 @@ def row():
     return gt.stats()["helpers"][0]
 
 
-def test_who_reads_a_loss_does_not_wait_for_the_rest(helper):
+def test_who_reads_a_loss_does_not_wait_for_the_rest(helper, gate):
+    gate.shut()
     ones = gt.ones(SIZE, SIZE)
     x = gt.tensor(np.full(1000, 2.0, np.float32))
     product = slow(ones)
     assert (x * 3).sum().item() == 6000
     assert row()["goes_on"] == 1
+    gate.open()
     np.testing.assert_allclose(product[0].data, 1.0, rtol=1e-4)
     assert row()["went_on"] >= 1
 
 
-def test_inputs_that_are_let_go_of_are_not_written_over_while_they_are_read(helper):
+def test_inputs_that_are_let_go_of_are_not_written_over_while_they_are_read(helper, gate):
     """The rest reads its input last, and the child is quick to use the memory again."""
     ones = gt.ones(SIZE, SIZE)
     for number in range(5):
+        gate.shut()
         x = gt.tensor(np.full(1000, number, np.float32))
         rest = x * 2 + slow(ones)[0, 0]
         assert x.sum().item() == 1000 * number
         del x
         others = [gt.tensor(np.full(1000, -1, np.float32)) for _ in range(20)]
         assert row()["goes_on"] == 1  # it has not read it yet
+        gate.open()
         np.testing.assert_allclose(rest.data, 2 * number + 1, rtol=1e-4)
         del others
 
 
-def test_an_array_on_loan_stays_there_until_the_rest_is_done(helper):
+def test_an_array_on_loan_stays_there_until_the_rest_is_done(helper, gate):
     array = gt.arena.zeros(1000)
     x = gt.from_numpy(array)
     assert (x * 3).sum().item() == 0
     del x
     assert array.flags.writeable  # there was no rest
+    gate.shut()
     x = gt.from_numpy(array)
     rest = x + slow(gt.ones(SIZE, SIZE))[0, 0]
     assert (x * 3).sum().item() == 0
     del x
     assert not array.flags.writeable
+    gate.open()
     np.testing.assert_allclose(rest.data, 1, rtol=1e-4)
     assert array.flags.writeable
 
 
-def test_an_arena_without_room_waits_for_what_is_still_read(helper):
+def test_an_arena_without_room_waits_for_what_is_still_read(helper, gate):
+    gate.shut()
     values = [np.full(4 << 20, number, np.float32) for number in (1, 2)]  # two do not fit
     x = gt.tensor(values[0])
     rest = x[:10] + slow(gt.ones(SIZE, SIZE))[0, 0]
     assert x[:4].sum().item() == 4
-    os.kill(row()["pid"], signal.SIGSTOP)
-    try:
-        assert row()["goes_on"] == 1
-        del x
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            second = pool.submit(gt.tensor, values[1])
-            with pytest.raises(concurrent.futures.TimeoutError):
-                second.result(timeout=0.5)
-            os.kill(row()["pid"], signal.SIGCONT)
-            assert second.result(timeout=20).sum().item() == 2 * (4 << 20)
-    finally:
-        os.kill(row()["pid"], signal.SIGCONT)
+    assert row()["goes_on"] == 1
+    del x
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        second = pool.submit(gt.tensor, values[1])
+        with pytest.raises(concurrent.futures.TimeoutError):
+            second.result(timeout=0.5)
+        gate.open()
+        assert second.result(timeout=20).sum().item() == 2 * (4 << 20)
     np.testing.assert_allclose(rest.data, 2, rtol=1e-4)
 
 

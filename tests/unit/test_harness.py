@@ -129,8 +129,8 @@ def test_the_c_harness_tells_every_way_to_fail(tmp_path):
 
 def test_the_leak_guard_tells_what_was_left(tmp_path):
     guard = (TESTS / "conftest.py").read_text()
-    assert "GRACE_S = 2.0" in guard
-    (tmp_path / "conftest.py").write_text(guard.replace("GRACE_S = 2.0", "GRACE_S = 0.3"))
+    assert "GRACE_S = 5.0" in guard
+    (tmp_path / "conftest.py").write_text(guard.replace("GRACE_S = 5.0", "GRACE_S = 0.3"))
     left = pathlib.Path(f"/dev/shm/left-{os.getpid()}")
     (tmp_path / "test_leaks.py").write_text(GUARD_TESTS.replace("NAME", str(left)))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    leaks_ok\n    gpu\n")
