@@ -161,6 +161,7 @@ SERVE_ROOMS = [
     "describe",
     "metrics",
     "edge",
+    "accepting",
     "generate",
     "benches",
     "lanes",
