@@ -2,9 +2,9 @@
 
 Owns a memory file that says itself what is in it, so that whoever watches needs neither the
 server's code nor its packages: a head (JSON: the fields, and how many writers and models), the
-models' names, then 64-bit numbers by writer, model and field. Its maker maps it and counts in it; a
-watcher finds it under ``/proc`` as it finds the board, and reads it without mapping it, since its
-size is another process's to change.
+models' names, then 64-bit numbers by writer, model and field, and by worker and field. Its maker
+maps it and counts in it; a watcher finds it under ``/proc`` as it finds the board, and reads it
+without mapping it, since its size is another process's to change.
 """
 
 from __future__ import annotations
@@ -49,20 +49,40 @@ class Figures:
         writers: how many processes count.
         models: how many names there may be.
         fields: of each.
+        workers: how many of the writers are workers: the first ones.
+        own: fields of each of them, whatever the model.
     """
 
-    def __init__(self, writers: int, models: int, fields: Sequence[str]) -> None:
-        head = json.dumps({"writers": writers, "models": models, "fields": list(fields)}).encode()
+    def __init__(
+        self,
+        writers: int,
+        models: int,
+        fields: Sequence[str],
+        workers: int = 0,
+        own: Sequence[str] = (),
+    ) -> None:
+        about = {
+            "writers": writers,
+            "models": models,
+            "fields": list(fields),
+            "workers": workers,
+            "own": list(own),
+        }
+        head = json.dumps(about).encode()
         assert _START.size + len(head) <= _NAMES_AT
         numbers_at = _NAMES_AT + models * _NAME_BYTES
         self._file = os.memfd_create(NAME, os.MFD_CLOEXEC)
-        os.ftruncate(self._file, numbers_at + writers * models * len(fields) * 8)
+        own_at = numbers_at + writers * models * len(fields) * 8
+        os.ftruncate(self._file, own_at + workers * len(own) * 8)
         self._memory = mmap.mmap(self._file, 0)
         self._memory[: _START.size] = _START.pack(_MAGIC, len(head))
         self._memory[_START.size : _START.size + len(head)] = head
         shape = (writers, models, len(fields))
         self.numbers: npt.NDArray[np.uint64] = np.ndarray(
             shape, np.uint64, self._memory, numbers_at
+        )
+        self.own: npt.NDArray[np.uint64] = np.ndarray(
+            (workers, len(own)), np.uint64, self._memory, own_at
         )
 
     def name(self, model: int, name: str) -> None:
@@ -87,27 +107,35 @@ def find(pid: int) -> str | None:
     return None
 
 
-def read(path: str) -> dict[str, Row]:
-    """The sums of all writers by model; empty, where the file is gone or is none of these."""
+def read(path: str) -> tuple[dict[str, Row], list[Row]]:
+    """The sums of all writers by model, and the numbers of each worker.
+
+    Both are empty, where the file is gone or is none of these.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            return _parse(file.read(size)) if _START.size < size <= _MOST_BYTES else {}
+            return _parse(file.read(size)) if _START.size < size <= _MOST_BYTES else ({}, [])
     except (OSError, ValueError, KeyError, TypeError, struct.error):
-        return {}
+        return {}, []
 
 
-def _parse(data: bytes) -> dict[str, Row]:
+def _parse(data: bytes) -> tuple[dict[str, Row], list[Row]]:
     magic, length = _START.unpack_from(data)
     if magic != _MAGIC:
-        return {}
+        return {}, []
     head = json.loads(data[_START.size : _START.size + length])
     writers, models, fields = int(head["writers"]), int(head["models"]), list(head["fields"])
+    workers, own = int(head["workers"]), list(head["own"])
     if not set(_SHOWN) <= set(fields):
-        return {}
-    numbers = np.frombuffer(
-        data, np.uint64, writers * models * len(fields), _NAMES_AT + models * _NAME_BYTES
-    ).reshape(writers, models, len(fields))
+        return {}, []
+    numbers_at = _NAMES_AT + models * _NAME_BYTES
+    numbers = np.frombuffer(data, np.uint64, writers * models * len(fields), numbers_at).reshape(
+        writers, models, len(fields)
+    )
+    of_workers = np.frombuffer(
+        data, np.uint64, workers * len(own), numbers_at + numbers.nbytes
+    ).reshape(workers, len(own))
     found = {}
     for model in range(models):
         start = _NAMES_AT + model * _NAME_BYTES
@@ -115,7 +143,7 @@ def _parse(data: bytes) -> dict[str, Row]:
         if name:
             name = "".join(letter if letter.isprintable() else "?" for letter in name)
             found[name] = dict(zip(fields, numbers[:, model].sum(axis=0).tolist(), strict=True))
-    return found
+    return found, [dict(zip(own, row, strict=True)) for row in of_workers.tolist()]
 
 
 def show(now: dict[str, Row], before: dict[str, Row], seconds: float) -> list[Row]:

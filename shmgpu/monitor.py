@@ -214,7 +214,10 @@ class Watch:
             self._helper(index, row, before and before["helpers"][index], seconds, batches)
             for index, row in enumerate(counters["helpers"])
         ]
-        before_models, self._models = self._models, figures.read(self._figures or "")
+        before_models = self._models
+        self._models, workers = figures.read(self._figures or "")
+        for child, worker in zip(children, workers, strict=False):
+            child["connections"] = worker["connections"]
         models = figures.show(self._models, before_models, seconds)
         self._last, self._last_ns = counters, now_ns
         return {

@@ -194,6 +194,8 @@ def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
         "calls/s",
         lambda row: row["failed"] > 0,
     )
+    connections = _key("connections", "connections", count)
+    is_server = any("connections" in row for row in sample["children"])
     children = Table(
         "children",
         (
@@ -205,6 +207,7 @@ def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
             _rate("failed", "failed/s"),
             _key("queued", "queued", count),
             _key("outstanding", "out", count),
+            *((connections,) if is_server else ()),
             _arena(sample["broker"]["arena_bytes"]),
             _key("protocol_errors", "protocol", count),
             _key("restarts", "restarts", count),

@@ -93,7 +93,7 @@ def serve(options: argparse.Namespace) -> None:
             restart="on-failure",
             max_restarts=FOR_EVER,
         )
-        counters.append(Counters(options.workers + plan.helpers))
+        counters.append(Counters(options.workers, plan.helpers))
         held.callback(counters[0].close)
         pools: dict[str, list[int]] = {name: [] for name in plan.pools}
         for number, setup in enumerate(plan.setups):

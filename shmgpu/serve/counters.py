@@ -49,6 +49,13 @@ FIELDS = (
 )
 INDEX = {name: number for number, name in enumerate(FIELDS)}
 GAUGES = {"last_ms"}
+# What workers count besides.
+OWN_FIELDS = (
+    "is_accepting",  # whether the worker takes connections, over HTTP as all of these
+    "connections",  # that are open
+    "accepted",  # connections, ever
+)
+IS_ACCEPTING, CONNECTIONS, ACCEPTED = range(len(OWN_FIELDS))
 # What helpers count for each model and each number of rows.
 BATCH_FIELDS = ("exec_count", "input_ns", "infer_ns", "output_ns")
 
@@ -57,12 +64,15 @@ class Counters:
     """The region; made once, before the first fork.
 
     Args:
-        writers: how many processes count: workers first, then helpers.
+        workers, helpers: how many processes count; workers are the first writers.
     """
 
-    def __init__(self, writers: int) -> None:
-        self.figures = Figures(writers, MOST_MODELS, FIELDS)  # what `shmgpu top` finds
+    def __init__(self, workers: int, helpers: int) -> None:
+        writers = workers + helpers
+        # What `shmgpu top` finds.
+        self.figures = Figures(writers, MOST_MODELS, FIELDS, workers, OWN_FIELDS)
         self.rows: np.ndarray[Any, Any] = self.figures.numbers
+        self.own: np.ndarray[Any, Any] = self.figures.own  # by worker and OWN_FIELDS
         # Pages come with the first use: a server of three models has a few of these.
         self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
 
@@ -103,9 +113,10 @@ class Counters:
         """Have nobody find them any more."""
         self.figures.close()
 
-    def clear_pending(self, writer: int) -> None:
-        """A worker starts anew: what its predecessor held is not pending any more."""
+    def clear_held(self, writer: int) -> None:
+        """A worker starts anew: what its predecessor held is not pending, nor open, any more."""
         self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
+        self.own[writer, [IS_ACCEPTING, CONNECTIONS]] = 0
 
 
 def batch_place(model: int, rows: int) -> int:

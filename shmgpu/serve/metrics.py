@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from shmgpu.monitor import CHILD_STATES, HELPER_STATES
 from shmgpu.serve.catalog import Catalog
-from shmgpu.serve.counters import MOST_ROWS, Counters
+from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, MOST_ROWS, Counters
 from shmgpu.stats import stats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -177,6 +177,7 @@ class Metrics(Collector):
         for kind, count in found["bytes"].items():
             copied.add_metric([kind], count)
         yield copied
+        yield from self._of_connections()
         yield _states("shmgpu_workers", "Workers", found["children"], CHILD_STATES)
         yield _states("shmgpu_helpers", "Helpers", found["helpers"], HELPER_STATES)
         busy = CounterMetricFamily(
@@ -185,6 +186,17 @@ class Metrics(Collector):
         for number, row in enumerate(found["helpers"]):
             busy.add_metric([str(number), row["pool_name"]], row["busy_ns"] / 1e9)
         yield busy
+
+    def _of_connections(self) -> Iterable[Metric]:
+        now = GaugeMetricFamily("shmgpu_connections", "Open, over HTTP", labels=["worker"])
+        ever = CounterMetricFamily(
+            "shmgpu_connections_accepted", "Taken, over HTTP", labels=["worker"]
+        )
+        for number, row in enumerate(self.counters.own.tolist()):
+            now.add_metric([str(number)], row[CONNECTIONS])
+            ever.add_metric([str(number)], row[ACCEPTED])
+        yield now
+        yield ever
 
 
 def _states(name: str, text: str, rows: list[dict[str, Any]], states: tuple[str, ...]) -> Metric:

@@ -28,6 +28,7 @@ from shmgpu.logs import logger
 from shmgpu.serve.requests import ProtocolError
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
+LATE_NS = 5_000_000_000  # that a request's span waits for its call to be in the trace
 CLOSE_S = 1.0  # for the last spans, at a worker's end
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -55,7 +56,7 @@ class Spans:
         self._slot = slot
         self._generation = generation
         self._waiting: list[_Ended] = []
-        self._late: list[_Ended] = []  # their calls were not in the trace the last time
+        self._late: list[_Ended] = []  # their calls are not in the trace yet
         self._last_times: dict[int, _Times] = {}
         self._kept: dict[int, _Times] = {}  # of streams, which end long after their calls
         self._next_record = core.broker_stats()["trace_written"]
@@ -81,7 +82,7 @@ class Spans:
             attributes: of its span.
             error: why it failed.
         """
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) + len(self._late) >= MOST_WAITING:
             self._kept.pop(sequence, None)
         else:
             why = _why(error)
@@ -97,10 +98,14 @@ class Spans:
             self._kept[sequence] = found[sequence]
         kept = {sequence: times for sequence, times in self._kept.items() if times}
         times, self._last_times = {**self._last_times, **kept, **found}, found
-        late, waiting = self._late, self._waiting
-        self._late = [one for one in waiting if one[0] and one[0] not in times]
-        self._waiting = []
-        self._export(late + [one for one in waiting if not one[0] or one[0] in times], times)
+        ended, self._waiting, self._late = self._late + self._waiting, [], []
+        oldest = time.monotonic_ns() - LATE_NS
+        due = []
+        for one in ended:
+            sequence, _, ended_ns, *_ = one
+            is_late = sequence and sequence not in times and ended_ns > oldest
+            (self._late if is_late else due).append(one)
+        self._export(due, times)
 
     def _export(self, waiting: list[_Ended], times: dict[int, _Times]) -> None:
         wall = time.time_ns() - time.monotonic_ns()

@@ -21,6 +21,7 @@ import uvloop
 from shmgpu import runtime
 from shmgpu.logs import logger
 from shmgpu.roles import SIGNAL_BASE
+from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
@@ -66,7 +67,7 @@ class Plan:
 def main(rank: int, plan: Plan) -> None:
     """Be worker ``rank`` until told to end, and then end as one that was."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the loop listens for it
-    plan.counters.clear_pending(rank)
+    plan.counters.clear_held(rank)
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
@@ -128,7 +129,7 @@ class _Worker:
             options.send_timeout,
         )
         self.access = AccessLog(options.access_log) if options.access_log else None
-        self.connections: set[Connection] = set()
+        self.connections = Connections(plan.counters.own, rank)
         self.told = asyncio.Event()
         self.settings_of = -1  # version of the table whose log settings hold here
 
@@ -139,18 +140,19 @@ class _Worker:
         for descriptor in self.port.wire.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         rpc = await self._listen_for_grpc()
-        servers = [
-            await loop.create_server(self._connect, sock=one, ssl=plan.tls)
-            for one in plan.listeners
+        doors = [
+            Door(loop, one, self._connect, plan.tls, self.connections) for one in plan.listeners
         ]
+        self.connections.take_part(True)
         self.front.catalog.refresh()
         tending = loop.create_task(self._tend())
         await self.told.wait()
         tending.cancel()
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
-        for server in servers:
-            server.close()
+        self.connections.take_part(False)
+        for door in doors:
+            door.close()
         stopped = asyncio.ensure_future(rpc.stop(plan.options.drain_timeout)) if rpc else None
         await self._drained(plan.options.drain_timeout)
         if stopped is not None:
@@ -170,6 +172,7 @@ class _Worker:
         while True:
             await asyncio.sleep(TEND_S)
             end_slow(self.connections)
+            self.connections.forget_failed()
             if self.access is not None:
                 self.access.write()
             try:

@@ -124,4 +124,7 @@ def test_workers_helpers_and_arenas_are_seen(server):
     assert found["shmgpu_helpers", frozenset({("state", "ready")})] == 2
     assert found["shmgpu_arena_bytes", frozenset()] == 16 << 20
     assert found["shmgpu_helper_restarts_total", frozenset()] == 0
+    for name, least in (("connections", 1), ("connections_accepted_total", 2)):
+        of_workers = [found[f"shmgpu_{name}", frozenset({("worker", w)})] for w in "012"]
+        assert sum(of_workers) >= least, "the one that asks, and an earlier one"
     assert found["shmgpu_bytes_total", frozenset({("kind", "marshalled")})] == 0

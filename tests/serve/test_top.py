@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -50,12 +51,22 @@ def test_requests_and_failures_are_seen_by_model(server):
     assert "requests/s" in text and "scale 1" in text
 
 
+def test_open_connections_are_seen_by_worker(server):
+    def counts():
+        return [one["connections"] for one in json.loads(top(server, "--json"))["children"]]
+
+    with socket.create_connection((server.host, server.port), servers.DEADLINE_S):
+        servers.until(lambda: sum(counts()) == 1, "one is open")
+        assert "connections" in top(server)
+    servers.until(lambda: counts() == [0, 0], "it has ended")
+
+
 def test_the_means_are_of_the_interval(server):
     path = figures.find(server.process.pid)
-    before = figures.read(path)
+    before, _ = figures.read(path)
     for _ in range(4):
         assert ask(server, "scale", [1.0, 2.0]) == 200
-    now = figures.read(path)
+    now, _ = figures.read(path)
     (row,) = (one for one in figures.show(now, before, 2.0) if one["model"] == "scale 1")
     assert (row["requests_per_s"], row["requests_per_run"]) == (2.0, 1.0)
     assert 0 < row["compute_us"] < row["request_us"]
@@ -65,11 +76,11 @@ def test_a_file_that_is_none_of_ours_is_nothing(tmp_path):
     assert figures.find(os.getpid()) is None
     for bad in (b"", b"x" * 10_000, b"shmfig01" + (1 << 60).to_bytes(8, "little") + b"{}" * 3000):
         (tmp_path / "bad").write_bytes(bad)
-        assert figures.read(str(tmp_path / "bad")) == {}
+        assert figures.read(str(tmp_path / "bad")) == ({}, [])
     head = b'{"writers": 1, "models": 1, "fields": ["other"]}'
     other = b"shmfig01" + len(head).to_bytes(8, "little") + head
     (tmp_path / "bad").write_bytes(
         other.ljust(4096, b"\0") + b"name".ljust(256, b"\0") + b"12345678"
     )
-    assert figures.read(str(tmp_path / "bad")) == {}
-    assert figures.read(str(tmp_path / "gone")) == {}
+    assert figures.read(str(tmp_path / "bad")) == ({}, [])
+    assert figures.read(str(tmp_path / "gone")) == ({}, [])

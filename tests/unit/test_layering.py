@@ -162,6 +162,7 @@ SERVE_ROOMS = [
     "describe",
     "metrics",
     "edge",
+    "accepting",
     "generate",
     "benches",
     "lanes",
