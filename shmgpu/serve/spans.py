@@ -43,10 +43,10 @@ class Spans:
 
     Args:
         exporter: of the SDK; what takes finished spans.
-        slot, generation: the worker's, by which it knows its calls in the trace.
+        slot: the worker's, by which it knows its calls in the trace.
     """
 
-    def __init__(self, exporter: SpanExporter, slot: int, generation: int) -> None:
+    def __init__(self, exporter: SpanExporter, slot: int) -> None:
         self._exporter = exporter
         # The SDK's own resource: OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win.
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "shmgpu"}
@@ -54,7 +54,6 @@ class Spans:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("shmgpu.serve")
         self._slot = slot
-        self._generation = generation
         self._waiting: list[_Ended] = []
         self._late: list[_Ended] = []  # their calls are not in the trace yet
         self._last_times: dict[int, _Times] = {}
@@ -100,7 +99,7 @@ class Spans:
         times, self._last_times = {**self._last_times, **kept, **found}, found
         ended, self._waiting, self._late = self._late + self._waiting, [], []
         oldest = time.monotonic_ns() - LATE_NS
-        due = []
+        due: list[_Ended] = []
         for one in ended:
             sequence, _, ended_ns, *_ = one
             is_late = sequence and sequence not in times and ended_ns > oldest
@@ -142,9 +141,11 @@ class Spans:
         first = max(self._next_record, written - monitor.MOST_RECORDS)
         self._next_record, raw = core.read_trace_bytes(first, max(0, written - first))
         records = np.frombuffer(raw, dtype=monitor.RECORD)
+        # Not known before the first call: a worker may begin before the dispatcher notes its own.
+        generation = core.child_stats(self._slot)["generation"]
         own = records[
             (records["slot"] == self._slot)
-            & (records["generation"] == self._generation)
+            & (records["generation"] == generation)
             & (records["handed_ns"] != 0)
         ]
         found: dict[int, _Times] = {}
@@ -224,5 +225,4 @@ def exporting(slot: int) -> Spans:
     log = logging.getLogger("opentelemetry")
     log.addHandler(Complaints())
     log.propagate = False
-    generation = int(core.child_stats(slot)["generation"])
-    return Spans(exporter(), slot, generation)
+    return Spans(exporter(), slot)

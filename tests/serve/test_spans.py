@@ -219,6 +219,9 @@ def test_an_exporter_that_fails_is_told_of_once_in_a_while(caplog, monkeypatch):
 
 
 def test_without_a_collector_there_is_one_line_and_the_server_ends(monkeypatch):
+    pytest.importorskip(
+        "opentelemetry.exporter.otlp.proto.http", reason="shmgpu[otel] is not installed"
+    )
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv(
