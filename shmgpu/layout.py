@@ -35,6 +35,7 @@ HEAD = struct.Struct("<IHHQQ")
 TAIL = struct.Struct("<II")
 RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays
 MAX_ARRAYS = 4096
+MOST_PLAIN = 1024  # bytes of a structure of plain values that is worth remembering
 
 HAS_HINT = 1  # the result's layout is given
 DECLARED = 2  # ... by the user: the function gets those arrays as helper.out
@@ -194,6 +195,12 @@ def result_bytes(description: bytes, layout: Layout) -> int:
     return aligned(len(description)) + layout.nbytes
 
 
+@functools.lru_cache(maxsize=256)
+def _plain(structure: bytes) -> Layout:
+    """A layout of plain values alone: those of a function's results are alike."""
+    return Layout(structure, ())
+
+
 def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layout, list[Any], int]:
     """Read a result that describes itself: (layout, plain values, where its arrays begin).
 
@@ -208,7 +215,10 @@ def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layou
     data = bytes(buffer[:total])
     reader = Reader(data, RESULT_HEAD.size, total)
     structure = reader.take(structure_bytes)
-    layout = Layout(structure, [Spec.read(reader) for _ in range(count)])
+    if count == 0 and structure_bytes <= MOST_PLAIN:
+        layout = _plain(structure)
+    else:
+        layout = Layout(structure, [Spec.read(reader) for _ in range(count)])
     if reader.end - reader.offset != values_bytes:
         raise BadParams("the helper's result is damaged")
     values = decode_values(data, layout.tree.value_count, reader.offset, reader.end, allow_pickle)

@@ -3,9 +3,9 @@
 Owns the mappings. A region is opened at its first use, through the descriptor of the worker that
 registered it, because a client may have removed the name since; by name where that worker is gone.
 Either way it must be the very file that was registered. Inputs are read from a mapping that cannot
-be written to; outputs are copied through another one. A region that is unregistered is let go
-when the helper next looks at the control table; arrays that a running function still has keep
-their mapping.
+be written to; outputs are copied through another one, or made there (``helper.out``). A region
+that is unregistered is let go when the helper next looks at the control table; arrays that a
+running function still has keep their mapping.
 
 A client that shrinks its file while a function reads it ends this helper (SIGBUS): its calls are
 answered 503, another takes its place.
@@ -13,8 +13,10 @@ answered 503, another takes its place.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,39 @@ class Windows:
             raise RegionLost(
                 f"the input in shared memory region {window.region['name']!r} {error}"
             ) from None
+
+    def room(
+        self,
+        placed: Placed,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        inputs: Sequence[int],
+    ) -> np.ndarray[Any, Any] | None:
+        """Where an output can be made in its place.
+
+        Args:
+            placed: where it is to go.
+            shape: that it is expected to have.
+            dtype: likewise.
+            inputs: numbers of the regions that inputs lie in.
+
+        Returns:
+            None where that has no room for it, or where it might lie over an input: it is another
+            mapping, so that nobody would see that they overlap.
+
+        Raises:
+            RegionLost: the region is gone, or has become smaller.
+        """
+        number, offset, nbytes = placed
+        window = self._window(number)
+        window.check()
+        own = window.region["identity"]
+        if any(self._window(one).region["identity"] == own for one in inputs):
+            return None
+        start = window.before + offset
+        if start % dtype.itemsize or math.prod(shape) * dtype.itemsize > nbytes:
+            return None
+        return np.ndarray(shape, dtype, window.writing, start)
 
     def write(self, placed: Placed, data: memoryview) -> None:
         """Put an output there; raises RegionLost when the region is gone or has too little room."""

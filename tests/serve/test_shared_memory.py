@@ -125,6 +125,32 @@ def test_inputs_and_outputs_lie_in_regions(triton, region):
     assert np.array_equal(shm.get_contents_as_numpy(handle, np.float32, [2, 4]), a)
 
 
+def test_an_output_is_made_in_its_place_once_its_shape_is_known(triton, region):
+    x = np.arange(4, dtype=np.float32)
+    handles = {}
+    for name in ("in", "out"):
+        handles[name], key = region(name, 64)
+        triton.register_system_shared_memory(name, key, 64)
+    shm.set_shared_memory_region(handles["in"], [x])
+
+    def ask(where, nbytes=16, offset=0, name="in", rows=4):
+        inputs = [placed("x", [rows], "FP32", name, 4 * rows)]
+        outputs = [wanted("y", where, nbytes, offset)]
+        result = triton.infer("told", inputs, outputs=outputs).get_output("y")
+        assert result["shape"] == [rows]
+        assert result["parameters"]["shared_memory_byte_size"] == 4 * rows
+        found = shm.get_contents_as_numpy(handles[where], np.float32, [rows], offset)
+        return (found - x[:rows]).tolist()
+
+    assert ask("out") == [1] * 4
+    servers.until(lambda: ask("out", offset=16) == [2] * 4, "a helper has seen it before")
+    servers.until(lambda: ask("out", nbytes=48) == [2] * 4, "there may be more room")
+    assert ask("out", rows=3) == [1] * 3  # others are others
+    assert "400 an output has 16 bytes, and its place" in refused(ask, "out", nbytes=8)
+    shifted = [ask("in", offset=4)[0] for _ in range(4)]  # it lies over the input
+    assert all(one == 1 for one in shifted), shifted
+
+
 def test_regions_and_the_body_can_be_mixed(triton, region):
     handle, key = region("mixed", 64)
     triton.register_system_shared_memory("mixed", key, 64)
