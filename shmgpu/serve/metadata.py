@@ -13,6 +13,13 @@ from typing import Any
 ANY = -1  # a dimension of any extent
 
 
+def fits(declared: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a tensor of that shape is as declared."""
+    return len(shape) == len(declared) and all(
+        wanted in (ANY, got) for wanted, got in zip(declared, shape, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
     """One input or output.
@@ -33,9 +40,7 @@ class TensorMetadata:
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a tensor of that shape is one of these."""
-        return len(shape) == len(self.shape) and all(
-            wanted in (ANY, got) for wanted, got in zip(self.shape, shape, strict=True)
-        )
+        return fits(self.shape, shape)
 
     def show(self) -> dict[str, Any]:
         """Its JSON in the answer to a metadata request."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from shmgpu.errors import ConfigError
 from shmgpu.serve import datatypes
+from shmgpu.serve.metadata import fits
 from shmgpu.serve.models import Model, Tensor
 
 if sys.version_info >= (3, 11):
@@ -193,7 +194,7 @@ class Config:
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"{self.path}: a warmup sample is no arrays ({error})") from None
             for tensor, array in zip(inputs, sample, strict=True):
-                if not _fits(array.shape, tensor.shape):
+                if not fits(tensor.shape, array.shape):
                     raise ConfigError(
                         f"{self.path}: a warmup sample of {tensor.name!r} has the shape "
                         f"{list(array.shape)}, and must have {list(tensor.shape)}"
@@ -276,12 +277,6 @@ def zeros(inputs: Sequence[Tensor], rows: int, other: int) -> tuple[Any, ...]:
 
 def _name(one: Tensor | str) -> str:
     return one.name if isinstance(one, Tensor) else one
-
-
-def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    return len(shape) == len(declared) and all(
-        wanted in (-1, extent) for extent, wanted in zip(shape, declared, strict=True)
-    )
 
 
 def _is_text(one: Any) -> bool:
