@@ -7,6 +7,7 @@ optional handler that ``SHMGPU_LOG=INFO`` asks for. Never touches the root logge
 from __future__ import annotations
 
 import logging
+import time
 
 from shmgpu import config
 from shmgpu.errors import ConfigError
@@ -24,6 +25,29 @@ class _RoleFilter(logging.Filter):
 
 
 logger.addFilter(_RoleFilter())
+
+
+class Pause:
+    """Lets one of many through in a while, so that what happens again and again fills no log.
+
+    Args:
+        seconds: from one to the next.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = 0.0
+        self._left_out = 0
+
+    def passed(self) -> int | None:
+        """How many were left out since the last one that passed; None: so is this one."""
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        self._next = now + self._seconds
+        return left_out
 
 
 def set_role(name: str) -> None:

@@ -5,10 +5,8 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 
 from __future__ import annotations
 
-import time
-
 from shmgpu import errors
-from shmgpu.logs import logger
+from shmgpu.logs import Pause, logger
 from shmgpu.serve.flags import most_of
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError
@@ -76,7 +74,7 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
     if isinstance(error, errors.RemoteError):
         if error.type_name in REMOTE:
             return REMOTE[error.type_name], error.message
-        _tracebacks.log(error)
+        _log_traceback(error)
         if error.type_name == _DECLARED:  # our own sentence, which names the model
             return 500, error.message
         return 500, f"{error.type_name}: {error.message}" if error.message else error.type_name
@@ -87,27 +85,12 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
     return 500, "the server failed: its log says why"
 
 
-class _Tracebacks:
-    """Where models raised, in the log: clients are told only what was raised.
+_tracebacks = Pause(1.0)
 
-    One in a while, so that a model that always raises does not fill the log.
-    """
 
-    PAUSE_S = 1.0
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._left_out = 0
-
-    def log(self, error: errors.RemoteError) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            self._left_out += 1
-            return
-        before = f" ({self._left_out} others before it are left out)" if self._left_out else ""
-        self._next = now + self.PAUSE_S
-        self._left_out = 0
+def _log_traceback(error: errors.RemoteError) -> None:
+    """Where a model raised, in the log: clients are told only what was raised."""
+    left_out = _tracebacks.passed()
+    if left_out is not None:
+        before = f" ({left_out} others before it are left out)" if left_out else ""
         logger.error("a model's function raised%s: %s", before, error.traceback_text.rstrip())
-
-
-_tracebacks = _Tracebacks()

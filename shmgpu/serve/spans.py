@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from shmgpu import core, monitor, trace
 from shmgpu.errors import ConfigError
-from shmgpu.logs import logger
+from shmgpu.logs import Pause, logger
 from shmgpu.serve.requests import ProtocolError
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
@@ -201,18 +201,14 @@ class Complaints(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._next = 0.0
-        self._left_out = 0
+        self._pause = Pause(self.PAUSE_S)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell of it, or count it."""
-        now = time.monotonic()
-        if now < self._next:
-            self._left_out += 1
+        left_out = self._pause.passed()
+        if left_out is None:
             return
-        before = f", and {self._left_out} times before" if self._left_out else ""
-        self._next = now + self.PAUSE_S
-        self._left_out = 0
+        before = f", and {left_out} times before" if left_out else ""
         logger.warning(
             "spans are not exported%s (%s): OTEL_EXPORTER_OTLP_ENDPOINT says where a collector is",
             before,
