@@ -77,11 +77,13 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         if setup.session is not None:
             helper.session = setup.session(helper)
     except BaseException as error:
-        _end_copy_of(pid)
+        if os.getpid() != pid:
+            end_copy("a session function")
         report(f"{type(error).__name__}: {error}", own_traceback(error))
         core.helper_ready(core.ESESSION)
         return 1
-    _end_copy_of(pid)
+    if os.getpid() != pid:
+        end_copy("a session function")
     base, reserved = core.reservation()
     desk = BatchDesk(
         helper,
@@ -96,14 +98,14 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     return serve_overlapped(desk) if place.is_cuda else serve(desk)
 
 
-def _end_copy_of(pid: int) -> None:
-    """End a process that a session function forked: it would read the helper's calls as its own."""
-    if os.getpid() != pid:
-        logger.error(
-            "a session function forked a process that came back from it, and was ended: have it "
-            "end itself with os._exit()"
-        )
-        os._exit(1)
+def end_copy(who: str) -> None:
+    """End this process, which a user's code forked: it would read the helper's calls as its own."""
+    logger.error(
+        "%s forked a process that came back from it, and was ended: have it end itself with "
+        "os._exit()",
+        who,
+    )
+    os._exit(1)
 
 
 def serve(desk: BatchDesk) -> int:

@@ -20,6 +20,7 @@ from shmgpu import modules
 from shmgpu.arrays import is_array
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
+from shmgpu.helper import end_copy
 from shmgpu.logs import logger
 from shmgpu.serve import datatypes, preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
@@ -126,7 +127,7 @@ class Shelf:
             models, recorded = self._made(source, source_number, helper)
         finally:
             if self.is_copy:
-                _end_copy(f"the loading of {source['path']}")
+                end_copy(f"the loading of {source['path']}")
         described = [model.describe(source["version"]).as_dict() for model in models]
         indices = publish(self.table, source_number, described)
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
@@ -220,7 +221,7 @@ class Shelf:
             finally:
                 own.out = None
                 if self.is_copy:
-                    _end_copy(f"model {model.name!r}")
+                    end_copy(f"model {model.name!r}")
             ended = _now()
             outputs = _in_order(model, result, rows)
         else:
@@ -292,7 +293,7 @@ class Shelf:
                     return
                 finally:
                     if self.is_copy:
-                        _end_copy(f"model {loaded.model.name!r}")
+                        end_copy(f"model {loaded.model.name!r}")
                     self.counters[loaded.base + _INFER_NS] += _now() - begun
                 yield _in_order(loaded.model, part)
         finally:
@@ -554,16 +555,6 @@ def _on_host(array: Any) -> np.ndarray[Any, Any]:
         tensor = tensor.view(torch.int16)
     found: np.ndarray[Any, Any] = tensor.numpy()
     return found
-
-
-def _end_copy(who: str) -> None:
-    """End a process that a model forked before it reads the helper's requests as its own."""
-    logger.error(
-        "%s forked a process that came back from it, and was ended: have it end itself with "
-        "os._exit()",
-        who,
-    )
-    os._exit(1)
 
 
 # ---- inputs and outputs --------------------------------------------------------------------
