@@ -77,6 +77,17 @@ class Loaded:
         self.is_plain = not any(self.arriving)
         self.placed: dict[tuple[Any, ...], tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
+    def remember(self, inputs: Sequence[Any], output: Any) -> None:
+        """What went to a region, where the next one like it can be made in its place."""
+        if type(output) is not np.ndarray or self.model.outputs[0].datatype == "BF16":
+            return
+        key, seen = _shapes(inputs), (output.shape, output.dtype)
+        if self.placed.get(key) == seen:
+            return
+        if len(self.placed) >= MOST_SHAPES:
+            self.placed.clear()
+        self.placed[key] = seen
+
     def taken(self, inputs: Sequence[Any]) -> list[Any]:
         """Inputs as they came, as the function gets them."""
         return [
@@ -226,10 +237,11 @@ class Shelf:
             outputs = _in_order(model, result, rows)
         else:
             ended = _now()
-        if places and (outputs is not room or room is None):
-            outputs = self._placed(loaded, inputs, outputs, places)
-        elif places:
+        if places and outputs is room:
             outputs = outputs.shape, outputs.nbytes
+        elif places:
+            made, outputs = outputs, self._placed(model, outputs, places)
+            loaded.remember(inputs, made)
         calls = self.helper.calls * requests
         base, counters = loaded.base, self.counters
         counters[base + _EXEC_COUNT] += 1
@@ -327,11 +339,8 @@ class Shelf:
         _, number, offset, nbytes = places[0]
         return self.windows.room((number, offset, nbytes), *known, regions)
 
-    def _placed(
-        self, loaded: Loaded, inputs: Sequence[Any], outputs: Any, places: Sequence[Any]
-    ) -> Any:
+    def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
         """The outputs, of which those that have a place in a region are written there."""
-        model = loaded.model
         found = [outputs] if len(model.outputs) == 1 else list(outputs)
         for which, *place in places:
             declared = model.outputs[which]
@@ -350,10 +359,6 @@ class Shelf:
                         f"{declared.name!r}, which is declared as {datatype.name}"
                     )
                 data = datatypes.encode(datatype, array)
-                if len(found) == 1 and type(found[0]) is np.ndarray and declared.datatype != "BF16":
-                    if len(loaded.placed) >= MOST_SHAPES:
-                        loaded.placed.clear()
-                    loaded.placed[_shapes(inputs)] = shape, array.dtype
             self.windows.write((place[0], place[1], place[2]), data)
             found[which] = tuple(shape), data.nbytes
         return found[0] if len(found) == 1 else tuple(found)
