@@ -38,7 +38,6 @@ from shmgpu.serve.table import Table
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something
-SPANS_S = 0.05  # between readings of the trace, which keeps thousands of calls and no more
 
 
 @dataclass
@@ -146,12 +145,9 @@ class _Worker:
         ]
         self.connections.take_part(True)
         self.front.catalog.refresh()
-        tending = [loop.create_task(self._tend())]
-        if self.calls.spans is not None:
-            tending.append(loop.create_task(self._make_spans()))
+        tending = loop.create_task(self._tend())
         await self.told.wait()
-        for task in tending:
-            task.cancel()
+        tending.cancel()
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         self.connections.take_part(False)
@@ -180,20 +176,14 @@ class _Worker:
             if self.access is not None:
                 self.access.write()
             try:
+                if self.calls.spans is not None:
+                    self.calls.spans.make()
                 if self.settings_of != self.plan.table.version:
                     self.settings_of = self.plan.table.version
                     apply_log(self.plan.table)
                 await self.front.lifecycle.reload_when_asked()
             except Exception:
                 logger.exception("a worker could not look after its server")
-
-    async def _make_spans(self) -> None:
-        while True:
-            await asyncio.sleep(SPANS_S)
-            try:
-                self.calls.spans.make()
-            except Exception:
-                logger.exception("a worker could not make its spans")
 
     async def _listen_for_grpc(self) -> Any:
         """The gRPC server, if there is to be one; its package is imported after the fork only."""
