@@ -62,10 +62,8 @@ LOADS = {
 UNITS = {"rate": "1/s", "median": "us", "p99": "us"}
 WORKER_MIB = "worker_private"
 WARM_S = 0.25  # before a load is measured: caches fill, shapes of requests become known
-SHARE, LEAST_S = (
-    0.75,
-    0.25,
-)  # what is measured of a round's seconds, and the least that a span takes
+SHARE = 0.75  # of a round's seconds that is measured
+LEAST_S = 0.25  # that a span takes
 
 
 def serve(

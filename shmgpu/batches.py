@@ -103,9 +103,8 @@ class BatchDesk(Desk):
             way = self._joins.way(first.function, first.kind, calls)
         if way is None:
             return self._run_batch(target, group)
-        is_joined = way.is_joined()
         begun = _now()
-        if is_joined:
+        if way.is_joined():
             self._body_ns = 0
             outcomes = self._run_batch(target, group)
             took = _now() - begun

@@ -25,6 +25,7 @@ from shmgpu.launch import raise_outcome
 from shmgpu.logs import logger
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
+from shmgpu.serve.accepting import BACKLOG
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.repository import entry_of
 from shmgpu.serve.rows import Rows
@@ -253,7 +254,7 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
         with listener:
             try:
                 listener.bind(place)
-                listener.listen(1024)
+                listener.listen(BACKLOG)
             except OSError as error:
                 raise LaunchError(
                     f"the server cannot listen at {where} ({error.strerror or error}): choose "
