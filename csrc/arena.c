@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "descriptor.h"
@@ -152,6 +153,14 @@ void shmi_arena_destroy(void) {
 void shmi_arena_detach(void) { reservation = NULL; }
 
 int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
+  struct stat file;
+  int seals = fcntl(fd, F_GET_SEALS);
+  /* One that could shrink, or is shorter than they say, would end this process by SIGBUS. */
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &file) != 0 || bytes == 0 ||
+      (uint64_t)file.st_size < bytes) {
+    shmi_detail_set("the arena that it hands out is no sealed memory file of %zu bytes", bytes);
+    return SHM_EREFUSED;
+  }
   void *wanted = (void *)(uintptr_t)broker_address;
   void *made = mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
   if (made == MAP_FAILED && errno == EEXIST) {

@@ -51,7 +51,28 @@ static int say_hello(int fd, const char *program, int64_t wait_ns) {
   return say(fd, &hello);
 }
 
-/* The answer, with the descriptors it brings: how many, or a negative status. */
+static void close_all(int descriptors[SHMI_GUEST_DESCRIPTORS]) {
+  for (int i = 0; i < SHMI_GUEST_DESCRIPTORS; i++) shmi_descriptor_close(&descriptors[i]);
+}
+
+/* Every descriptor that came with a message: the first ones into the list, one too many is closed.
+ * How many came, or -1 when that cannot be known. */
+static int take_descriptors(struct msghdr *message, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
+  int count = 0;
+  for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at != NULL; at = CMSG_NXTHDR(message, at)) {
+    if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
+    size_t here = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < here; i++, count++) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(at) + i * sizeof fd, sizeof fd);
+      if (count < SHMI_GUEST_DESCRIPTORS) descriptors[count] = shmi_descriptor_own(fd);
+      else close(fd);
+    }
+  }
+  return (message->msg_flags & MSG_CTRUNC) != 0 ? -1 : count;
+}
+
+/* The answer, with the descriptors it brings: how many, or a negative status and none. */
 static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
   union {
     char bytes[CMSG_SPACE(SHMI_GUEST_DESCRIPTORS * sizeof(int))];
@@ -66,31 +87,47 @@ static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_GUEST_DESC
   /* It closed before it read our hello: told once, and then what it said. */
   if (got < 0 && errno == ECONNRESET) got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
   if (got < 0 && errno == EINTR) return SHM_EINTR;
-  int count = 0;
-  struct cmsghdr *header = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-  if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    count = (int)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    memcpy(descriptors, CMSG_DATA(header), (size_t)count * sizeof(int));
-    for (int i = 0; i < count; i++) descriptors[i] = shmi_descriptor_own(descriptors[i]);
-  }
-  if (got == (ssize_t)sizeof *welcome && welcome->magic == SHMI_GUEST_MAGIC &&
+  if (got <= 0) return SHM_EBROKER_DIED;
+  int count = take_descriptors(&message, descriptors);
+  if (count >= 0 && count <= SHMI_GUEST_DESCRIPTORS && (message.msg_flags & MSG_TRUNC) == 0 &&
+      got == (ssize_t)sizeof *welcome && welcome->magic == SHMI_GUEST_MAGIC &&
       welcome->version == SHMI_GUEST_VERSION) {
+    welcome->sentence[sizeof welcome->sentence - 1] = '\0';
     return count;
   }
-  for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
-  if (got > 0) return SHM_EREFUSED;
-  return SHM_EBROKER_DIED;
+  close_all(descriptors);
+  shmi_detail_set("%s", "what it answers is not what a broker of this version says");
+  return SHM_EREFUSED;
 }
 
+/* Whoever listens there may write what it likes: a status that is none is no success. */
+static int refusal_of(const shmi_welcome_t *welcome) {
+  return welcome->status < 0 ? welcome->status : SHM_EREFUSED;
+}
+
+/* Does a number that came with the welcome fit what came beside it? */
+static int is_sound(const shmi_welcome_t *welcome) {
+  if (welcome->slot >= 0 && welcome->slot < shmi_board()->children && welcome->window > 0 &&
+      welcome->window <= SHM_MAX_WINDOW) {
+    return 1;
+  }
+  shmi_detail_set("it gives place %d of %d, and a window of %u messages", welcome->slot,
+                  shmi_board()->children, welcome->window);
+  return 0;
+}
+
+/* What it takes over of the descriptors is -1 then. */
 static int become_member(const shmi_welcome_t *welcome, int descriptors[], int heeds_signals) {
   shmi_role_set(SHM_ROLE_CHILD, welcome->slot);
   int status = shmi_arena_join(descriptors[SHMI_GUEST_ARENA], welcome->slot,
                                welcome->arena_address, welcome->arena_bytes);
   if (status == SHM_OK) status = shmi_board_join(descriptors[SHMI_GUEST_BOARD]);
+  if (status == SHM_OK && !is_sound(welcome)) status = SHM_EREFUSED;
   if (status == SHM_OK) status = shmi_board_become(SHM_ROLE_CHILD, welcome->slot);
   if (status == SHM_OK) {
     status = shmi_port_open(descriptors[SHMI_GUEST_REQUESTS], descriptors[SHMI_GUEST_REPLIES],
                             welcome->window, welcome->slot);
+    if (status == SHM_OK) descriptors[SHMI_GUEST_REQUESTS] = descriptors[SHMI_GUEST_REPLIES] = -1;
   }
   if (status == SHM_OK) {
     status = shmi_heap_open(shmi_arena_address(welcome->slot), welcome->arena_bytes,
@@ -130,15 +167,16 @@ static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_sig
     if (ready <= 0 && heeds_signals) return SHM_EINTR;
   } while (ready == 0 || ready == SHM_EINTR);
   shmi_welcome_t welcome;
-  int descriptors[SHMI_GUEST_DESCRIPTORS] = {-1, -1, -1, -1, -1};
+  int descriptors[SHMI_GUEST_DESCRIPTORS];
+  memset(descriptors, -1, sizeof descriptors);
   int count = hear(door_fd, &welcome, descriptors);
   if (count == SHM_EINTR) return count;
   asked = 0;
   if (count < 0) return count;
   if (welcome.status != SHM_OK) {
-    welcome.sentence[sizeof welcome.sentence - 1] = '\0';
+    close_all(descriptors);
     shmi_detail_set("%s", welcome.sentence);
-    return welcome.status;
+    return refusal_of(&welcome);
   }
   int status = count >= SHMI_GUEST_MANIFEST ? become_member(&welcome, descriptors, heeds_signals)
                                             : SHM_EREFUSED;
@@ -147,7 +185,7 @@ static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_sig
   if (status != SHM_OK) {
     shmi_port_close();
     forget_broker();
-    for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
+    close_all(descriptors);
     return status;
   }
   if (count > SHMI_GUEST_MANIFEST) { /* the caller's from here on */
@@ -209,19 +247,18 @@ static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifes
     if (at_ns >= until_ns) return SHM_ETIMEOUT;
     ready = shmi_channel_wait(fd, (int64_t)(until_ns - at_ns));
   } while (ready == 0 || ready == SHM_EINTR);
-  int descriptors[SHMI_GUEST_DESCRIPTORS] = {-1, -1, -1, -1, -1}, count;
+  int descriptors[SHMI_GUEST_DESCRIPTORS], count;
+  memset(descriptors, -1, sizeof descriptors);
   do {
     count = hear(fd, answer, descriptors);
   } while (count == SHM_EINTR);
   if (count < 0) return count;
   /* The caller's from here on. */
   if (count > 0) *manifest_fd = fcntl(descriptors[0], F_DUPFD_CLOEXEC, 0);
-  for (int i = 0; i < count; i++) shmi_descriptor_close(&descriptors[i]);
-  if (answer->status != SHM_OK) {
-    answer->sentence[sizeof answer->sentence - 1] = '\0';
-    shmi_detail_set("%s", answer->sentence);
-  }
-  return answer->status;
+  close_all(descriptors);
+  if (answer->status == SHM_OK) return SHM_OK;
+  shmi_detail_set("%s", answer->sentence);
+  return refusal_of(answer);
 }
 
 int shm_ask(int door_fd, int pool, int *before, int *manifest_fd) {

@@ -291,6 +291,74 @@ TEST(no_two_threads_of_a_process_join_at_once) {
   CHECK_EQ(shm_join(others[0], "guest", 0, 0, &manifest_fd), SHM_EBROKER_DIED);
 }
 
+/* ---- a broker that answers nonsense ---- */
+
+enum { TOO_MANY = 40 };
+
+/* What the asker at the other end is told when so many descriptors come with the answer. */
+static int told_with(int descriptors, shmi_welcome_t welcome, int (*ask)(int door_fd)) {
+  union {
+    char bytes[CMSG_SPACE(TOO_MANY * sizeof(int))];
+    struct cmsghdr aligned;
+  } control = {0};
+  int ends[2], sent[TOO_MANY] = {0};
+  CHECK_SYS(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+  int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int i = 0; i < TOO_MANY; i++) sent[i] = null;
+  struct iovec piece = {.iov_base = &welcome, .iov_len = sizeof welcome};
+  struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+  if (descriptors > 0) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE((size_t)descriptors * sizeof(int));
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN((size_t)descriptors * sizeof(int));
+    memcpy(CMSG_DATA(header), sent, (size_t)descriptors * sizeof(int));
+  }
+  CHECK_EQ(sendmsg(ends[1], &message, 0), sizeof welcome);
+  int status = ask(ends[0]);
+  close(ends[0]);
+  close(ends[1]);
+  close(null);
+  return status;
+}
+
+static int asks(int door_fd) {
+  int before, manifest_fd;
+  int status = shm_ask(door_fd, 0, &before, &manifest_fd);
+  if (manifest_fd >= 0) close(manifest_fd);
+  return status;
+}
+
+static int joins(int door_fd) {
+  int manifest_fd;
+  int status = shm_join(door_fd, "guest", 0, 0, &manifest_fd);
+  CHECK_EQ(manifest_fd, -1);
+  CHECK_EQ(shm_get_role(), SHM_ROLE_NONE);
+  return status;
+}
+
+TEST(whatever_descriptors_come_with_an_answer_are_taken_or_closed) {
+  shmi_welcome_t well = {.magic = SHMI_GUEST_MAGIC, .version = SHMI_GUEST_VERSION, .window = 1};
+  shmi_welcome_t no = well, strange = well, other = well;
+  no.status = SHM_ENO_CHILD_SLOT;
+  strange.status = 7;
+  memset(strange.sentence, 'x', sizeof strange.sentence);
+  other.version++;
+  int fds = harness_open_fds();
+  for (int count = 0; count <= TOO_MANY; count++) {
+    int is_one_too_many = count > SHMI_GUEST_DESCRIPTORS;
+    CHECK_EQ(told_with(count, well, asks), is_one_too_many ? SHM_EREFUSED : SHM_OK);
+    CHECK_EQ(told_with(count, no, asks), is_one_too_many ? SHM_EREFUSED : SHM_ENO_CHILD_SLOT);
+    CHECK_EQ(told_with(count, no, joins), is_one_too_many ? SHM_EREFUSED : SHM_ENO_CHILD_SLOT);
+    CHECK_EQ(told_with(count, strange, joins), SHM_EREFUSED);
+    CHECK_EQ(told_with(count, other, joins), SHM_EREFUSED);
+    CHECK_EQ(told_with(count, well, joins), SHM_EREFUSED); /* none of them is an arena */
+    CHECK_EQ(harness_open_fds(), fds);
+  }
+}
+
 /* ---- quotas ---- */
 
 static void bounded(void) {
