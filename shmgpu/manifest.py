@@ -5,6 +5,7 @@ Owns the form: JSON in a memory file that the door hands over.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
 
 _LIMIT = 16 << 20  # bytes of one that are read
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _VERSION = f"{sys.hexversion >> 16:04x}:"  # major and minor
 _VERSION_LETTERS = len(_VERSION)
 
@@ -56,12 +58,23 @@ class Manifest:
         return known[:_VERSION_LETTERS] == own[:_VERSION_LETTERS] and known != own
 
     def write(self) -> int:
-        """Into a memory file; its descriptor."""
-        descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC)
-        with open(descriptor, "wb", closefd=False) as file:
-            told = {"rows": self.rows, "pools": self.pools, "prints": self.prints}
-            file.write(json.dumps(told).encode())
-        return descriptor
+        """Into a memory file that nobody can change any more; a descriptor for reading it."""
+        descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                told = {"rows": self.rows, "pools": self.pools, "prints": self.prints}
+                file.write(json.dumps(told).encode())
+            # All who attach are handed the same file: what one could write, the others would call.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            try:
+                read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:  # without /proc the seals alone must do
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return read_only
 
     @classmethod
     def read(cls, descriptor: int) -> Manifest:
