@@ -227,8 +227,12 @@ FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined
 
 .PHONY: fuzz
 fuzz: $(VENV)/.stamp-fuzz $(CORE) ## fuzz targets, a minute each (T='frame tlsf' TIME=600)
-	@if .ci/fuzz-tools "$(CLANG)"; then $(MAKE) -j$(JOBS) $(patsubst %,build/fuzz/%,$(filter $(fuzz_c),$(fuzz_wanted))); fi
+	@if .ci/fuzz-tools "$(CLANG)"; then $(MAKE) -j$(JOBS) fuzz-programs; fi
 	@tests/fuzz/run_fuzz "$(TIME)" "$(CURDIR)/$(PY)" $(fuzz_wanted)
+
+.PHONY: fuzz-programs
+fuzz-programs: $(patsubst %,build/fuzz/%,$(filter $(fuzz_c),$(fuzz_wanted)))
+	@:
 
 $(VENV)/.stamp-fuzz: $(VENV)/.stamp-dev
 	@$(call locked,install-fuzz,$(PIP) --no-build-isolation -e '.[fuzz]')
