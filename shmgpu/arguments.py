@@ -20,7 +20,7 @@ from shmgpu.layout import Layout
 from shmgpu.letters import Letter, Letters
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
-from shmgpu.repeats import Repeats
+from shmgpu.repeats import MAX_KEYS, Repeats
 from shmgpu.values import PLAIN_TYPES, flatten
 
 _ndarray = np.ndarray
@@ -36,6 +36,7 @@ class Target(Protocol):
     row: int
     pool: str | None
     pickle: bool
+    mutates: bool
     batch_max_rows: int
     units_per_row: int  # of the room that a batch of the row has; 1 where it counts rows
     out: Any
@@ -247,7 +248,8 @@ class Arguments:
                 target.units_per_row,
             )
             target.plans.add(full, plan)
-        if key is not None and key not in target.plans:
+        # What a function writes to must be looked at each time: it never goes the fast way.
+        if key is not None and key not in target.plans and not target.mutates:
             target.plans.add(key, plan)
         call = self._take(plan)
         try:
@@ -259,11 +261,19 @@ class Arguments:
             base, end = self._base, self._end
             for index, source in enumerate(sources):
                 address, size = source.address, source.spec.nbytes
+                is_inside = address is not None and base <= address <= end - size
                 if source.result is not None:
                     call.keep = (call.keep, source.memory)
+                    is_inside = is_inside and not target.mutates  # others may share its elements
                 if size == 0:
                     address = base
-                elif address is None or not base <= address <= end - size:
+                elif is_inside and target.mutates and not source.memory.flags.writeable:
+                    raise BadParams(
+                        f"{target.name} writes to its arguments (mutates=True), and an array that "
+                        "was passed is read-only, because another call that is out has it, or "
+                        "because it was made so: wait for that call, or pass a copy"
+                    )
+                elif address is None or not is_inside:
                     address = call.stage(index, source.memory, source.spec, self.arena)
                     core.count_bytes(core.BYTES_COPIED_IN, size)
                 addresses.append(address)
@@ -297,7 +307,7 @@ class Arguments:
             raise BadFunction(target.why_unknown())
         self._pool(target)
         target.plans = PlanTable()
-        target.repeats = Repeats()
+        target.repeats = Repeats(0 if target.mutates else MAX_KEYS)
         target.plans_port = self
         self._targets.append(target)
 

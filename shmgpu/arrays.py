@@ -233,6 +233,23 @@ def torch_view(buffer: Any, offset: int, spec: Spec) -> Any:
     return tensor.view(dtype) if spec.dtype.name in dtypes.EXTENSIONS else tensor
 
 
+class _Writable:
+    """The memory of a read-only array, for those who promise to leave it alone."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        about = dict(array.__array_interface__)
+        about["data"] = (about["data"][0], False)
+        self.__array_interface__ = about
+        self.array = array  # is kept for as long as this is
+
+
+def tensor_over(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor over the same bytes; torch knows no read-only ones, and would warn of an array."""
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
 def aligned(size_bytes: int) -> int:
     """Rounded up to where the next array may begin."""
     return (size_bytes + ALIGNMENT - 1) & -ALIGNMENT

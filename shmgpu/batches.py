@@ -20,6 +20,7 @@ from shmgpu.errors import BadParams
 from shmgpu.joins import LARGE_BYTES, Joins
 from shmgpu.layout import Layout
 from shmgpu.values import Tree, encode_values, flatten
+from shmgpu.watching import Watch
 
 _ndarray = np.ndarray
 _count = core.count_bytes
@@ -127,7 +128,12 @@ class BatchDesk(Desk):
         rows = [entry.rows or 0 for entry in entries]
         before = len(helper.later)
         try:
-            args, kwargs = entries[0].tree.build(self._gather(target, entries), entries[0].values)
+            gathered = self._gather(target, entries)
+            leaves = gathered
+            if target.mutates:  # whatever the function does to the shapes of its own
+                leaves = [one.view() if type(one) is _ndarray else one.detach() for one in gathered]
+            args, kwargs = entries[0].tree.build(leaves, entries[0].values)
+            watch = Watch(leaves) if self.watches and not target.mutates else None
             helper.out = helper.room = None
             if entries[0].declared:
                 helper.out = self._batch_out(target, entries[0], sum(rows))
@@ -142,6 +148,10 @@ class BatchDesk(Desk):
                 helper.calls = 1
             if result is None and declared is not None:
                 result = declared
+            if target.mutates:
+                self._scatter(entries, gathered, rows)
+            elif watch is not None:
+                watch.refuse_writes(target)
             if self._put_alike(entries, result):
                 return [(core.OK, 0)] * len(good)
             parts = _split(_on_host(result), rows, target.name, target.pickle)
@@ -194,6 +204,7 @@ class BatchDesk(Desk):
             if target.arrays_kind == "numpy":
                 joined = np.concatenate([entry.views[position] for entry in entries], axis=0)
                 total += joined.nbytes
+                joined.flags.writeable = target.mutates
             else:
                 parts = []
                 for entry in entries:
@@ -210,6 +221,19 @@ class BatchDesk(Desk):
         if total:
             _count(core.BYTES_GATHERED, total)
         return gathered
+
+    def _scatter(self, entries: list[Entry], gathered: list[Any], rows: list[int]) -> None:
+        """Write the rows of arguments that the function may have changed back to their callers."""
+        for position, joined in enumerate(gathered):
+            start = 0
+            for entry, count in zip(entries, rows, strict=True):
+                part = joined[start : start + count]
+                if type(joined) is _ndarray:
+                    entry.views[position][...] = part
+                elif entry.tensors is not None:
+                    self.device.copy_out(entry.tensors[position], part)
+                start += count
+            _count(_COPIED_OUT, joined.nbytes)
 
     def _batch_out(self, target: Served, entry: Entry, rows: int) -> Any:
         """Declared outputs of a batch: scratch arrays with everybody's rows."""

@@ -23,6 +23,7 @@ from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
 from shmgpu.values import decode_values, encode_values, flatten
+from shmgpu.watching import Watch
 
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
@@ -62,6 +63,8 @@ class Desk:
         self.helper = helper
         self.functions = functions
         self.memory = memory
+        self._read_only = memoryview(memory).toreadonly()
+        self.watches = False  # look whether a function wrote to tensors that it may only read
         self.origin = origin
         self.device = device
         self.last_error: BaseException | None = None
@@ -177,13 +180,20 @@ class Desk:
 
     def _run(self, target: Served, entry: Entry) -> Any:
         """Call the function the general way."""
-        args, kwargs = entry.tree.build(self._leaves(target, entry), entry.values)
+        leaves = self._leaves(target, entry)
+        args, kwargs = entry.tree.build(leaves, entry.values)
         helper = self.helper
         helper.out = None
         if entry.declared:
             helper.out = entry.hint.tree.build(self._outs(target, entry), ())
+        watch = Watch(leaves) if self.watches and not target.mutates else None
         try:
             result = target.body(helper, *args, **kwargs)
+            if watch is not None:
+                watch.refuse_writes(target)
+            elif target.mutates and self.device.is_cuda and entry.tensors is not None:
+                for tensor, leaf in zip(entry.tensors, leaves, strict=True):
+                    self.device.copy_out(tensor, leaf)
             return helper.out if result is None and entry.declared else result
         finally:
             helper.out = None
@@ -276,7 +286,10 @@ class Desk:
         return OpenLetter(data, block, bounds, self._room(block, *bounds), self.origin, look)
 
     def _numpy_view(self, offset: int, spec: Spec) -> Any:
-        return self._view((np, offset, spec), arrays.numpy_view, offset, spec)
+        return self._view((np, offset, spec), self._numpy_argument, offset, spec)
+
+    def _numpy_argument(self, memory: Any, offset: int, spec: Spec) -> Any:
+        return arrays.numpy_view(self._read_only, offset, spec)
 
     def _tensor(self, offset: int, spec: Spec) -> Any:
         tensor = self._view((offset, spec), arrays.torch_view, offset, spec)
@@ -321,8 +334,10 @@ class Desk:
             data, entry.tree.value_count, block.values_at, len(data), target.pickle
         )
         if target.arrays_kind == "numpy":
-            entry.views = [arrays.numpy_view(self.memory, offset, spec) for offset, spec in places]
-        entry.simple = not entry.declared and entry.tree.is_flat_arguments()
+            memory = self.memory if target.mutates else self._read_only
+            entry.views = [arrays.numpy_view(memory, offset, spec) for offset, spec in places]
+        needs_care = self.watches or (target.mutates and self.device.is_cuda)
+        entry.simple = not (entry.declared or needs_care) and entry.tree.is_flat_arguments()
         if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
             entry.out_numpy = self._numpy_outs(entry)[0]
             if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:

@@ -26,6 +26,7 @@ class Served(Protocol):
     pickle: bool
     batch_max_rows: int
     takes_letters: bool
+    mutates: bool
 
 
 class Device(Protocol):

@@ -318,6 +318,7 @@ class Function(Generic[P, R]):
         pool: Any = None,
         arrays: str = "torch",
         pickle: bool = False,
+        mutates: bool = False,
     ) -> None:
         if not callable(body):
             raise ConfigError(f"function() decorates functions, not {body!r}")
@@ -341,6 +342,7 @@ class Function(Generic[P, R]):
         self.pool: str | None = pool
         self.arrays_kind = arrays
         self.pickle = parse_bool(pickle, "pickle")
+        self.mutates = parse_bool(mutates, "mutates")
         self.plans = PlanTable()
         self.repeats = Repeats()
         self.plans_port: Any = None
@@ -359,6 +361,7 @@ class Function(Generic[P, R]):
             "pool": pool,
             "arrays": arrays,
             "pickle": pickle,
+            "mutates": mutates,
         }
         self._register()
 
@@ -635,6 +638,7 @@ def function(
     pool: str | None = None,
     arrays: Literal["torch", "numpy"] = "torch",
     pickle: bool = False,
+    mutates: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Function[P, R]]: ...
 def function(
     body: Any = None,
@@ -648,13 +652,15 @@ def function(
     pool: str | None = None,
     arrays: str = "torch",
     pickle: bool = False,
+    mutates: bool = False,
 ) -> Any:
     """Make a function that helpers run and children call.
 
     The function's first parameter is the helper (``.id``, ``.device``, ``.session``, ``.out``);
     callers leave it out. The others are arrays (NumPy, torch, anything with DLPack or
     ``__array_interface__``), plain values, and tuples, lists and dicts of them; so is the
-    result. Arrays that lie in the caller's arena are not copied.
+    result. Arrays that lie in the caller's arena are not copied, and are there to be read: NumPy
+    arrays are read-only, and writing to tensors in place is an error that ``debug=True`` finds.
 
     Args:
         body: the function, when used without parentheses.
@@ -668,6 +674,9 @@ def function(
         pool: name of the helpers that run it; the first pool unless given.
         arrays: ``"torch"`` gets tensors on ``helper.device``, ``"numpy"`` gets NumPy arrays.
         pickle: carry values of any type by pickling them; only for code you trust.
+        mutates: its arrays may be written to. One that lies in the caller's arena is then the
+            caller's own memory, or, in a batch, gets its rows back when the function has returned;
+            of one that was copied in, the copy is written to.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -685,6 +694,7 @@ def function(
             pool=pool,
             arrays=arrays,
             pickle=pickle,
+            mutates=mutates,
         )
 
     return decorate if body is None else decorate(body)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, device, functions
+from shmgpu import config, core, device, functions
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.logs import logger
@@ -94,6 +94,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         place,
         setup.parked,
     )
+    desk.watches = config.resolve("debug")
     core.helper_ready(core.OK)
     return serve_overlapped(desk) if place.is_cuda else serve(desk)
 

@@ -491,6 +491,7 @@ def _start_inline(plan: Settings) -> None:
         place,
         plan.parked,
     )
+    desk.watches = config.resolve("debug")
     port = Port(InlineWire(desk), arena, plan.pools)
     runtime.start(Runtime(0, port, arena, plan.pools, inline=True))
 

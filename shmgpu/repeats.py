@@ -68,7 +68,15 @@ UNHELD = getrefcount(_probe.result)
 
 
 class Repeats(dict[Any, deque[Repeat]]):
-    """A function's ready calls, by (dtype, shape) of the argument; the longest unused is next."""
+    """A function's ready calls, by (dtype, shape) of the argument; the longest unused is next.
+
+    Args:
+        most: signatures that have some.
+    """
+
+    def __init__(self, most: int = MAX_KEYS) -> None:
+        super().__init__()
+        self.most = most
 
     def keep(self, key: Any, call: Call, arena: Arena) -> bool:
         """Make a call that has just gone the expected way ready to repeat, if that is worth it."""
@@ -77,7 +85,7 @@ class Repeats(dict[Any, deque[Repeat]]):
             return False
         ready = self.get(key)
         if ready is None:
-            if len(self) >= MAX_KEYS:
+            if len(self) >= self.most:
                 return False
             ready = self[key] = deque()
         if len(ready) >= MAX_READY:

@@ -310,7 +310,8 @@ def model(
         max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
         max_delay_ms: how long a request may wait for company; 0 runs what is queued. 1, 2, 5, 10,
             20, ... 1000 are kept to; others count as the next below, and as 1 at least.
-        arrays: ``"numpy"`` gets NumPy arrays, ``"torch"`` gets tensors on ``helper.device``.
+        arrays: ``"numpy"`` gets NumPy arrays, read-only ones, ``"torch"`` gets tensors on
+            ``helper.device``, which are there to be read as well.
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
             function that returns one. Unless given, zeros of one row where all shapes are known.
         parameters: text by name, shown in the model's configuration.

@@ -86,6 +86,7 @@ class Target:
         self.row = function.row
         self.pool = pool
         self.pickle = False
+        self.mutates = False
         self.batch_max_rows = max_rows
         self.units_per_row = CAPACITY // max(max_rows, 1)
         self.out = None

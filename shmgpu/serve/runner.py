@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import modules
+from shmgpu import arrays, modules
 from shmgpu.arrays import is_array
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
@@ -546,6 +546,8 @@ def _as_array(model: Model, sample: Any, helper: Helper) -> Any:
         return sample
     import torch
 
+    if isinstance(sample, np.ndarray) and not sample.flags.writeable:
+        return arrays.tensor_over(sample).to(helper.device)
     return torch.as_tensor(sample).to(helper.device)
 
 

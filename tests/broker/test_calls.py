@@ -118,7 +118,7 @@ def tamper(helper, x):
     return x.shape
 
 
-@shmgpu.function(arrays="numpy")
+@shmgpu.function(arrays="numpy", mutates=True)
 def write_into(helper, x):
     x[...] = 7
 

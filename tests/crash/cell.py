@@ -69,7 +69,8 @@ def pass_point():
     _core.lib.shm_fault_pass(b"in_function")
 
 
-@shmgpu.function(arrays="numpy", hang_after=2.0)  # more than a busy machine makes it wait
+# It is taken for hung after more than a busy machine makes it wait.
+@shmgpu.function(arrays="numpy", mutates=True, hang_after=2.0)
 def work(helper, x):
     x[0] += 1  # how often this call was run
     pass_point()

@@ -33,7 +33,7 @@ def add_one(helper, x):
     return x + 1
 
 
-@shmgpu.function(arrays="numpy")
+@shmgpu.function(arrays="numpy", mutates=True)
 def write_late(helper, x, began, go, done):
     """Writes to the caller's arena once ``go`` is there."""
     touch(began)

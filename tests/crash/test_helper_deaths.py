@@ -15,7 +15,7 @@ import shmgpu
 from shmgpu.settings import Settings
 
 
-@shmgpu.function(arrays="numpy")
+@shmgpu.function(arrays="numpy", mutates=True)
 def count_run(helper, x):
     x[0] += 1
     if x[1] == DEADLY:
@@ -35,7 +35,7 @@ def die(helper):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@shmgpu.function(arrays="numpy", idempotent=True)
+@shmgpu.function(arrays="numpy", idempotent=True, mutates=True)
 def dies_at_first(helper, x, times):
     x[0] += 1
     if x[0] <= times:
@@ -170,7 +170,7 @@ LOSES_A_REPLY = """
 import numpy as np, shmgpu
 from shmgpu import _core
 
-@shmgpu.function(arrays="numpy")
+@shmgpu.function(arrays="numpy", mutates=True)
 def count_run(helper, x):
     x[0] += 1
     if x[1] == 1:

@@ -24,7 +24,7 @@ def add_one(helper, x):
     return x + 1
 
 
-@shmgpu.function(arrays="numpy")
+@shmgpu.function(arrays="numpy", mutates=True)
 def hang(helper, x):
     say("hung", os.getpid())
     x[0] = 1  # for a caller that waits for it: a request in flight need not have begun

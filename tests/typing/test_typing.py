@@ -27,7 +27,7 @@ PROGRAM = """
     def plain(helper: shmgpu.Helper, x: NDArray[np.float32], k: int = 1) -> NDArray[np.float32]:
         return x * k
 
-    @shmgpu.function(batch=shmgpu.Batch(max_size=8), arrays="numpy")
+    @shmgpu.function(batch=shmgpu.Batch(max_size=8), arrays="numpy", mutates=True)
     def batched(helper: shmgpu.Helper, text: str) -> dict[str, int]:
         return {text: helper.id}
 
@@ -54,6 +54,7 @@ WRONG = {
     "batched(None, 'a')": "call-arg",
     "batched.submit(5)": "arg-type",
     "shmgpu.function(arrays='jax')": "call-overload",
+    "shmgpu.function(mutates='yes')": "call-overload",
 }
 
 

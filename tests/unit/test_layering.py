@@ -74,6 +74,7 @@ PYTHON_ROOMS = [
     "device",
     "functions",
     "entries",
+    "watching",
     "desk",
     "joins",
     "batches",
