@@ -60,7 +60,7 @@ class BatchDesk(Desk):
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
-                outcomes[index] = (core.EBAD_PARAMS, 0)
+                outcomes[index] = (core.EBAD_PARAMS, core.UNREADABLE)
                 continue
             except KeyError:
                 outcomes[index] = (core.EBAD_FUNCTION, 0)
@@ -70,7 +70,7 @@ class BatchDesk(Desk):
             target = self.functions[group[0][1].function]
             for (index, _, _), outcome in zip(group, self._run_group(target, group), strict=True):
                 outcomes[index] = outcome
-        return [outcome or (core.EBAD_PARAMS, 0) for outcome in outcomes]
+        return [outcome or (core.EBAD_PARAMS, core.UNREADABLE) for outcome in outcomes]
 
     def _groups(self, good: list[_Taken]) -> list[list[_Taken]]:
         """Those that go together, in order: one group, unless somebody lied about its key.

@@ -62,6 +62,10 @@ ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
 ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
 EPLACEMENT: int = _lib.SHM_EPLACEMENT
 
+# The value of a reply whose status is EBAD_PARAMS: the block lies where it may, and is none that
+# the function reads. 0: it does not lie there.
+UNREADABLE = 1
+
 HAS_FAULTS = hasattr(_lib, "shm_fault_arm")  # the test build, in which roles can be made to die
 
 CHILD_RUNNING: int = _lib.SHM_CHILD_RUNNING

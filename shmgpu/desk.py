@@ -106,7 +106,7 @@ class Desk:
                 admitted = self._admit(function, block, slot)
             except BadParams as error:
                 self._refused(slot, error)
-                return core.EBAD_PARAMS, 0
+                return core.EBAD_PARAMS, core.UNREADABLE
             except KeyError:
                 return core.EBAD_FUNCTION, 0
             if isinstance(admitted, OpenLetter):
@@ -604,10 +604,10 @@ class Desk:
             place, room = self._room(Block(data), *self.bounds(slot))
         except BadParams as error:
             self._refused(slot, error)
-            return core.EBAD_PARAMS, 0
+            return core.EBAD_PARAMS, core.UNREADABLE
         needed = len(blob)
         if needed > room:
-            return core.EBAD_PARAMS, 0
+            return core.EBAD_PARAMS, core.UNREADABLE
         self.memory[place : place + needed] = memoryview(blob)
         _count(_COPIED_OUT, needed)
         return status, needed

@@ -6,8 +6,6 @@ serves, or why it does not. What the new process does with it: :mod:`shmgpu.spaw
 
 from __future__ import annotations
 
-import contextlib
-import importlib.machinery
 import json
 import os
 import pathlib
@@ -17,18 +15,32 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import IO, Any, TypeVar
 
-from shmgpu import door, errors, functions, manifest
+from shmgpu import carry, door, errors, functions
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
-from shmgpu.logs import logger
+
+T = TypeVar("T")
 
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
 # The program of the new interpreter: a file, so that its command line says what it serves.
 STARTER = str(pathlib.Path(__file__).with_name("starter.py"))
+PACKAGE = str(pathlib.Path(__file__).parent)  # the new interpreter may find another one
+
+
+class NotFoundThere(LaunchError):
+    """What was carried names a module that the broker's interpreter does not find.
+
+    Attributes:
+        module: its name.
+    """
+
+    def __init__(self, message: str, module: str) -> None:
+        super().__init__(message)
+        self.module = module
 
 
 class Spawned:
@@ -98,7 +110,8 @@ class Spawned:
             return SessionError(message, int(told["helper"]), str(told["traceback"]))
         if isinstance(kind, type) and issubclass(kind, (LaunchError, ConfigError)):
             return kind(message)
-        return LaunchError(message + (f"; the traceback is in {self._log}" if self._log else ""))
+        message += f"; the traceback is in {self._log}" if self._log else ""
+        return NotFoundThere(message, told["module"]) if "module" in told else LaunchError(message)
 
 
 def spawn(
@@ -127,7 +140,8 @@ def spawn(
                     **request,
                     "outlives": log is not None,
                     "report": reporting,
-                    "sys_path": [os.path.abspath(entry) for entry in sys.path],
+                    "sys_path": [_as_it_was(entry) for entry in sys.path],
+                    "package": PACKAGE,
                 },
                 out,
             )
@@ -136,7 +150,8 @@ def spawn(
             output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
             log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
-            [sys.executable, STARTER, *words],
+            # -I, -O, -X dev and the like hold there, too, as for multiprocessing's processes.
+            [sys.executable, *_flags(), STARTER, *words],
             stdin=file,
             stdout=output,
             stderr=output,
@@ -160,6 +175,15 @@ def spawn(
     return Spawned(process, report, log, log_begins)
 
 
+def _flags() -> list[str]:
+    return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+
+
+def _as_it_was(entry: str) -> str:
+    """An entry of ``sys.path`` that means the same elsewhere; an importer's own mark stays one."""
+    return os.path.abspath(entry) if not entry or os.path.exists(entry) else entry
+
+
 # ---- a broker for all programs of the user ---------------------------------------------------
 
 
@@ -177,28 +201,30 @@ def start(
     socket, called like that and ``.log``.
     """
     door.prepare(path)
-    request = {
-        "modules": [_absolute(name) for name in modules or ()],
-        "carried": _carry_here() if modules is None else b"",
-        "settings": {**settings, "path": str(path)},
-    }
     words = ["up", *(modules or [sys.argv[0]]), "--path", str(path)]
-    spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
+
+    def begin(carried: bytes) -> None:
+        request = {
+            "modules": [_absolute(name) for name in modules or ()],
+            "carried": carried,
+            "settings": {**settings, "path": str(path)},
+        }
+        spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
+
+    if modules is None:
+        session = {"session": _session_here()}
+        _until_found(lambda unfindable: begin(carry.pack(session, unfindable)))
+    else:
+        begin(b"")
 
 
 def _absolute(module: str) -> str:
     return os.path.abspath(module) if module.endswith(".py") else module
 
 
-def _carry_here() -> bytes:
-    """This process's functions, and its session: ``load`` of the first module that defines one."""
-    targets = functions.by_row.values()
-    if not targets:
-        raise ConfigError(
-            "no function is decorated in this process: import the modules that decorate them, or "
-            "name them, before a broker is started"
-        )
-    names = dict.fromkeys(getattr(target.body, "__module__", "") or "" for target in targets)
+def _session_here() -> Any:
+    """``load`` of the first module with decorated functions that defines one; None where none."""
+    targets = functions.of_users()
     for target in targets:
         module = sys.modules.get(getattr(target.body, "__module__", ""))
         if target.body.__module__ in functions.MAIN and not hasattr(module, "__file__"):
@@ -206,10 +232,9 @@ def _carry_here() -> bytes:
                 f"{target.name} is defined in a session at a prompt, where a broker for several "
                 "programs cannot find it: put it into a module, or use shmgpu.init()"
             )
+    names = dict.fromkeys(getattr(target.body, "__module__", "") or "" for target in targets)
     found = ((name, getattr(sys.modules.get(name), "load", None)) for name in names)
-    session = next((f for name, f in found if getattr(f, "__module__", None) == name), None)
-    with by_value({name for name in names if not is_importable(name)}):
-        return _carry({"session": session})
+    return next((f for name, f in found if getattr(f, "__module__", None) == name), None)
 
 
 # ---- a broker for this process alone -----------------------------------------------------------
@@ -224,12 +249,11 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     Raises:
         ConfigError: the session cannot be carried.
     """
-    _name_apart()
-    here = {
-        name
-        for target in functions.by_row.values()
-        if not is_importable(name := getattr(target.body, "__module__", "") or "")
-    }
+    carry.name_apart()
+    return _until_found(lambda unfindable: _start_private(carry.pack(settings, unfindable)))
+
+
+def _start_private(carried: bytes) -> tuple[Spawned, socket.socket, str]:
     # Who is to come stands at the door from the start, so the broker ends with this process at
     # whatever moment that ends.
     entrance = PrivateDoor()
@@ -240,8 +264,6 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
         raise
     assert connection is not None
     try:
-        with by_value(here):
-            carried = _carry(settings)
         spawned = spawn(
             {"carried": carried, "door": entrance.fileno()},
             words=["init", sys.argv[0]],
@@ -261,80 +283,14 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
     return spawned, connection, entrance.address
 
 
-def _carry(settings: Mapping[str, Any]) -> bytes:
-    """This process's functions, and what init() was asked for, as bytes."""
-    import cloudpickle
-
-    targets = list(functions.by_row.values())
-    try:
-        return bytes(cloudpickle.dumps({"functions": targets, "settings": dict(settings)}))
-    except Exception:
-        pass  # which of them it is comes out one by one
-    carried = []
-    for target in targets:
+def _until_found(begin: Callable[[Collection[str]], T]) -> T:
+    """Start with what can be imported going by name, and by value what is not found there."""
+    unfindable: set[str] = set()
+    while True:
         try:
-            cloudpickle.dumps(target)
-        except Exception as error:
-            logger.warning(
-                "%s cannot be carried over to the broker, which has to be started anew here (%s: "
-                "%s), so it cannot be called: put it into a module that can be imported",
-                functions.name_of(target),
-                type(error).__name__,
-                error,
-            )
-        else:
-            carried.append(target)
-    try:
-        return bytes(cloudpickle.dumps({"functions": carried, "settings": dict(settings)}))
-    except Exception as error:
-        raise ConfigError(
-            "a broker has to be started anew here, and the session cannot be carried over to it "
-            f"({type(error).__name__}: {error}): put it into a module that can be imported"
-        ) from error
-
-
-def _name_apart() -> None:
-    """Two functions of one name (a cell that was run again) get names of their own."""
-    taken: set[str] = set()
-    for row, target in functions.by_row.items():
-        name = manifest.name_of(target)
-        if name in taken:
-            name = target.known_as = f"{name}#{row}"
-        taken.add(name)
-
-
-def is_importable(name: str) -> bool:
-    """Whether a fresh interpreter with this one's ``sys.path`` finds that module."""
-    if name in ("", "__main__"):
-        return False
-    path: Any = None
-    for depth in range(1, name.count(".") + 2):
-        parent = ".".join(name.split(".")[:depth])
-        try:
-            spec = importlib.machinery.PathFinder.find_spec(parent, path)
-        except (ImportError, ValueError):
-            return False
-        if spec is None:
-            return False
-        path = spec.submodule_search_locations
-    return True
-
-
-@contextlib.contextmanager
-def by_value(names: set[str]) -> Any:
-    """Meanwhile what those modules define is pickled by value."""
-    import cloudpickle
-
-    registered = []
-    functions.unfindable = names
-    try:
-        for name in names:
-            module = sys.modules.get(name)
-            if module is not None and name != "__main__":
-                cloudpickle.register_pickle_by_value(module)
-                registered.append(module)
-        yield
-    finally:
-        functions.unfindable = None
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+            return begin(unfindable)
+        except NotFoundThere as error:
+            more = carry.found_alike(error.module) - unfindable
+            if not more:
+                raise
+            unfindable |= more

@@ -51,6 +51,8 @@ class Report:
         told: dict[str, Any] = {"error": type(error).__name__, "message": message}
         if isinstance(error, SessionError):
             told |= {"helper": error.helper, "traceback": error.traceback_text}
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            told["module"] = error.name
         self.say(told)
 
 

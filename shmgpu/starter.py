@@ -2,10 +2,23 @@
 
 A program, not a module: :mod:`shmgpu.spawn` runs it by its path, with the request on its standard
 input. Owns what must come before the package is imported: the search path of whoever started it,
-and the fork that makes a broker which outlives them nobody's child.
+the very package that they run, and the fork that makes a broker which outlives them nobody's child.
 """
 
 import sys
+
+
+def import_package(folder: str) -> None:
+    """Import the package that lies there, however whoever started this had found it."""
+    import importlib.util
+
+    name = "shmgpu"
+    spec = importlib.util.spec_from_file_location(
+        name, folder + "/__init__.py", submodule_search_locations=[folder]
+    )
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def main() -> None:
@@ -26,6 +39,7 @@ def main() -> None:
         if os.fork():
             os._exit(0)
     sys.path[:] = request["sys_path"]
+    import_package(request["package"])
     from shmgpu import spawned
 
     spawned.main(request)

@@ -87,6 +87,7 @@ PYTHON_ROOMS = [
     "door",
     "manifest",
     "quotas",
+    "carry",
     "spawn",
     "stats",
     "trace",

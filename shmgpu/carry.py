@@ -1,0 +1,159 @@
+"""What a process hands to a broker that is started by exec: its functions, and its session.
+
+Owns the choice between going by name, where the broker's interpreter imports the module as this one
+did, and going by value, where it cannot: a script's, a notebook's, a prompt's. The package's own
+functions are never carried: every broker has them. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from shmgpu import functions, manifest
+from shmgpu.errors import ConfigError
+from shmgpu.logs import logger
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def pack(session: Mapping[str, Any], unfindable: Collection[str] = ()) -> bytes:
+    """This process's functions, and what goes with them, as bytes.
+
+    One that cannot be carried is left out, with a warning.
+
+    Args:
+        session: what the broker is asked for, of any kind.
+        unfindable: modules of which the broker's interpreter has said that it finds none.
+
+    Raises:
+        ConfigError: what is asked for cannot be carried.
+    """
+    import cloudpickle
+
+    targets = functions.of_users()
+    asked = [one for v in session.values() for one in (v.values() if _is_table(v) else [v])]
+    here = {name for one in (*targets, *asked) if (name := _module_of(one))}
+    here = {name for name in here if name in sys.modules and not is_importable(name)}
+    told = dict(session)
+    with _by_value(here | set(unfindable)):
+        try:
+            return bytes(cloudpickle.dumps({"functions": targets, "settings": told}))
+        except Exception:
+            pass  # which of them it is comes out one by one
+        carried = []
+        for target in targets:
+            try:
+                cloudpickle.dumps(target)
+            except Exception as error:
+                logger.warning(
+                    "%s cannot be carried over to the broker, which is started as a process of its "
+                    "own (%s: %s), so it cannot be called: put it into a module that can be "
+                    "imported",
+                    functions.name_of(target),
+                    type(error).__name__,
+                    error,
+                )
+            else:
+                carried.append(target)
+        try:
+            return bytes(cloudpickle.dumps({"functions": carried, "settings": told}))
+        except Exception as error:
+            raise ConfigError(
+                "a broker has to be started as a process of its own, and the session cannot be "
+                f"carried over to it ({type(error).__name__}: {error}): put it into a module that "
+                "can be imported"
+            ) from error
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _module_of(value: Any) -> str:
+    """The module of a function; "" for anything else."""
+    body = getattr(value, "body", value)
+    name = getattr(body, "__module__", None) if callable(body) else None
+    return name if isinstance(name, str) else ""
+
+
+def name_apart() -> None:
+    """Two functions of one name (a cell that was run again) get names of their own."""
+    taken: set[str] = set()
+    for row, target in functions.by_row.items():
+        name = manifest.name_of(target)
+        if name in taken:
+            name = target.known_as = f"{name}#{row}"
+        taken.add(name)
+
+
+def is_importable(name: str) -> bool:
+    """Whether an importer of this interpreter finds that module, whatever it was made of first.
+
+    Every importer is asked, as ``import`` does: those of editable installs, of archives, a
+    program's own. What a program has added by itself the broker's interpreter may lack: it says
+    so, and is started again without (:mod:`shmgpu.spawn`).
+    """
+    if name in ("", *functions.MAIN):
+        return False
+    if name.partition(".")[0] == PACKAGE:
+        return True
+    path: Any = None
+    for depth in range(1, name.count(".") + 2):
+        spec = find_spec(".".join(name.split(".")[:depth]), path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def find_spec(name: str, path: Any) -> Any:
+    """The module's spec as the first importer that knows it gives it; imports nothing."""
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)
+        if find is None:
+            continue
+        try:
+            spec = find(name, path, None)
+        except (ImportError, ValueError):
+            return None
+        if spec is not None:
+            return spec
+    return None
+
+
+def found_alike(name: str) -> set[str]:
+    """That module, and all that the same kind of importer has loaded; empty where none has."""
+    module = sys.modules.get(name)
+    if module is None:
+        return set()
+    loader = type(getattr(getattr(module, "__spec__", None), "loader", None))
+    if loader.__module__.startswith(("importlib", "_frozen_importlib", "zipimport", "builtins")):
+        return {name}
+    return {
+        other
+        for other, one in list(sys.modules.items())
+        if type(getattr(getattr(one, "__spec__", None), "loader", None)) is loader
+    }
+
+
+@contextlib.contextmanager
+def _by_value(names: Collection[str]) -> Iterator[None]:
+    """Meanwhile what those modules define is pickled by value."""
+    import cloudpickle
+
+    registered = []
+    functions.unfindable = set(names) | functions.MAIN
+    try:
+        for name in names:
+            module = sys.modules.get(name)
+            if module is not None and name != "__main__":
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+        yield
+    finally:
+        functions.unfindable = None
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
