@@ -116,8 +116,22 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
+# A worker for each core, and whole files for each worker: what a file's tests share is made once.
+side_by_side := -n auto --dist loadfile
+pytest_within = timeout --foreground --signal=ABRT --kill-after=30 $(1) $(PY) -m pytest
+
 test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
-	@timeout --foreground --signal=ABRT --kill-after=30 1200 $(PY) -m pytest $(or $(T),-m "not slow")
+	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow")
+
+# Each file under one of three conditions, which the seed deals out; and the tests in random order.
+rough_seed := $(or $(SEED),$(shell echo $$RANDOM))
+rough = -m "not slow" --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
+.PHONY: rough
+rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one core, on a busy machine: a third each (SEED=7)
+	@echo "  rough: SEED=$(rough_seed)"
+	@$(call step,random-order,$(call pytest_within,1500) $(side_by_side) $(call rough,1))
+	@$(call step,one-core,tests/under one-core $(call pytest_within,1500) $(call rough,2))
+	@$(call step,busy-machine,tests/under busy-machine $(call pytest_within,1500) $(side_by_side) $(call rough,3))
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
 	@$(PY) tests/mutants $(T)
@@ -137,12 +151,13 @@ plots: $(VENV)/.stamp-bench ## the README's plots, from the latest full run in b
 	@$(PY) -m benchmarks plots $(T)
 
 ifeq ($(SAN),)
-check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, C tests plain and sanitized
+check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, rough conditions, C tests plain and sanitized
 	@$(call step,lint,$(PY) -m ruff check .)
 	@$(call step,format,$(PY) -m ruff format --check .)
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
-	@$(call step,slow-tests,timeout --foreground --signal=ABRT --kill-after=30 1500 $(PY) -m pytest -m slow)
+	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
+	@$(MAKE) rough
 	@$(MAKE) ctest
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread
@@ -261,7 +276,7 @@ dist: $(VENV)/.stamp-dist ## sdist and abi3 wheel; the test suite and the demo f
 	  { $(call step,wheel-environment,$(PY) -m venv "$$place/venv"); } && \
 	  { $(call step,wheel-install,"$$place/venv/bin/python" -m pip install -q -c constraints.txt "$$(echo dist/*.whl)[demo$(comma)dev]"); } && \
 	  mkdir "$$place/tree" && tar xf dist/*.tar.gz -C "$$place/tree" --strip-components=1 && \
-	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" $(T) && \
+	  rm -rf "$$place/tree/shmgpu" && cd "$$place/tree" && "$$place/venv/bin/pytest" $(or $(T),$(side_by_side)) && \
 	  cd "$$place" && "$$place/venv/bin/shmgpu" demo
 
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14

@@ -3,7 +3,8 @@
 Before and after each test the guard lists what a process can leave behind: descriptors, processes
 (orphans of orphans too), Python threads, names under /dev/shm and mappings of memfds. What ends by
 itself within five seconds is no leak. Torch and OpenMP keep native threads and libraries for good;
-those are not counted, only what our own code makes.
+those are not counted, only what our own code makes. What other workers' tests make at the same
+time is kept out of its sight by parallel.py.
 
 Thousands of tests pay for the guard, most of which make nothing: of /proc it reads only what can
 have changed since it last looked.
@@ -15,11 +16,16 @@ import ctypes.util
 import gc
 import os
 import pathlib
+import random
+import secrets
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from multiprocessing import resource_tracker
 
+import parallel
 import pytest
 
 # Before NumPy and torch are imported, here and in the thousands of interpreters that tests start:
@@ -30,6 +36,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 GRACE_S = 5.0
 FAILED = pytest.StashKey[bool]()
+PLACE = pytest.StashKey[pathlib.Path]()  # what all workers of a run share; its first process's
+MACHINE = pytest.StashKey[parallel.Machine]()
+SEED = pytest.StashKey[int]()
 
 Left = dict[object, str]  # what tells one thing from another -> how it is shown
 
@@ -172,12 +181,99 @@ def everything(again: bool = False) -> Left:
     }
 
 
+# ---- the order, and the processes that tests run in ------------------------------------------
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("shmgpu")
+    group.addoption(
+        "--shuffle",
+        nargs="?",
+        const="",
+        metavar="SEED",
+        help="files in random order, and the tests of each; the seed is printed",
+    )
+    group.addoption(
+        "--part",
+        metavar="K/N",
+        help="the K-th of N parts of the files, which --shuffle's seed deals out",
+    )
+
+
 def pytest_configure(config):
     """No test joins a broker that its user happens to run; and Ctrl-C means what tests say it
     means, though a shell put them in the background."""
     os.environ.setdefault("SHMGPU_AUTO", "never")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = getattr(config, "workerinput", {})
+    if (seed := given.get("seed", config.getoption("shuffle"))) is not None:
+        config.stash[SEED] = int(seed) if str(seed) else secrets.randbelow(1 << 31)
+    if given:
+        if not parallel.have_private_shm():
+            raise pytest.UsageError("A worker gets no /dev/shm of its own here: use -n 0.")
+        place = pathlib.Path(given["place"], given["workerid"])
+        place.mkdir(mode=0o700)
+        os.environ["XDG_RUNTIME_DIR"] = str(place)
+        config.stash[MACHINE] = parallel.Machine(place.parent)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    return parallel.workers()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """In the process that starts the workers, for each."""
+    stash = node.config.stash
+    if PLACE not in stash:
+        stash[PLACE] = pathlib.Path(tempfile.mkdtemp(prefix="tests-"))
+    node.workerinput["place"] = str(stash[PLACE])
+    if SEED in stash:
+        node.workerinput["seed"] = stash[SEED]
+
+
+def pytest_unconfigure(config):
+    if (place := config.stash.get(PLACE, None)) is not None:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def pytest_report_header(config):
+    if SEED in config.stash:
+        return f"order: --shuffle={config.stash[SEED]}"
+    return None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """A test has the machine, with others or alone; its time limit begins when it has."""
+    if MACHINE not in item.config.stash:
+        return (yield)
+    with item.config.stash[MACHINE].held(item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def shuffle(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Files in random order, and the tests within each: what they share is made once a file."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    names = sorted(files)
+    choose = random.Random(seed)
+    choose.shuffle(names)
+    for name in names:
+        choose.shuffle(files[name])
+    return [item for name in names for item in files[name]]
+
+
+def part_of(items: list[pytest.Item], seed: int, part: str) -> list[pytest.Item]:
+    """The files that a seed deals to part ``K/N``."""
+    which, _, of = part.partition("/")
+    names = sorted({item.nodeid.partition("::")[0] for item in items})
+    random.Random(f"{seed}/parts").shuffle(names)
+    mine = set(names[int(which) - 1 :: int(of)])
+    return [item for item in items if item.nodeid.partition("::")[0] in mine]
 
 
 def pytest_collection_finish():
@@ -228,7 +324,15 @@ def cuda_devices() -> int:
     return sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    seed = config.stash.get(SEED, None)
+    if part := config.getoption("part"):
+        chosen = part_of(items, seed or 0, part)
+        left = set(map(id, chosen))
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+        items[:] = chosen
+    if seed is not None:
+        items[:] = shuffle(items, seed)
     if cuda_devices():
         return
     skip = pytest.mark.skip(reason="there is no CUDA device here")

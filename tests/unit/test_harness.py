@@ -133,15 +133,18 @@ def test_the_leak_guard_tells_what_was_left(tmp_path):
     (tmp_path / "conftest.py").write_text(guard.replace("GRACE_S = 5.0", "GRACE_S = 0.3"))
     left = pathlib.Path(f"/dev/shm/left-{os.getpid()}")
     (tmp_path / "test_leaks.py").write_text(GUARD_TESTS.replace("NAME", str(left)))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    leaks_ok\n    gpu\n")
+    (tmp_path / "pytest.ini").write_text(
+        f"[pytest]\npythonpath = {TESTS}\nmarkers =\n    leaks_ok\n    gpu\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rE", str(tmp_path)],
         cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    left.unlink()
+    left.unlink(missing_ok=True)
     blamed = re.findall(r"(?m)^ERROR test_leaks.py::(\w+)", done.stdout)
     assert blamed == [
         "test_descriptor",
