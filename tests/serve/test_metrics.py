@@ -81,12 +81,15 @@ def test_requests_without_a_place_or_time_are_rejected(tmp_path):
         with contextlib.closing(
             client.InferenceServerClient(server.address, concurrency=2)
         ) as triton:
-            asked = triton.async_infer("held", [path], timeout=1_000_000)
+            asked = triton.async_infer("held", [path])
             servers.until(lambda: of_model(server.samples(), waiting, "held") == 1, "it waits")
             with pytest.raises(client.InferenceServerException, match="maximum queue size"):
                 triton.infer("held", [path])
+            file.touch()
+            assert asked.get_result().as_numpy("pid").size == 1
+            file.unlink()
             with pytest.raises(client.InferenceServerException, match="timeout expired"):
-                asked.get_result()
+                triton.infer("held", [path], timeout=100_000)
         found = server.samples()
         file.touch()
     reasons = {
