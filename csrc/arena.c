@@ -13,7 +13,7 @@
 #include "detail.h"
 #include "memory.h"
 
-enum { PAGE = 4096, GUARD = 65536 };
+enum { GUARD = 65536 }; /* a whole number of pages, whatever their size */
 
 static shmi_arena_plan_t plan;
 static char *reservation;
@@ -96,13 +96,13 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
 
 int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   shmi_arena_plan_t rounded = *wanted;
-  size_t unit = wanted->huge_pages ? (size_t)2 << 20 : PAGE;
+  size_t unit = wanted->huge_pages ? (size_t)2 << 20 : shmi_memory_page_bytes();
   if (wanted->arena_bytes == 0 || wanted->arena_bytes > (UINT64_C(1) << 46)) {
     shmi_detail_set("an arena has from 1 byte to 64 TiB, not %zu bytes", wanted->arena_bytes);
     return SHM_EBAD_SIZE;
   }
   rounded.arena_bytes = (wanted->arena_bytes + unit - 1) & ~(unit - 1);
-  rounded.scratch_bytes = (wanted->scratch_bytes + PAGE - 1) & ~(size_t)(PAGE - 1);
+  rounded.scratch_bytes = shmi_memory_in_pages(wanted->scratch_bytes);
   uint64_t payload, addresses;
   int status = fits(&rounded, &payload, &addresses);
   if (status != SHM_OK) return status;
@@ -229,7 +229,8 @@ int shmi_arena_populate(int child) {
   }
 #endif
   /* Before Linux 5.14: touch a byte a page. Arenas are zero here, so writing zero changes none. */
-  for (size_t offset = 0; offset < plan.arena_bytes; offset += PAGE) {
+  size_t page = shmi_memory_page_bytes();
+  for (size_t offset = 0; offset < plan.arena_bytes; offset += page) {
     *(volatile char *)(at + offset) = 0;
   }
   return SHM_OK;

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -10,9 +12,13 @@
 
 #include "descriptor.h"
 #include "detail.h"
+#include "memory.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 
 enum {
-  PAGE = 4096,
   LAYOUT = 2, /* raised when a field changes its meaning or place and no struct its size */
   TRACE_LEAST = 64,
   TRACE_MOST = 1 << 24
@@ -44,7 +50,13 @@ static shm_function_row_t *function_rows;
 static _Atomic uint64_t *own_bytes; /* this role's byte counters */
 static _Atomic uint64_t fallback_bytes[SHM_BYTES_KINDS]; /* of a process that has no page */
 
-static size_t pages(size_t bytes) { return (bytes + PAGE - 1) & ~(size_t)(PAGE - 1); }
+/* The parent's, by slot: the pages of attached programs. NULL: there is none. */
+static shmi_child_page_t **pages_apart;
+/* Of an attached program: its own. */
+static shmi_child_page_t *own_page;
+static int own_child = -1;
+
+static size_t pages(size_t bytes) { return shmi_memory_in_pages(bytes); }
 
 static size_t child_page_bytes(void) { return pages(sizeof(shmi_child_page_t)); }
 static size_t helper_page_bytes(void) { return pages(sizeof(shmi_helper_page_t)); }
@@ -113,6 +125,16 @@ static header_t header_of(int children, int helpers, uint32_t ring) {
                     .trace_records = ring};
 }
 
+/* The same file, open for reading alone; without /proc the descriptor stays as it is. */
+static int for_reading(int fd) {
+  char path[32];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  int opened = open(path, O_RDONLY | O_CLOEXEC);
+  if (opened < 0 || shmi_descriptor_own(opened) < 0) return fd;
+  shmi_descriptor_close(&fd);
+  return opened;
+}
+
 int shmi_board_create(int children, int helpers, uint32_t trace_records) {
   shm_monitor_close(); /* one board a process: its own comes before somebody else's */
   uint32_t ring = 0;
@@ -124,18 +146,23 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
   int fd = shmi_descriptor_own(memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return SHM_ESYSTEM;
   void *made = MAP_FAILED;
-  /* Sealed, so that whoever maps it can rely on its size. */
-  if (ftruncate(fd, (off_t)parts.total) == 0 &&
-      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0) {
+  pages_apart = calloc((size_t)children, sizeof *pages_apart);
+  if (pages_apart != NULL && ftruncate(fd, (off_t)parts.total) == 0) {
     made = mmap(NULL, parts.total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
-  if (made == MAP_FAILED) {
+  /* Whoever maps it can rely on its size, and nobody can write to it but through this mapping,
+   * which forked roles inherit. */
+  if (made == MAP_FAILED || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW |
+                                                       F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
     int saved = errno;
+    if (made != MAP_FAILED) munmap(made, parts.total);
+    free(pages_apart);
+    pages_apart = NULL;
     shmi_descriptor_close(&fd);
     errno = saved;
     return SHM_ESYSTEM;
   }
-  board_fd = fd;
+  board_fd = for_reading(fd);
   adopt(made, &parts, children, helpers, ring);
   view = WRITER;
   own_bytes = fallback_bytes;
@@ -151,7 +178,21 @@ static void close_descriptor(void) {
   board_fd = -1;
 }
 
+static void drop_page(shmi_child_page_t **page) {
+  if (*page != NULL) munmap(*page, child_page_bytes());
+  *page = NULL;
+}
+
+static void drop_pages(void) {
+  for (int i = 0; pages_apart != NULL && i < board.children; i++) drop_page(&pages_apart[i]);
+  free(pages_apart);
+  pages_apart = NULL;
+}
+
 void shmi_board_destroy(void) {
+  drop_pages();
+  drop_page(&own_page);
+  own_child = -1;
   if (mapping != NULL) munmap(mapping, mapping_bytes);
   close_descriptor();
   mapping = NULL;
@@ -169,6 +210,7 @@ const shmi_board_t *shmi_board(void) {
 int shmi_board_become(int role, int index) {
   close_descriptor();
   view = ROLE;
+  drop_pages(); /* copies of the parent's mappings */
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
   char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)
                                       : (char *)shmi_board_child(index);
@@ -196,12 +238,67 @@ void shmi_board_reset_helper(int helper) {
   memset(page->finished, 0, sizeof page->finished);
 }
 
-shmi_child_page_t *shmi_board_child(int child) {
+static shmi_child_page_t *child_page(int child) {
   return (shmi_child_page_t *)(void *)(board.child_pages + (size_t)child * child_page_bytes());
+}
+
+shmi_child_page_t *shmi_board_child(int child) {
+  if (own_page != NULL && child == own_child) return own_page;
+  if (pages_apart != NULL && pages_apart[child] != NULL) return pages_apart[child];
+  return child_page(child);
 }
 
 shmi_helper_page_t *shmi_board_helper(int helper) {
   return (shmi_helper_page_t *)(void *)(board.helper_pages + (size_t)helper * helper_page_bytes());
+}
+
+/* ---- pages of attached programs ---- */
+
+static uint64_t load(_Atomic uint64_t *counter) {
+  return atomic_load_explicit(counter, memory_order_relaxed);
+}
+
+static void copy(_Atomic uint64_t *to, _Atomic uint64_t *from) {
+  atomic_store_explicit(to, load(from), memory_order_relaxed);
+}
+
+static void copy_page(shmi_child_page_t *to, shmi_child_page_t *from) {
+  copy(&to->frames_sent, &from->frames_sent);
+  copy(&to->frames_received, &from->frames_received);
+  copy(&to->arena_used_bytes, &from->arena_used_bytes);
+  for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) copy(&to->bytes[kind], &from->bytes[kind]);
+}
+
+int shmi_board_make_page(int child) {
+  size_t bytes = child_page_bytes();
+  int fd = shmi_descriptor_own(memfd_create("shmgpu-page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd < 0) return SHM_ESYSTEM;
+  void *made = MAP_FAILED;
+  if (ftruncate(fd, (off_t)bytes) == 0 &&
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+    made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (made == MAP_FAILED) {
+    shmi_detail_errno("making an attached program's page");
+    shmi_descriptor_close(&fd);
+    return SHM_ESYSTEM;
+  }
+  shmi_board_drop_page(child);
+  copy_page(made, child_page(child));
+  pages_apart[child] = made;
+  return fd;
+}
+
+void shmi_board_drop_page(int child) {
+  if (pages_apart == NULL || pages_apart[child] == NULL) return;
+  copy_page(child_page(child), pages_apart[child]);
+  drop_page(&pages_apart[child]);
+}
+
+void shmi_board_copy_pages(void) {
+  for (int i = 0; pages_apart != NULL && i < board.children; i++) {
+    if (pages_apart[i] != NULL) copy_page(child_page(i), pages_apart[i]);
+  }
 }
 
 void shmi_board_trace(const shm_trace_record_t *record) {
@@ -226,10 +323,6 @@ int shm_get_broker_stats(shm_broker_stats_t *stats) {
   stats->in_flight = 0; /* added up by who wants to know: the dispatcher has better to do */
   for (int h = 0; h < board.helpers; h++) stats->in_flight += board.helper_stats[h].in_flight;
   return SHM_OK;
-}
-
-static uint64_t load(_Atomic uint64_t *counter) {
-  return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
 int shm_get_child_stats(int child, shm_child_stats_t *stats) {
@@ -317,7 +410,7 @@ static int check_header(const header_t *found, uint64_t bytes) {
 }
 
 /* Map the board behind fd, believing nothing. */
-static int map_foreign(int fd, int protection, enum view as) {
+static int map_foreign(int fd, enum view as) {
   if (mapping != NULL) return SHM_ENESTED;
   int seals = fcntl(fd, F_GET_SEALS);
   struct stat file;
@@ -326,7 +419,7 @@ static int map_foreign(int fd, int protection, enum view as) {
   if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) return refuse("it is not sealed");
   if (file.st_size < (off_t)sizeof(header_t)) return refuse("it is too short");
   size_t bytes = (size_t)file.st_size;
-  void *made = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+  void *made = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (made == MAP_FAILED) {
     shmi_detail_errno("mapping a board");
     return SHM_ESYSTEM;
@@ -344,11 +437,28 @@ static int map_foreign(int fd, int protection, enum view as) {
   return SHM_OK;
 }
 
-int shm_monitor_open(int fd) { return map_foreign(fd, PROT_READ, MONITOR); }
+int shm_monitor_open(int fd) { return map_foreign(fd, MONITOR); }
 
-int shmi_board_join(int fd) {
+int shmi_board_join(int fd, int child, int page_fd) {
   shm_monitor_close();
-  return map_foreign(fd, PROT_READ | PROT_WRITE, ROLE);
+  int status = map_foreign(fd, ROLE);
+  if (status != SHM_OK) return status;
+  int seals = fcntl(page_fd, F_GET_SEALS);
+  struct stat file;
+  if (child < 0 || child >= board.children || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+      fstat(page_fd, &file) != 0 || file.st_size < (off_t)child_page_bytes()) {
+    shmi_detail_set("the page that it hands out for place %d is none", child);
+    return SHM_EREFUSED;
+  }
+  void *made = mmap(NULL, child_page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+  if (made == MAP_FAILED) {
+    shmi_detail_errno("mapping a page");
+    return SHM_ESYSTEM;
+  }
+  own_page = made;
+  own_child = child;
+  own_bytes = own_page->bytes;
+  return SHM_OK;
 }
 
 int shmi_board_descriptor(void) { return board_fd; }

@@ -7,6 +7,10 @@
  *   | parent's page: header, broker, child and helper statistics | names of functions (parent) |
  *   | a page per child | a control page per helper | trace ring (parent) |
  *
+ * Once the parent has mapped it, it is sealed against any other writable mapping. So an attached
+ * program, which inherits nothing, has its page in a memory file of its own, which it and the
+ * parent map; its place in the board holds a copy, which the parent makes for those who look on.
+ *
  * A helper's control page is what makes a message handed over ahead of time safe: it says
  * which deliveries are executing and which have finished with what outcome, so that a death
  * costs only the call that was executing.
@@ -75,18 +79,25 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records);
 void shmi_board_destroy(void);
 /* The board of this process, or NULL when no broker was made above it (in a monitor too). */
 const shmi_board_t *shmi_board(void);
-/* In a process that joins: map the board behind fd; then shmi_board_become. */
-int shmi_board_join(int fd);
-/* In the parent: the descriptor of the board, to be handed over. */
+/* In a process that attaches: map the board behind fd for reading, and its own page behind page_fd. */
+int shmi_board_join(int fd, int child, int page_fd);
+/* In the parent: the descriptor of the board, to be handed over. It is open for reading. */
 int shmi_board_descriptor(void);
+/* In the parent: make the page of an attached program that takes this slot, which counts on from
+ * where the slot stands. Its descriptor, for the caller to close, or a negative status. */
+int shmi_board_make_page(int child);
+/* In the parent: it is gone; what it counted stays. Without effect on other slots. */
+void shmi_board_drop_page(int child);
+/* In the parent: copy what attached programs have counted to where others see it. */
+void shmi_board_copy_pages(void);
 /* In a fresh role: keep write access to one's own page only. */
 int shmi_board_become(int role, int index);
 /* A new helper takes the place of a dead one: its control page starts empty. */
 void shmi_board_reset_helper(int helper);
 /* The parent, before the first fork: a function's name, for those who read the trace. */
+void shmi_board_name(uint32_t index, uint64_t function, const char *name);
 /* The name of a row of the broker that this process joined; NULL: it has none. */
 const char *shmi_board_function_name(uint64_t function);
-void shmi_board_name(uint32_t index, uint64_t function, const char *name);
 
 shmi_child_page_t *shmi_board_child(int child);
 shmi_helper_page_t *shmi_board_helper(int helper);

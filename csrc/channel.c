@@ -37,8 +37,8 @@ int shmi_channel_make(int ends[2], int nonblocking, int *capacity) {
     errno = saved;
     return SHM_ESYSTEM;
   }
-  int pages = bytes / 4096;
-  *capacity = (pages > 1 ? pages - 1 : 1) * (4096 / SHMI_FRAME_BYTES);
+  int page = (int)sysconf(_SC_PAGESIZE), pages = bytes / page;
+  *capacity = (pages > 1 ? pages - 1 : 1) * (page / SHMI_FRAME_BYTES);
   return SHM_OK;
 }
 

@@ -184,6 +184,7 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   if (child->request_fd >= 0) shmi_dispatch_unwatch(d, &child->request_fd);
   child->state = SHMI_PEER_QUARANTINED;
   child->wants_clearing = 0;
+  shmi_board_drop_page(slot);
   shmi_dispatch_drop_grows(d, slot);
   uint32_t number;
   while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {

@@ -216,8 +216,10 @@ static void let_in(guest_t *guest, int slot) {
     refuse(guest, status, "the broker cannot watch a process of another process namespace");
     return;
   }
-  status = shmi_crew_two_pipes(towards, from, &capacity);
+  int page_fd = shmi_board_make_page(slot);
+  status = page_fd >= 0 ? shmi_crew_two_pipes(towards, from, &capacity) : page_fd;
   if (status != SHM_OK) {
+    shmi_descriptor_close(&page_fd);
     shmi_process_forget(&process);
     refuse(guest, status, "the broker has no descriptors left: raise its ulimit -n");
     return;
@@ -239,6 +241,7 @@ static void let_in(guest_t *guest, int slot) {
   int descriptors[SHMI_GUEST_DESCRIPTORS] = {
       [SHMI_GUEST_ARENA] = shmi_arena_descriptor(slot),
       [SHMI_GUEST_BOARD] = shmi_board_descriptor(),
+      [SHMI_GUEST_PAGE] = page_fd,
       [SHMI_GUEST_REQUESTS] = from[1],
       [SHMI_GUEST_REPLIES] = towards[0],
       [SHMI_GUEST_MANIFEST] = shmi_crew.config.manifest_fd};
@@ -253,6 +256,7 @@ static void let_in(guest_t *guest, int slot) {
                               quota.parked_bytes);
     send_welcome(guest->fd, &welcome, descriptors, count);
   }
+  shmi_descriptor_close(&page_fd);
   shmi_descriptor_close(&from[1]);
   shmi_descriptor_close(&towards[0]);
   if (status != SHM_OK) refuse(guest, status, "the broker could not watch this process");

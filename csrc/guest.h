@@ -2,7 +2,8 @@
  * SOCK_SEQPACKET socket; with the second one come the descriptors.
  *
  *   guest -> door   hello: it asks to join
- *   door  -> guest  welcome, with: its arena, the board, its two pipe ends[, the manifest]
+ *   door  -> guest  welcome, with: its arena, the board, its page,
+ *                         its two pipe ends[, the manifest]
  *   guest -> door   hello: it asks what the broker is, or that a pool gets more or fewer helpers
  *   door  -> guest  welcome, with: the manifest, where there is one
  *
@@ -16,19 +17,21 @@
 #include "status.h"
 
 enum {
-  SHMI_GUEST_VERSION = 3, /* raised with any change of frames, board or this file */
+  SHMI_GUEST_VERSION = 4, /* raised with any change of frames, board or this file */
   SHMI_GUEST_NAME_BYTES = 64,
   SHMI_GUEST_SENTENCE_BYTES = 256
 };
 #define SHMI_GUEST_MAGIC UINT32_C(0x756d6873) /* "shmu" */
 
-/* In the order in which they are sent. */
+/* In the order in which they are sent. What several are handed is for reading: a receiver can
+ * write to what is its own alone, and can change the size or the seals of nothing. */
 enum shmi_guest_descriptor {
-  SHMI_GUEST_ARENA,
-  SHMI_GUEST_BOARD,
+  SHMI_GUEST_ARENA,    /* its own */
+  SHMI_GUEST_BOARD,    /* for reading */
+  SHMI_GUEST_PAGE,     /* its own: what it counts */
   SHMI_GUEST_REQUESTS, /* the end to write */
   SHMI_GUEST_REPLIES,  /* the end to read */
-  SHMI_GUEST_MANIFEST,
+  SHMI_GUEST_MANIFEST, /* for reading */
   SHMI_GUEST_DESCRIPTORS
 };
 

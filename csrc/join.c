@@ -105,25 +105,19 @@ static int refusal_of(const shmi_welcome_t *welcome) {
   return welcome->status < 0 ? welcome->status : SHM_EREFUSED;
 }
 
-/* Does a number that came with the welcome fit what came beside it? */
-static int is_sound(const shmi_welcome_t *welcome) {
-  if (welcome->slot >= 0 && welcome->slot < shmi_board()->children && welcome->window > 0 &&
-      welcome->window <= SHM_MAX_WINDOW) {
-    return 1;
-  }
-  shmi_detail_set("it gives place %d of %d, and a window of %u messages", welcome->slot,
-                  shmi_board()->children, welcome->window);
-  return 0;
-}
-
 /* What it takes over of the descriptors is -1 then. */
 static int become_member(const shmi_welcome_t *welcome, int descriptors[], int heeds_signals) {
+  if (welcome->window < 1 || welcome->window > SHM_MAX_WINDOW) {
+    shmi_detail_set("it gives a window of %u messages", welcome->window);
+    return SHM_EREFUSED;
+  }
   shmi_role_set(SHM_ROLE_CHILD, welcome->slot);
   int status = shmi_arena_join(descriptors[SHMI_GUEST_ARENA], welcome->slot,
                                welcome->arena_address, welcome->arena_bytes);
-  if (status == SHM_OK) status = shmi_board_join(descriptors[SHMI_GUEST_BOARD]);
-  if (status == SHM_OK && !is_sound(welcome)) status = SHM_EREFUSED;
-  if (status == SHM_OK) status = shmi_board_become(SHM_ROLE_CHILD, welcome->slot);
+  if (status == SHM_OK) {
+    status = shmi_board_join(descriptors[SHMI_GUEST_BOARD], welcome->slot,
+                             descriptors[SHMI_GUEST_PAGE]);
+  }
   if (status == SHM_OK) {
     status = shmi_port_open(descriptors[SHMI_GUEST_REQUESTS], descriptors[SHMI_GUEST_REPLIES],
                             welcome->window, welcome->slot);
@@ -182,6 +176,7 @@ static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_sig
                                             : SHM_EREFUSED;
   shmi_descriptor_close(&descriptors[SHMI_GUEST_ARENA]);
   shmi_descriptor_close(&descriptors[SHMI_GUEST_BOARD]);
+  shmi_descriptor_close(&descriptors[SHMI_GUEST_PAGE]);
   if (status != SHM_OK) {
     shmi_port_close();
     forget_broker();

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* The number of `key` in a file of "key   number unit" lines, scaled from kB; fallback if absent. */
 static uint64_t field_kib(const char *path, const char *key, uint64_t fallback) {
@@ -137,4 +138,22 @@ uint64_t shmi_memory_address_space(void) {
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
   uint64_t used = field_kib("/proc/self/status", "VmSize", 0);
   return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+}
+
+size_t shmi_memory_page_bytes(void) {
+  static size_t bytes;
+  size_t known = __atomic_load_n(&bytes, __ATOMIC_RELAXED);
+  if (known != 0) return known;
+  long asked = sysconf(_SC_PAGESIZE);
+  known = asked > 0 ? (size_t)asked : 65536; /* a multiple of all that there are */
+#ifdef SHMI_PAGE_BYTES
+  if (known < SHMI_PAGE_BYTES) known = SHMI_PAGE_BYTES;
+#endif
+  __atomic_store_n(&bytes, known, __ATOMIC_RELAXED);
+  return known;
+}
+
+size_t shmi_memory_in_pages(size_t bytes) {
+  size_t page = shmi_memory_page_bytes();
+  return (bytes + page - 1) & ~(page - 1);
 }

@@ -20,6 +20,7 @@ enum {
   DRAIN_LOOK_MS = 5,    /* whether children have read their replies is told by nobody */
   EXIT_TOLD = 128 + SIGTERM, /* what a child that unwound on SIGTERM leaves */
   LINGER_MS = 20,       /* from a child's last reply until it is told to end */
+  COPY_PAGES_MS = 50,   /* from an attached program's message until others see what it has counted */
   UNWIND_MS = 100       /* from then until queued calls are handed out again */
 };
 #define MS UINT64_C(1000000)
@@ -37,6 +38,8 @@ static struct {
   uint64_t deadline_ns;   /* of the phase */
   uint64_t drained_ns;    /* draining: since when there has been nothing left to do; 0: there is */
   uint64_t release_ns;    /* ending: when calls are handed out again; 0: they are */
+  uint64_t copy_pages_ns; /* when that is due; 0: nothing has happened since */
+  uint64_t copied_at;     /* how many messages there had been then */
   uint64_t idle_since_ns; /* running: when somebody was last joined; 0: somebody is */
 } now;
 
@@ -501,6 +504,22 @@ static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
   }
 }
 
+/* An attached program counts on a page apart, which nobody else sees. */
+static void copy_pages(uint64_t at_ns, uint64_t *next_ns) {
+  if (crew.guests_alive == 0) return;
+  const shm_broker_stats_t *broker = shmi_board()->broker;
+  uint64_t messages = broker->submitted + broker->answered;
+  if (now.copy_pages_ns == 0 && messages != now.copied_at) {
+    now.copy_pages_ns = at_ns + COPY_PAGES_MS * MS;
+  }
+  if (now.copy_pages_ns != 0 && now.copy_pages_ns <= at_ns) {
+    shmi_board_copy_pages();
+    now.copied_at = messages;
+    now.copy_pages_ns = 0;
+  }
+  sooner(next_ns, now.copy_pages_ns);
+}
+
 /* What is due by the clock; returns when something will be, 0: never. */
 static uint64_t timers(uint64_t at_ns) {
   uint64_t next_ns = 0;
@@ -515,6 +534,7 @@ static uint64_t timers(uint64_t at_ns) {
   }
   if (now.phase >= RUNNING && now.phase <= ENDING) end_hung_helpers(at_ns, &next_ns);
   shmi_door_timers(at_ns, &next_ns);
+  copy_pages(at_ns, &next_ns);
   return next_ns;
 }
 

@@ -153,10 +153,37 @@ OWN, OTHERS = [True, False, False], [False, False, False]
 
 
 @pytest.mark.parametrize("stranger", [False, pytest.param(True, marks=brokers.needs_root)])
-def test_a_receiver_can_change_nothing_that_others_use(path, stranger):
+def test_a_receiver_can_change_what_is_its_own_and_nothing_that_others_use(path, stranger):
+    found = as_receiver(lambda: tried(path, JOIN), stranger)
+    assert found == {
+        "shmgpu-arena": OWN,
+        "shmgpu-board": OTHERS,
+        "shmgpu-page": OWN,
+        "requests": None,
+        "replies": None,
+        "shmgpu-manifest": OTHERS,
+    }
     assert as_receiver(lambda: tried(path, ASK), stranger) == {"shmgpu-manifest": OTHERS}
     with shmgpu.connect(path, wait=brokers.DEADLINE_S):
         assert served.add_one(np.zeros(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("stranger", [False, pytest.param(True, marks=brokers.needs_root)])
+def test_what_is_handed_out_for_reading_is_open_for_reading_alone(path, stranger):
+    def modes():
+        return {
+            name: fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+            for name, number in handed_out(path, JOIN).items()
+        }
+
+    assert as_receiver(modes, stranger) == {
+        "shmgpu-arena": os.O_RDWR,
+        "shmgpu-board": os.O_RDONLY,
+        "shmgpu-page": os.O_RDWR,
+        "requests": os.O_WRONLY,
+        "replies": os.O_RDONLY,
+        "shmgpu-manifest": os.O_RDONLY,
+    }
 
 
 def test_a_manifest_can_be_changed_by_nobody_not_even_who_wrote_it():

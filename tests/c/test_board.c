@@ -316,6 +316,121 @@ TEST(records_read_beside_a_busy_writer_are_whole) {
   shmi_board_destroy();
 }
 
+/* ---- attached programs ---- */
+
+/* A descriptor as the other end of a socket gets it: another number, the same open file. */
+static int handed_over(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
+
+static int board_fd, page_fd; /* what an attached program is handed */
+
+static void look_through_board(void) {
+  CHECK_EQ(fcntl(board_fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+  char path[64];
+  snprintf(path, sizeof path, "/proc/self/fd/%d", board_fd);
+  int again = open(path, O_RDWR | O_CLOEXEC), fds[2] = {board_fd, again};
+  size_t bytes = (size_t)lseek(board_fd, 0, SEEK_END);
+  for (int i = 0; i < 2; i++) {
+    CHECK(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0) == MAP_FAILED);
+    CHECK_EQ(pwrite(fds[i], "x", 1, 0), -1);
+    CHECK_EQ(fallocate(fds[i], FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, 0, 4096), -1);
+    CHECK_EQ(ftruncate(fds[i], 0), -1);
+    CHECK_EQ(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), -1);
+  }
+  void *seen = mmap(NULL, bytes, PROT_READ, MAP_SHARED, board_fd, 0);
+  CHECK(seen != MAP_FAILED);
+  CHECK_EQ(mprotect(seen, bytes, PROT_READ | PROT_WRITE), -1);
+  CHECK_EQ(errno, EACCES);
+}
+
+static void count_on_its_page(void) {
+  shmi_board_destroy(); /* what it inherited by the fork */
+  CHECK_EQ(shmi_board_join(board_fd, 1, page_fd), SHM_OK);
+  shm_child_stats_t child;
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
+  CHECK_EQ(child.frames_sent, 4); /* by who was there before */
+  shmi_count(&shmi_board_child(1)->frames_sent, 3);
+  shm_count_bytes(SHM_BYTES_COPIED_IN, 11);
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
+  CHECK_EQ(child.frames_sent, 7);
+  CHECK_EQ(child.bytes[SHM_BYTES_COPIED_IN], 11);
+  CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
+  shmi_board_destroy();
+  CHECK_EQ(harness_mappings("shmgpu-"), 0);
+}
+
+static void look_on(void) {
+  shm_child_stats_t child;
+  CHECK_EQ(watch_from_here(), SHM_OK);
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
+  CHECK_EQ(child.frames_sent, 7);
+}
+
+static void take_a_pages_slot(void) {
+  CHECK_EQ(shmi_board_become(SHM_ROLE_CHILD, 0), SHM_OK);
+  CHECK_EQ(harness_mappings("shmgpu-page"), 0); /* a forked role inherits no other's page */
+}
+
+TEST(an_attached_program_writes_its_own_page_and_can_never_write_to_the_board) {
+  open_board(0);
+  shmi_count(&shmi_board_child(1)->frames_sent, 4);
+  board_fd = handed_over(shmi_board_descriptor());
+  page_fd = shmi_board_make_page(1);
+  CHECK(page_fd >= 0);
+  run_in_a_process(look_through_board);
+  run_in_a_process(count_on_its_page);
+  run_in_a_process(take_a_pages_slot);
+  shm_child_stats_t child;
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK); /* the parent sees it at once */
+  CHECK_EQ(child.frames_sent, 7);
+  shmi_board_copy_pages();
+  run_in_a_process(look_on);
+  atomic_store(&shmi_board_child(1)->frames_received, 9);
+  shmi_board_drop_page(1);
+  CHECK_EQ(harness_mappings("shmgpu-page"), 0);
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK); /* and what was counted stays */
+  CHECK_EQ(child.frames_sent, 7);
+  CHECK_EQ(child.frames_received, 9);
+  int other = shmi_board_make_page(1);
+  CHECK_EQ(fcntl(other, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  shmi_child_page_t *kept = mmap(NULL, sizeof *kept, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
+  CHECK(kept != MAP_FAILED);
+  atomic_store(&kept->frames_sent, 1000); /* by one that has left and kept its page */
+  CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
+  CHECK_EQ(child.frames_sent, 7);
+  close(board_fd);
+  close(page_fd);
+  close(other);
+  shmi_board_destroy();
+  munmap(kept, sizeof *kept);
+  CHECK_EQ(harness_mappings("shmgpu-"), 0);
+}
+
+static void join_with_nonsense(void) {
+  shmi_board_destroy();
+  int shrinkable = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  CHECK_SYS(ftruncate(shrinkable, 1 << 20));
+  int empty = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  CHECK_SYS(fcntl(empty, F_ADD_SEALS, F_SEAL_SHRINK));
+  struct {
+    int child, page;
+  } rows[] = {{-1, page_fd}, {3, page_fd}, {INT32_MAX, page_fd}, {1, -1}, {1, shrinkable}, {1, empty}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    CHECK_EQ(shmi_board_join(board_fd, rows[i].child, rows[i].page), SHM_EREFUSED);
+    shmi_board_destroy();
+  }
+  CHECK_EQ(harness_mappings("shmgpu-"), 0);
+}
+
+TEST(who_attaches_believes_neither_a_place_nor_a_page_that_cannot_be) {
+  open_board(0);
+  board_fd = handed_over(shmi_board_descriptor());
+  page_fd = shmi_board_make_page(1);
+  run_in_a_process(join_with_nonsense);
+  close(board_fd);
+  close(page_fd);
+  shmi_board_destroy();
+}
+
 TEST(only_the_parent_keeps_the_descriptor) {
   open_board(0);
   fflush(NULL);
@@ -331,7 +446,8 @@ TEST(only_the_parent_keeps_the_descriptor) {
   CHECK_EQ(ended_by(pid), 0);
   int fd = find_board();
   CHECK(fd >= 0);
-  CHECK_EQ(fcntl(fd, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW);
+  CHECK_EQ(fcntl(fd, F_GET_SEALS),
+           F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
   close(fd);
   shmi_board_destroy();
 }
