@@ -28,7 +28,8 @@
 
 #include "status.h"
 
-/* Deliveries a helper may hold at once; a ring of finished ones of that size cannot lap itself. */
+/* Rings by delivery number, here and on both sides of a helper's pipes. No number is given while one
+ * that is so much lower has not ended, so none of them can lap itself. */
 enum { SHMI_BOARD_RING = 1024 };
 
 typedef struct shmi_outcome {

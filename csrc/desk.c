@@ -15,6 +15,7 @@
 enum {
   QUEUE = SHMI_BOARD_RING,
   REPLIES = SHMI_CHANNEL_BURST,
+  GROWS_IN_A_ROW = 64, /* room for results comes first, as often as that; then what waits has a turn */
   HOLD_REPLIES_NS = 100000, /* how long a reply may wait for company, by the best knowledge */
   LOOK_AGAIN_NS = 200000    /* how stale the queue may be: a GROW goes ahead of what waits */
 };
@@ -25,7 +26,7 @@ static struct desk {
   int stopping; /* end of file was seen: what is queued is still served */
   uint32_t generation;
   uint32_t head, count; /* of queue */
-  uint32_t grow_head, grow_count;
+  uint32_t grow_head, grow_count, grows_in_a_row;
   uint32_t reply_count;
   uint64_t first_reply_ns, last_look_ns, now_ns;
   uint64_t lowest, highest; /* deliveries begun and not all finished */
@@ -110,6 +111,16 @@ static void publish_executing(void) {
   atomic_store_explicit(&desk.page->executing, value, memory_order_release);
 }
 
+/* On to the lowest call that was begun and has not ended: those behind it may have ended before it,
+ * and between them lie the numbers of what is no call. */
+static void skip_finished(void) {
+  while (desk.lowest <= desk.highest) {
+    const shmi_frame_t *frame = &desk.taken[desk.lowest % QUEUE];
+    if (frame->delivery == desk.lowest && frame->kind == SHMI_FRAME_CALL) return;
+    desk.lowest++;
+  }
+}
+
 int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   if (desk.helper < 0) return SHM_ENOT_HELPER;
   shmi_frame_t *call = &desk.taken[delivery % QUEUE];
@@ -131,8 +142,8 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   outcome->finished_units = finished;
   atomic_store_explicit(&outcome->delivery, delivery, memory_order_release);
   if (call->kind == SHMI_FRAME_CALL) {
-    if (delivery == desk.lowest) desk.lowest++;
-    if (--desk.begun == 0) desk.lowest = desk.highest + 1;
+    desk.begun--;
+    skip_finished();
     publish_executing();
   }
 
@@ -218,6 +229,7 @@ static int take_grow(shm_work_t *work) {
   }
   desk.last_take[0] = work->delivery;
   desk.taken_count = 1;
+  desk.grows_in_a_row++;
   return 1;
 }
 
@@ -225,10 +237,13 @@ static int take_grow(shm_work_t *work) {
 static int take_batch(shm_work_t *works, int max) {
   int good = 0, more = 1;
   uint64_t first = desk.queue[desk.head % QUEUE].delivery, last = first;
-  for (uint32_t i = 0; i < desk.count; i++) { /* all of the batch lies here: one write made it */
-    last = desk.queue[(desk.head + i) % QUEUE].delivery;
-    if ((desk.queue[(desk.head + i) % QUEUE].flags & SHMI_FRAME_MORE) == 0) break;
+  for (uint32_t i = 0; i < desk.count; i++) { /* all of the batch lies here */
+    const shmi_frame_t *frame = &desk.queue[(desk.head + i) % QUEUE];
+    last = frame->delivery;
+    desk.taken[last % QUEUE] = *frame; /* begun, all of them, before the first of them can end */
+    if ((frame->flags & SHMI_FRAME_MORE) == 0) break;
   }
+  desk.grows_in_a_row = 0;
   if (desk.begun == 0) desk.lowest = first;
   desk.highest = last;
   desk.begun += (uint32_t)(last - first + 1);
@@ -295,13 +310,18 @@ static void end_going_on(void) {
   shmi_count(&desk.page->went_on, 1);
 }
 
+static int grow_is_next(void) {
+  if (desk.grow_count == 0) return 0;
+  return desk.grows_in_a_row < GROWS_IN_A_ROW || desk.count == 0 || !batch_is_whole();
+}
+
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (desk.helper < 0) return SHM_ENOT_HELPER;
   if (desk.going_on_ns != 0) end_going_on();
   desk.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
   for (;;) {
-    if (desk.grow_count > 0) {
+    if (grow_is_next()) {
       int got = take_grow(works);
       if (got == 1) return 1;
       shm_helper_finish(works[0].delivery, SHM_EBAD_PARAMS, 0);
@@ -313,7 +333,7 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
         desk.last_look_ns = desk.now_ns;
         int status = look(0);
         if (status == SHM_EINTR) return status;
-        if (desk.grow_count > 0) continue;
+        if (grow_is_next()) continue;
       }
       int got = take_batch(works, max);
       if (got > 0) return got;

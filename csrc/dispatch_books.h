@@ -41,6 +41,7 @@ typedef struct shmi_helper {
   uint64_t deliveries;      /* the last number given */
   uint64_t lowest;          /* every delivery below it is finished */
   uint32_t in_flight;       /* calls and grows written or about to be */
+  uint8_t is_full;     /* its numbers are nearly used up: no call until the oldest have ended */
   int is_retiring;
   int is_to_hear;      /* that a child has left */
   uint32_t told;       /* that, times since its last answer */
@@ -51,6 +52,21 @@ typedef struct shmi_helper {
   uint32_t by_delivery[SHMI_BOARD_RING];
   shmi_frame_t out[SHMI_BOARD_RING];
 } shmi_helper_t;
+
+/* How many delivery numbers are taken, from the lowest that has not ended to the last that was given.
+ * Calls that have ended leave gaps: a GROW overtakes calls, and may do so many times. */
+static inline uint64_t shmi_helper_span(const shmi_helper_t *helper) {
+  return helper->in_flight == 0 ? 0 : helper->deliveries - helper->lowest + 1;
+}
+
+enum {
+  /* A helper gets room for results and arenas to clear while fewer numbers are taken, which is also
+   * what its pipe is sure to hold ... */
+  SHMI_SPAN_OF_GROWS = 896,
+  /* ... and calls while a whole batch still fits the rings. */
+  SHMI_SPAN_OF_CALLS = SHMI_BOARD_RING - 1 - SHMI_CREDIT_MAX / 2
+};
+_Static_assert((int)SHMI_SPAN_OF_GROWS < (int)SHMI_BOARD_RING, "no ring laps itself");
 
 struct shmi_dispatch {
   shmi_dispatch_config_t config;
@@ -82,6 +98,8 @@ void shmi_dispatch_unwatch(shmi_dispatch_t *d, int *fd); /* and close it */
 void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end);
 
 /* dispatch_helpers.c */
+/* Numbers were given to helper h, or taken back: may it be given calls? */
+void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h);
 void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* likewise */
 /* Those that are retiring and hold nothing any more: close their pipes. */
 void shmi_dispatch_close_retired(shmi_dispatch_t *d);

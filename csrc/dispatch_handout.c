@@ -7,8 +7,7 @@
 #include "channel.h"
 
 enum {
-  IN_FLIGHT_MAX = 896,     /* frames a helper's pipe is sure to hold */
-  TELL_MAX = 64,           /* and as many that are on no books */
+  TELL_MAX = 64,           /* frames in a helper's pipe that are on no books */
   CLEAR_AT_ONCE = 16 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
 };
 
@@ -33,7 +32,9 @@ void shmi_dispatch_released(shmi_dispatch_t *d, int slot) {
   }
 }
 
-static void put_out(shmi_dispatch_t *d, shmi_helper_t *helper, uint32_t number, int more) {
+/* The caller has seen that there is a number left. */
+static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
+  shmi_helper_t *helper = &d->helpers[h];
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   int slot = r->frame.slot;
   d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
@@ -42,6 +43,7 @@ static void put_out(shmi_dispatch_t *d, shmi_helper_t *helper, uint32_t number, 
   d->board->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
+  if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);
   shmi_frame_t *frame = &helper->out[helper->out_count++];
   *frame = r->frame;
   frame->flags = more ? SHMI_FRAME_MORE : 0;
@@ -76,11 +78,12 @@ static void write_out(shmi_helper_t *helper) {
   }
 }
 
-static void hand_out_grows(shmi_dispatch_t *d, shmi_helper_t *helper) {
-  while (helper->grow_head != SHMI_NONE && helper->in_flight < IN_FLIGHT_MAX) {
+static void hand_out_grows(shmi_dispatch_t *d, int h) {
+  shmi_helper_t *helper = &d->helpers[h];
+  while (helper->grow_head != SHMI_NONE && shmi_helper_span(helper) < SHMI_SPAN_OF_GROWS) {
     uint32_t number = helper->grow_head;
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
-    put_out(d, helper, number, 0);
+    put_out(d, h, number, 0);
   }
 }
 
@@ -115,7 +118,7 @@ static int least_busy_helper(const shmi_dispatch_t *d) {
   int found = -1;
   for (int h = 0; h < d->config.helpers; h++) {
     if (d->helpers[h].state != SHMI_PEER_UP || d->helpers[h].is_retiring ||
-        d->helpers[h].in_flight >= IN_FLIGHT_MAX) {
+        shmi_helper_span(&d->helpers[h]) >= SHMI_SPAN_OF_GROWS) {
       continue;
     }
     if (found < 0 || d->helpers[h].in_flight < d->helpers[found].in_flight) found = h;
@@ -146,7 +149,7 @@ static uint64_t hand_out_clears(shmi_dispatch_t *d) {
     uint32_t number = shmi_schedule_admit(d->schedule, &frame, d->now_ns);
     if (number == SHMI_NONE) continue;
     child->is_cleared_now = 1;
-    put_out(d, &d->helpers[h], number, 0);
+    put_out(d, h, number, 0);
     touched |= UINT64_C(1) << h;
   }
   return touched;
@@ -179,7 +182,7 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
   uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
   for (int h = 0; h < d->config.helpers; h++) {
     if (d->helpers[h].is_to_hear) tell_gone(&d->helpers[h]);
-    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, &d->helpers[h]);
+    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, h);
     if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
   }
   int h, count;
@@ -189,13 +192,12 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
     uint64_t members = shmi_schedule_request(d->schedule, gang)->members;
     touched |= members;
     for (; members != 0; members &= members - 1) {
-      put_out(d, &d->helpers[__builtin_ctzll(members)], gang, 0);
+      put_out(d, __builtin_ctzll(members), gang, 0);
     }
   }
   while (!d->holding && (count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch,
                                                     SHMI_CREDIT_MAX / 2)) > 0) {
-    shmi_helper_t *helper = &d->helpers[h];
-    for (int i = 0; i < count; i++) put_out(d, helper, batch[i], i + 1 < count);
+    for (int i = 0; i < count; i++) put_out(d, h, batch[i], i + 1 < count);
     touched |= UINT64_C(1) << h;
     if (count > 1) {
       d->board->helper_stats[h].batches++;

@@ -12,7 +12,16 @@
 
 enum { READ_FRAMES = 256 };
 
-static void forget_delivery(shmi_dispatch_t *d, shmi_helper_t *helper, uint64_t delivery) {
+void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h) {
+  shmi_helper_t *helper = &d->helpers[h];
+  int is_full = shmi_helper_span(helper) > SHMI_SPAN_OF_CALLS;
+  if (is_full == helper->is_full) return;
+  helper->is_full = (uint8_t)is_full;
+  shmi_schedule_spare_helper(d->schedule, h, is_full);
+}
+
+static void forget_delivery(shmi_dispatch_t *d, int h, uint64_t delivery) {
+  shmi_helper_t *helper = &d->helpers[h];
   uint32_t *number = &helper->by_delivery[delivery % SHMI_BOARD_RING];
   const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
   if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
@@ -20,10 +29,11 @@ static void forget_delivery(shmi_dispatch_t *d, shmi_helper_t *helper, uint64_t 
   d->board->broker->in_flight--;
   helper->in_flight--;
   helper->told = 0;
-  while (helper->in_flight > 0 &&
+  while (helper->in_flight > 0 && helper->lowest < helper->deliveries &&
          helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
     helper->lowest++;
   }
+  if (helper->is_full) shmi_dispatch_mind_span(d, h);
 }
 
 static uint32_t in_flight_at(const shmi_helper_t *helper, uint64_t delivery) {
@@ -71,7 +81,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     d->board->broker->dropped++;
     return;
   }
-  forget_delivery(d, helper, delivery);
+  forget_delivery(d, h, delivery);
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   if (r->frame.kind == SHMI_FRAME_CLEAR) {
     shmi_dispatch_finish_clear(d, number, status);
@@ -155,6 +165,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->lowest = 1;
   helper->in_flight = 0;
   helper->out_count = 0;
+  shmi_dispatch_mind_span(d, h);
   helper->is_retiring = 0;
   helper->is_to_hear = 0;
   helper->told = 0;
@@ -195,7 +206,7 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   }
   uint64_t first = executing >> 16, count = executing & 0xffff;
   int was_executing = executing != 0 && delivery >= first && delivery < first + count;
-  forget_delivery(d, helper, delivery);
+  forget_delivery(d, h, delivery);
   if (r->frame.kind == SHMI_FRAME_CLEAR) {
     shmi_dispatch_finish_clear(d, number, SHM_EHELPER_DIED);
     return;

@@ -67,6 +67,7 @@ struct shmi_schedule {
   uint32_t gang_head, gang_tail; /* gangs that wait, of all children */
   uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
   uint64_t gang_claims;          /* helpers that get nothing new until the first gang has run */
+  uint64_t spared;               /* helpers that get nothing at all for now */
   int run_helper; /* the helper that got the last messages, and how many in a row: short */
   int run_left;   /* messages go to one helper in runs, because a wake-up costs more than they */
 };
@@ -425,7 +426,7 @@ static uint64_t estimate_of(const shmi_schedule_t *s, const shmi_request_t *r) {
 
 static int has_credit(const shmi_schedule_t *s, int helper) {
   const helper_t *h = &s->helpers[helper];
-  if (!h->up || (s->gang_claims >> helper & 1) != 0) return 0;
+  if (!h->up || ((s->gang_claims | s->spared) >> helper & 1) != 0) return 0;
   if (h->in_flight < h->min_credit) return 1;
   if (h->outstanding_ns < SHMI_CREDIT_BUDGET_NS) return h->in_flight < SHMI_CREDIT_MAX;
   /* Where more waits than all helpers of the pool can begin, one message ahead costs nobody a
@@ -752,6 +753,11 @@ void shmi_schedule_helper_down(shmi_schedule_t *s, int helper) {
   if (s->helpers[helper].up) s->pool_up[s->helpers[helper].pool]--;
   s->helpers[helper].up = 0;
   if (s->run_helper == helper) s->run_left = 0;
+}
+
+void shmi_schedule_spare_helper(shmi_schedule_t *s, int helper, int on) {
+  uint64_t bit = UINT64_C(1) << helper;
+  s->spared = on ? s->spared | bit : s->spared & ~bit;
 }
 
 void shmi_schedule_set_weight(shmi_schedule_t *s, int child, uint32_t weight) {

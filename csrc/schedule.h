@@ -125,6 +125,8 @@ uint32_t shmi_schedule_drop_helper(shmi_schedule_t *schedule, int helper, int po
 
 void shmi_schedule_helper_up(shmi_schedule_t *schedule, int helper);
 void shmi_schedule_helper_down(shmi_schedule_t *schedule, int helper);
+/* on: it has no place for more, whatever its credit, and gets nothing until it is off. */
+void shmi_schedule_spare_helper(shmi_schedule_t *schedule, int helper, int on);
 void shmi_schedule_set_weight(shmi_schedule_t *schedule, int child, uint32_t weight);
 
 /* When a held batch must be released, absolute ns; 0: nothing is held. */
