@@ -148,12 +148,10 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   }
   for (int h = 0; d->helpers != NULL && h < config->helpers; h++) {
     d->helpers[h].down_fd = d->helpers[h].up_fd = -1;
-    if (config->helper_absent == NULL || !config->helper_absent[h]) {
-      d->helper_mask |= UINT64_C(1) << h;
-    } else {
-      d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
-      d->board->helper_stats[h].pool = config->helper_pool[h];
-    }
+    if (config->helper_absent == NULL || !config->helper_absent[h]) continue;
+    if (status == SHM_OK) shmi_schedule_expect_helper(d->schedule, h, 0);
+    d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
+    d->board->helper_stats[h].pool = config->helper_pool[h];
   }
   if (status == SHM_OK) status = shmi_dispatch_watch(d, config->supervisor_fd, SHMI_PEER_IS_SUPERVISOR, 0);
   if (status != SHM_OK) {

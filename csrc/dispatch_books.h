@@ -77,7 +77,6 @@ struct shmi_dispatch {
   int flags;        /* shmi_turn bits gathered outside a turn */
   int coarse_waits; /* the kernel has no epoll_pwait2: waits are rounded up to milliseconds */
   uint32_t dirty; /* child + 1: head of the list of children with replies */
-  uint64_t helper_mask; /* those that there are, or will be again */
   uint64_t retiring;    /* those whose pipe is to be closed */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */

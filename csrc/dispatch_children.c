@@ -27,9 +27,10 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
     protocol_error(d, slot); /* not answered: its reply pipe may hold no more */
     return;
   }
+  uint64_t expected = shmi_schedule_expected(d->schedule);
   shmi_frame_bounds_t bounds = {.arena_base = shmi_arena_address(slot),
                                 .arena_bytes = shmi_arena_bytes(),
-                                .helper_mask = d->helper_mask,
+                                .helper_mask = expected,
                                 .pool_count = d->config.pools};
   int status = shmi_frame_check_request(frame, &bounds);
   const shmi_function_t *function = NULL;
@@ -49,7 +50,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   frame->generation = child->generation;
   frame->flags &= SHMI_FRAME_GANG;
   frame->status = 0;
-  frame->placement &= d->helper_mask;
+  frame->placement &= expected;
   if (status != SHM_OK) { /* pool, placement, function, block: answered, never queued */
     uint32_t number = shmi_schedule_admit(d->schedule, frame, d->now_ns);
     if (number != SHMI_NONE) shmi_dispatch_answer_plain(d, number, status);

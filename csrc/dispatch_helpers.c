@@ -170,7 +170,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->is_to_hear = 0;
   helper->told = 0;
   helper->answered = NULL;
-  d->helper_mask |= UINT64_C(1) << h;
+  shmi_schedule_expect_helper(d->schedule, h, 1);
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
   stats->pid = pid;
@@ -229,11 +229,14 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
               (!was_executing ||
                ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
   if (again) {
+    if (!shmi_schedule_requeue(d->schedule, number)) {
+      shmi_dispatch_answer_plain(d, number, SHM_ENO_HELPERS);
+      return;
+    }
     /* A call that was never begun may be handed over as often as helpers die. */
     if (!was_executing) r->attempts--;
     else d->board->broker->retried++;
     d->board->broker->requeued++;
-    shmi_schedule_requeue(d->schedule, number);
   } else {
     shmi_schedule_finished(d->schedule, number, 0);
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
@@ -283,7 +286,6 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
 void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
   uint32_t number;
   d->board->helper_stats[h].state = SHM_HELPER_GIVEN_UP;
-  d->helper_mask &= ~(UINT64_C(1) << h);
   while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
     shmi_dispatch_answer_plain(d, number, SHM_ENO_HELPERS);
   }

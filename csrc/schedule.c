@@ -68,6 +68,7 @@ struct shmi_schedule {
   uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
   uint64_t gang_claims;          /* helpers that get nothing new until the first gang has run */
   uint64_t spared;               /* helpers that get nothing at all for now */
+  uint64_t expected;             /* helpers that there are, or will be again */
   int run_helper; /* the helper that got the last messages, and how many in a row: short */
   int run_left;   /* messages go to one helper in runs, because a wake-up costs more than they */
 };
@@ -96,6 +97,7 @@ int shmi_schedule_create(shmi_schedule_t **out, const shmi_schedule_config_t *co
   }
   for (int child = 0; child < config->children; child++) s->weights[child] = 1;
   for (int h = 0; h < config->helpers; h++) {
+    s->expected |= UINT64_C(1) << h;
     s->helpers[h].pool = config->helper_pool[h];
     uint8_t credit = config->min_credit[config->helper_pool[h]];
     s->helpers[h].min_credit = credit > 0 ? credit : 1;
@@ -347,14 +349,14 @@ static void gang_unlink(shmi_schedule_t *s, uint32_t number) {
 
 /* ---- entering ---- */
 
-static uint8_t place(const shmi_schedule_t *s, const shmi_frame_t *frame) {
+/* The queue where it belongs; -1: it is bound to helpers that are all gone. */
+static int place(const shmi_schedule_t *s, const shmi_frame_t *frame) {
   if (frame->placement == 0) return frame->pool;
   int best = -1;
-  uint64_t mask = frame->placement;
+  uint64_t mask = frame->placement & s->expected;
   while (mask != 0) {
     int h = __builtin_ctzll(mask);
     mask &= mask - 1;
-    if (h >= s->config.helpers) break;
     /* A helper that is down will be replaced, but one that is up is better. */
     if (best < 0 || (s->helpers[h].up && !s->helpers[best].up) ||
         (s->helpers[h].up == s->helpers[best].up &&
@@ -363,7 +365,7 @@ static uint8_t place(const shmi_schedule_t *s, const shmi_frame_t *frame) {
       best = h;
     }
   }
-  return best < 0 ? frame->pool : (uint8_t)(s->config.pools + best);
+  return best < 0 ? -1 : s->config.pools + best;
 }
 
 uint32_t shmi_schedule_admit(shmi_schedule_t *s, const shmi_frame_t *frame, uint64_t now_ns) {
@@ -398,7 +400,12 @@ uint32_t shmi_schedule_enqueue(shmi_schedule_t *s, const shmi_frame_t *frame,
     gang_enter(s, number);
     return number;
   }
-  r->domain = place(s, frame);
+  int domain = place(s, frame);
+  if (domain < 0) {
+    shmi_schedule_free(s, number);
+    return SHMI_NONE;
+  }
+  r->domain = (uint8_t)domain;
   if (function->batch_delay_ns > 0 && frame->batch_key != 0 && function->batch_max_rows > 0 &&
       frame->rows < function->batch_max_rows && hold_enter(s, number, now_ns)) {
     return number;
@@ -657,13 +664,16 @@ int shmi_schedule_gang_finished(shmi_schedule_t *s, uint32_t number, int helper)
   return __builtin_popcountll(r->members);
 }
 
-void shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
+int shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
   shmi_request_t *r = &s->requests[number];
+  int domain = place(s, &r->frame);
   give_back(s, r, r->helper);
-  r->domain = place(s, &r->frame);
+  if (domain < 0) return 0;
+  r->domain = (uint8_t)domain;
   r->helper = 255;
   r->batch = 1;
   link_request(s, number, 1);
+  return 1;
 }
 
 /* ---- taking out ---- */
@@ -721,24 +731,43 @@ uint32_t shmi_schedule_drop_child(shmi_schedule_t *s, int child) {
   return found;
 }
 
-static uint32_t drop_of_domain(shmi_schedule_t *s, int domain) {
-  if (s->domains[domain].ready == 0) return SHMI_NONE;
-  int priority = 31 - __builtin_clz(s->domains[domain].ready);
-  uint32_t child = s->domains[domain].rings[priority].cursor - 1;
-  uint32_t number = queue_of(s, domain, priority, child)->head;
-  unlink_request(s, number);
+static uint32_t take_out_of_domain(shmi_schedule_t *s, int domain) {
+  uint32_t number = SHMI_NONE;
+  for (int i = 0; i < HOLDS && s->holds_used > 0 && number == SHMI_NONE; i++) {
+    if (s->holds[i].used && s->holds[i].domain == domain) number = s->holds[i].head;
+  }
+  if (number == SHMI_NONE && s->domains[domain].ready != 0) {
+    int priority = 31 - __builtin_clz(s->domains[domain].ready);
+    uint32_t child = s->domains[domain].rings[priority].cursor - 1;
+    number = queue_of(s, domain, priority, child)->head;
+  }
+  if (number != SHMI_NONE) take_out(s, number);
+  return number;
+}
+
+/* One that the helper alone would have run. What others may run as well waits for them now. */
+static uint32_t take_out_of_helper(shmi_schedule_t *s, int helper) {
+  uint32_t number;
+  while ((number = take_out_of_domain(s, s->config.pools + helper)) != SHMI_NONE) {
+    shmi_request_t *r = &s->requests[number];
+    int domain = place(s, &r->frame);
+    if (domain < 0) break;
+    r->domain = (uint8_t)domain;
+    link_request(s, number, 0);
+  }
   return number;
 }
 
 uint32_t shmi_schedule_drop_helper(shmi_schedule_t *s, int helper, int pool_too) {
+  shmi_schedule_expect_helper(s, helper, 0);
   for (uint32_t n = s->gang_head; n != SHMI_NONE; n = s->requests[n].next) {
     if ((s->requests[n].frame.placement >> helper & 1) != 0) {
       gang_unlink(s, n);
       return n;
     }
   }
-  uint32_t number = drop_of_domain(s, s->config.pools + helper);
-  if (number == SHMI_NONE && pool_too) number = drop_of_domain(s, s->helpers[helper].pool);
+  uint32_t number = take_out_of_helper(s, helper);
+  if (number == SHMI_NONE && pool_too) number = take_out_of_domain(s, s->helpers[helper].pool);
   return number;
 }
 
@@ -748,6 +777,13 @@ void shmi_schedule_helper_up(shmi_schedule_t *s, int helper) {
   if (!s->helpers[helper].up) s->pool_up[s->helpers[helper].pool]++;
   s->helpers[helper].up = 1;
 }
+
+void shmi_schedule_expect_helper(shmi_schedule_t *s, int helper, int on) {
+  uint64_t bit = UINT64_C(1) << helper;
+  s->expected = on ? s->expected | bit : s->expected & ~bit;
+}
+
+uint64_t shmi_schedule_expected(const shmi_schedule_t *s) { return s->expected; }
 
 void shmi_schedule_helper_down(shmi_schedule_t *s, int helper) {
   if (s->helpers[helper].up) s->pool_up[s->helpers[helper].pool]--;

@@ -9,8 +9,9 @@
  *   fairness   by child: a round-robin over the children that have something queued, each
  *              taking as many messages a turn as its weight says (1). A child that floods
  *              waits behind itself only.
- *   placement  a message bound to helpers by a mask queues at the least loaded of them; all
- *              others queue at their pool.
+ *   placement  a message bound to helpers by a mask queues at the least loaded of those that
+ *              there are, or will be again; when that one goes for good, at another of them.
+ *              All others queue at their pool.
  *   batches    the message at the head takes along queued ones of its batch key, one a child
  *              and round, until max_rows; who is taken along has had its turn. Greedy, unless the function asks for a delay: then
  *              messages are held until the batch is full or the delay is over.
@@ -81,7 +82,8 @@ void shmi_schedule_destroy(shmi_schedule_t *schedule);
 
 shmi_request_t *shmi_schedule_request(shmi_schedule_t *schedule, uint32_t number);
 
-/* Enter a checked frame of child `frame->slot`: its number. */
+/* Enter a checked frame of child `frame->slot`: its number. SHMI_NONE: the table is full, or all
+ * helpers that it is bound to are gone for good. */
 uint32_t shmi_schedule_enqueue(shmi_schedule_t *schedule, const shmi_frame_t *frame,
                                const shmi_function_t *function, uint64_t now_ns);
 
@@ -111,8 +113,8 @@ void shmi_schedule_finished(shmi_schedule_t *schedule, uint32_t number, uint64_t
 /* A call of that function went on for so long after its answer (0: it did not). */
 void shmi_schedule_went_on(shmi_schedule_t *schedule, uint32_t function_index, uint64_t more_ns);
 /* Its helper died before starting it: back to the front of its child's queue. Call in reverse
- * order of hand-over. */
-void shmi_schedule_requeue(shmi_schedule_t *schedule, uint32_t number);
+ * order of hand-over. 0: all helpers that it is bound to are gone for good; it is the caller's. */
+int shmi_schedule_requeue(shmi_schedule_t *schedule, uint32_t number);
 void shmi_schedule_free(shmi_schedule_t *schedule, uint32_t number);
 
 /* Take the queued request of that sequence out: its number, or SHMI_NONE (unknown, or handed
@@ -120,9 +122,13 @@ void shmi_schedule_free(shmi_schedule_t *schedule, uint32_t number);
 uint32_t shmi_schedule_cancel(shmi_schedule_t *schedule, int child, uint64_t sequence);
 /* Take one queued request of the child out, until SHMI_NONE. */
 uint32_t shmi_schedule_drop_child(shmi_schedule_t *schedule, int child);
-/* Take one queued request that waits for this helper alone, or for its pool when `pool_too`. */
+/* This helper is gone for good: take out one request that waits for it alone, or for its pool when
+ * `pool_too`, held ones included, until SHMI_NONE. */
 uint32_t shmi_schedule_drop_helper(shmi_schedule_t *schedule, int helper, int pool_too);
 
+/* Will there be that helper (again)? At first all are expected, up or not. */
+void shmi_schedule_expect_helper(shmi_schedule_t *schedule, int helper, int on);
+uint64_t shmi_schedule_expected(const shmi_schedule_t *schedule); /* as a mask */
 void shmi_schedule_helper_up(shmi_schedule_t *schedule, int helper);
 void shmi_schedule_helper_down(shmi_schedule_t *schedule, int helper);
 /* on: it has no place for more, whatever its credit, and gets nothing until it is off. */

@@ -794,6 +794,96 @@ TEST(giving_up_a_helper_takes_out_what_waits_for_it) {
   close_schedule();
 }
 
+TEST(giving_up_a_helper_takes_out_what_is_held_for_it) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(2, 2, 1);
+  shmi_frame_t frame = frame_of(0);
+  frame.batch_key = 7;
+  frame.placement = 2;
+  uint32_t bound = put_frame(frame, 1);
+  uint32_t held = put_batched(1, 1, 7, 1);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), bound);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 0, 1), held); /* nobody is left in the pool */
+  CHECK_EQ(shmi_schedule_drop_helper(s, 0, 1), SHMI_NONE);
+  CHECK_EQ(shmi_schedule_next_timer(s), 0);
+  close_schedule();
+}
+
+TEST(what_another_helper_may_run_as_well_waits_for_that_one) {
+  functions[1].batch_max_rows = 4;
+  functions[1].batch_delay_ns = 5 * MS;
+  open_schedule(2, 3, 1);
+  shmi_schedule_helper_down(s, 0);
+  shmi_schedule_helper_down(s, 1);
+  shmi_frame_t frame = frame_of(0);
+  frame.placement = 3;
+  frame.batch_key = 7;
+  uint32_t held = put_frame(frame, 1);
+  frame.batch_key = 0;
+  uint32_t first = put_frame(frame, 0), second = put_frame(frame, 0);
+  for (int h = 0; h < 2; h++) { /* wherever they were queued */
+    CHECK_EQ(shmi_schedule_drop_helper(s, h, 0), SHMI_NONE);
+    if (h == 0) shmi_schedule_expect_helper(s, h, 1);
+  }
+  CHECK_EQ(shmi_schedule_queued(s), 3);
+  shmi_schedule_helper_up(s, 0);
+  uint32_t got[3];
+  for (int i = 0; i < 3; i++) {
+    got[i] = take();
+    CHECK_EQ(to, 0);
+    done(got[i], 0);
+  }
+  CHECK_EQ(got[0] + got[1] + got[2], held + first + second);
+  close_schedule();
+}
+
+TEST(messages_taken_back_wait_for_no_helper_that_is_gone) {
+  credit_of[0] = 4;
+  open_schedule(3, 2, 1);
+  shmi_schedule_helper_down(s, 1);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), SHMI_NONE);
+  uint32_t either[3], bound = put_at(0, 1);
+  for (int i = 0; i < 3; i++) either[i] = put_at(i, 3);
+  for (int i = 0; i < 4; i++) {
+    take();
+    CHECK_EQ(to, 0);
+  }
+  shmi_schedule_helper_down(s, 0);
+  for (int i = 2; i >= 0; i--) CHECK_EQ(shmi_schedule_requeue(s, either[i]), 1);
+  CHECK_EQ(shmi_schedule_requeue(s, bound), 1);
+  shmi_schedule_helper_up(s, 0);
+  CHECK_EQ(handed_out(4), 4);
+  shmi_schedule_helper_down(s, 0);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 0, 1), SHMI_NONE);
+  shmi_schedule_expect_helper(s, 1, 1); /* the other is the one that stays */
+  for (int i = 2; i >= 0; i--) CHECK_EQ(shmi_schedule_requeue(s, either[i]), 1);
+  CHECK_EQ(shmi_schedule_requeue(s, bound), 0); /* to its caller */
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), 0);
+  shmi_schedule_free(s, bound);
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(handed_out(4), 3);
+  CHECK_EQ(to, 1);
+  for (int i = 0; i < 3; i++) done(either[i], 0);
+  close_schedule();
+}
+
+TEST(a_helper_that_is_spared_gets_nothing_until_it_is_not) {
+  open_schedule(2, 2, 1);
+  shmi_schedule_spare_helper(s, 0, 1);
+  uint32_t a = put(0), b = put(1);
+  CHECK_EQ(take(), a);
+  CHECK_EQ(to, 1);
+  expect_nothing();
+  shmi_schedule_spare_helper(s, 0, 0);
+  CHECK_EQ(take(), b);
+  CHECK_EQ(to, 0);
+  done(a, 0);
+  done(b, 0);
+  close_schedule();
+}
+
 TEST(messages_taken_back_from_a_dead_helper_are_first_and_in_order) {
   open_schedule(2, 1, 1);
   teach(0, 2 * US);
@@ -934,7 +1024,7 @@ typedef struct model {
   int state;
   int child, priority, domain, function, helper;
   int may_be_held;    /* its function asks for a delay */
-  uint64_t sequence, key, deadline_ns, since_ns;
+  uint64_t sequence, key, deadline_ns, since_ns, placement;
   uint64_t order;     /* place in its FIFO: smaller is earlier */
   uint64_t estimate_ns, handed;
   uint32_t rows;
@@ -942,7 +1032,7 @@ typedef struct model {
 
 static model_t model[M_CHILDREN * M_WINDOW + 1];
 static struct {
-  int up, in_flight, pool;
+  int up, in_flight, pool, gone; /* gone: it will not be replaced, unless its pool wants it again */
 } helpers_of_model[M_HELPERS];
 static int outstanding_of[M_CHILDREN];
 static int passed_over[M_POOLS + M_HELPERS][M_PRIORITIES][M_CHILDREN];
@@ -995,6 +1085,13 @@ static void model_leave(uint32_t n) {
   shmi_schedule_free(s, n);
 }
 
+static int is_left(uint64_t placement) { /* one of these helpers is there, or will be again */
+  for (int h = 0; h < M_HELPERS; h++) {
+    if ((placement >> h & 1) != 0 && !helpers_of_model[h].gone) return 1;
+  }
+  return 0;
+}
+
 static void model_enqueue(int batches, int delays) {
   int child = (int)roll(M_CHILDREN);
   if (outstanding_of[child] == M_WINDOW) return;
@@ -1010,11 +1107,16 @@ static void model_enqueue(int batches, int delays) {
     frame.rows = (uint32_t)roll(8) == 0 ? 100 : (uint32_t)(1 + roll(4));
   }
   uint32_t n = shmi_schedule_enqueue(s, &frame, &functions[function], now);
+  if (frame.placement != 0 && !is_left(frame.placement)) {
+    MODEL_CHECK(n == SHMI_NONE);
+    return;
+  }
   MODEL_CHECK(n != SHMI_NONE && n <= M_CHILDREN * M_WINDOW);
   MODEL_CHECK(model[n].state == GONE);
   int domain = shmi_schedule_request(s, n)->domain;
   if (frame.placement == 0) MODEL_CHECK(domain == frame.pool);
-  else MODEL_CHECK(domain >= M_POOLS && (frame.placement >> (domain - M_POOLS) & 1) != 0);
+  else MODEL_CHECK(domain >= M_POOLS && (frame.placement >> (domain - M_POOLS) & 1) != 0 &&
+                   !helpers_of_model[domain - M_POOLS].gone);
   model[n] = (model_t){.state = WAITS,
                        .child = child,
                        .priority = frame.priority,
@@ -1025,6 +1127,7 @@ static void model_enqueue(int batches, int delays) {
                                       frame.rows < functions[function].batch_max_rows,
                        .sequence = frame.sequence,
                        .key = frame.batch_key,
+                       .placement = frame.placement,
                        .deadline_ns = frame.deadline_ns,
                        .since_ns = now,
                        .order = ++order_back,
@@ -1129,8 +1232,8 @@ static void model_finish(void) {
 }
 
 static void model_death(void) {
-  int helper = (int)roll(M_HELPERS);
-  if (!helpers_of_model[helper].up) {
+  int helper = (int)roll(M_HELPERS), is_let_go = helpers_of_model[helper].gone;
+  if (!helpers_of_model[helper].up && !is_let_go) {
     helpers_of_model[helper].up = 1;
     shmi_schedule_helper_up(s, helper);
     return;
@@ -1154,13 +1257,85 @@ static void model_death(void) {
       model_leave(newest);
       continue;
     }
-    shmi_schedule_requeue(s, newest);
+    int is_queued = shmi_schedule_requeue(s, newest);
+    MODEL_CHECK(is_queued == (m->placement == 0 || is_left(m->placement)));
+    if (!is_queued) {
+      model_leave(newest);
+      continue;
+    }
     m->state = WAITS;
     m->may_be_held = 0;
     m->domain = shmi_schedule_request(s, newest)->domain;
     m->order = --order_front;
   }
   MODEL_CHECK(shmi_schedule_in_flight(s, helper) == 0);
+}
+
+/* What waits for a helper that is gone: fails, or waits for another one, behind those there. */
+static void model_moves(int helper, const uint32_t wait[], int waiting) {
+  for (int i = 0; i < waiting; i++) {
+    model_t *m = &model[wait[i]];
+    if (m->state == GONE) continue;
+    MODEL_CHECK(is_left(m->placement));
+    m->domain = shmi_schedule_request(s, wait[i])->domain;
+    MODEL_CHECK(m->domain >= M_POOLS && m->domain != M_POOLS + helper);
+    MODEL_CHECK((m->placement >> (m->domain - M_POOLS) & 1) != 0);
+    MODEL_CHECK(!helpers_of_model[m->domain - M_POOLS].gone);
+    m->may_be_held = 0;
+    m->order = ++order_back;
+  }
+}
+
+/* How far behind the head of its queue, held ones before the others: the order of taking out. */
+static unsigned depth_of(uint32_t n) {
+  const shmi_request_t *r = shmi_schedule_request(s, n);
+  unsigned depth = r->hold == 0 ? 1000000u : r->hold * 1000u;
+  for (uint32_t before = r->previous; before != SHMI_NONE; depth++) {
+    before = shmi_schedule_request(s, before)->previous;
+  }
+  return depth;
+}
+
+static int waiting_for(int helper, uint32_t wait[]) {
+  int count = 0;
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state != WAITS || model[n].domain != M_POOLS + helper) continue;
+    int at = count++;
+    for (; at > 0 && depth_of(wait[at - 1]) > depth_of(n); at--) wait[at] = wait[at - 1];
+    wait[at] = n;
+  }
+  return count;
+}
+
+/* A helper is let go (it finishes what it holds), or is not replaced; or its pool wants it again. */
+static void model_gone(void) {
+  int helper = (int)roll(M_HELPERS), others = 0, pool = helpers_of_model[helper].pool;
+  if (helpers_of_model[helper].gone) {
+    if (helpers_of_model[helper].in_flight > 0) return;
+    helpers_of_model[helper].gone = 0;
+    shmi_schedule_expect_helper(s, helper, 1);
+    return;
+  }
+  for (int h = 0; h < M_HELPERS; h++) {
+    others += h != helper && helpers_of_model[h].pool == pool && !helpers_of_model[h].gone;
+  }
+  uint32_t wait[M_CHILDREN * M_WINDOW], n;
+  int waiting = waiting_for(helper, wait);
+  helpers_of_model[helper].gone = 1;
+  helpers_of_model[helper].up = 0;
+  while ((n = shmi_schedule_drop_helper(s, helper, others == 0)) != SHMI_NONE) {
+    MODEL_CHECK(model[n].state == WAITS);
+    if (model[n].placement == 0) MODEL_CHECK(others == 0 && model[n].domain == pool);
+    else MODEL_CHECK(model[n].domain == M_POOLS + helper && !is_left(model[n].placement));
+    model_leave(n);
+  }
+  shmi_schedule_helper_down(s, helper);
+  model_moves(helper, wait, waiting);
+  for (n = 1; n <= M_CHILDREN * M_WINDOW; n++) { /* nobody waits for what will not come */
+    if (model[n].state != WAITS) continue;
+    MODEL_CHECK(model[n].domain != M_POOLS + helper);
+    MODEL_CHECK(others > 0 || model[n].domain != pool);
+  }
 }
 
 static void model_cancel(void) {
@@ -1212,6 +1387,7 @@ static void run_model(uint64_t seed, int batches, int delays) {
     pool_of[h] = (uint8_t)(h % M_POOLS);
     helpers_of_model[h].up = 1;
     helpers_of_model[h].in_flight = 0;
+    helpers_of_model[h].gone = 0;
     helpers_of_model[h].pool = h % M_POOLS;
   }
   credit_of[0] = 0;
@@ -1231,6 +1407,7 @@ static void run_model(uint64_t seed, int batches, int delays) {
     if (what < 45) model_enqueue(batches, delays);
     else if (what < 80) for (int i = 0; i < 6; i++) model_finish();
     else if (what < 84) model_death();
+    else if (what < 86) model_gone();
     else if (what < 90) model_cancel();
     else if (what < 91) model_drop();
     else now += roll(2 * MS);
@@ -1239,8 +1416,17 @@ static void run_model(uint64_t seed, int batches, int delays) {
       while (model_next(delays) > 0) forget_absent();
     }
   }
-  /* Nothing new: all that is left is served. */
+  /* Nothing new, and nobody comes back who is gone, but one where a pool has none: all that is left
+   * is served. */
+  for (int pool = 0; pool < M_POOLS; pool++) {
+    int some = 0;
+    for (int h = 0; h < M_HELPERS; h++) {
+      some += helpers_of_model[h].pool == pool && !helpers_of_model[h].gone;
+    }
+    if (some == 0) helpers_of_model[pool].gone = 0, shmi_schedule_expect_helper(s, pool, 1);
+  }
   for (int h = 0; h < M_HELPERS; h++) {
+    if (helpers_of_model[h].gone) continue;
     helpers_of_model[h].up = 1;
     shmi_schedule_helper_up(s, h);
   }
