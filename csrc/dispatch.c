@@ -13,7 +13,10 @@
 #include "fault.h"
 #include "registry.h"
 
-enum { EVENTS = 256 }; /* children served per turn; the rest stay ready for the next */
+enum {
+  EVENTS = 256,      /* children served per turn; the rest stay ready for the next */
+  LOOK_NS = 10000000 /* how long a reply may lie with its helper */
+};
 
 static struct epoll_event event_of(enum shmi_peer peer, int index) {
   /* Level-triggered for the supervisor, which may leave some of it for later. */
@@ -29,6 +32,15 @@ int shmi_dispatch_watch(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int ind
 void shmi_dispatch_watch_anew(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int index) {
   struct epoll_event event = event_of(peer, index);
   epoll_ctl(d->epoll_fd, EPOLL_CTL_MOD, fd, &event);
+}
+
+void shmi_dispatch_watch_room(shmi_dispatch_t *d, int h, int on) {
+  shmi_helper_t *helper = &d->helpers[h];
+  struct epoll_event event = {.events = EPOLLOUT | EPOLLET,
+                              .data = {.u64 = (uint64_t)SHMI_PEER_HAS_ROOM << 32 | (uint32_t)h}};
+  if (helper->is_blocked == on) return;
+  epoll_ctl(d->epoll_fd, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, helper->down_fd, &event);
+  helper->is_blocked = (uint8_t)on;
 }
 
 void shmi_dispatch_unwatch(shmi_dispatch_t *d, int *fd) {
@@ -59,11 +71,13 @@ static int64_t shorter(int64_t timeout_ns, uint64_t at_ns, uint64_t now_ns) {
 }
 
 int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *mask) {
-  uint64_t timer = shmi_schedule_next_timer(d->schedule);
+  /* While calls are held back nothing happens when a batch is due. */
+  uint64_t timer = d->holding ? 0 : shmi_schedule_next_timer(d->schedule);
   if (timer != 0) timeout_ns = shorter(timeout_ns, timer, shmi_clock_ns());
   if (d->flags != 0) timeout_ns = 0;
   /* A reply that did not fit is tried again soon; see write_replies. */
   if (d->dirty != 0) timeout_ns = shorter(timeout_ns, d->now_ns + 1000000, d->now_ns);
+  if (d->holding_several != 0) timeout_ns = shorter(timeout_ns, d->look_ns, d->now_ns);
   struct epoll_event events[EVENTS];
   int ready = wait_events(d, events, timeout_ns, mask);
   if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
@@ -84,7 +98,13 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
       case SHMI_PEER_IS_SUPERVISOR:
         flags |= SHMI_TURN_SUPERVISOR;
         break;
+      case SHMI_PEER_HAS_ROOM: /* what waits for it is written with all the rest */
+        break;
     }
+  }
+  if (d->holding_several != 0 && d->now_ns >= d->look_ns) {
+    d->look_ns = d->now_ns + LOOK_NS;
+    shmi_dispatch_look_at_pages(d);
   }
   if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);
   shmi_dispatch_hand_out(d);

@@ -15,7 +15,12 @@
 #include "dispatch.h"
 #include "schedule.h"
 
-enum shmi_peer { SHMI_PEER_IS_CHILD, SHMI_PEER_IS_HELPER, SHMI_PEER_IS_SUPERVISOR };
+enum shmi_peer {
+  SHMI_PEER_IS_CHILD,
+  SHMI_PEER_IS_HELPER,
+  SHMI_PEER_IS_SUPERVISOR,
+  SHMI_PEER_HAS_ROOM /* a helper whose pipe was full */
+};
 
 typedef struct shmi_child {
   int request_fd, reply_fd;
@@ -42,6 +47,8 @@ typedef struct shmi_helper {
   uint64_t lowest;          /* every delivery below it is finished */
   uint32_t in_flight;       /* calls and grows written or about to be */
   uint8_t is_full;     /* its numbers are nearly used up: no call until the oldest have ended */
+  uint8_t is_blocked;  /* its pipe was full: room in it is watched for */
+  uint32_t heard_early; /* calls that its page said have ended, and whose replies are to come */
   int is_retiring;
   int is_to_hear;      /* that a child has left */
   uint32_t told;       /* that, times since its last answer */
@@ -78,6 +85,8 @@ struct shmi_dispatch {
   int coarse_waits; /* the kernel has no epoll_pwait2: waits are rounded up to milliseconds */
   uint32_t dirty; /* child + 1: head of the list of children with replies */
   uint64_t retiring;    /* those whose pipe is to be closed */
+  uint64_t holding_several; /* helpers that hold more than one call */
+  uint64_t look_ns;     /* when their pages are looked at next */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
   int holding;      /* no call is handed out */
@@ -89,6 +98,8 @@ struct shmi_dispatch {
 int shmi_dispatch_watch(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int index);
 /* Have what is still to be read there reported once more. */
 void shmi_dispatch_watch_anew(shmi_dispatch_t *d, int fd, enum shmi_peer peer, int index);
+/* Be woken when helper h, whose pipe is full, has read from it. */
+void shmi_dispatch_watch_room(shmi_dispatch_t *d, int h, int on);
 void shmi_dispatch_unwatch(shmi_dispatch_t *d, int *fd); /* and close it */
 
 /* dispatch_children.c */
@@ -100,6 +111,9 @@ void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end);
 /* Numbers were given to helper h, or taken back: may it be given calls? */
 void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h);
 void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* likewise */
+/* Replies wait for company while the next call of their helper is taken for short. When it is not,
+ * the page says what the pipe does not: hear of it from there. */
+void shmi_dispatch_look_at_pages(shmi_dispatch_t *d);
 /* Those that are retiring and hold nothing any more: close their pipes. */
 void shmi_dispatch_close_retired(shmi_dispatch_t *d);
 

@@ -42,6 +42,7 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   uint64_t delivery = ++helper->deliveries;
   d->board->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
+  else d->holding_several |= UINT64_C(1) << h;
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
   if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);
   shmi_frame_t *frame = &helper->out[helper->out_count++];
@@ -57,7 +58,8 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   frame->handed_ns = d->now_ns;
 }
 
-static void write_out(shmi_helper_t *helper) {
+static void write_out(shmi_dispatch_t *d, int h) {
+  shmi_helper_t *helper = &d->helpers[h];
   uint32_t written = 0;
   while (written < helper->out_count) {
     int got = shmi_channel_write(helper->down_fd, helper->out + written,
@@ -68,11 +70,12 @@ static void write_out(shmi_helper_t *helper) {
       break;
     }
     /* Full: a user beyond the kernel's soft limit of pipe pages is given small ones. The rest
-     * follows when the helper, which then has work, has answered. */
+     * follows when the helper has read, which it may do without an answer. */
     if (got == 0) break;
     written += (uint32_t)got;
   }
   helper->out_count -= written;
+  shmi_dispatch_watch_room(d, h, helper->out_count > 0);
   if (helper->out_count > 0) {
     memmove(helper->out, helper->out + written, helper->out_count * sizeof *helper->out);
   }
@@ -207,7 +210,7 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
   while (touched != 0) {
     h = __builtin_ctzll(touched);
     touched &= touched - 1;
-    write_out(&d->helpers[h]);
+    write_out(d, h);
     d->board->helper_stats[h].in_flight = d->helpers[h].in_flight;
   }
   uint32_t expired;

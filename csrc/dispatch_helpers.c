@@ -10,7 +10,10 @@
 #include "descriptor.h"
 #include "registry.h"
 
-enum { READ_FRAMES = 256 };
+enum {
+  READ_FRAMES = 256,
+  READS = 8 /* of one helper in one turn: twice what a pipe holds */
+};
 
 void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -27,7 +30,7 @@ static void forget_delivery(shmi_dispatch_t *d, int h, uint64_t delivery) {
   if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
   *number = SHMI_NONE;
   d->board->broker->in_flight--;
-  helper->in_flight--;
+  if (--helper->in_flight < 2) d->holding_several &= ~(UINT64_C(1) << h);
   helper->told = 0;
   while (helper->in_flight > 0 && helper->lowest < helper->deliveries &&
          helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
@@ -77,8 +80,9 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
                    uint32_t started, uint32_t finished) {
   shmi_helper_t *helper = &d->helpers[h];
   uint32_t number = in_flight_at(helper, delivery);
-  if (number == SHMI_NONE) { /* stale: nobody's any more */
-    d->board->broker->dropped++;
+  if (number == SHMI_NONE) { /* heard of before; or stale, and nobody's any more */
+    if (helper->heard_early > 0) helper->heard_early--;
+    else d->board->broker->dropped++;
     return;
   }
   forget_delivery(d, h, delivery);
@@ -106,7 +110,11 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
 static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
   shmi_helper_t *helper = &d->helpers[h];
   shmi_frame_t frames[READ_FRAMES];
-  for (;;) {
+  for (int reads = 0;; reads++) {
+    if (reads == READS) { /* one that writes as fast as it is read does not get the whole turn */
+      shmi_dispatch_watch_anew(d, helper->up_fd, SHMI_PEER_IS_HELPER, h);
+      return 1;
+    }
     int got = shmi_channel_read(helper->up_fd, frames, READ_FRAMES);
     if (got == SHM_EINTR) continue;
     if (got == 0) return 1;
@@ -134,6 +142,26 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
 void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end) {
   /* At the end of file its pidfd tells the rest. */
   if (!read_helper(d, h, at_end)) shmi_dispatch_unwatch(d, &d->helpers[h].up_fd);
+}
+
+static const shmi_outcome_t *outcome_of(int h, uint64_t delivery) {
+  const shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  return atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery ? outcome : NULL;
+}
+
+void shmi_dispatch_look_at_pages(shmi_dispatch_t *d) {
+  for (uint64_t left = d->holding_several; left != 0; left &= left - 1) {
+    int h = __builtin_ctzll(left);
+    shmi_helper_t *helper = &d->helpers[h];
+    for (uint64_t n = helper->lowest; n <= helper->deliveries && helper->in_flight > 0; n++) {
+      const shmi_outcome_t *outcome = in_flight_at(helper, n) != SHMI_NONE ? outcome_of(h, n) : NULL;
+      if (outcome == NULL) continue;
+      finish(d, h, n, shmi_status_from_wire((uint16_t)outcome->status), outcome->value,
+             outcome->started_units, outcome->finished_units);
+      helper->heard_early++;
+    }
+    d->board->helper_stats[h].in_flight = helper->in_flight;
+  }
 }
 
 static int keeps_a_result(const shmi_dispatch_t *d, int h) {
@@ -166,6 +194,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->in_flight = 0;
   helper->out_count = 0;
   shmi_dispatch_mind_span(d, h);
+  helper->is_blocked = 0;
+  helper->heard_early = 0;
   helper->is_retiring = 0;
   helper->is_to_hear = 0;
   helper->told = 0;
@@ -195,9 +225,9 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   uint32_t number = in_flight_at(helper, delivery);
   if (number == SHMI_NONE) return;
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-  shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  const shmi_outcome_t *outcome = outcome_of(h, delivery);
   int is_call = r->frame.kind == SHMI_FRAME_CALL;
-  if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {
+  if (outcome != NULL) {
     int status = shmi_status_from_wire((uint16_t)outcome->status);
     if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* parked, and gone with it */
     finish(d, h, delivery, status, outcome->value, outcome->started_units,
@@ -311,6 +341,20 @@ void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
   for (int h = 0; h < d->config.helpers; h++) shmi_descriptor_close(&d->helpers[h].down_fd);
 }
 
+/* The first call of those that its page names and that has not ended; NULL: there is none. */
+static const shmi_request_t *executing_call(const shmi_dispatch_t *d, const shmi_helper_t *helper,
+                                            uint64_t executing) {
+  uint64_t first = executing >> 16, end = first + (executing & 0xffff);
+  for (uint64_t n = first > helper->lowest ? first : helper->lowest;
+       n < end && n <= helper->deliveries; n++) {
+    uint32_t number = in_flight_at(helper, n);
+    if (number == SHMI_NONE) continue;
+    const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+    if (r->frame.kind == SHMI_FRAME_CALL) return r;
+  }
+  return NULL;
+}
+
 uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
   *next_ns = 0;
   if (d->least_hang_ns == 0) return 0;
@@ -326,10 +370,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
     uint64_t since_ns, hang_after_ns;
     if (executing != 0) {
-      uint32_t number = in_flight_at(helper, executing >> 16);
-      if (number == SHMI_NONE) continue;
-      const shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-      if (r->frame.kind != SHMI_FRAME_CALL) continue;
+      const shmi_request_t *r = executing_call(d, helper, executing);
+      if (r == NULL) continue;
       hang_after_ns = r->function->hang_after_ns;
       since_ns = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed);
     } else {

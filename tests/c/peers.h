@@ -122,6 +122,7 @@ HARNESS_UNUSED static void open_peers(int children, int helpers, int pools) {
 /* Every call that was ever submitted has ended, and nothing is left on any book. */
 HARNESS_UNUSED static void expect_all_ended(void) {
   shm_broker_stats_t stats;
+  turn();
   CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
   CHECK_EQ(stats.submitted, stats.answered + stats.dropped);
   CHECK_EQ(shmi_board()->broker->in_flight, 0);

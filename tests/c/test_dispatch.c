@@ -97,3 +97,415 @@ TEST_WITHIN(a_call_that_thousands_of_calls_overtake_keeps_its_number_too, 20) {
   expect_all_ended();
   close_peers();
 }
+
+TEST(a_reply_to_a_number_that_was_not_given_is_nobodys) {
+  open_peers(2, 1, 1);
+  child_calls(0);
+  turn();
+  helper_reads(0);
+  shmi_frame_t given = hands[0].frames[0];
+  uint64_t lies[] = {0, 2, SHMI_BOARD_RING + 1, 2 * SHMI_BOARD_RING + 1, UINT64_MAX};
+  for (uint64_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+    shmi_frame_t lie = given;
+    lie.delivery = lies[i];
+    lie = reply_of(0, &lie, SHM_OK);
+    CHECK_EQ(shmi_channel_write(hands[0].up_fd, &lie, 1), 1);
+    turn();
+    CHECK_EQ(shmi_board()->broker->dropped, i + 1);
+    CHECK_EQ(child_reads(0) + child_reads(1), 0);
+  }
+  helper_ends(0, 0, SHM_OK);
+  shmi_frame_t twice = reply_of(0, &given, SHM_OK);
+  CHECK_EQ(shmi_channel_write(hands[0].up_fd, &twice, 1), 1);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  CHECK_EQ(shmi_board()->broker->dropped, 1 + sizeof lies / sizeof *lies);
+  close_peers();
+}
+
+TEST(a_helper_that_writes_without_end_gets_its_share_of_a_turn) {
+  enum { FRAMES = 8192 };
+  static shmi_frame_t lies[FRAMES];
+  open_peers(1, 2, 1);
+  int bytes = fcntl(hands[0].up_fd, F_SETPIPE_SZ, FRAMES * SHMI_FRAME_BYTES);
+  if (bytes < FRAMES * SHMI_FRAME_BYTES) SKIP("this user may not have a pipe that large");
+  for (int i = 0; i < FRAMES; i++) {
+    shmi_frame_t never = {.delivery = 77};
+    lies[i] = reply_of(0, &never, SHM_OK);
+  }
+  CHECK_EQ(shmi_channel_write(hands[0].up_fd, lies, FRAMES), FRAMES);
+  turn();
+  CHECK(shmi_channel_unread(hands[0].up_fd) > 0);
+  for (int i = 0; i < FRAMES && shmi_channel_unread(hands[0].up_fd) > 0; i++) turn();
+  CHECK_EQ(shmi_channel_unread(hands[0].up_fd), 0); /* and nothing of it is forgotten */
+  CHECK_EQ(shmi_board()->broker->dropped, FRAMES);
+  close_peers();
+}
+
+/* ---- waiting ---- */
+
+/* How many turns it takes until that moment, when each may last for long. */
+static int turns_until(int64_t at_ns) {
+  int turns = 0;
+  while (harness_now_ns() < at_ns) {
+    CHECK(shmi_dispatch_turn(d, 20000000, NULL) >= 0);
+    turns++;
+  }
+  return turns;
+}
+
+TEST(a_batch_that_is_due_while_calls_are_held_back_is_waited_for_asleep) {
+  open_peers(1, 1, 1);
+  shmi_frame_t call = call_of(fn_held);
+  call.msg.params = (void *)(uintptr_t)shmi_arena_address(0);
+  call.batch_key = 7;
+  child_sends(0, call);
+  turn();
+  shmi_dispatch_hold(d, 1);
+  CHECK(turns_until(harness_now_ns() + 300000000) < 40); /* due after 50 ms of these */
+  CHECK_EQ(helper_reads(0), 0);
+  shmi_dispatch_hold(d, 0);
+  everybody_works(1, 1, NULL);
+  CHECK_EQ(kids[0].answered, 1);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(what_did_not_fit_a_helpers_pipe_follows_when_it_has_read) {
+  enum { CHILDREN = 64 };
+  peer_credit[0] = 8;
+  open_peers(CHILDREN + 1, 1, 1);
+  child_calls(CHILDREN);
+  turn();
+  helper_reads(0);
+  if (fcntl(hands[0].down_fd, F_SETPIPE_SZ, 4096) != 4096) SKIP("pages are not of 4 KiB");
+  for (int slot = 0; slot < CHILDREN; slot++) child_goes(slot); /* it is told of each, and reads not */
+  CHECK_EQ(shmi_channel_unread(hands[0].down_fd), 4096);
+  child_calls(CHILDREN);
+  turn();
+  helper_ends(0, 0, SHM_OK);
+  turn(); /* it has answered, and the pipe is as full as before */
+  CHECK_EQ(child_reads(CHILDREN), 1);
+  helper_reads(0);
+  CHECK_EQ(hands[0].gone, CHILDREN);
+  CHECK_EQ(hands[0].count, 0);
+  CHECK(shmi_dispatch_turn(d, -1, NULL) >= 0); /* woken by that alone */
+  helper_reads(0);
+  CHECK_EQ(hands[0].count, 1);
+  CHECK(turns_until(harness_now_ns() + 200000000) < 30); /* and not again and again */
+  everybody_works(0, 1, NULL);
+  CHECK_EQ(child_reads(CHILDREN), 1);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(an_answer_that_lies_with_its_helper_is_heard_of_from_its_page) {
+  peer_credit[0] = 8;
+  open_peers(2, 1, 1);
+  child_calls(0);
+  child_calls(1);
+  turn();
+  helper_reads(0);
+  shmi_frame_t first = hands[0].frames[0];
+  helper_notes(0, &first, SHM_EBAD_PARAMS); /* and now it is at the other, for as long as it takes */
+  int slot = first.slot;
+  int64_t until = harness_now_ns() + 5000000000;
+  while (child_reads(slot) == 0) {
+    CHECK(harness_now_ns() < until);
+    CHECK(shmi_dispatch_turn(d, 5000000000, NULL) >= 0);
+  }
+  CHECK_EQ(shmi_status_from_wire(kids[slot].last.status), SHM_EBAD_PARAMS);
+  CHECK_EQ(child_reads(1 - slot), 0);
+  helper_ends(0, 1, SHM_OK);
+  helper_ends(0, 0, SHM_EBAD_PARAMS);
+  turn();
+  CHECK_EQ(child_reads(slot), 0); /* once is enough */
+  CHECK_EQ(child_reads(1 - slot), 1);
+  CHECK_EQ(shmi_board()->broker->dropped, 0);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(a_call_that_hangs_is_seen_whatever_the_page_names_first) {
+  peer_credit[0] = 8;
+  open_peers(1, 1, 1);
+  child_calls(0);
+  shmi_frame_t call = call_of(fn_hangs);
+  call.msg.params = (void *)(uintptr_t)shmi_arena_address(0);
+  child_sends(0, call);
+  turn();
+  helper_reads(0);
+  CHECK_EQ(hands[0].count, 2);
+  shmi_helper_page_t *page = shmi_board_helper(0);
+  uint64_t now_ns = (uint64_t)harness_now_ns(), next_ns;
+  atomic_store(&page->executing_since_ns, now_ns);
+  atomic_store(&page->executing, hands[0].frames[0].delivery << 16 | 2);
+  helper_ends(0, 0, SHM_OK); /* the page still begins with it */
+  turn();
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 10000000, &next_ns), 0);
+  CHECK_EQ(next_ns, now_ns + 20000000);
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 20000000, &next_ns), 1);
+  atomic_store(&page->executing, UINT64_MAX << 16 | 0xffff); /* a liar's */
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 20000000, &next_ns), 0);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  expect_all_ended();
+  close_peers();
+}
+
+/* ---- nobody waits for what will not come ---- */
+
+static shmi_frame_t bound_to(shm_func_t func, uint64_t mask) {
+  shmi_frame_t call = call_of(func);
+  if (func != fn_plain) call.msg.params = (void *)(uintptr_t)shmi_arena_address(0);
+  call.placement = mask;
+  return call;
+}
+
+TEST(a_call_that_is_held_for_a_helper_that_is_let_go_is_answered) {
+  open_peers(1, 2, 1);
+  shmi_frame_t call = bound_to(fn_held, 2);
+  call.batch_key = 7;
+  child_sends(0, call);
+  turn();
+  shmi_dispatch_retire_helper(d, 1);
+  CHECK_EQ(child_reads(0), 1);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_ENO_HELPERS);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(a_call_that_a_dead_helper_had_goes_to_another_or_is_answered) {
+  peer_credit[0] = 8;
+  open_peers(1, 3, 1);
+  child_sends(0, bound_to(fn_plain, 1));
+  turn();
+  child_sends(0, bound_to(fn_plain, 1)); /* alone */
+  child_sends(0, bound_to(fn_plain, 3));
+  turn();
+  int at = helper_reads(0) == 3 ? 0 : 1; /* where the last of them went */
+  if (at == 1) CHECK_EQ(helper_reads(1), 1);
+  shmi_dispatch_retire_helper(d, at);
+  helper_dies(at); /* before it has begun any */
+  turn();
+  helper_reads(1 - at);
+  CHECK_EQ(hands[1 - at].frames[hands[1 - at].count - 1].sequence, 3);
+  shmi_dispatch_retire_helper(d, 1 - at);
+  helper_dies(1 - at);
+  CHECK_EQ(child_reads(0), 3);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_ENO_HELPERS);
+  expect_all_ended();
+  close_peers();
+}
+
+/* ---- random events ---- */
+
+enum { R_CHILDREN = 5, R_HELPERS = 4, R_WINDOW = 24 };
+static uint64_t dice, random_seed;
+static uint64_t roll(uint64_t sides) {
+  dice ^= dice << 13;
+  dice ^= dice >> 7;
+  dice ^= dice << 17;
+  return (dice >> 11) % sides;
+}
+
+static int out_of[R_CHILDREN];                        /* calls that have not ended */
+static shmi_frame_t wants_room[R_CHILDREN][R_WINDOW];
+static int is_here[R_HELPERS], is_let_go[R_HELPERS];
+
+static void any_call(int slot) {
+  static const shm_func_t functions[] = {fn_plain, fn_held, fn_hangs, fn_batch};
+  if (out_of[slot] == R_WINDOW) return;
+  int which = (int)roll(4);
+  shmi_frame_t call = call_of(functions[which]);
+  call.msg.params = (void *)(uintptr_t)shmi_arena_address(slot);
+  call.pool = (uint8_t)roll(2);
+  call.priority = (uint8_t)roll(SHMI_PRIORITIES);
+  if (which == 1 || which == 3) call.batch_key = 1 + roll(2);
+  if (roll(3) == 0) call.placement = 1 + roll((1 << R_HELPERS) - 1);
+  if (roll(8) == 0) call.deadline_ns = (uint64_t)harness_now_ns() + roll(2000000);
+  if (roll(10) == 0) {
+    call.flags = SHMI_FRAME_GANG;
+    call.placement = 1 + roll((1 << R_HELPERS) - 1);
+  }
+  child_sends(slot, call);
+  out_of[slot]++;
+}
+
+static void any_child_event(void) {
+  int slot = (int)roll(R_CHILDREN);
+  if (kids[slot].request_fd <= 0) {
+    if (shmi_dispatch_child_state(d, slot) != SHMI_PEER_NONE) return;
+    child_comes(slot);
+    out_of[slot] = 0;
+    return;
+  }
+  uint64_t what = roll(20);
+  if (what < 12) {
+    any_call(slot);
+  } else if (what < 17) {
+    shmi_frame_t frames[SHMI_CHANNEL_BURST];
+    int got = shmi_channel_read(kids[slot].reply_fd, frames, SHMI_CHANNEL_BURST);
+    for (int i = 0; i < got; i++) {
+      if (shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE) {
+        wants_room[slot][kids[slot].parked++] = frames[i];
+      } else {
+        out_of[slot]--;
+      }
+    }
+    while (kids[slot].parked > 0 && roll(3) != 0) {
+      child_grows(slot, &wants_room[slot][kids[slot].parked - 1]);
+    }
+  } else if (what < 19) {
+    shmi_frame_t cancel = {.kind = SHMI_FRAME_CANCEL, .sequence = 1 + roll(kids[slot].sent + 1)};
+    CHECK_EQ(shmi_channel_write(kids[slot].request_fd, &cancel, 1), 1);
+  } else if (roll(4) == 0) {
+    char byte = 1;
+    CHECK_EQ(pwrite(shmi_arena_descriptor(slot), &byte, 1, 0), 1);
+    child_goes(slot);
+    shmi_dispatch_clear_child(d, slot);
+  }
+}
+
+static void any_end(int h) {
+  if (hands[h].count == 0) return;
+  int at = roll(3) == 0 ? (int)roll((uint64_t)hands[h].count) : 0;
+  const shmi_frame_t *frame = &hands[h].frames[at];
+  int may_park = frame->kind == SHMI_FRAME_CALL && (frame->flags & SHMI_FRAME_GANG) == 0;
+  helper_ends(h, at, may_park && roll(4) == 0 ? SHM_ENEEDS_SPACE : roll(9) == 0 ? SHM_EREMOTE : SHM_OK);
+}
+
+/* What the supervisor does when a helper has ended. */
+static void helper_ended(int h, int is_given_up) {
+  helper_dies(h);
+  is_here[h] = 0;
+  if (is_let_go[h] || !is_given_up) return;
+  int others = 0;
+  for (int o = 0; o < R_HELPERS; o++) {
+    others += o != h && peer_pool[o] == peer_pool[h] && is_here[o] && !is_let_go[o];
+  }
+  shmi_dispatch_give_up_helper(d, h, others == 0);
+}
+
+static void any_helper_event(void) {
+  int h = (int)roll(R_HELPERS);
+  if (!is_here[h]) {
+    if (roll(3) == 0 || is_let_go[h]) {
+      if (is_let_go[h] && roll(4) != 0) return;
+      helper_comes(h);
+      is_here[h] = 1;
+      is_let_go[h] = 0;
+    }
+    return;
+  }
+  if (helper_reads(h) == 0 && shmi_dispatch_helper_is_closed(d, h)) {
+    helper_ended(h, 0);
+    return;
+  }
+  uint64_t what = roll(40);
+  if (what < 30) {
+    for (uint64_t i = roll(6); i > 0; i--) any_end(h);
+  } else if (what < 36 && hands[h].count > 0) {
+    helper_notes(h, &hands[h].frames[0], SHM_OK); /* the reply comes later, or not at all */
+  } else if (what == 36) {
+    shmi_helper_page_t *page = shmi_board_helper(h);
+    if (hands[h].count > 0) {
+      atomic_store(&page->executing, hands[h].frames[0].delivery << 16 | (1 + roll(2)));
+    }
+    helper_ended(h, roll(3) == 0);
+  } else if (what == 37 && h >= 2 && !is_let_go[h]) { /* a pool keeps one at least */
+    shmi_dispatch_retire_helper(d, h);
+    is_let_go[h] = 1;
+  } else if (what == 38) {
+    shmi_dispatch_hold(d, 1);
+  } else {
+    shmi_dispatch_hold(d, 0);
+  }
+}
+
+static void run_random(uint64_t seed) {
+  dice = seed * 0x9E3779B97F4A7C15u + 1;
+  memset(out_of, 0, sizeof out_of);
+  peer_window = R_WINDOW;
+  peer_credit[0] = 6;
+  for (int h = 0; h < R_HELPERS; h++) {
+    peer_pool[h] = (uint8_t)(h % 2);
+    is_here[h] = 1;
+    is_let_go[h] = 0;
+    hands[h].generation = 0;
+  }
+  open_peers(R_CHILDREN, R_HELPERS, 2);
+  for (int step = 0; step < (HARNESS_SANITIZED ? 1000 : 4000); step++) {
+    if (roll(2) == 0) any_child_event();
+    else any_helper_event();
+    if (roll(2) == 0) turn();
+  }
+  shmi_dispatch_hold(d, 0);
+  for (int h = 0; h < 2; h++) { /* each pool has one that lives */
+    if (!is_here[h]) helper_comes(h);
+    is_here[h] = 1;
+  }
+  for (int round = 0, quiet = 0; quiet < 3; round++) {
+    if (round == 2000)
+      harness_fail(__FILE__, __LINE__, "seed %llu: not every call has ended",
+                   (unsigned long long)random_seed);
+    shm_broker_stats_t stats;
+    CHECK(shmi_dispatch_turn(d, 5000000, NULL) >= 0);
+    for (int h = 0; h < R_HELPERS; h++) {
+      if (!is_here[h]) {
+        if (is_let_go[h]) continue;
+        helper_comes(h); /* those that died are replaced */
+        is_here[h] = 1;
+      }
+      helper_reads(h);
+      for (int i = 0; i < 50; i++) any_end(h);
+      if (hands[h].count == 0 && shmi_dispatch_helper_is_closed(d, h)) helper_ended(h, 0);
+    }
+    for (int slot = 0; slot < R_CHILDREN; slot++) {
+      if (kids[slot].request_fd <= 0) continue;
+      shmi_frame_t frames[SHMI_CHANNEL_BURST];
+      int got = shmi_channel_read(kids[slot].reply_fd, frames, SHMI_CHANNEL_BURST);
+      for (int i = 0; i < got; i++) {
+        if (shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE) {
+          wants_room[slot][kids[slot].parked++] = frames[i];
+        } else {
+          out_of[slot]--;
+        }
+      }
+      while (kids[slot].parked > 0) child_grows(slot, &wants_room[slot][kids[slot].parked - 1]);
+    }
+    turn();
+    CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+    quiet = stats.submitted == stats.answered + stats.dropped ? quiet + 1 : 0;
+  }
+  turn();
+  for (int slot = 0; slot < R_CHILDREN; slot++) {
+    if (kids[slot].request_fd > 0) CHECK_EQ(out_of[slot], 0);
+    int state = shmi_dispatch_child_state(d, slot);
+    CHECK(state == SHMI_PEER_NONE || state == SHMI_PEER_UP);
+  }
+  for (int h = 0; h < R_HELPERS; h++) {
+    CHECK(!is_let_go[h] || !is_here[h]); /* who was let go could end */
+  }
+  CHECK_EQ(shmi_board()->broker->protocol_errors, 0);
+  expect_all_ended();
+  for (int h = 0; h < R_HELPERS; h++) {
+    shmi_descriptor_close(&hands[h].down_fd);
+    shmi_descriptor_close(&hands[h].up_fd);
+  }
+  for (int slot = 0; slot < R_CHILDREN; slot++) {
+    shmi_descriptor_close(&kids[slot].request_fd);
+    shmi_descriptor_close(&kids[slot].reply_fd);
+  }
+  close_peers();
+  shmi_descriptor_close(&supervisor_fd);
+}
+
+TEST_WITHIN(after_any_events_every_call_has_ended, 30) {
+  const char *one = getenv("SHM_TEST_SEED");
+  uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1;
+  for (uint64_t seed = first; seed < first + (HARNESS_SANITIZED ? 4 : 12); seed++) {
+    random_seed = seed;
+    run_random(seed);
+  }
+}
