@@ -60,5 +60,10 @@ class WholeTree(sdist):
 setup(
     cmdclass={"sdist": WholeTree},
     cffi_modules=["csrc/build_core.py:builder"],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp310"},
+        # The tree's own folder on the search path. Setuptools' importer would be asked after a
+        # folder called as the package: in the parent of a checkout, that is the checkout.
+        "editable_wheel": {"mode": "compat"},
+    },
 )

@@ -23,9 +23,14 @@ where both sides see them::
 ``import shmgpu`` does not import torch.
 """
 
+# ruff: noqa: E402 - which package this is comes first
 from __future__ import annotations
 
 from typing import Any
+
+from shmgpu import installed
+
+installed.give_way()
 
 from shmgpu import arena, errors, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc

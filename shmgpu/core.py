@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from shmgpu import errors
+from shmgpu import errors, installed
 
 try:
     import shmgpu._core as _binding
 except ImportError as error:  # pragma: no cover - needs a broken installation
     raise ImportError(
-        "shmgpu's compiled core could not be loaded "
-        f"({error}): install the package with pip on Linux (x86-64 or aarch64), "
-        "or run `make` in a checkout"
+        f"shmgpu's compiled core could not be loaded ({error}): {installed.what_to_do()}"
     ) from error
 
 _ffi: Any = _binding.ffi

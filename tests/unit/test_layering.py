@@ -50,6 +50,7 @@ C_ROOMS = [
 ]
 
 PYTHON_ROOMS = [
+    "installed",
     "errors",
     "core",
     "config",
