@@ -93,7 +93,7 @@ build/core-flags:
 	@mkdir -p build && echo "$(core_flags)" >$@
 
 $(CORE): export SHMGPU_BUILD_FAULTS := $(FAULTS)
-$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
+$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
 	@$(call locked,extension,$(PY) setup.py -q build_ext --inplace --force)
 	@touch $@
 
@@ -101,7 +101,7 @@ $(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources build/cor
 FAULTY := build/faults/shmgpu/_core.abi3.so
 package_parts := $(wildcard shmgpu/*.py) shmgpu/py.typed $(patsubst %/,%,$(dir $(wildcard shmgpu/*/__init__.py)))
 $(FAULTY): export SHMGPU_BUILD_FAULTS := 1
-$(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py setup.py build/sources | $(VENV)/.stamp-run
+$(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py build/sources | $(VENV)/.stamp-run
 	@$(call locked,extension-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
 	@touch $@
 
@@ -174,10 +174,19 @@ comma := ,
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Werror
 C_FLAGS := -std=c11 -D_GNU_SOURCE -fvisibility=hidden -fPIC -pthread $(if $(FAULTS),-DSHM_FAULTS) $(CFLAGS)
 
+# What this compiler takes of what hardens a build: a line to compile with, one to link with, and CC.
+ifneq ($(CC),$(shell sed -n 3p build/hardening 2>/dev/null))
+.PHONY: build/hardening
+endif
+build/hardening: csrc/hardening.py
+	@mkdir -p $(@D) && { $(PYTHON) csrc/hardening.py "$(CC)" && echo "$(CC)"; } >$@
+HARD = $$(sed -n 1p build/hardening)
+HARD_LINK = $$(sed -n 2p build/hardening)
+
 flavour := $(if $(SAN),$(subst $(comma),-,$(SAN)),plain)$(if $(FAULTS),-faults)
 out := build/c-$(flavour)
 c_test_flags := $(C_FLAGS) $(WARNINGS) -DSHMI_TESTING -g -Icsrc -Itests/c \
-  $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2)
+  $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2 $(HARD))
 c_test_objects := $(CORE_C:csrc/%.c=$(out)/core/%.o)
 c_tests := $(patsubst tests/c/%.c,$(out)/tests/%,$(sort $(wildcard tests/c/test_*.c)))
 c_tests_wanted := $(if $(T),$(foreach name,$(T),$(filter %test_$(name),$(c_tests))),$(c_tests))
@@ -193,7 +202,7 @@ c-programs: $(c_tests_wanted)
 $(out)/libcore.a: $(c_test_objects) build/sources
 	@rm -f $@ && ar rcs $@ $(c_test_objects)
 
-$(out)/core/%.o: csrc/%.c
+$(out)/core/%.o: csrc/%.c build/hardening
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -c $< -o $@
 
 $(out)/tests/%: tests/c/%.c $(out)/libcore.a
@@ -221,14 +230,14 @@ $(out)/hostile/%: tests/hostile/%.c $(out)/libcore.a
 lib: build/libshmgpu.a build/libshmgpu.so ## the C library, static and shared, into build/
 
 lib_objects := $(CORE_C:csrc/%.c=build/lib/%.o)
-build/lib/%.o: csrc/%.c
-	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g -MMD -MP -c $< -o $@
+build/lib/%.o: csrc/%.c build/hardening
+	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g $(HARD) -MMD -MP -c $< -o $@
 
 build/libshmgpu.a: $(lib_objects) build/sources
 	@rm -f $@ && ar rcs $@ $(lib_objects) && echo "  $@"
 
 build/libshmgpu.so: $(lib_objects) build/sources
-	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $(lib_objects) -o $@ && echo "  $@"
+	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $(HARD_LINK) $(lib_objects) -o $@ && echo "  $@"
 
 build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
 	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@

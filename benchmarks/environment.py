@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.native import FLAGS, ROOT, compiler
+from benchmarks.native import ROOT, compiler, flags
 
 # shmgpu, what it stands on, and every peer; a package that is not installed is None.
 PACKAGES = (
@@ -61,7 +61,7 @@ def describe() -> dict[str, Any]:
         "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith("SHMGPU_")},
         "packages": {name: _version(name) for name in PACKAGES},
         "compiler": _first_line([compiler(), "--version"]),
-        "flags": " ".join(FLAGS),
+        "flags": " ".join(flags()),
     }
 
 

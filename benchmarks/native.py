@@ -1,15 +1,18 @@
 """Compiling the C programs of ``benchmarks/c`` into ``build/bench`` and running them.
 
-Every program gets the same compiler and flags, so that a difference between two of them is never a
-difference in how they were built. A program is built again when any source or header is newer.
+Every program gets the same compiler and flags, those that harden the C core among them, so that a
+difference between two of them is never a difference in how they were built. A program is built
+again when any source or header is newer.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,22 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = Path("benchmarks") / "c"
 LIBRARY = Path("csrc")
 OUTPUT = Path("build") / "bench"
+HARDENING = LIBRARY / "hardening.py"
 FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-pthread")
 
 
 def compiler() -> str:
     """Return the C compiler's command: $CC or cc."""
     return os.environ.get("CC", "cc")
+
+
+@functools.cache
+def flags() -> tuple[str, ...]:
+    """Return what every program is built with: ``FLAGS``, and what hardens the C core."""
+    if not (ROOT / HARDENING).exists():
+        return FLAGS
+    command = [sys.executable, ROOT / HARDENING, compiler()]
+    return (*FLAGS, *run_text(command, 60.0).split())
 
 
 def build(program: str, *, library: str | None = None) -> Path:
@@ -40,7 +53,7 @@ def build(program: str, *, library: str | None = None) -> Path:
     if not source.exists():
         raise Unavailable(f"{SOURCES / source.name} is not there")
     sources = [source]
-    headers = sorted((ROOT / SOURCES).glob("*.h"))
+    headers = [*sorted((ROOT / SOURCES).glob("*.h")), ROOT / HARDENING]
     if library:
         sources += sorted((ROOT / LIBRARY).glob(library))
         headers += sorted((ROOT / LIBRARY).glob("*.h"))
@@ -50,7 +63,7 @@ def build(program: str, *, library: str | None = None) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Another run may be using the old file, or building the same one: replace it in one step.
     partial = target.with_name(f"{program}.{os.getpid()}")
-    command = [compiler(), *FLAGS, f"-I{ROOT / LIBRARY}", *map(str, sources), "-o", str(partial)]
+    command = [compiler(), *flags(), f"-I{ROOT / LIBRARY}", *map(str, sources), "-o", str(partial)]
     try:
         done = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
         if done.returncode != 0:

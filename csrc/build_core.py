@@ -10,9 +10,15 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
+
+sys.path.insert(0, os.path.abspath("csrc"))
+import hardening  # beside this file, which cffi runs as text
+
+sys.path.pop(0)
 
 CSRC = Path("csrc")  # relative to setup.py: setuptools takes no absolute sources
 
@@ -47,6 +53,11 @@ def make_builder() -> FFI:
     if sanitizers:
         compile_args += ["-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}"]
         link_args.append(f"-fsanitize={sanitizers}")
+    else:  # which look at more, and at the same functions
+        compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+        compiling, linking = hardening.flags(compiler)
+        compile_args += compiling
+        link_args += linking
 
     builder.set_source(
         "shmgpu._core",
