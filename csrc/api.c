@@ -44,6 +44,8 @@ const char *shm_function_name(uint64_t row) {
   return function != NULL ? function->name : NULL;
 }
 
+void shm_dump_arenas(int wanted) { shmi_arena_dump(wanted); }
+
 /* ---- launching C programs ---- */
 
 static const shm_main_bundle_t *launch_bundles;

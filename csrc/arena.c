@@ -21,6 +21,7 @@ static uint64_t reservation_bytes;
 static size_t stride, scratch_stride; /* one region and the guard behind it */
 static int *arena_fds, *scratch_fds;
 
+static int dumped; /* the user wants the regions in core dumps, to look at them in a debugger */
 static int joined = -1;   /* the child whose arena this process joined with; -1: none */
 static int64_t shift;     /* broker's address - address here */
 
@@ -152,6 +153,14 @@ void shmi_arena_destroy(void) {
 
 void shmi_arena_detach(void) { reservation = NULL; }
 
+void shmi_arena_dump(int wanted) { dumped = wanted; }
+
+/* What programs ask about belongs to them: it is not written to disk because a helper has crashed,
+ * which would take as long as its arenas are large, too. */
+static void leave_out_of_dumps(void *at, size_t bytes) {
+  if (!dumped) madvise(at, bytes, MADV_DONTDUMP);
+}
+
 int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
   struct stat file;
   int seals = fcntl(fd, F_GET_SEALS);
@@ -170,6 +179,7 @@ int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
     shmi_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
+  leave_out_of_dumps(made, bytes);
   plan = (shmi_arena_plan_t){.children = 1, .arena_bytes = bytes};
   reservation = made;
   reservation_bytes = bytes;
@@ -197,6 +207,7 @@ static int map_region(int fd, uint64_t address, size_t bytes) {
     shmi_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
+  leave_out_of_dumps(at, bytes);
   if (plan.huge_pages) madvise(at, bytes, MADV_HUGEPAGE); /* a wish: the kernel may not have them */
   return SHM_OK;
 }

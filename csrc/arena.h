@@ -30,6 +30,8 @@ typedef struct shmi_arena_plan {
 int shmi_arena_check_memory(uint64_t bytes);
 /* Reserve addresses and make every memfd. All or nothing. */
 int shmi_arena_create(const shmi_arena_plan_t *plan);
+/* Whether what is mapped from here on, in this process and those it forks, is in core dumps. */
+void shmi_arena_dump(int wanted);
 /* In a process that joins: map its arena, at the broker's address where that range is free. */
 int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes);
 /* What turns an address of this process into the broker's. */

@@ -295,6 +295,10 @@ typedef struct shm_host {
   void (*exit)(int status);                              /* in a role: end the process */
 } shm_host_t;
 
+/* Core dumps of this process, and of those that it forks, hold the arenas and scratch regions that
+ * are mapped from here on (wanted: 1), or leave them out, as they do unless told. */
+void shm_dump_arenas(int wanted);
+
 /* Become the parent and dispatch until every child has ended (launch), or, with
  * config->caller_is_child, fork a parent and return in the caller, now child 0, once every helper
  * is ready. shm_error_detail() says more about a failure. */

@@ -169,6 +169,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     """
     wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
     logs.configure()
+    core.dump_arenas(config.resolve("dump_arenas"))
     with connection:
         descriptor = core.join(connection.fileno(), os.path.basename(sys.argv[0]), wait_ns)
     try:
@@ -205,7 +206,8 @@ def ensure(
             given, and as session a function ``load`` of theirs.
         path: see :func:`connect`.
         wait: see :func:`connect`.
-        timeout: seconds that its start may take; None waits until it is ready or has failed.
+        timeout: seconds that its start may take, and that another program's is waited for; None
+            waits until it is ready or has failed, and ten minutes for another program's.
         settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
             session (its name), slots, idle_timeout, ... One that runs already is taken as it is.
 
@@ -226,7 +228,8 @@ def ensure(
                 if until is not None and time.monotonic() > until:
                     raise
             time.sleep(LOOK_AGAIN_S)
-        with door.locked(place, ".starting"):  # whoever starts one has this until it can be joined
+        # Whoever starts one has this until it can be joined.
+        with door.locked(place, ".starting", door.STARTED_WITHIN_S if timeout is None else timeout):
             connection = door.knock(place)
             if connection is None:
                 spawn.start(modules, place, timeout=timeout, **settings)

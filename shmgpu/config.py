@@ -147,6 +147,7 @@ SETTINGS: dict[str, Setting] = {
     "progress": Setting(parse_bool, True, "show progress bars on a terminal"),
     "log": Setting(_text, "", "level at which the shmgpu logger prints to stderr"),
     "parked": Setting(parse_bytes, "256MiB", "bytes of too-large results a helper may keep"),
+    "dump_arenas": Setting(parse_bool, False, "core dumps hold arenas and scratch regions"),
     "debug": Setting(parse_bool, False, "record what tensors do, for shmgpu.debug"),
     "debug_dir": Setting(_text, "", "folder where each child leaves its debug trace at its end"),
     "tick_rate_ms": Setting(_whole(1, 60_000), 10, "milliseconds of a tick of the debug trace"),

@@ -710,6 +710,11 @@ class NoAnswer(errors.LaunchError):
     """Somebody listens at the door and says nothing."""
 
 
+def dump_arenas(wanted: bool) -> None:
+    """shm_dump_arenas: whether core dumps hold the arenas that are mapped from here on."""
+    _lib.shm_dump_arenas(int(wanted))
+
+
 def join(door: int, program: str, wait_ns: int) -> int:
     """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
     manifest = _ffi.new("int *")

@@ -16,6 +16,7 @@ import socket
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 
 from shmgpu.errors import ConfigError, LaunchError
@@ -24,6 +25,9 @@ from shmgpu.logs import logger
 NAME = "broker.sock"
 LONGEST = 100  # bytes of a path that a Unix socket can have, less those of a name while it is made
 BACKLOG = 64
+LOCKED_WITHIN_S = 30.0  # making a socket takes milliseconds
+STARTED_WITHIN_S = 600.0  # loading models may take minutes
+LOOK_AGAIN_S = 0.01
 NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
 
 
@@ -139,24 +143,46 @@ def _remove(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: pathlib.Path, suffix: str = ".lock") -> Iterator[None]:
+def locked(path: pathlib.Path, suffix: str = ".lock", limit: float | None = None) -> Iterator[None]:
     """One starter at a time: two that start at once end with one broker.
 
+    It waits for its turn for ``limit`` seconds, ``LOCKED_WITHIN_S`` unless given: where others may
+    write to the folder, the file may be theirs, and held for ever.
+
     Raises:
-        ConfigError, LaunchError: as :func:`prepare`.
+        ConfigError: as :func:`prepare`.
+        LaunchError: as that, or its turn did not come.
     """
     prepare(path)
+    file = beside(path, suffix)
+    limit = LOCKED_WITHIN_S if limit is None else limit
     try:
-        descriptor = os.open(beside(path, suffix), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise LaunchError(
             f"no broker can be started at {path} ({error}): pass another path="
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        until = time.monotonic() + limit
+        while not _is_locked(descriptor):
+            if time.monotonic() > until:
+                raise LaunchError(
+                    f"another program has held {file} for {limit:g} s, as one that starts a broker "
+                    f"does: end that program (fuser {file} names it), or pass another path="
+                )
+            time.sleep(LOOK_AGAIN_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Try to lock that file: whether this process has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def knock(path: pathlib.Path | str) -> socket.socket | None:

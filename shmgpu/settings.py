@@ -75,6 +75,7 @@ class Settings:
         self.grace = config.resolve("grace", grace)
         self.scratch = config.resolve("scratch", scratch)
         self.parked = config.resolve("parked")
+        core.dump_arenas(config.resolve("dump_arenas"))
         self.restart = config.resolve("restart", restart)
         self.max_restarts = config.resolve("max_restarts", max_restarts)
         seed = config.resolve("seed", seed)

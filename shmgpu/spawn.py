@@ -147,7 +147,7 @@ def spawn(
             )
         os.lseek(file, 0, os.SEEK_SET)
         if log is not None:
-            output = open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb")
+            output = open(_open_log(log), "wb")
             log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
             # -I, -O, -X dev and the like hold there, too, as for multiprocessing's processes.
@@ -182,6 +182,24 @@ def _flags() -> list[str]:
 def _as_it_was(entry: str) -> str:
     """An entry of ``sys.path`` that means the same elsewhere; an importer's own mark stays one."""
     return os.path.abspath(entry) if not entry or os.path.exists(entry) else entry
+
+
+def _open_log(log: pathlib.Path) -> int:
+    """Its descriptor. In a folder that others may write to, the name may be theirs.
+
+    Raises:
+        LaunchError: it is a link, or another user's file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(log, flags, 0o600)
+    except OSError as error:
+        raise LaunchError(f"the broker's log cannot be written ({error}): pass path=") from error
+    if os.fstat(descriptor).st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
+        os.close(descriptor)
+        raise LaunchError(f"the broker's log {log} is another user's file: pass path=")
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 # ---- a broker for all programs of the user ---------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import socket
@@ -10,9 +11,10 @@ import tempfile
 import numpy as np
 import pytest
 from attach import served_here
+from attach.brokers import needs_root
 
 import shmgpu
-from shmgpu import cli, door
+from shmgpu import cli, door, spawn
 
 UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
 
@@ -168,3 +170,41 @@ def test_a_socket_of_another_kind_is_no_brokers(tmp_path):
         with pytest.raises(shmgpu.ConfigError, match="no broker's socket"):
             door.Door(path)
     assert path.exists()
+
+
+def test_whoever_holds_a_lock_is_waited_for_no_longer_than_said(tmp_path, monkeypatch):
+    """In a folder that others may write to, the file may be theirs."""
+    monkeypatch.setattr(door, "LOCKED_WITHIN_S", 0.05)
+    monkeypatch.setattr(door, "STARTED_WITHIN_S", 0.05)
+    path = tmp_path / "b.sock"
+    for suffix, start in [
+        (".lock", lambda: door.Door(path)),
+        (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path)),
+        (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path, timeout=0.01)),
+    ]:
+        file = tmp_path / f"b.sock{suffix}"
+        with file.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(shmgpu.LaunchError, match=rf"has held {file} for 0\.0[15] s"):
+                start()
+            assert not path.exists()
+        door.Door(path).close()  # whose turn has come
+
+
+@pytest.mark.parametrize("suffix", [".lock", ".starting", ".log"])
+def test_a_link_beside_the_socket_is_not_followed(tmp_path, suffix):
+    target = tmp_path / "target"
+    (tmp_path / f"b.sock{suffix}").symlink_to(target)
+    with pytest.raises(shmgpu.LaunchError, match=rf"b\.sock\{suffix}.*: pass"):
+        shmgpu.ensure(["attach.served_here"], path=tmp_path / "b.sock", devices="cpu")
+    assert not target.exists()
+
+
+@needs_root
+def test_a_log_that_is_another_users_is_not_written_to(tmp_path, monkeypatch):
+    log = tmp_path / "b.sock.log"
+    log.touch()
+    os.chown(log, 12345, 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)  # who finds the file there
+    with pytest.raises(shmgpu.LaunchError, match=f"log {log} is another user's file: pass path="):
+        spawn._open_log(log)

@@ -208,7 +208,9 @@ def main(rows: list[str]) -> int:
     """Run the table; the exit status."""
     known = {mutant.row for mutant in MUTANTS} | set(NO_SWITCH) | set(PENDING)
     if strangers := set(rows) - known:
-        raise SystemExit(f"There is no row {', '.join(sorted(strangers))}: use F01 to F37.")
+        raise SystemExit(
+            f"There is no row {', '.join(sorted(strangers))}: use F01 to F37, or a theme."
+        )
     chosen = [mutant for mutant in MUTANTS if not rows or mutant.row in rows]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     results = []

@@ -1,8 +1,8 @@
 """Which line of the source is each row's protection, what switches it off, which test must see it.
 
-A row is one `Mutant(...)`: the row's number, the file, the text that protects (it must stand there
-exactly once), what to put in its place, and the test that must fail then. The matrix needs no rows
-here: it is held by those of the rows that it crosses.
+A row is one `Mutant(...)`: the row's number or a theme, the file, the text that protects (it must
+stand there exactly once), what to put in its place, and the test that must fail then. The matrix
+needs no rows here: it is held by those of the rows that it crosses.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ ENDINGS = "tests/crash/test_endings.py::"
 STORM = "tests/crash/test_storm.py::"
 HOSTILE = "tests/hostile/test_children.py::"
 IN_C = "tests/hostile/test_in_c.py::"
+DUMPS = "tests/attach/test_dumps.py::"
+DOOR = "tests/attach/test_door.py::"
 GUESTS = "tests/attach/test_connect.py::"
 
 MUTANTS = [
@@ -493,7 +495,33 @@ MUTANTS = [
         "return shmi_heap_free(ptr);",
         IN_C + "test_f37_a_result_after_the_timeout_lands_in_memory_that_is_still_the_calls",
     ),
+    Mutant(
+        "trust",
+        "csrc/arena.c",
+        "if (!dumped) madvise(",
+        "if (0) madvise(",
+        DUMPS + "test_arenas_and_scratch_regions_are_in_core_dumps_only_if_asked_for",
+    ),
+    Mutant(
+        "trust",
+        "shmgpu/door.py",
+        "os.O_CLOEXEC | os.O_NOFOLLOW",
+        "os.O_CLOEXEC",
+        DOOR + "test_a_link_beside_the_socket_is_not_followed",
+    ),
+    Mutant(
+        "trust",
+        "shmgpu/spawn.py",
+        ".st_uid not in (os.geteuid(), 0)",
+        ".st_uid in ()",
+        DOOR + "test_a_log_that_is_another_users_is_not_written_to",
+    ),
 ]
+
+# Protections that belong to no row of faults, by theme: their tests are called as they please.
+THEMES: dict[str, str] = {
+    "trust": "what a neighbour can and cannot do (see the page on trust)",
+}
 
 # Rows that nothing in the source switches on: each with the reason.
 NO_SWITCH: dict[str, str] = {
