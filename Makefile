@@ -278,7 +278,7 @@ $(VENV)/.stamp-dist: $(VENV)/.stamp-dev
 # The tests come from the sdist and run beside no package source, so only the wheel can pass them.
 dist: $(VENV)/.stamp-dist ## sdist and abi3 wheel; the test suite and the demo from that wheel
 	@rm -rf dist build/wheel
-	@$(call step,sdist-and-wheel,env PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(PY) -m build --outdir build/wheel .)
+	@$(call step,sdist-and-wheel,env PIP_CONSTRAINT=constraints.txt $(PY) -m build --outdir build/wheel .)
 	@$(call step,manylinux-tag,env PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist build/wheel/*.whl)
 	@mv build/wheel/*.tar.gz dist && ls dist/*
 	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \

@@ -11,7 +11,11 @@ import os
 import re
 import signal
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.figures import ProbeFailed
@@ -72,6 +76,27 @@ def cpu_ns(pid: int) -> float:
         return float(_proc(str(pid), "schedstat").split()[0])
     except OSError:
         return math.nan
+
+
+def all_threads_ns(pid: int) -> float:
+    """Return the processor time that the living threads of a process (0: this one) have had."""
+    who = str(pid) if pid else "self"
+    tasks = os.listdir(f"/proc/{who}/task")
+    return sum(float(_proc(f"{who}/task/{task}", "schedstat").split()[0]) for task in tasks)
+
+
+@contextmanager
+def busy_neighbours(count: int = 2) -> Iterator[None]:
+    """Keep as many cores busy with processes that have nothing to do with the measured ones."""
+    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(count)]
+    try:
+        time.sleep(0.3)  # they have started
+        yield
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
 
 
 def children_of(pid: int) -> list[int]:

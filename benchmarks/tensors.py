@@ -1,5 +1,6 @@
-"""tensors: what the tensor API costs beside PyTorch eager in process, one thread each.
+"""tensors: what the tensor API costs beside PyTorch eager in process.
 
+Eager has as many threads as a helper has unless told.
 ``lone`` is the least that a tensor can be asked: one number made, changed and read, beside the C
 round trip of the same run. ``chain`` is 1,000 element-wise operations in a row on 100,000 floats.
 """
@@ -17,6 +18,13 @@ LIMIT_S = 120.0
 CHAIN_STEPS = 1000
 CHAIN_LENGTH = 100_000
 WARM_UPS = 6  # repeated chains become loops in C from their third time on, beside the work
+
+
+def device_threads() -> int:
+    """Return how many threads a lone helper on the CPU has."""
+    from shmgpu import device
+
+    return device.threads_of_helper(device.cores(), 1)
 
 
 def median_us(call: Any, seconds: float, warm_ups: int) -> float:
@@ -38,7 +46,7 @@ def shmgpu_lone(seconds: float) -> dict[str, float]:
     """Return the median microseconds of ``(tensor([1.]) + 1).data``."""
     import shmgpu
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=["cpu"]):
 
         def call() -> None:
             if (shmgpu.tensor([1.0]) + 1).data[0] != 2:
@@ -62,7 +70,7 @@ def shmgpu_chain(seconds: float) -> dict[str, float]:
 
     import shmgpu
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=["cpu"]):
         x = shmgpu.tensor(np.linspace(-1, 1, CHAIN_LENGTH, dtype=np.float32))
         call = lambda: _chained(x).sum().item()  # noqa: E731
         for _ in range(WARM_UPS):
@@ -75,7 +83,7 @@ def eager_chain(seconds: float) -> dict[str, float]:
     """Return the same with PyTorch in this process."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(device_threads())
     x = torch.linspace(-1, 1, CHAIN_LENGTH)
     return {"median": median_us(lambda: _chained(x).sum().item(), seconds, 3)}
 

@@ -1,8 +1,11 @@
 """training: steps a second of whole training loops, beside PyTorch eager in process.
 
-One thread each, the inputs drawn alike, the loss read at every step. ``mlp``: 784-128-10, batch 32,
-fresh inputs, squared error, SGD. ``transformer``: that of examples/characters.py, 16 texts of 64
-characters, cross-entropy, AdamW. ``memory``: how much helper and child have grown over the steps.
+Each helper has the threads that it has unless told, and eager as many; the inputs are drawn alike,
+the loss is read at every step. ``mlp``: 784-128-10, batch 32, fresh inputs, squared error, SGD.
+``transformer``: that of examples/characters.py, 16 texts of 64 characters, cross-entropy, AdamW.
+``busy``: what is left of ``mlp``'s rate while two other processes keep two cores busy, and how much
+more processor time a step then takes. ``memory``: how much helper and child have grown over the
+steps.
 ``fair``: 32 children train models of their own on two helpers, no two alike, and each reads its
 loss at every step. *Service* is counted as in ``fairness.py``: the messages of each that were
 answered within the span. The dispatcher gives turns, not time, so a child whose model is ten times
@@ -15,7 +18,7 @@ import time
 from typing import Any
 
 from benchmarks.figures import Figure, Group, ProbeFailed, Workload
-from benchmarks.tensors import probe
+from benchmarks.tensors import device_threads, probe
 
 BATCH = 32
 WARM_UPS = 50
@@ -61,7 +64,7 @@ def shmgpu_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     import shmgpu
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=[device], threads=1):
+    with shmgpu.init(helpers=1, devices=[device]):
         model = _mlp(nn)
         optimiser = shmgpu.SGD(model.parameters(), lr=0.01)
         return {"rate": _steps(_step(model, optimiser, shmgpu.tensor, nn.mse_loss), seconds)}
@@ -71,7 +74,7 @@ def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
     """Return the same with PyTorch in this process."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(device_threads())
     model = _mlp(torch.nn).to(device)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
     loss_of = torch.nn.functional.mse_loss
@@ -80,6 +83,37 @@ def eager_mlp(seconds: float, device: str = "cpu") -> dict[str, float]:
         return torch.from_numpy(array).to(device)
 
     return {"rate": _steps(_step(model, optimiser, tensor, loss_of), seconds)}
+
+
+def shmgpu_busy(seconds: float, imports_first: bool = False) -> dict[str, float]:
+    """Return rate and processor time of a step beside busy processes: against alone."""
+    if imports_first:
+        import torch  # noqa: F401 - what it loads has read its environment before a broker starts
+
+    import shmgpu
+    from benchmarks.processes import all_threads_ns, busy_neighbours
+    from shmgpu import nn
+
+    with shmgpu.init():
+        model = _mlp(nn)
+        step = _step(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
+        pids = [0, *(helper["pid"] for helper in shmgpu.stats()["helpers"])]
+
+        def measure() -> tuple[float, float]:
+            """Steps a second, and the nanoseconds that caller and helper took for one."""
+            for _ in range(WARM_UPS):
+                step()
+            count, used, began = 0, sum(map(all_threads_ns, pids)), time.perf_counter()
+            while time.perf_counter() - began < seconds:
+                step()
+                count += 1
+            took = time.perf_counter() - began
+            return count / took, (sum(map(all_threads_ns, pids)) - used) / count
+
+        rate, ns = measure()
+        with busy_neighbours():
+            busy_rate, busy_ns = measure()
+        return {"rate": busy_rate / rate, "processor": busy_ns / ns, "processor_us": busy_ns / 1000}
 
 
 # ---- a small transformer: PyTorch's names on both sides --------------------------------------
@@ -148,7 +182,7 @@ def shmgpu_transformer(seconds: float) -> dict[str, float]:
     import shmgpu
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=["cpu"]):
         model = _transformer(nn, nn.scaled_dot_product_attention, shmgpu.arange)
         optimiser = shmgpu.optim.AdamW(model.parameters(), lr=1e-3)
         step = _text_step(model, optimiser, shmgpu.tensor, nn.cross_entropy)
@@ -160,7 +194,7 @@ def eager_transformer(seconds: float) -> dict[str, float]:
     import torch
     from torch.nn import functional
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(device_threads())
     model = _transformer(torch.nn, functional.scaled_dot_product_attention, torch.arange)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return {
@@ -176,7 +210,7 @@ def shmgpu_growth(seconds: float) -> dict[str, float]:
     from benchmarks.processes import resident_mib
     from shmgpu import nn
 
-    with shmgpu.init(helpers=1, devices=["cpu"], threads=1):
+    with shmgpu.init(helpers=1, devices=["cpu"]):
         model = _mlp(nn)
         step = _step(model, shmgpu.SGD(model.parameters(), lr=0.01), shmgpu.tensor, nn.mse_loss)
         pids = {"helper": shmgpu.stats()["helpers"][0]["pid"], "child": 0}
@@ -255,13 +289,13 @@ def shmgpu_fair(seconds: float) -> dict[str, float]:
         children=TRAINERS + 1,
         helpers=TRAINERS_HELPERS,
         devices=["cpu"],
-        threads=1,
         arena="8MiB",
     )
     return {"jain": jain(served), "rate": crowd.result()["rate"]}
 
 
 _RATE = {"rate": "1/s"}
+_BUSY = {"rate": "of alone", "processor": "of alone", "processor_us": "us"}
 
 WORKLOAD = Workload(
     "training",
@@ -274,6 +308,25 @@ WORKLOAD = Workload(
                 probe("PyTorch eager", "benchmarks.training:eager_mlp", _RATE),
             ),
             (Figure("mlp", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.0"),),
+        ),
+        Group(
+            "busy",
+            tuple(
+                probe(name, "benchmarks.training:shmgpu_busy", _BUSY, imports_first=first)
+                for name, first in (("shmgpu", False), ("torch imported first", True))
+            ),
+            (
+                Figure("busy_rate", ("shmgpu", "rate"), asked=">= 0.35"),
+                Figure("busy_processor", ("shmgpu", "processor"), asked="<= 1.3"),
+                Figure("busy_rate_torch_first", ("torch imported first", "rate"), asked=">= 0.35"),
+                Figure(
+                    "busy_processor_torch_first",
+                    ("torch imported first", "processor"),
+                    asked="<= 1.3",
+                ),
+            ),
+            seconds=1.0,
+            quick_rounds=1,
         ),
         Group(
             "fair",

@@ -7,22 +7,15 @@ one before it forks, children never make a pool, and helpers ask for what they m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
+
+from shmgpu import waiting
 
 
 def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
     """(get, set) of each OpenBLAS that is loaded."""
-    paths = set()
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                fields = line.split(None, 5)
-                if len(fields) == 6 and "openblas" in os.path.basename(fields[5]):
-                    paths.add(fields[5].strip())
-    except OSError:
-        return []
+    paths = waiting.loaded("openblas")
     if not paths:
         return []
     import ctypes

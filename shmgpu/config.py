@@ -132,7 +132,7 @@ SETTINGS: dict[str, Setting] = {
     "huge_pages": Setting(parse_bool, False, "ask for transparent huge pages"),
     "grace": Setting(parse_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
     "scratch": Setting(parse_bytes, 0, "bytes of each helper's scratch region"),
-    "threads": Setting(_whole(0, 1024), 0, "threads of a CPU helper; 0: cores / helpers"),
+    "threads": Setting(_whole(0, 1024), 0, "threads of a CPU helper; 0: (cores - 1) / helpers"),
     "restart": Setting(
         _one_of("never", "on-failure"), "never", "what becomes of a child that failed"
     ),

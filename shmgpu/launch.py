@@ -88,7 +88,7 @@ def launch(
         seed: from which random, numpy, torch and tensors are seeded in each role, differently in
             each; drawn afresh unless given. What a child seeds itself (:func:`manual_seed`) holds.
         window: messages that a child may have outstanding, 1 to 896.
-        threads: compute threads of each CPU helper; cores / helpers unless given.
+        threads: compute threads of each CPU helper; (cores - 1) / helpers unless given.
         gpu_memory: cap on the device memory of each helper.
         prefault: populate all arenas now rather than at first touch.
         huge_pages: ask for transparent huge pages.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, device, events, helper, logs, manifest, runtime, trace
+from shmgpu import core, device, events, helper, logs, manifest, runtime, trace, waiting
 from shmgpu.blas import BlasThreads
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning
@@ -149,6 +149,9 @@ class RoleHost(core.Host):
         if self.door is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the broker's: it reads its files anew
         seed_all(plan.seed, f"helper {helper_number}")
+        if not waiting.calm() and setup.threads > 1 and not plan.threads_given:
+            logger.info("compute threads would spin while they wait: this helper has one")
+            setup.threads = 1
         if setup.threads:
             self._blas.set(setup.threads)
         else:

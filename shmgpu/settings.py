@@ -86,6 +86,7 @@ class Settings:
             _import_torch()
         self.setups: list[Setup] = []
         threads = config.resolve("threads", threads)
+        self.threads_given = threads > 0
         gpu_memory = config.resolve("gpu_memory", gpu_memory)
         names: list[str] = []
         for name, count in counts.items():
@@ -94,7 +95,7 @@ class Settings:
             name == "cpu" and not absent
             for name, absent in zip(names, self.helper_absent, strict=True)
         )
-        share = threads or max(1, device.cores() // max(on_cpu, 1))
+        share = threads or device.threads_of_helper(device.cores(), on_cpu)
         if share > 1 and on_cpu and device.openmp_pool_is_used():
             logger.warning(
                 "an OpenMP pool was used in this process before the launch, and a forked "

@@ -28,12 +28,6 @@ from multiprocessing import resource_tracker
 import parallel
 import pytest
 
-# Before NumPy and torch are imported, here and in the thousands of interpreters that tests start:
-# idle workers of NumPy's linear algebra would spin for 30 ms before they sleep, and those of
-# OpenMP would take the cores from whom they wait for.
-os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 GRACE_S = 5.0
 FAILED = pytest.StashKey[bool]()
 PLACE = pytest.StashKey[pathlib.Path]()  # what all workers of a run share; its first process's

@@ -81,4 +81,4 @@ def use_cores_of_one_worker(workers: int) -> None:
     """In a worker that uses torch: give it its share of the cores, as a helper of shmgpu has."""
     import torch
 
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    torch.set_num_threads(max(1, (len(os.sched_getaffinity(0)) - 1) // workers))

@@ -21,7 +21,7 @@ from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Weights
 from shmgpu.demo.stage import Outcome, Stage, StageFailed
-from shmgpu.device import cores
+from shmgpu.device import cores, threads_of_helper
 
 _fork = multiprocessing.get_context("fork")
 _END_LIMIT_S = 60.0
@@ -81,7 +81,7 @@ def classify(
     answers = [_fork.Pipe(duplex=False) for _ in range(clients)]
     runs = np.frombuffer(_fork.RawArray("q", 2 * workers), "int64").reshape(workers, 2)
     # Each worker's share of the cores, as shmgpu gives its helpers.
-    threads = max(1, cores() // workers)
+    threads = threads_of_helper(cores(), workers)
 
     def work(number: int) -> None:
         torch.set_num_threads(threads)

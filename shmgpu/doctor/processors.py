@@ -5,6 +5,7 @@ Owns the check, and how many threads helpers will have.
 
 from __future__ import annotations
 
+from shmgpu.device import threads_of_helper
 from shmgpu.doctor.gpus import devices_of
 from shmgpu.doctor.machine import Machine
 from shmgpu.doctor.plan import Plan, count
@@ -16,7 +17,7 @@ CUDA_HELPER_THREADS = 8
 def _on_cpu(machine: Machine, plan: Plan) -> tuple[int, int]:
     """How many helpers compute on the CPU, and with how many threads each."""
     helpers = devices_of(machine, plan).count("cpu")
-    return helpers, plan.threads or max(1, machine.cores_for_launch() // max(helpers, 1))
+    return helpers, plan.threads or threads_of_helper(machine.cores_for_launch(), helpers)
 
 
 def helper_threads(machine: Machine, plan: Plan) -> int:

@@ -71,6 +71,7 @@ PYTHON_ROOMS = [
     "port",
     "runtime",
     "arena",
+    "waiting",
     "blas",
     "device",
     "functions",

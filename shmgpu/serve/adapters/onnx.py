@@ -49,6 +49,8 @@ def load(helper: Any, path: str) -> Model:
     settings = onnxruntime.SessionOptions()
     # A helper's share of the cores, as the broker set it for libraries that are loaded later.
     settings.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    # Nor do they spin where they wait for one another: others need the cores.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.log_severity_level = 3
     with tensors.opening(path, "an ONNX model"):
         helper.session = onnxruntime.InferenceSession(

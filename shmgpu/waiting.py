@@ -1,0 +1,147 @@
+"""How the compute threads of a helper wait: asleep.
+
+Owns what OpenMP and OpenBLAS are told about it. Their threads spin between two parallel regions,
+for milliseconds, on cores that callers and other programs need: beside two busy processes a step of
+training takes forty times the processor time and comes a hundred times less often. Each library
+reads its environment once, when it is loaded or first used; so the environment is set in helpers,
+for what is loaded later, and what is there already, because the program imported it before its
+broker started, is told in the way that library has. What the user's own environment says about
+waiting stands.
+
+GNU's OpenMP (torch's own) has no call for it. Its spin count is a variable of its own, set when it
+is loaded: see :func:`_calm_gnu`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OPENBLAS_THREAD_TIMEOUT")
+
+
+def wishes() -> dict[str, str]:
+    """The variables that let compute threads sleep, without those about which the user decided."""
+    wanted = {}
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        wanted["OMP_WAIT_POLICY"] = "PASSIVE"
+    if not {"OMP_WAIT_POLICY", "KMP_BLOCKTIME"} & os.environ.keys():
+        wanted["KMP_BLOCKTIME"] = "0"
+    if "OPENBLAS_THREAD_TIMEOUT" not in os.environ:
+        wanted["OPENBLAS_THREAD_TIMEOUT"] = "4"  # 2**4 ticks of the clock, the least it takes
+    return wanted
+
+
+def calm() -> bool:
+    """In a helper, before it computes: let its compute threads sleep while they wait.
+
+    Returns:
+        False where an OpenMP library is loaded that cannot be told any more: its threads spin.
+    """
+    wanted = wishes()
+    os.environ.update(wanted)
+    is_calm = True
+    for path in loaded("libgomp", "libiomp", "libomp", "openblas"):
+        name = os.path.basename(path)
+        if "openblas" in name:
+            if "OPENBLAS_THREAD_TIMEOUT" in wanted:
+                _call(path, "openblas_read_env")  # its next pool heeds it, and a fork has none yet
+        elif name.startswith("libgomp"):
+            is_calm &= "OMP_WAIT_POLICY" not in wanted or _calm_gnu(path)
+        elif "KMP_BLOCKTIME" in wanted:
+            is_calm &= _call(path, "kmp_set_blocktime", 0)  # LLVM's, and Intel's, its twin
+    return is_calm
+
+
+def loaded(*names: str) -> dict[str, int]:
+    """The path of each library of those names in this process, and where it begins in memory."""
+    found: dict[str, int] = {}
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(None, 5)
+                if len(fields) < 6 or not fields[5].startswith("/"):
+                    continue
+                name = os.path.basename(fields[5])
+                if name.startswith(names) or ("openblas" in names and "openblas" in name):
+                    found.setdefault(fields[5], int(fields[0].partition("-")[0], 16))
+    except OSError:
+        pass
+    return found
+
+
+def _function(path: str, name: str) -> Callable[..., int] | None:
+    try:
+        found: Callable[..., int] | None = getattr(ctypes.CDLL(path), name, None)
+    except OSError:
+        return None
+    return found
+
+
+def _call(path: str, name: str, *arguments: int) -> bool:
+    function = _function(path, name)
+    if function is not None:
+        function(*arguments)
+    return function is not None
+
+
+# ---- GNU's OpenMP ---------------------------------------------------------------------------
+
+SPINS, SPINS_OF_MANY = 300_000, 100  # where the environment said nothing, in every version
+_PT_LOAD, _WRITABLE = 1, 2
+_HEADER = struct.Struct("<16xHHIQQQIHHHHHH")  # of an ELF file: 64 bits, little-endian
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+
+
+def _calm_gnu(path: str) -> bool:
+    """Set GNU's spin count to zero, as GOMP_SPINCOUNT=0 would have when the library was loaded.
+
+    The count has no name outside the library. But its variables are a few hundred bytes, in which
+    the two counts are the only ones of their values; where that is not so, nothing is written.
+    """
+    counts = spin_counts(path)
+    if counts is None:
+        return False
+    for count in counts:
+        count.value = 0
+    return True
+
+
+def spin_counts(path: str) -> tuple[ctypes.c_uint64, ctypes.c_uint64] | None:
+    """The two counts, where they lie, when they are what an unset environment makes them."""
+    base = loaded("libgomp").get(path)
+    if base is None:
+        return None
+    found: dict[int, list[int]] = {SPINS: [], SPINS_OF_MANY: []}
+    for first, size in _writable_segments(base):
+        aligned = -(-first // 8) * 8
+        words = (ctypes.c_uint64 * ((first + size - aligned) // 8)).from_address(aligned)
+        for index, word in enumerate(words):
+            if word in found:
+                found[word].append(aligned + 8 * index)
+    if [len(places) for places in found.values()] != [1, 1]:
+        return None
+    spins, of_many = (ctypes.c_uint64.from_address(place) for [place] in found.values())
+    return spins, of_many
+
+
+def _writable_segments(base: int) -> list[tuple[int, int]]:
+    """(address, bytes) of a loaded library's variables, as its own headers say."""
+    header = ctypes.string_at(base, _HEADER.size)
+    if header[:6] != b"\x7fELF\x02\x01":
+        return []
+    fields = _HEADER.unpack(header)
+    offset, size, count = fields[4], fields[8], fields[9]
+    if size != _SEGMENT.size:
+        return []
+    segments = [
+        _SEGMENT.unpack(ctypes.string_at(base + offset + index * size, size))
+        for index in range(count)
+    ]
+    return [
+        (base + address, in_memory)
+        for kind, flags, _, address, _, _, in_memory, _ in segments
+        if kind == _PT_LOAD and flags & _WRITABLE
+    ]
