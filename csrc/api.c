@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -190,7 +191,8 @@ int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
   uint64_t deadline_ns = timeout_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)timeout_ns;
   shm_reply_t reply;
   int status = shm_port_call(&config, (uint64_t)(uintptr_t)msg->params, deadline_ns, &reply);
-  while (status == SHM_EINTR) {
+  while (status == SHM_EINTR || (status == SHM_ENEEDS_SPACE && reply.sequence == 0)) {
+    if (status == SHM_ENEEDS_SPACE) sched_yield(); /* for calls of the host: it serves them */
     status = reply.sequence != 0
                  ? shm_port_wait(reply.sequence, deadline_ns, &reply)
                  : shm_port_call(&config, (uint64_t)(uintptr_t)msg->params, deadline_ns, &reply);

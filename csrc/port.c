@@ -21,6 +21,7 @@
 #include "fault.h"
 
 enum { ENTRY_BITS = 10, ENTRY_MASK = (1 << ENTRY_BITS) - 1 };
+enum { SPARE_ENTRIES = 64 };
 _Static_assert((int)SHM_MAX_WINDOW <= (int)ENTRY_MASK, "an entry's number fits a sequence's low bits");
 
 enum entry_state {
@@ -34,6 +35,7 @@ enum entry_state {
 
 typedef struct entry {
   uint64_t sequence;
+  uint64_t ticket; /* of a submitted call: its replies bear it */
   shm_msg_t msg;
   shm_reply_t reply;
   uint32_t futex;     /* rises whenever its thread should look again */
@@ -68,8 +70,11 @@ static struct port {
   int heeds; /* the host has signal handlers that want to be run */
   int tick_fd, tick_is_set; /* the timer that says when to look for them */
   reply_queue_t queued, talk;
+  reply_queue_t growing; /* replies to submitted calls that ask for room: apart, because whoever waits
+                            for a place in the window has to serve them, and nothing else */
   shmi_child_page_t *page;
   entry_t *entries;
+  uint32_t entry_count;
   uint64_t arena_base, arena_bytes;
   uint64_t shift; /* what an address here lacks to be the broker's: 0 unless joined elsewhere */
   int child, cores;
@@ -186,7 +191,7 @@ static void event_signal(void) {
 
 static entry_t *entry_of(uint64_t sequence) {
   uint32_t index = (uint32_t)(sequence & ENTRY_MASK);
-  if (index >= port.window) return NULL;
+  if (index >= port.entry_count) return NULL;
   entry_t *entry = &port.entries[index];
   return entry->state != ENTRY_FREE && entry->sequence == sequence ? entry : NULL;
 }
@@ -205,18 +210,26 @@ static entry_t *entry_take(int state, const shm_msg_t *msg) {
   port.free_list = entry->next;
   port.outstanding++;
   entry->sequence = ++port.counter << ENTRY_BITS | index;
+  entry->ticket = 0;
   entry->state = (uint8_t)state;
   entry->follows = 0;
   entry->msg = *msg;
   return entry;
 }
 
+/* Its place in the window goes to others. */
+static void entry_leave_window(void) {
+  port.outstanding--;
+  if (port.room_waiters > 0) futex_raise(&port.room_futex);
+}
+
 static void entry_free(entry_t *entry) {
+  /* One that is done has left the window already. */
+  int was_done = entry->state == ENTRY_DONE && entry->reply.status != SHM_ENEEDS_SPACE;
   entry->state = ENTRY_FREE;
   entry->next = port.free_list;
   port.free_list = (uint32_t)(entry - port.entries) + 1;
-  port.outstanding--;
-  if (port.room_waiters > 0) futex_raise(&port.room_futex);
+  if (!was_done) entry_leave_window();
 }
 
 /* The entry's call has this outcome. */
@@ -224,6 +237,8 @@ static void entry_settle(entry_t *entry, int led_by_drainer) {
   switch (entry->state) {
     case ENTRY_WAITED:
       entry->state = ENTRY_DONE;
+      /* The broker has answered. Its thread may be in a signal handler that waits for a place. */
+      if (entry->reply.status != SHM_ENEEDS_SPACE) entry_leave_window();
       if (entry->follows) futex_raise(&entry->futex);
       break;
     case ENTRY_TALK:
@@ -232,11 +247,13 @@ static void entry_settle(entry_t *entry, int led_by_drainer) {
       entry_free(entry);
       break;
     default: /* ENTRY_QUEUED; or growing when the broker died */
-      queue_push(&port.queued, &entry->reply, &entry->msg);
       if (entry->reply.status == SHM_ENEEDS_SPACE) {
+        queue_push(&port.growing, &entry->reply, &entry->msg);
         entry->state = ENTRY_GROWING;
         entry->grows_to = ENTRY_QUEUED;
+        if (port.room_waiters > 0) futex_raise(&port.room_futex); /* one of them serves it */
       } else {
+        queue_push(&port.queued, &entry->reply, &entry->msg);
         entry_free(entry);
       }
       if (!led_by_drainer) event_signal();
@@ -251,6 +268,7 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
     entry_t *entry = frame->kind == SHMI_FRAME_REPLY ? entry_of(frame->sequence) : NULL;
     if (entry == NULL || entry->state == ENTRY_DONE) continue; /* stale: nobody's any more */
     entry->reply = (shm_reply_t){.sequence = frame->sequence,
+                                 .ticket = entry->ticket,
                                  .value = frame->result.value,
                                  .token = frame->result.token,
                                  .status = shmi_status_from_wire(frame->status),
@@ -262,11 +280,13 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
 /* No reply will come any more: every call that is out has that outcome. */
 static void settle_all(int status, int led_by_drainer) {
   port.broken = 1;
-  for (uint32_t i = 0; i < port.window; i++) {
+  for (uint32_t i = 0; i < port.entry_count; i++) {
     entry_t *entry = &port.entries[i];
     if (entry->state == ENTRY_FREE || entry->state == ENTRY_DONE) continue;
-    entry->reply = (shm_reply_t){
-        .sequence = entry->sequence, .status = status, .helper = -1};
+    entry->reply = (shm_reply_t){.sequence = entry->sequence,
+                                 .ticket = entry->ticket,
+                                 .status = status,
+                                 .helper = -1};
     entry_settle(entry, led_by_drainer);
   }
   event_signal();
@@ -480,11 +500,18 @@ static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
   send_one(&frame);
 }
 
-/* An entry for a waiting caller: waits, leading if need be, until the window has room. */
+/* An entry for a waiting caller: waits, leading if need be, until the window has room.
+ * SHM_ENEEDS_SPACE: calls that have places ask for room. They may be all there are, and whoever
+ * would give it may be this very thread, which reads replies in an event loop or has been called
+ * back for another one: so the caller serves them, and comes again. */
 static int take_when_room(entry_t **entry, const shm_msg_t *msg, uint64_t deadline_ns) {
   while ((*entry = entry_take(ENTRY_WAITED, msg)) == NULL) {
     if (port.broken) return SHM_EBROKER_DIED;
     int status;
+    if (port.growing.count > 0) {
+      if (!port.leading) lead_pass(); /* it may have been woken to lead */
+      return SHM_ENEEDS_SPACE;
+    }
     if (!port.leading) {
       status = lead_once(until(deadline_ns), 0);
       lead_pass();
@@ -566,7 +593,11 @@ int shm_port_abandon(uint64_t sequence) {
   if (entry != NULL) {
     int was = entry->state;
     if (was == ENTRY_GROWING) send_grow(entry, entry->reply.token, 0);
-    if (entry->state != ENTRY_FREE) {
+    if (was == ENTRY_DONE && entry->reply.status != SHM_ENEEDS_SPACE) {
+      queue_push(&port.queued, &entry->reply, &entry->msg);
+      entry_free(entry);
+      event_signal();
+    } else if (entry->state != ENTRY_FREE) {
       entry->state = ENTRY_QUEUED;
       if (was == ENTRY_DONE) entry_settle(entry, 0);
     }
@@ -576,7 +607,7 @@ int shm_port_abandon(uint64_t sequence) {
 }
 
 int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
-                    uint64_t *sequence) {
+                    uint64_t ticket, uint64_t *sequence) {
   shm_msg_t msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
                    .params = (void *)(uintptr_t)params};
   if (!port.open) return SHM_ENOT_CHILD;
@@ -586,6 +617,7 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
   if (status == SHM_OK && entry == NULL) status = SHM_EAGAIN;
   if (status == SHM_OK) {
     shmi_frame_t frame;
+    entry->ticket = ticket;
     *sequence = entry->sequence;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
     send_one(&frame); /* a dead broker is told by the reply that this then queues */
@@ -621,50 +653,64 @@ int shm_port_cancel(uint64_t sequence) {
   return status;
 }
 
+static void event_lower(void) {
+  uint64_t raised;
+  if (!port.event_is_raised || port.queued.count > 0 || port.growing.count > 0) return;
+  port.event_is_raised = 0;
+  if (read(port.event_fd, &raised, sizeof raised) < 0) return; /* EAGAIN: lowered already */
+}
+
 static int pop_replies(shm_reply_t *out, int max) {
   int count = 0;
-  while (count < max && queue_pop(&port.queued, &out[count], NULL)) count++;
-  if (port.queued.count == 0 && port.event_is_raised) {
-    uint64_t raised;
-    port.event_is_raised = 0;
-    if (read(port.event_fd, &raised, sizeof raised) < 0 && errno != EAGAIN) return count;
-  } else if (port.queued.count > 0) {
+  while (count < max && (queue_pop(&port.growing, &out[count], NULL) ||
+                         queue_pop(&port.queued, &out[count], NULL))) {
+    count++;
+  }
+  event_lower();
+  if (port.queued.count > 0 && !port.event_is_raised) {
     event_signal(); /* more than the caller had room for */
   }
   return count;
 }
 
+static shm_reply_t take_one(reply_queue_t *queue) {
+  shm_reply_t reply = {0};
+  if (!port.open) return reply;
+  pthread_mutex_lock(&port.lock);
+  queue_pop(queue, &reply, NULL);
+  event_lower();
+  pthread_mutex_unlock(&port.lock);
+  return reply;
+}
+
+shm_reply_t shm_port_take_end(void) { return take_one(&port.queued); }
+shm_reply_t shm_port_take_growing(void) { return take_one(&port.growing); }
+
 static int event_fd_make(void) {
   if (port.event_fd < 0) {
     port.event_fd = shmi_descriptor_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (port.event_fd >= 0 && port.queued.count > 0) event_signal();
+    if (port.event_fd >= 0 && port.queued.count + port.growing.count > 0) event_signal();
   }
   return port.event_fd;
 }
 
-int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
-  if (!port.open) return SHM_ENOT_CHILD;
+/* Until replies are here: how many, as shm_port_await says it. Called with the lock. */
+static int64_t await_replies(int64_t timeout_ns) {
   uint64_t deadline_ns = timeout_ns > 0 ? shmi_clock_ns() + (uint64_t)timeout_ns : 0;
-  pthread_mutex_lock(&port.lock);
-  int result;
+  int status = SHM_OK;
   for (;;) {
-    result = pop_replies(out, max);
-    if (result > 0) break;
-    if (port.broken) {
-      result = SHM_EBROKER_DIED;
-      break;
-    }
-    int status;
+    event_lower();
+    int64_t here = (int64_t)port.growing.count << 32 | port.queued.count;
+    if (here > 0) return here;
+    if (port.broken) return SHM_EBROKER_DIED;
+    if (status != SHM_OK) return status == SHM_EAGAIN ? 0 : status;
     if (!port.leading) {
       status = lead_once(timeout_ns > 0 ? until(deadline_ns) : timeout_ns, 1);
       lead_pass();
     } else if (timeout_ns == 0) {
-      break; /* somebody else reads: the eventfd will tell */
+      return 0; /* somebody else reads: the eventfd will tell */
     } else {
-      if (event_fd_make() < 0) {
-        result = SHM_ESYSTEM;
-        break;
-      }
+      if (event_fd_make() < 0) return SHM_ESYSTEM;
       port.drainers++;
       int fd = port.event_fd;
       pthread_mutex_unlock(&port.lock);
@@ -674,12 +720,22 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
       if (status == 1) status = SHM_OK;
       else if (status == 0) status = SHM_EAGAIN;
     }
-    if (status != SHM_OK) {
-      result = pop_replies(out, max);
-      if (result == 0 && status != SHM_EAGAIN) result = status;
-      break;
-    }
   }
+}
+
+int64_t shm_port_await(int64_t timeout_ns) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int64_t here = await_replies(timeout_ns);
+  pthread_mutex_unlock(&port.lock);
+  return here;
+}
+
+int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
+  if (!port.open) return SHM_ENOT_CHILD;
+  pthread_mutex_lock(&port.lock);
+  int64_t here = await_replies(timeout_ns);
+  int result = here > 0 ? pop_replies(out, max) : (int)here;
   pthread_mutex_unlock(&port.lock);
   return result;
 }
@@ -791,9 +847,11 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
 /* ---- opening and closing ---- */
 
 int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
-  port.entries = calloc(window, sizeof *port.entries);
+  /* More than the window: calls that are done and not yet taken by their threads. */
+  port.entry_count = window + SPARE_ENTRIES < ENTRY_MASK ? window + SPARE_ENTRIES : ENTRY_MASK;
+  port.entries = calloc(port.entry_count, sizeof *port.entries);
   if (port.entries == NULL) return SHM_ESYSTEM;
-  for (uint32_t i = window; i > 0; i--) {
+  for (uint32_t i = port.entry_count; i > 0; i--) {
     port.entries[i - 1].next = port.free_list;
     port.free_list = i;
   }
@@ -823,8 +881,9 @@ static void empty(void) {
   free(port.entries);
   port.entries = NULL;
   queue_free(&port.queued);
+  queue_free(&port.growing);
   queue_free(&port.talk);
-  port.window = 0;
+  port.window = port.entry_count = 0;
   port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
   port.room_waiters = port.drainers = 0;
   port.leading = port.heeds = 0;

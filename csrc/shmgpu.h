@@ -371,6 +371,7 @@ typedef struct shm_call_config {  /* what does not change between calls of one s
 
 typedef struct shm_reply {
   uint64_t sequence;
+  uint64_t ticket;             /* what the call was submitted with; 0 for others */
   uint64_t value;              /* what the helper passed to shm_helper_finish */
   uint64_t token;              /* names the parked result after SHM_ENEEDS_SPACE */
   int32_t status;
@@ -380,7 +381,9 @@ typedef struct shm_reply {
 /* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
  * shm_port_abandon, the call's late reply comes out of shm_port_drain: its memory must stay
  * untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
- * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. */
+ * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. So it is
+ * with SHM_ENEEDS_SPACE when submitted calls that fill the window ask for room: give it to those
+ * that shm_port_take_growing tells of, and call again. */
 int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
                   shm_reply_t *reply);
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
@@ -398,9 +401,11 @@ typedef struct shm_repeat {
 /* SHM_OK when the reply's value is 0, and 1 when it is not. SHM_EBAD_PARAMS with
  * reply->sequence 0: argument does not lie in the arena, nothing was sent. */
 int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room);
-/* Never waits: SHM_EAGAIN when the window is full. Its reply comes out of shm_port_drain. */
+/* Never waits: SHM_EAGAIN when the window is full. Its replies come out of shm_port_drain, or of
+ * shm_port_take_end and ..._growing, and bear the ticket. *sequence is written only when it was
+ * sent, before any reply can come. */
 int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
-                    uint64_t *sequence);
+                    uint64_t ticket, uint64_t *sequence);
 /* Offer a parked result more room at params; the same call goes on under the same sequence.
  * (after a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.)
  * params == 0 drops the parked result. */
@@ -411,6 +416,11 @@ int shm_port_cancel(uint64_t sequence);
 /* Replies of submitted and abandoned calls: how many were put into out; 0 at the time-out.
  * timeout_ns: 0 does not wait, negative waits for ever. SHM_EBROKER_DIED when none can come. */
 int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
+/* The same wait without taking anything: how many ends of calls are here, plus 2^32 for each reply
+ * that asks for room. Then these take one at a time; its sequence is 0 where there is none. */
+int64_t shm_port_await(int64_t timeout_ns);
+shm_reply_t shm_port_take_end(void);
+shm_reply_t shm_port_take_growing(void);
 int shm_port_fd(void);         /* readable when replies may have come */
 int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
 int shm_port_outstanding(void);

@@ -57,7 +57,8 @@ from shmgpu.errors import (
     SessionError,
     ShmError,
 )
-from shmgpu.functions import Batch, Bound, CallFuture, Function, function
+from shmgpu.functions import Batch, Bound, Function, function
+from shmgpu.futures import CallFuture
 from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.stats import stats
 from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg

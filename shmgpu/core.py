@@ -353,11 +353,24 @@ port_window: Callable[[], int] = _lib.shm_port_window
 port_is_lost: Callable[[], int] = _lib.shm_port_is_lost
 port_outstanding: Callable[[], int] = _lib.shm_port_outstanding
 count_bytes: Callable[[int, int], None] = _lib.shm_count_bytes
+port_submit: Callable[[Any, int, int, int, Any], int] = _lib.shm_port_submit
+port_await: Callable[[int], int] = _lib.shm_port_await
+port_take_end: Callable[[], Any] = _lib.shm_port_take_end  # .sequence is 0 where there is none
+port_take_growing: Callable[[], Any] = _lib.shm_port_take_growing
 
 
 def new_reply() -> Any:
-    """Room for one reply: .sequence, .value, .token, .status, .helper."""
+    """Room for one reply: .sequence, .ticket, .value, .token, .status, .helper."""
     return _ffi.new("shm_reply_t *")
+
+
+_UINT64_CELL = _ffi.typeof("uint64_t *")
+_new = _ffi.new
+
+
+def new_sequence() -> Any:
+    """Room for a sequence, at index 0: what :data:`port_submit` tells."""
+    return _new(_UINT64_CELL)
 
 
 def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, reply: Any) -> Any:
@@ -373,27 +386,6 @@ def new_call_config(function: int, pool: int, priority: int = 0, placement: int 
     config.priority = priority
     config.placement = placement
     return config
-
-
-def port_submit(config: Any, params: int, deadline_ns: int) -> tuple[int, int]:
-    """Send without waiting: (status, sequence)."""
-    sequence = _ffi.new("uint64_t *")
-    return int(_lib.shm_port_submit(config, params, deadline_ns, sequence)), int(sequence[0])
-
-
-class ReplyBuffer:
-    """Room for what one :func:`port_drain` brings; one per draining thread."""
-
-    def __init__(self, capacity: int = 128) -> None:
-        self.capacity = capacity
-        self.replies = _ffi.new("shm_reply_t[]", capacity)
-
-    def drain(self, timeout_ns: int) -> int:
-        """How many replies came, or a negative status; read them with indexing."""
-        return int(_lib.shm_port_drain(self.replies, self.capacity, timeout_ns))
-
-    def __getitem__(self, index: int) -> Any:
-        return self.replies[index]
 
 
 def send_message(function: int, params: int) -> int:

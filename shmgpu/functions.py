@@ -6,13 +6,12 @@ registered in the C table at once; that table is sealed when a broker starts.
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import inspect
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -30,9 +29,10 @@ import numpy as np
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
 from shmgpu.config import parse_bool, parse_seconds
-from shmgpu.errors import ArenaFull, CallCancelled, ConfigError
+from shmgpu.errors import ArenaFull, ConfigError
+from shmgpu.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.letters import Letter
-from shmgpu.plans import Call, PlanTable
+from shmgpu.plans import PlanTable
 from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
 
@@ -111,159 +111,6 @@ class Batch:
             raise ConfigError(f"max_size={self.max_size!r} must be a number of rows, 1 or more")
         if self.max_delay is not None and not 0 <= self.max_delay <= 60:
             raise ConfigError(f"max_delay={self.max_delay!r} must be seconds, 0 to 60, or None")
-
-
-class CallFuture(concurrent.futures.Future[R]):
-    """The future of a submitted call.
-
-    :meth:`cancel` is True for every call that has not ended. One that no helper has been given
-    leaves the queue and never runs; of one that a helper has, the result is dropped.
-    """
-
-    def __init__(self, port: Port) -> None:
-        super().__init__()
-        self._port = port
-        self._call: Call | None = None
-        self.sink = _FutureSink(self)
-
-    def cancel(self) -> bool:
-        """Give the call up; True unless it has ended."""
-        if self.done():
-            return self.cancelled()
-        call = self._call
-        if call is None or not self._port.cancel(call, self.sink):
-            return False
-        return self._become_cancelled()
-
-    def _become_cancelled(self) -> bool:
-        if super().cancel():
-            self.set_running_or_notify_cancel()
-        return self.cancelled()
-
-    def end(self, result: Any, error: BaseException | None) -> None:
-        """The call has ended."""
-        if self.done():
-            return
-        if error is not None and isinstance(error, CallCancelled):
-            self._become_cancelled()
-        elif error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(result)
-
-
-class _FutureSink:
-    __slots__ = ("future",)
-
-    def __init__(self, future: CallFuture[Any]) -> None:
-        self.future = future
-
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        self.future.end(result, error)
-
-
-class _LoopReaders:
-    """For each event loop: how many calls wait in it; while any do, it watches the port."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[asyncio.AbstractEventLoop, int] = {}
-        self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
-
-    def enter(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
-        count = self.waiting.get(loop, 0)
-        self.waiting[loop] = count + 1
-        if count == 0:
-            self.watched[loop] = port.wire.descriptors()
-            for descriptor in self.watched[loop]:
-                loop.add_reader(descriptor, port.poll)
-
-    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        count = self.waiting.pop(loop, 1) - 1
-        if count > 0:
-            self.waiting[loop] = count
-            return
-        for descriptor in self.watched.pop(loop, ()):
-            if descriptor >= 0 and not loop.is_closed():
-                loop.remove_reader(descriptor)
-
-
-_readers = _LoopReaders()
-
-
-class _LoopSink:
-    """Tells a future of an event loop, from whatever thread."""
-
-    __slots__ = ("future", "loop", "port", "timer")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], port: Port
-    ) -> None:
-        self.loop = loop
-        self.future = future
-        self.port = port
-        self.timer: asyncio.TimerHandle | None = None
-
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        import asyncio  # has been, by whoever has a loop
-
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self.loop:
-            self._set(result, error)
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._set, result, error)
-
-    def _set(self, result: Any, error: BaseException | None) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        if not self.port.wire.immediate:
-            _readers.leave(self.loop)
-        if self.future.done():
-            return
-        if isinstance(error, CallCancelled):
-            self.future.cancel()
-        elif error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
-
-
-class Started(Coroutine[Any, Any, R]):
-    """A call that is on its way; await it, or make a task of it.
-
-    It has the methods of its :class:`asyncio.Future` as well; cancelling it, or the task that
-    awaits it, gives the call up.
-    """
-
-    def __init__(self, future: asyncio.Future[R]) -> None:
-        self._future = future
-        self._steps: Generator[Any, None, R] | None = None
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self._future.__await__()
-
-    def _awaiting(self) -> Generator[Any, None, R]:
-        if self._steps is None:
-            self._steps = self._future.__await__()
-        return self._steps
-
-    def send(self, value: Any, /) -> Any:
-        """As of a coroutine."""
-        return self._awaiting().send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """As of a coroutine."""
-        return self._awaiting().throw(*error)
-
-    def close(self) -> None:
-        """As of a coroutine."""
-        if self._steps is not None:
-            self._steps.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._future, name)
 
 
 def name_of(target: Function[Any, Any]) -> str:
@@ -526,14 +373,14 @@ def _submit(
 ) -> CallFuture[Any]:
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
-    future._call = port.submit(target, args, kwargs, settings, future.sink, True)
+    future._ticket = port.submit(target, args, kwargs, settings, future.sink, True)
     return future
 
 
 def post(port: Port, letter: Letter, keep: Any) -> CallFuture[Any]:
     """Send a letter without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
-    future._call = port.post(letter, future.sink, keep)
+    future._ticket = port.post(letter, future.sink, keep)
     return future
 
 
@@ -545,18 +392,17 @@ def _aio(
     loop = asyncio.get_running_loop()
     port = runtime.require_port()
     future = loop.create_future()
-    sink = _LoopSink(loop, future, port)
-    if not port.wire.immediate:
-        _readers.enter(loop, port)
+    sink = LoopSink(loop, future, port)
     try:
-        call = port.submit(target, args, kwargs, settings, sink, False)
-    except BaseException:
         if not port.wire.immediate:
-            _readers.leave(loop)
+            readers.enter(loop, port, sink)
+        ticket = port.submit(target, args, kwargs, settings, sink, False)
+    except BaseException:
+        readers.leave(loop, sink)
         raise
 
     def ended(done: asyncio.Future[Any]) -> None:
-        if done.cancelled() and port.cancel(call, sink):
+        if done.cancelled() and port.cancel(ticket):
             sink._set(None, None)
 
     future.add_done_callback(ended)
@@ -564,7 +410,7 @@ def _aio(
     if settings is not None and settings.timeout is not None:
         timeout = settings.timeout
     if timeout is not None and not future.done():
-        sink.timer = loop.call_later(timeout, port.expire, call, sink)
+        sink.timer = loop.call_later(timeout, port.expire, ticket)
     return Started(future)
 
 

@@ -7,6 +7,7 @@ raised. Nothing runs in parallel; a submitted call is done when ``submit`` retur
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from typing import Any
@@ -25,9 +26,10 @@ class InlineWire:
         self.last_error: BaseException | None = None
         self._lock = threading.RLock()  # one helper serves one call at a time
         self._sequence = 0
-        self._replies: deque[tuple[int, int, int]] = deque()
+        self._ends: deque[Any] = deque()
+        self._asking: deque[Any] = deque()
         self._growing: dict[int, tuple[int, int]] = {}  # sequence -> (status, value)
-        self._submitted: set[int] = set()
+        self._submitted: dict[int, int] = {}  # sequence -> ticket
 
     def _serve(self, config: Any, params: int) -> tuple[int, int, int]:
         with self._lock:
@@ -85,7 +87,7 @@ class InlineWire:
                 size = int.from_bytes(desk.memory[offset : offset + 4], "little")
             outcome = desk.grow(params, size, 0, 0, sequence)
             if sequence in self._submitted:
-                self._replies.append((sequence, *outcome))
+                self._answer(sequence, *outcome)
             else:
                 self._growing[sequence] = outcome
         return core.OK
@@ -94,24 +96,45 @@ class InlineWire:
         """Too late, always."""
         return core.OK
 
-    def submit(self, config: Any, params: int, deadline_ns: int) -> tuple[int, int]:
-        """Serve one call and keep its reply for :meth:`drain`."""
-        sequence, status, value = self._serve(config, params)
-        self._submitted.add(sequence)
-        self._replies.append((sequence, status, value))
-        return core.OK, sequence
+    def submit(self, config: Any, params: int, deadline_ns: int, ticket: int, sequence: Any) -> int:
+        """Serve one call and keep its reply for :meth:`take_ends`."""
+        number, status, value = self._serve(config, params)
+        self._submitted[number] = ticket
+        sequence[0] = number
+        self._answer(number, status, value)
+        return core.OK
 
-    def drain(self, buffer: core.ReplyBuffer, timeout_ns: int) -> int:
+    def _answer(self, sequence: int, status: int, value: int) -> None:
+        reply = core.new_reply()
+        self._fill(reply, sequence, status, value)
+        reply.ticket = self._submitted[sequence]
+        if status == core.ENEEDS_SPACE:
+            self._asking.append(reply)
+        else:
+            del self._submitted[sequence]
+            self._ends.append(reply)
+
+    def await_replies(self, timeout_ns: int) -> int:
+        """How many there are; nothing is ever waited for."""
+        return len(self._ends) + (len(self._asking) << 32)
+
+    def take_ends(self, count: int, box: deque[Any]) -> None:
         """Replies of submitted calls."""
-        count = 0
-        while self._replies and count < buffer.capacity:
-            sequence, status, value = self._replies.popleft()
-            if status != core.ENEEDS_SPACE:
-                self._submitted.discard(sequence)
-            self._fill(buffer[count], sequence, status, value)
-            count += 1
-        return count
+        _move(self._ends, box)
+
+    def take_growing(self, box: deque[Any]) -> None:
+        """Their requests for room."""
+        _move(self._asking, box)
+
+    def outstanding(self) -> int:
+        """What is served is over."""
+        return 0
 
     def descriptors(self) -> tuple[int, ...]:
         """None: nothing is ever waited for."""
         return ()
+
+
+def _move(replies: deque[Any], box: deque[Any]) -> None:
+    with contextlib.suppress(IndexError):  # at their end
+        box.extend(iter(replies.popleft, None))

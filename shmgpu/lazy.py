@@ -25,7 +25,8 @@ from shmgpu.arena import placed
 from shmgpu.arrays import aligned
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
-from shmgpu.functions import CallFuture, post
+from shmgpu.functions import post
+from shmgpu.futures import CallFuture
 from shmgpu.graph import Node, Scalar
 from shmgpu.letters import Letter
 from shmgpu.port import Port

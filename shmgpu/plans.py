@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -186,13 +187,11 @@ class Call:
         address: of the block.
         addresses: of the arguments' arrays.
         result: buffer of the room set aside for the result, and what keeps it.
-        sequence: of the message, once it was sent.
         keeper: who keeps this call for its own use, and reads the result where it lies; see
             :meth:`shmgpu.port.Port.resend`.
     """
 
     __slots__ = (
-        "abandoned",
         "address",
         "addresses",
         "block",
@@ -200,16 +199,13 @@ class Call:
         "deadline_ns",
         "keep",
         "keeper",
-        "loans",
         "out",
         "placement",
         "plan",
         "priority",
         "reply",
         "result",
-        "sequence",
         "signature",
-        "sink",
         "staging",
         "value_bytes",
     )
@@ -228,14 +224,10 @@ class Call:
         self.address = 0
         self.addresses: Any = ()
         self.result: Any = None
-        self.sequence = 0
         self.deadline_ns = 0
         self.keep: Any = None
         self.keeper: Any = None
-        self.loans: list[Any] | None = None
         self.out: Any = None
-        self.sink: Any = None
-        self.abandoned = False
         self.write(b"", arena)
 
     def write(self, value_bytes: bytes, arena: Arena) -> None:
@@ -281,13 +273,7 @@ class Call:
         self.result = None
         self.keep = None
         self.out = None
-        self.sink = None
-        self.sequence = 0
         self.deadline_ns = 0
-        self.abandoned = False
-        if self.loans:
-            return_loans(self.loans)
-        self.loans = None
         idle = self.plan.idle
         if len(idle) < MAX_IDLE:
             idle.append(self)
@@ -305,28 +291,30 @@ class PlanTable(OrderedDict[Any, Plan]):
 
 # ---- loans ---------------------------------------------------------------------------------
 
-_on_loan: dict[int, list[Any]] = {}  # id -> [array, how often, was writeable]
+# id -> (array, who borrows it, was writeable). Lending twice to one borrower is lending once, and
+# so is returning: whoever was interrupted in either does it again.
+_on_loan: dict[int, tuple[Any, set[Any], bool]] = {}
+_loans_lock = threading.RLock()
 
 
-def lend(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def lend(memory: np.ndarray[Any, Any], borrower: object) -> None:
     """Make an array that a helper reads read-only until it is returned."""
-    entry = _on_loan.get(id(memory))
-    if entry is not None:
-        entry[1] += 1
-    else:
-        _on_loan[id(memory)] = [memory, 1, memory.flags.writeable]
+    with _loans_lock:
+        nobody: set[Any] = set()
+        entry = _on_loan.setdefault(id(memory), (memory, nobody, memory.flags.writeable))
+        entry[1].add(borrower)
         memory.flags.writeable = False
-    return memory
 
 
-def return_loans(loans: list[Any]) -> None:
+def return_loans(loans: list[Any], borrower: object) -> None:
     """The helper is done with these arrays."""
-    for memory in loans:
-        entry = _on_loan.get(id(memory))
-        if entry is None:
-            continue
-        entry[1] -= 1
-        if entry[1] == 0:
-            del _on_loan[id(memory)]
-            if entry[2]:
-                memory.flags.writeable = True
+    with _loans_lock:
+        for memory in loans:
+            key = id(memory)
+            entry = _on_loan.get(key)
+            if entry is None:
+                continue
+            entry[1].discard(borrower)
+            if not entry[1] and key in _on_loan:
+                del _on_loan[key]  # from the question to the next line no handler runs
+                memory.flags.writeable = entry[2]

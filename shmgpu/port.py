@@ -1,9 +1,38 @@
 """A child's port: arguments into the arena, one message out, the result back.
 
-Owns the calls that are out: blocked ones, submitted ones, those waiting for room in the
-window, and abandoned ones, whose memory stays untouched until their late reply. A port may be
-used from many threads; ``_lock`` guards the queue and the table of what is out, and is never
-held while waiting or while a user's code runs.
+Owns the calls that are out: blocked ones, submitted ones, those waiting for room in the window, and
+abandoned ones, whose memory stays untouched until their late reply.
+
+A port is used from many threads, and within one thread by code that comes in between: CPython runs
+signal handlers in the main thread after any call, at the top of any function and at any backward
+jump, and finalizers anywhere. Such code may raise (Ctrl-C), and it may call, submit or cancel. (It
+must not wait for a future: what ends it may wait for the very thread that was interrupted.) So:
+
+*A single call into C is the only indivisible step*, ``deque.append`` and ``dict.pop`` as much as
+``port_submit``. Everything else here is a row of such steps after each of which one may stop, and
+whoever comes next goes on. What is to be done is therefore never on a stack alone: it stays where
+the next one finds it until the step that completes it.
+
+- *A blocked call* owns its :class:`Call` until it returns. Where an exception strikes, the call is
+  put into ``_struck`` in one step, and with all that a helper may still touch; ``_tidy`` abandons
+  it. A Call that was struck is not used again.
+- *A submitted call* is a :class:`Ticket` in ``_out`` from before it is sent until its end. C gives
+  its number back with each reply, and writes its sequence as it sends it: so a reply finds its
+  ticket at whatever point the sender was interrupted, and nobody sends twice. The ticket owns the
+  Call; ``cancel`` and ``expire`` mean a ticket, whatever its Call does meanwhile.
+- *Replies* stay in C until :meth:`Wire.take_ends` moves them into a :class:`Box` in one step. The
+  first item of a box is a reply, then what was read of it (a tuple), and leaves the box when
+  whoever waits was told. A box is emptied by whoever has its ``owner``, a lock that a ``with`` lets
+  go of however it is left; who finds the owner gone takes the box over. An exception on the way
+  leaves ``LEFT`` in ``_out`` and a reader that mops up.
+- *Replies that ask for room* are served before any other, and by whoever waits for a place in the
+  window: the calls that have it may all be asking. That runs no user's code, and each of them may
+  be served twice: a ticket keeps the first room offered for a token, and C takes one offer.
+- *The queue* is sent from its head by one frame at a time (``_pumper``, like a box's owner). A
+  ticket that nobody wants any more (its sink is None) is never sent.
+- ``_lock`` guards the queue's sending, the claims of boxes, and questions about ``_out`` that lead
+  to a change of a ticket. It is reentrant, taken with ``with`` only, and never held while waiting,
+  while a result is read, or while a user's code is told of one.
 """
 
 from __future__ import annotations
@@ -11,6 +40,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from itertools import count
 from sys import getrefcount
 from typing import Any
 
@@ -18,41 +48,31 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.arguments import Arguments, Options, Target
-from shmgpu.errors import ArenaFull, BadParams, ShmError
+from shmgpu.errors import ArenaFull, ShmError
 from shmgpu.letters import Letter
-from shmgpu.logs import logger
 from shmgpu.memory import Arena
-from shmgpu.plans import MAX_IDLE, Call, lend, return_loans
+from shmgpu.plans import MAX_IDLE, Call
 from shmgpu.repeats import UNHELD, Repeat
-from shmgpu.results import result_of
+from shmgpu.replies import LEFT, Replies
+from shmgpu.tickets import Ticket
 from shmgpu.wire import Sink, Wire
 
 _ndarray = np.ndarray
 
-SPARE_BYTES = 4096  # what a result may leave unused of its room
-LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
 
-
-class Port:
+class Port(Replies):
     """The calls of one child."""
 
     def __init__(self, wire: Wire, arena: Arena, pools: dict[str, int]) -> None:
-        self.wire = wire
-        self.arena = arena
+        super().__init__(wire, arena)
         self.arguments = Arguments(arena, pools)
         self.prepare = self.arguments.prepare
         self._call = wire.call
         self._allocate = arena.allocate
-        self._lock = threading.RLock()  # a finalizer may call from anywhere
-        self._queue: deque[Call] = deque()  # submitted, waiting for room in the window
-        self._out: dict[int, Call] = {}  # submitted or abandoned, by sequence
-        self._early: set[int] = set()  # late replies that came before _out knew of the call
-        self._limbo: set[Call] = set()  # being sent; kept if an exception strikes just then
-        self._reader: threading.Thread | None = None
-        self._replies = core.ReplyBuffer()
-        self._replies_lock = threading.Lock()
-        self._deadlines = False
-        self._closed: ShmError | None = None
+        self._pumper = threading.Lock()  # held by the frame that sends from the queue
+        self._numbers = count(1 << 62)  # of tickets; no sequence is as large
+        # (call, what a helper may touch besides, whether a late reply is sure to come)
+        self._struck: deque[tuple[Call, Any, bool]] = deque()
         self._repeats = not wire.immediate
         self.rejoins = False  # whoever calls where the broker is gone joins the next one
 
@@ -86,7 +106,8 @@ class Port:
                 reply.status = 0
             status = self._call(call.config, call.address, call.deadline_ns, reply)
         except BaseException:
-            self._give_up(call, args)
+            self._struck.append((call, args, False))
+            self._tidy()
             raise
         if (
             status == 0
@@ -129,7 +150,8 @@ class Port:
         try:
             status = self._call(letter.config, letter.address, 0, reply)
         except BaseException:
-            self._give_up(letter, keep)
+            self._struck.append((letter, keep, False))
+            self._tidy()
             raise
         if status == 0:
             letter.done()
@@ -154,7 +176,8 @@ class Port:
         try:
             status = core.port_repeat(again.recipe, pointer, again.owner)
         except BaseException:
-            self._give_up(call, args)
+            self._struck.append((call, (args, again), False))  # the room is the latter's
+            self._tidy()
             raise
         if status == 0:
             result = again.result.view()
@@ -168,20 +191,21 @@ class Port:
         call.result = again.result.base
         return self._see_through(call, target, args, min(status, 0))  # 1: a result of another kind
 
-    def _see_through(self, call: Call, target: Target, args: tuple[Any, ...], status: int) -> Any:
+    def _see_through(self, call: Call, target: Target, args: Any, status: int) -> Any:
         """The rest of a call whose wait has ended with ``status``, if that is its end."""
         reply = call.reply
         try:
             while status == core.EINTR or status == core.ENEEDS_SPACE:
                 status = self._resume(call, status)
+            if status == core.ETIMEOUT and reply.sequence:
+                # It may run, and the helper still write: its reply comes late, whoever saw the
+                # deadline pass. (reply.status does not say who: nobody wrote it if it was our
+                # clock.)
+                raise self._timeout(target.name)
         except BaseException:
-            self._give_up(call, args)
+            self._struck.append((call, args, status == core.ETIMEOUT))
+            self._tidy()
             raise
-        if status == core.ETIMEOUT and reply.sequence:
-            # It may run, and the helper still write: its reply comes late, whoever saw the
-            # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
-            self._keep(call, int(reply.sequence), args)
-            raise self._timeout(target.name)
         try:
             return self._result_of(call, status, int(reply.value))
         finally:
@@ -189,59 +213,44 @@ class Port:
             if self._queue:
                 self.pump()
 
-    def _result_of(self, call: Call, status: int, used_bytes: int) -> Any:
-        buffer = call.result
-        result = result_of(call, status, used_bytes, self.wire.last_error)
-        if used_bytes and call.out is None and len(buffer) - used_bytes > SPARE_BYTES:
-            self.arena.shrink(buffer, used_bytes)  # a kept result holds no more than it is
-        return result
-
     def _resume(self, call: Call, status: int) -> int:
-        """Go on after a signal, or after the helper asked for more room."""
+        """Go on after a signal, or after a helper asked for more room."""
         reply = call.reply
-        if status == core.ENEEDS_SPACE:
-            self._grow(call, reply)
-        elif not reply.sequence:
+        if not reply.sequence:  # it waits for a place in the window
+            if status == core.ENEEDS_SPACE:
+                self._serve_growing()
             return self._call(call.config, call.address, call.deadline_ns, reply)
+        if status == core.ENEEDS_SPACE:
+            call.set_room(*self._room_for(call, int(reply.value)))
+            status = self.wire.grow(reply.sequence, reply.token, call.address)
+            if status < 0:
+                raise core.error_of(status, "the result's room could not be offered")
         return self.wire.wait(reply.sequence, call.deadline_ns, reply)
-
-    def _grow(self, call: Call, reply: Any) -> None:
-        """Offer a parked result the room it needs; when there is none, drop it and raise."""
-        if call.out is not None and call.plan.fixed:
-            raise BadParams(
-                "the function's result does not have the shape and dtype of out=: pass one "
-                "that has, or leave out= away"
-            )
-        needed = int(reply.value)
-        if needed > self.arena.capacity:
-            raise self.arena.refused(needed)
-        buffer, address = self._allocate(needed)
-        call.set_room(needed, buffer, address)
-        status = self.wire.grow(reply.sequence, reply.token, call.address)
-        if status < 0:
-            raise core.error_of(status, "the result's room could not be offered")
 
     def _timeout(self, name: str) -> ShmError:
         return core.error_of(core.ETIMEOUT, name)
 
-    def _give_up(self, call: Call, args: Any) -> None:
-        """An exception struck while the call may be out: keep its memory for as long as it is."""
-        sequence = int(call.reply.sequence)
-        if sequence and self.wire.abandon(sequence) == core.OK:
-            self._keep(call, sequence, args)
-        else:
-            call.release()
+    def _tidy(self) -> None:
+        """Give up the calls that exceptions have struck, and keep what is still theirs."""
+        for struck in tuple(self._struck):
+            call, keep, has_late_reply = struck
+            sequence = int(call.reply.sequence)
+            if sequence:
+                self._keep(call, sequence, keep)
+                if not has_late_reply and self.wire.abandon(sequence) != core.OK:
+                    self._out.pop(sequence, None)  # it had ended
+            try:
+                self._struck.remove(struck)
+            except ValueError:
+                pass  # somebody else did the same
 
-    def _keep(self, call: Call, sequence: int, args: Any) -> None:
-        call.abandoned = True
-        call.sequence = sequence
-        call.keep = (call.keep, args)
+    def _keep(self, call: Call, sequence: int, keep: Any) -> None:
+        """Its reply comes late: until then nobody else has its memory."""
         with self._lock:
-            if sequence not in self._early:
-                self._out[sequence] = call
-                return
-            self._early.discard(sequence)
-        call.release()
+            self._out[sequence] = Ticket(call, None, sequence, keep)
+            if sequence in self._early:
+                self._out.pop(sequence, None)
+                self._early.discard(sequence)
 
     # ---- submitting ----------------------------------------------------------------------
 
@@ -254,40 +263,50 @@ class Port:
         sink: Sink,
         use_reader: bool,
         lends: bool = True,
-    ) -> Call:
+    ) -> Ticket:
         """Send when the window has room, never wait; ``sink`` hears of the end.
 
         ``lends``: arrays of the arena are read-only until then; left out where nobody else has
         them.
         """
-        if self._closed is not None:
-            raise type(self._closed)(str(self._closed))
         call = self.prepare(target, args, kwargs, options)
-        call.sink = sink
-        call.keep = (call.keep, args, kwargs)
-        if lends:
-            loans = []
-            for item in (*args, *kwargs.values()):
-                if type(item) is _ndarray and self.arguments.holds(item):
-                    loans.append(lend(item))
-            call.loans = loans
-        self._post(call, use_reader)
-        return call
+        ticket = Ticket(call, sink, next(self._numbers), (args, kwargs))
+        try:
+            if lends:
+                holds = self.arguments.holds
+                loans = [x for x in (*args, *kwargs.values()) if type(x) is _ndarray and holds(x)]
+                if loans:
+                    ticket.lend(loans)
+            self._post(ticket, use_reader)
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        return ticket
 
-    def post(self, letter: Letter, sink: Sink, keep: Any) -> Letter:
+    def post(self, letter: Letter, sink: Sink, keep: Any) -> Ticket:
         """As :meth:`submit`, for a letter."""
-        if self._closed is not None:
-            raise type(self._closed)(str(self._closed))
-        letter.sink = sink
-        letter.keep = keep
-        self._post(letter, True)
-        return letter
+        ticket = Ticket(letter, sink, next(self._numbers), keep)
+        try:
+            self._post(ticket, True)
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        return ticket
 
-    def _post(self, call: Call, use_reader: bool) -> None:
-        if call.deadline_ns:
+    def resend(self, ticket: Ticket) -> None:
+        """As :meth:`submit`, for a call that its ``keeper`` has made ready, room and all.
+
+        An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;
+        of any other the sink hears, and then the call is the plan's.
+        """
+        ticket.number = next(self._numbers)
+        self._enqueue(ticket)
+        self.pump()
+
+    def _post(self, ticket: Ticket, use_reader: bool) -> None:
+        if ticket.deadline_ns:
             self._deadlines = True
-        with self._lock:
-            self._queue.append(call)
+        self._enqueue(ticket)
         self.pump()
         if self.wire.immediate:
             while self.poll():
@@ -295,222 +314,146 @@ class Port:
         elif use_reader and self._reader is None:
             self._start_reader()
 
-    def resend(self, call: Call, sink: Sink) -> None:
-        """As :meth:`submit`, for a call that its ``keeper`` has made ready, room and all.
-
-        An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;
-        of any other the sink hears, and then the call is the plan's.
-        """
-        if self._closed is not None:
-            raise type(self._closed)(str(self._closed))
-        call.sink = sink
+    def _enqueue(self, ticket: Ticket) -> None:
         with self._lock:
-            self._queue.append(call)
-        self.pump()
+            if self._closed is not None:
+                raise type(self._closed)(str(self._closed))
+            self._out[ticket.number] = ticket
+            self._queue.append(ticket)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        """Its submission was broken off: nobody will ever ask for it."""
+        if not self.cancel(ticket) and ticket.number not in self._out:
+            ticket.return_loans()
 
     def pump(self) -> None:
         """Send what waits, as far as the window and the arena have room."""
-        failed: list[tuple[Call, BaseException]] = []
-        with self._lock:
-            queue = self._queue
-            while queue:
-                call = queue.popleft()
-                if call.result is None:
-                    try:
-                        self.arguments.make_room(call)
-                    except ArenaFull:
-                        if self._out:
-                            queue.appendleft(call)  # replies will bring memory back
-                            break
-                        try:
-                            self.arguments.make_little_room(call)
-                        except ShmError as error:
-                            failed.append((call, error))
-                            continue
-                    except ShmError as error:
-                        failed.append((call, error))
-                        continue
-                self._limbo.add(call)
-                status, sequence = self.wire.submit(call.config, call.address, call.deadline_ns)
-                if status == core.OK:
-                    call.sequence = sequence
-                    self._out[sequence] = call
-                self._limbo.discard(call)
-                if status == core.EAGAIN:
-                    queue.appendleft(call)
-                    break
-                if status < 0:
-                    failed.append((call, core.error_of(status)))
-        for call, reason in failed:
-            self._end_call(call, None, reason)
-
-    def poll(self) -> int:
-        """Take in replies that have come, without waiting: how many."""
-        if not self._replies_lock.acquire(blocking=False):
-            return 0
+        mine = threading.Lock()
         try:
-            count = self.wire.drain(self._replies, 0)
-            if count > 0:
-                self._settle(self._replies, count)
-        finally:
-            self._replies_lock.release()
-        if count > 0:
-            self.pump()
-        elif count < 0 and count not in (core.EINTR, core.EAGAIN):
-            self.close(core.error_of(count))
-        return max(count, 0)
+            with self._lock, mine:
+                if self._pumper.locked() and not self.wire.immediate:
+                    return  # an outer frame of this thread is at it, and goes on
+                self._pumper = mine
+                queue, out = self._queue, self._out
+                while queue:
+                    ticket = queue[0]
+                    if ticket.number in out and not ticket.sent[0] and not self._send(ticket):
+                        break
+                    if queue and queue[0] is ticket:
+                        queue.popleft()
+            if self._told:
+                self._settle(False)
+        except BaseException:
+            self._out[LEFT] = None
+            self._call_reader()
+            raise
 
-    def _settle(self, replies: core.ReplyBuffer, count: int) -> None:
-        for index in range(count):
-            reply = replies[index]
-            sequence = int(reply.sequence)
-            status = int(reply.status)
-            with self._lock:
-                call = self._out.get(sequence)
-                if call is None:  # abandoned so lately that its thread has not noted it yet
-                    if status != core.ENEEDS_SPACE:
-                        self._early.add(sequence)
-                elif status != core.ENEEDS_SPACE:
-                    del self._out[sequence]
-            if call is None:
-                if status == core.ENEEDS_SPACE:
-                    self.wire.grow(sequence, int(reply.token), 0)
-            elif status == core.ENEEDS_SPACE:
-                self._grow_later(call, reply)
-            elif call.abandoned:
-                call.release()
-            elif call.keeper is not None and not status and not reply.value:
-                call.sequence = 0
-                call.sink = None
-                call.keeper.arrived()
-            else:
+    def _send(self, ticket: Ticket) -> bool:
+        """Send the first of the queue, unless that is over; False when it has to wait."""
+        call = ticket.call
+        error = ticket.error
+        if error is None and call.result is None:
+            try:
+                self.arguments.make_room(call)
+            except ArenaFull:
+                if self._is_anything_out():
+                    return False  # replies will bring memory back
                 try:
-                    result = self._result_of(call, status, int(reply.value))
-                except BaseException as error:
-                    self._end_call(call, None, error)
-                else:
-                    self._end_call(call, result, None)
+                    self.arguments.make_little_room(call)
+                except ShmError as reason:
+                    error = reason
+            except ShmError as reason:
+                error = reason
+        if ticket.sink is None:
+            self._out.pop(ticket.number, None)
+            ticket.return_loans()
+            return True
+        if error is None and self.wire.immediate:
+            self._queue.popleft()  # serving it may raise, or send others, and never happens twice
+            try:
+                self.wire.submit(call.config, call.address, 0, ticket.number, ticket.sent)
+            except BaseException:
+                self._out.pop(ticket.number, None)
+                raise
+            return True
+        if error is None:
+            status = self.wire.submit(
+                call.config, call.address, ticket.deadline_ns, ticket.number, ticket.sent
+            )
+            if status == core.EAGAIN:
+                return False
+            if status < 0:
+                error = core.error_of(status)
+        if error is not None:
+            ticket.error = error
+            self._told.append((ticket, ticket.sink, None, error, True))
+        return True
 
-    def _grow_later(self, call: Call, reply: Any) -> None:
-        if call.abandoned:
-            self.wire.grow(reply.sequence, reply.token, 0)
-            return
-        try:
-            self._grow(call, reply)
-        except ShmError as error:
-            self._detach(call, error)
-            self.wire.grow(reply.sequence, reply.token, 0)
+    def _is_anything_out(self) -> bool:
+        return any(one is not None and one.sent[0] for one in tuple(self._out.values()))
 
-    def _end_call(self, call: Call, result: Any, error: BaseException | None) -> None:
-        sink = call.sink
-        call.release()
-        if sink is not None:
-            _hand(sink, call, result, error)
-
-    def _detach(self, call: Call, error: BaseException) -> None:
-        """Tell the sink now; the call's memory stays pinned until its reply."""
-        sink, call.sink = call.sink, None
-        call.abandoned = True
-        if sink is not None:
-            sink.done(call, None, error)
-
-    def cancel(self, call: Call, sink: Sink) -> bool:
+    def cancel(self, ticket: Ticket) -> bool:
         """Nobody wants a submitted call any more; False when it has ended already.
 
         It leaves the queue if no helper has been given it, and its result is dropped if one has.
         """
         with self._lock:
-            if call.sink is not sink:
+            if ticket.sink is None or self._out.get(ticket.number) is not ticket:
                 return False
-            queued = call in self._queue
-            if queued:
-                self._queue.remove(call)
-            else:
-                call.sink = None
-                call.abandoned = True
-                if call.sequence:
-                    self.wire.cancel(call.sequence)
-        if queued:
-            call.release()
+            ticket.sink = None
+        sequence = ticket.sequence
+        if sequence:
+            self.wire.cancel(sequence)
+        else:
+            self._unqueue(ticket)
         return True
 
-    def expire(self, call: Call, sink: Sink) -> None:
+    def expire(self, ticket: Ticket) -> None:
         """The deadline of a submitted call has passed: its sink hears of it."""
+        error = self._timeout(core.function_name(ticket.call.plan.row))
         with self._lock:
-            if call.sink is not sink:
+            sink = ticket.sink
+            if sink is None or self._out.get(ticket.number) is not ticket:
                 return
-            queued = call in self._queue
-            if queued:
-                self._queue.remove(call)
-        error = self._timeout(core.function_name(call.plan.row))
-        if queued:
-            self._end_call(call, None, error)
-        else:
-            self._detach(call, error)
+            self._told.append((ticket, sink, None, error, False))
+            ticket.sink = None
+        if not ticket.sequence:
+            self._unqueue(ticket)
+        self._settle(False)
 
-    # ---- the reader ----------------------------------------------------------------------
-
-    def _start_reader(self) -> None:
+    def _unqueue(self, ticket: Ticket) -> None:
+        """Let go of what was not sent, and never will be: nobody wants it."""
         with self._lock:
-            if self._reader is not None or self._closed is not None:
+            if ticket.sent[0]:
                 return
-            self._reader = threading.Thread(target=self._read, name="shmgpu-replies", daemon=True)
-            self._reader.start()
-
-    def _read(self) -> None:
-        """The reader thread: it lives as long as submitted calls are out."""
-        replies = core.ReplyBuffer()
-        while True:
-            count = self.wire.drain(replies, LINGER_NS)
-            if count > 0:
-                self._settle(replies, count)
-                self.pump()
-            elif count < 0 and count not in (core.EINTR, core.EAGAIN):
-                self._reader = None
-                self.close(core.error_of(count))
-                return
-            if self._deadlines:
-                self._expire_all()
-            if count <= 0:
-                with self._lock:
-                    if not self._out and not self._queue:
-                        self._reader = None
-                        return
+            try:
+                self._queue.remove(ticket)
+            except ValueError:
+                pass  # it was just dropped from there
+            self._out.pop(ticket.number, None)
+            ticket.return_loans()
 
     def _expire_all(self) -> None:
         now = time.monotonic_ns()
-        with self._lock:
-            late = [
-                (call, call.sink)
-                for call in (*self._queue, *self._out.values())
-                if call.sink is not None and 0 < call.deadline_ns <= now
-            ]
-        for call, sink in late:
-            self.expire(call, sink)
+        for ticket in tuple(self._out.values()):
+            if ticket is not None and 0 < ticket.deadline_ns <= now:
+                self.expire(ticket)
 
     # ---- the end -------------------------------------------------------------------------
 
     def close(self, reason: ShmError) -> None:
-        """No reply will come any more: everything that waits hears why."""
+        """No reply will come any more: everything that waits hears why. May be called again."""
         with self._lock:
             if self._closed is None:
                 self._closed = reason
-            calls = [*self._queue, *self._out.values()]
-            self._queue.clear()
+            self._told += [
+                (ticket, ticket.sink, None, type(reason)(str(reason)), True)
+                for ticket in tuple(self._out.values())
+                if ticket is not None
+            ]
             self._out.clear()
-        for call in calls:
-            sink, call.sink = call.sink, None
-            if call.loans:
-                return_loans(call.loans)
-                call.loans = None
-            if sink is not None:
-                _hand(sink, call, None, type(reason)(str(reason)))
-
-    def join(self) -> None:
-        """Wait for the reader to end; call after :meth:`close`."""
-        reader = self._reader
-        if reader is not None and reader is not threading.current_thread():
-            reader.join(timeout=5.0)
+            self._queue.clear()
+        self._settle(False)
 
     def forget(self) -> None:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
@@ -525,12 +468,4 @@ class Port:
     @property
     def outstanding(self) -> int:
         """Submitted calls that have not ended."""
-        return len(self._queue) + len(self._out)
-
-
-def _hand(sink: Sink, call: Call, result: Any, error: BaseException | None) -> None:
-    """Tell of a call's end. Others were read with it: a sink that raises must not cost theirs."""
-    try:
-        sink.done(call, result, error)
-    except Exception:
-        logger.exception("a reply was lost: what was to hear of it raised")
+        return len(self._out)

@@ -490,8 +490,9 @@ def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
         return tensor(array, requires_grad=requires_grad)
     kind = _kind(array)
     lent = array.view(_Lent)
-    plans.lend(array)
-    weakref.finalize(lent, plans.return_loans, [array]).atexit = False
+    borrower = object()
+    weakref.finalize(lent, plans.return_loans, [array], borrower).atexit = False
+    plans.lend(array, borrower)
     held = Held(lent, core.address_of(array))
     return _made(graph.leaf(spec_of(kind, array.shape), held), requires_grad)
 

@@ -6,10 +6,15 @@ process serves; and the one of them that speaks to the broker.
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice, takewhile
+from operator import attrgetter
 from typing import Any, Protocol
 
 from shmgpu import core
 from shmgpu.plans import Call
+
+_is_one = attrgetter("sequence")
 
 
 class Wire(Protocol):
@@ -36,14 +41,28 @@ class Wire(Protocol):
     def cancel(self, sequence: int, /) -> int:
         """As shm_port_cancel."""
 
-    def submit(self, config: Any, params: int, deadline_ns: int, /) -> tuple[int, int]:
-        """As shm_port_submit: (status, sequence)."""
+    def submit(
+        self, config: Any, params: int, deadline_ns: int, ticket: int, sequence: Any, /
+    ) -> int:
+        """As shm_port_submit."""
 
-    def drain(self, buffer: core.ReplyBuffer, timeout_ns: int, /) -> int:
-        """As shm_port_drain."""
+    def await_replies(self, timeout_ns: int, /) -> int:
+        """As shm_port_await."""
+
+    def take_ends(self, count: int, box: deque[Any], /) -> None:
+        """Put so many replies into the box, in a step that no signal handler can divide.
+
+        Where there were fewer, one without a sequence may be among them.
+        """
+
+    def take_growing(self, box: deque[Any], /) -> None:
+        """The same for all that ask for room."""
+
+    def outstanding(self) -> int:
+        """Messages that are out."""
 
     def descriptors(self) -> tuple[int, ...]:
-        """Readable when :meth:`drain` may bring something."""
+        """Readable when replies may have come."""
 
 
 class BrokerWire:
@@ -55,17 +74,24 @@ class BrokerWire:
     grow = staticmethod(core.port_grow)
     cancel = staticmethod(core.port_cancel)
     submit = staticmethod(core.port_submit)
+    await_replies = staticmethod(core.port_await)
+    outstanding = staticmethod(core.port_outstanding)
     immediate = False
     last_error: BaseException | None = None
 
     @staticmethod
-    def drain(buffer: core.ReplyBuffer, timeout_ns: int) -> int:
+    def take_ends(count: int, box: deque[Any]) -> None:
         """Replies of submitted and abandoned calls."""
-        return buffer.drain(timeout_ns)
+        box.extend(islice(iter(core.port_take_end, None), count))
+
+    @staticmethod
+    def take_growing(box: deque[Any]) -> None:
+        """Their requests for room."""
+        box.extend(takewhile(_is_one, iter(core.port_take_growing, None)))
 
     @staticmethod
     def descriptors() -> tuple[int, ...]:
-        """Readable when :meth:`drain` may bring something."""
+        """Readable when replies may have come."""
         return core.port_fd(), core.port_event_fd()
 
 
@@ -73,4 +99,4 @@ class Sink(Protocol):
     """Who is told how a submitted call ended."""
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """Exactly once."""
+        """Once; again only where an exception from outside, such as Ctrl-C, broke it off."""

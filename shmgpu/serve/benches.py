@@ -27,6 +27,7 @@ from shmgpu.plans import Call
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request
 from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.tickets import Ticket
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a bench's rows, inputs and outputs each
@@ -91,7 +92,7 @@ class Bench:
         # By the number of requests: the call, and what each is answered with.
         self._messages: dict[int, tuple[Call, list[list[Any]]]] = {}
         self._timer: Any = None
-        self.call: Call | None = None
+        self.call: Ticket | None = None
         self.taken = 0
         self.gone = 0
 
@@ -123,11 +124,12 @@ class Bench:
             return
         call = None
         try:
-            self.call = call = self._message(self.taken)[0]
+            call = self._message(self.taken)[0]
             if lane.timeout is not None:
                 call.deadline_ns = self._started[0] + int(lane.timeout * 1e9)
                 self._timer = calls.loop.call_later(lane.timeout, calls.expire, self)
-            calls.port.resend(call, self)
+            self.call = Ticket(call, self)
+            calls.port.resend(self.call)
         except ShmError as error:
             self.done(call, None, error)
 
@@ -192,7 +194,7 @@ class Bench:
         calls.counters[base + _CANCEL] += 1
         calls.counters[base + _CANCEL_NS] += _now() - self._started[place]
         if self.gone == self.taken and self.call is not None:
-            if calls.port.cancel(self.call, self):
+            if calls.port.cancel(self.call):
                 self._give_up()  # the call's memory waits for its late end
 
     def _out(self, count: int) -> None:

@@ -32,6 +32,7 @@ from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, Proto
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 from shmgpu.serve.sequences import choose, standing
+from shmgpu.tickets import Ticket
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
@@ -104,7 +105,7 @@ class Pending:
         self.started_ns = started_ns
         self.sent_ns = 0
         self.outcome = outcome
-        self.call: Call | None = None
+        self.call: Ticket | None = None
         self.message = 0  # its number in the trace, where spans are made
         self.timer: Any = None
         self.traceparent = b""  # of the client's span
@@ -386,7 +387,7 @@ class Calls:
         if call is None:  # it is over, or was found in the cache and is to be told
             pending.is_over = True
             return
-        if not self.port.cancel(call, pending):
+        if not self.port.cancel(call):
             return
         self._out(pending)
         base = pending.served.base
@@ -406,7 +407,7 @@ class Calls:
     def expire(self, pending: Pending) -> None:
         """The time of a call is over."""
         if pending.call is not None:
-            self.port.expire(pending.call, pending)
+            self.port.expire(pending.call)
 
     def timeout_of(self, request: InferRequest) -> float | None:
         """Seconds that a request may take; None: as long as it wants."""

@@ -28,6 +28,7 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request, head_of
 from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.tickets import Ticket
 
 MOST_LANES = 512  # all are forgotten when there are more
 MOST_SEATS = 256  # of a lane
@@ -279,14 +280,14 @@ class Lanes:
         turn.is_answered = False
         turn.on_disconnect = seat.cancel
         connection.waiting.append(turn)
-        seat.call = block
         seat.started_ns = seat.sent_ns = started_ns
         calls.pending += 1
         calls.counters[seat.served.pending] += 1
         if lane.timeout is not None:
             block.deadline_ns = started_ns + int(lane.timeout * 1e9)
             seat.timer = calls.loop.call_later(lane.timeout, calls.expire, seat)
-        calls.port.resend(block, seat)
+        seat.call = Ticket(block, seat)
+        calls.port.resend(seat.call)
         return True
 
     def _seat(self, lane: Lane, lanes: dict[bytes, Lane], key: bytes) -> Seat | None:
@@ -320,7 +321,8 @@ class Lanes:
 
     def lesson(self, request: Request, pending: Pending) -> Lesson | None:
         """What may become a lane: a known request, just handed over, that begins the buffer."""
-        connection, call = request.connection, pending.call
+        connection, ticket = request.connection, pending.call
+        call = None if ticket is None else ticket.call
         count, header_length = connection.came, request.header_length or 0
         if not count or call is None or len(connection.waiting) != 1:
             return None

@@ -21,6 +21,7 @@ from shmgpu.serve.feeds import StreamLost
 from shmgpu.serve.infer import LEFT, Calls, Pending
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
+from shmgpu.tickets import Ticket
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]
@@ -67,7 +68,7 @@ class Stream:
         self.helper = -1
         self.is_over = False
         self._token = next(_tokens)
-        self._call: Call | None = None
+        self._call: Ticket | None = None
         self._timer: Any = None
         self._args: tuple[Any, ...] = ()  # the generator reads them to its end
         self._pending: Pending | None = None
@@ -177,7 +178,7 @@ class Stream:
 
     def _expire(self) -> None:
         if self._call is not None:
-            self.calls.port.expire(self._call, self)
+            self.calls.port.expire(self._call)
 
     def _close(self) -> None:
         """Have the helper forget it; nothing comes of that that anybody wants to know."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import port
+from shmgpu import replies
 
 
 @shmgpu.function(arrays="numpy")
@@ -104,7 +104,7 @@ def test_a_failed_call_is_the_futures_exception(running):
 
 def test_what_raises_as_it_hears_of_its_end_costs_no_other_call_its_own(running, monkeypatch):
     said = []  # not caplog: what it keeps of an exception holds the arena
-    monkeypatch.setattr(port.logger, "exception", said.append)
+    monkeypatch.setattr(replies.logger, "exception", said.append)
     futures = [add_one.submit(np.zeros(3)) for _ in range(3)]
     monkeypatch.setattr(futures[0], "end", lambda result, error: 1 / 0)
     later = [add_one.submit(np.zeros(3)) for _ in range(3)]

@@ -618,7 +618,7 @@ TEST(outside_a_broker_every_call_says_so) {
   CHECK_EQ(shm_check(), SHM_ENOT_CHILD);
   CHECK_EQ(shm_leave(), SHM_ENOT_RUNNING);
   CHECK_EQ(shm_port_call(&plain, 0, 0, &reply), SHM_ENOT_CHILD);
-  CHECK_EQ(shm_port_submit(&plain, 0, 0, &sequence), SHM_ENOT_CHILD);
+  CHECK_EQ(shm_port_submit(&plain, 0, 0, 0, &sequence), SHM_ENOT_CHILD);
   CHECK_EQ(shm_port_drain(&reply, 1, 0), SHM_ENOT_CHILD);
   CHECK_EQ(shm_port_wait(1, 0, &reply), SHM_ENOT_CHILD);
   CHECK_EQ(shm_port_cancel(1), SHM_ENOT_CHILD);

@@ -145,7 +145,7 @@ static int call_row(block_t *block, uint64_t deadline_ns, shm_reply_t *reply) {
 static uint64_t submit_row(block_t *block, uint64_t deadline_ns) {
   shm_call_config_t plain = {.function = row, .rows = 1};
   uint64_t sequence = 0;
-  CHECK_EQ(shm_port_submit(&plain, at(block), deadline_ns, &sequence), SHM_OK);
+  CHECK_EQ(shm_port_submit(&plain, at(block), deadline_ns, 0, &sequence), SHM_OK);
   CHECK(sequence != 0);
   return sequence;
 }
@@ -292,7 +292,7 @@ static void *submits_in_a_thread(void *number) {
     block_t *block = block_new(ADD_ONE, me);
     uint64_t sequence;
     int status;
-    while ((status = shm_port_submit(&plain, at(block), 0, &sequence)) == SHM_EAGAIN) harness_pause();
+    while ((status = shm_port_submit(&plain, at(block), 0, 0, &sequence)) == SHM_EAGAIN) harness_pause();
     CHECK_EQ(status, SHM_OK);
     submitted++;
   }
@@ -410,7 +410,7 @@ static int fills_the_window(int child) {
   uint64_t sequence;
   shm_reply_t reply;
   block_t *third = block_new(ADD_ONE, 1);
-  CHECK_EQ(shm_port_submit(&plain, at(third), 0, &sequence), SHM_EAGAIN);
+  CHECK_EQ(shm_port_submit(&plain, at(third), 0, 0, &sequence), SHM_EAGAIN);
   CHECK_EQ(shm_port_outstanding(), 2);
   /* A call waits for room, but not beyond its deadline: it was never sent. */
   CHECK_EQ(call_row(third, in_ms(20), &reply), SHM_ETIMEOUT);
@@ -890,7 +890,7 @@ static int makes_batches(int child) {
   for (int i = 0; i < EACH; i++) {
     uint64_t sequence;
     blocks[i] = block_new(ADD_ONE, (uint64_t)(child * 100 + i));
-    CHECK_EQ(shm_port_submit(&batched, at(blocks[i]), 0, &sequence), SHM_OK);
+    CHECK_EQ(shm_port_submit(&batched, at(blocks[i]), 0, 0, &sequence), SHM_OK);
   }
   if (child == 0) {
     shm_broker_stats_t stats;

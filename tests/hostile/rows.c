@@ -512,9 +512,9 @@ static int cancels(int child) {
   shm_call_config_t gate = {.function = (uint64_t)(uintptr_t)fn_gate, .rows = 1};
   shm_call_config_t add = {.function = (uint64_t)(uintptr_t)fn_add_one, .rows = 1};
   uint64_t first, second;
-  CHECK_EQ(shm_port_submit(&gate, (uint64_t)(uintptr_t)held, 0, &first), SHM_OK);
+  CHECK_EQ(shm_port_submit(&gate, (uint64_t)(uintptr_t)held, 0, 0, &first), SHM_OK);
   AWAIT(notes[NOTE_GATE] == 1);
-  CHECK_EQ(shm_port_submit(&add, (uint64_t)(uintptr_t)queued, 0, &second), SHM_OK);
+  CHECK_EQ(shm_port_submit(&add, (uint64_t)(uintptr_t)queued, 0, 0, &second), SHM_OK);
   CHECK_EQ(shm_port_cancel(second), SHM_OK); /* never begun */
   CHECK_EQ(shm_port_cancel(first), SHM_OK);  /* too late: its reply stands */
   shm_reply_t replies[4];

@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "F06",
         "shmgpu/port.py",
-        "            self._keep(call, int(reply.sequence), args)\n            raise",
-        "            raise",
+        "self._struck.append((call, args, status == core.ETIMEOUT))",
+        "pass",
         HANGS + "test_f06_a_deadline_frees_its_caller_and_nothing_else_happens",
     ),
     Mutant(
@@ -483,8 +483,8 @@ MUTANTS = [
     Mutant(
         "F37",
         "shmgpu/port.py",
-        "if sequence and self.wire.abandon(sequence) == core.OK:",
-        "if False:",
+        "                self._keep(call, sequence, keep)\n",
+        "",
         HOSTILE
         + "test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_then",
     ),

@@ -1,0 +1,225 @@
+"""What callers hold while a call is out: futures of threads and of event loops.
+
+Owns how they are told of the end. That may be interrupted anywhere and is then done again (see
+:mod:`shmgpu.port`), so each of these does only what is still to be done.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Coroutine, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shmgpu.errors import CallCancelled
+from shmgpu.logs import logger
+from shmgpu.plans import Call
+from shmgpu.tickets import Ticket
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shmgpu.port import Port
+
+R = TypeVar("R")
+
+CANCELLED = concurrent.futures._base.CANCELLED
+
+
+class _Condition(threading.Condition):
+    """A condition that is entered and left by its lock's own methods, which are C.
+
+    That of the standard library does it in methods of Python: Ctrl-C between the lock and the
+    ``return`` would leave it locked for ever, and whoever settles the future waiting with it.
+    """
+
+    __slots__ = ("__enter__", "__exit__")
+
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        super().__init__(lock)
+        self.__enter__ = lock.__enter__  # type: ignore[method-assign]
+        self.__exit__ = lock.__exit__  # type: ignore[method-assign]
+
+
+class CallFuture(concurrent.futures.Future[R]):
+    """The future of a submitted call.
+
+    :meth:`cancel` is True for every call that has not ended. One that no helper has been given
+    leaves the queue and never runs; of one that a helper has, the result is dropped.
+    """
+
+    def __init__(self, port: Port) -> None:
+        super().__init__()
+        self._condition = _Condition()
+        self._port = port
+        self._ticket: Ticket | None = None
+        self.sink = _FutureSink(self)
+
+    def cancel(self) -> bool:
+        """Give the call up; True unless it has ended."""
+        if not super().cancel():  # from here on its end is nobody's
+            return False
+        ticket = self._ticket
+        if ticket is not None:
+            self._port.cancel(ticket)
+        if self._state == CANCELLED:
+            self.set_running_or_notify_cancel()
+        return True
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        """The call has ended. Does what is left to do where an earlier end was interrupted."""
+        if self.done():
+            self._tell_again()
+        elif error is not None and isinstance(error, CallCancelled):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            try:
+                if error is not None:
+                    self.set_exception(error)
+                else:
+                    self.set_result(result)
+            except concurrent.futures.InvalidStateError:  # cancelled just now
+                pass
+
+    _done_callbacks: list[Any]
+
+    def _tell_again(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+            for waiter in self._waiters:  # of concurrent.futures.wait and as_completed
+                if self not in waiter.finished_futures:
+                    waiter.add_result(self)
+        self._invoke_callbacks()
+
+    def _invoke_callbacks(self) -> None:
+        callbacks = self._done_callbacks
+        while callbacks:
+            callback = callbacks.pop(0)  # none is called twice, and the last one's end is no loss
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("exception calling callback for %r", self)
+
+
+class _FutureSink:
+    __slots__ = ("future",)
+
+    def __init__(self, future: CallFuture[Any]) -> None:
+        self.future = future
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        self.future.end(result, error)
+
+
+class LoopReaders:
+    """For each event loop: which calls wait in it; while any do, it watches the port."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[asyncio.AbstractEventLoop, set[object]] = {}
+        self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
+
+    def enter(self, loop: asyncio.AbstractEventLoop, port: Port, sink: object) -> None:
+        """A call of that sink waits in it."""
+        self.waiting.setdefault(loop, set()).add(sink)
+        if loop not in self.watched:
+            descriptors = port.wire.descriptors()
+            for descriptor in descriptors:
+                loop.add_reader(descriptor, port.poll)
+            self.watched[loop] = descriptors
+
+    def leave(self, loop: asyncio.AbstractEventLoop, sink: object) -> None:
+        """It waits no more; does nothing the second time."""
+        waiting = self.waiting.get(loop)
+        if waiting is None:
+            return
+        waiting.discard(sink)
+        if waiting:
+            return
+        for descriptor in self.watched.get(loop, ()):
+            if descriptor >= 0 and not loop.is_closed():
+                loop.remove_reader(descriptor)
+        self.watched.pop(loop, None)
+        self.waiting.pop(loop, None)
+
+
+readers = LoopReaders()
+
+
+class LoopSink:
+    """Tells a future of an event loop, from whatever thread."""
+
+    __slots__ = ("future", "loop", "port", "timer")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], port: Port
+    ) -> None:
+        self.loop = loop
+        self.future = future
+        self.port = port
+        self.timer: asyncio.TimerHandle | None = None
+
+    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a sink of the port is told."""
+        import asyncio  # has been, by whoever has a loop
+
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self.loop:
+            self._set(result, error)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._set, result, error)
+
+    def _set(self, result: Any, error: BaseException | None) -> None:
+        """May be called again where an exception from outside broke it off."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.future.done():
+            pass
+        elif isinstance(error, CallCancelled):
+            self.future.cancel()
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+        if not self.port.wire.immediate:
+            readers.leave(self.loop, self)
+
+
+class Started(Coroutine[Any, Any, R]):
+    """A call that is on its way; await it, or make a task of it.
+
+    It has the methods of its :class:`asyncio.Future` as well; cancelling it, or the task that
+    awaits it, gives the call up.
+    """
+
+    def __init__(self, future: asyncio.Future[R]) -> None:
+        self._future = future
+        self._steps: Generator[Any, None, R] | None = None
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._future.__await__()
+
+    def _awaiting(self) -> Generator[Any, None, R]:
+        if self._steps is None:
+            self._steps = self._future.__await__()
+        return self._steps
+
+    def send(self, value: Any, /) -> Any:
+        """As of a coroutine."""
+        return self._awaiting().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of a coroutine."""
+        return self._awaiting().throw(*error)
+
+    def close(self) -> None:
+        """As of a coroutine."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future, name)

@@ -1,0 +1,297 @@
+"""What has come: from C's queue of replies to whoever waits for each, and the reading thread.
+
+Owns the tickets of calls that are out, the boxes that replies pass through, and the reader. The
+discipline that all of this keeps, so that it may be interrupted anywhere, stands at the head of
+:mod:`shmgpu.port`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from shmgpu import core
+from shmgpu.errors import BadParams, ShmError
+from shmgpu.logs import logger
+from shmgpu.memory import Arena
+from shmgpu.plans import Call
+from shmgpu.results import result_of
+from shmgpu.tickets import Box, Ticket
+from shmgpu.wire import Wire
+
+SPARE_BYTES = 4096  # what a result may leave unused of its room
+LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
+LEFT = 0  # a key of _out that is nobody's: an exception struck, and work was left behind
+ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of calls
+
+
+class Replies:
+    """The calls that are out, and what comes back of them; what a port is besides sending."""
+
+    def __init__(self, wire: Wire, arena: Arena) -> None:
+        self.wire = wire
+        self.arena = arena
+        self._lock = threading.RLock()
+        self._queue: deque[Ticket] = deque()  # submitted, waiting for room in the window
+        # By number those that were submitted and by sequence those that were given up; also LEFT.
+        self._out: dict[int, Ticket | None] = {}
+        self._early: set[int] = set()  # late replies that came before _out knew of the call
+        self._growing: deque[Any] = deque()  # replies that ask for room
+        self._told: deque[tuple[Any, ...]] = deque()  # ends that no reply brought
+        self._boxes = [Box()]
+        self._reader: threading.Thread | None = None
+        self._deadlines = False
+        self._closed: ShmError | None = None
+
+    def pump(self) -> None:
+        """Send what waits, as far as there is room."""
+        raise NotImplementedError
+
+    def close(self, reason: ShmError) -> None:
+        """No reply will come any more."""
+        raise NotImplementedError
+
+    def _expire_all(self) -> None:
+        """End the calls whose time is over."""
+        raise NotImplementedError
+
+    def poll(self) -> int:
+        """Take in replies that have come, without waiting: how many."""
+        done = self._settle(True)
+        if done > 0:
+            self.pump()
+        elif done < 0:
+            self.close(core.error_of(done))
+            return 0
+        return done
+
+    def _settle(self, looks: bool) -> int:
+        """Tell of what has come, and go on where others were interrupted: how much, or a status."""
+        done = ready = 0
+        mine = threading.Lock()
+        try:
+            with mine:
+                if looks:
+                    ready = self.wire.await_replies(0)
+                self._out.pop(LEFT, None)
+                growing = ready >> 32
+                if growing > 0 or self._growing:
+                    done = self._serve_growing()
+                for box in self._claim(mine):
+                    if ready > 0:
+                        self.wire.take_ends(ready & ENDS, box)
+                        ready = 0
+                    done += self._empty(box)
+        except BaseException:
+            self._out[LEFT] = None
+            self._call_reader()
+            raise
+        if not done and ready < 0 and ready not in (core.EINTR, core.EAGAIN):
+            return ready
+        return done
+
+    def _claim(self, mine: Any) -> list[Box]:
+        """All boxes that nobody is at, and at least one."""
+        with self._lock:
+            claimed = [box for box in self._boxes if not box.owner.locked()]
+            if not claimed:
+                claimed = [Box()]
+                self._boxes += claimed
+            for box in claimed:
+                box.owner = mine
+        return claimed
+
+    def _empty(self, box: Box) -> int:
+        """Read and tell whatever is in a box, and what no reply brought: how much it was."""
+        done = 0
+        while True:
+            if not box:
+                try:
+                    box.extend(islice(iter(self._told.popleft, None), 1))
+                except IndexError:  # that was all
+                    return done
+            if type(box[0]) is tuple or self._read_end(box):
+                ticket, sink, result, error, is_over = box[0]
+                if is_over:
+                    self._end(ticket)
+                if sink is not None:
+                    _report(sink.done, ticket.call, result, error)
+            box.popleft()
+            done += 1
+
+    def _read_end(self, box: Box) -> bool:
+        """Replace the box's first reply by what it means; False where nothing is to be told."""
+        reply = box[0]
+        number = int(reply.ticket or reply.sequence)
+        ticket = self._out.get(number)
+        if ticket is None and number and not reply.ticket:
+            with self._lock:  # given up so lately that its thread has not noted it yet
+                ticket = self._out.get(number)
+                if ticket is None:
+                    self._early.add(number)
+        if ticket is None:
+            return False
+        call, sink, error = ticket.call, ticket.sink, ticket.error
+        if sink is None or error is not None:
+            box[0] = ticket, sink, None, error, True
+            return True
+        status, value = int(reply.status), int(reply.value)
+        if call.keeper is not None and not status and not value:
+            self._out.pop(number, None)
+            _report(call.keeper.arrived)
+            return False
+        try:
+            box[0] = ticket, sink, self._result_of(call, status, value), None, True
+        except ShmError as reason:
+            box[0] = ticket, sink, None, reason, True
+        except BaseException as reason:
+            # The result's own, or from outside, where signals are handled: read once more and see.
+            try:
+                box[0] = ticket, sink, self._result_of(call, status, value), None, True
+            except BaseException as again:
+                box[0] = ticket, sink, None, again, True
+            else:
+                raise reason
+        return True
+
+    def _end(self, ticket: Ticket) -> None:
+        """Nobody writes to its memory any more."""
+        ticket.return_loans()
+        ticket.keep = None
+        if self._out.pop(ticket.number, None) is None:
+            return
+        call = ticket.call
+        if ticket.rooms:  # whoever else offered it one may be about to write that into the block
+            call.result = call.keep = call.out = None
+            ticket.rooms = {}
+        else:
+            call.release()
+
+    def _serve_growing(self) -> int:
+        """Offer room to the results that have asked for it: to how many. Runs no user's code."""
+        growing = self._growing
+        try:
+            self.wire.take_growing(growing)
+            return self._offer_all()
+        except BaseException:
+            self._out[LEFT] = None
+            self._offer_all()  # others wait for the places that these have
+            raise
+
+    def _offer_all(self) -> int:
+        done = 0
+        for reply in tuple(self._growing):
+            self._offer(reply)
+            try:
+                self._growing.remove(reply)
+            except ValueError:
+                pass  # somebody else did the same
+            done += 1
+        return done
+
+    def _offer(self, reply: Any) -> None:
+        sequence, token = int(reply.sequence), int(reply.token)
+        ticket = self._out.get(int(reply.ticket) or sequence)
+        block = 0  # none: the result is dropped, and the call ends
+        if ticket is not None and ticket.sink is not None and ticket.error is None:
+            call, rooms = ticket.call, ticket.rooms
+            try:
+                if token not in rooms:
+                    rooms.setdefault(token, self._room_for(call, int(reply.value)))
+                call.set_room(*rooms[token])
+                block = call.address
+            except ShmError as error:
+                ticket.error = error
+        self.wire.grow(sequence, token, block)
+
+    # ---- the reader ----------------------------------------------------------------------
+
+    def _start_reader(self) -> None:
+        with self._lock:
+            if self._reader is not None or self._closed is not None:
+                return
+            reader = threading.Thread(target=self._read, name="shmgpu-replies", daemon=True)
+            reader.start()  # where this is broken off, the thread may run, and makes itself known
+            self._reader = reader
+
+    def _call_reader(self) -> None:
+        """An exception has struck here: another thread is to go on."""
+        if self._reader is None and not self.wire.immediate:
+            try:
+                self._start_reader()
+            except RuntimeError:
+                pass  # the interpreter ends, or has no more threads
+
+    def _read(self) -> None:
+        """The reader thread: it lives as long as submitted calls are out."""
+        me = threading.current_thread()
+        with self._lock:
+            if self._reader is not None and self._reader is not me:
+                return
+            self._reader = me
+        box = Box()
+        while True:
+            ready = self.wire.await_replies(LINGER_NS)
+            if ready > 0:
+                if ready >> 32:
+                    self._serve_growing()
+                self.wire.take_ends(ready & ENDS, box)
+                self._empty(box)
+            elif ready < 0 and ready not in (core.EINTR, core.EAGAIN):
+                self._reader = None
+                self.close(core.error_of(ready))
+                return
+            if LEFT in self._out:
+                self._settle(False)
+            if ready > 0 or self._queue:
+                self.pump()
+            if self._deadlines:
+                self._expire_all()
+            if ready <= 0:
+                with self._lock:
+                    if not self._out:
+                        self._reader = None
+                        return
+
+    def join(self) -> None:
+        """Wait for the reader to end; call after :meth:`close`."""
+        reader = self._reader
+        if reader is not None and reader is not threading.current_thread():
+            reader.join(timeout=5.0)
+
+    # ---- what a reply means --------------------------------------------------------------
+
+    def _result_of(self, call: Call, status: int, used_bytes: int) -> Any:
+        buffer = call.result
+        result = result_of(call, status, used_bytes, self.wire.last_error)
+        if used_bytes and call.out is None and len(buffer) - used_bytes > SPARE_BYTES:
+            self.arena.shrink(buffer, used_bytes)  # a kept result holds no more than it is
+        return result
+
+    def _room_for(self, call: Call, needed: int) -> tuple[int, Any, int]:
+        """Room for a parked result, as :meth:`Call.set_room` takes it."""
+        if call.out is not None and call.plan.fixed:
+            raise BadParams(
+                "the function's result does not have the shape and dtype of out=: pass one "
+                "that has, or leave out= away"
+            )
+        if needed > self.arena.capacity:
+            raise self.arena.refused(needed)
+        return needed, *self.arena.allocate(needed)
+
+
+def _report(tell: Callable[..., None], *what: Any) -> None:
+    """Tell somebody. Others were read with it: one that raises must not cost theirs."""
+    try:
+        tell(*what)
+    except BaseException as error:
+        if not isinstance(error, Exception) and _is_main_thread():
+            raise  # Ctrl-C, most likely: whoever comes next tells it again
+        logger.exception("a reply was lost: what was to hear of it raised")
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

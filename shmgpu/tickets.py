@@ -1,0 +1,79 @@
+"""Tickets: one for each submitted call, from ``submit`` to its end, and boxes for what has come.
+
+A :class:`shmgpu.plans.Call` is a block of memory that one call after the other uses; a ticket
+stands for one of those calls and is never used again. So whoever holds a ticket, to cancel the
+call, or to say that its time is over, can never mean another call. This file owns both; it sends
+nothing. Who may do what to a ticket, and when, is said at the head of :mod:`shmgpu.port`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from shmgpu import core
+from shmgpu.plans import Call, lend, return_loans
+
+if TYPE_CHECKING:
+    from shmgpu.wire import Sink
+
+
+class Ticket:
+    """One submitted call, or one that was given up while it was out.
+
+    Attributes:
+        call: the memory it uses.
+        sink: who hears of the end; None when nobody wants to.
+        number: what its replies bear.
+        sent: a cell with the message's sequence; 0 until it is sent.
+        deadline_ns: when its time is over; 0: never.
+        keep: what has to live until its end besides the call.
+        loans: arrays that are read-only until its end.
+        rooms: what was offered to a result that did not fit, by its token.
+        error: what it raises, whatever its reply will say.
+    """
+
+    __slots__ = (
+        "call", "deadline_ns", "error", "keep", "loans", "number", "rooms", "sent", "sink",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, sink: Sink | None, number: int = -1, keep: Any = None) -> None:
+        self.call = call
+        self.sink = sink
+        self.number = number
+        self.sent = core.new_sequence()
+        self.deadline_ns = call.deadline_ns
+        self.keep = keep
+        self.loans: list[Any] | None = None
+        self.rooms: dict[int, tuple[int, Any, int]] = {}
+        self.error: BaseException | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Of the message; 0 while it waits for room in the window."""
+        return int(self.sent[0])
+
+    def lend(self, arrays: list[Any]) -> None:
+        """Make these read-only until the call's end."""
+        self.loans = arrays
+        for array in arrays:
+            lend(array, self)
+
+    def return_loans(self) -> None:
+        """Whoever lent may write again; does nothing the second time."""
+        if self.loans:
+            return_loans(self.loans, self)
+
+
+class Box(deque[Any]):
+    """Replies that have come, and what was read of them, until whoever wanted to know was told.
+
+    Attributes:
+        owner: held by whoever empties the box, for just as long. Who finds it free goes on where
+            the last one was interrupted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = threading.Lock()
