@@ -6,6 +6,7 @@ they, and all views of them, are garbage.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,11 @@ def stats() -> dict[str, int]:
     return runtime.require().arena.stats()
 
 
+# Blocks that are alive, by address: who frees by address frees one of these, and nothing under an
+# array that knows nothing of it.
+_blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+
+
 class Block(np.ndarray[Any, Any]):
     """Bytes of this child's arena: an array of uint8 that knows its address.
 
@@ -119,9 +125,10 @@ def shm_malloc(nbytes: int) -> Block:
         ArenaFull: the arena has no such block free.
     """
     size = memory.checked_size(nbytes)
-    owner, buffer, _ = runtime.require().arena.block(size)
+    owner, buffer, address = runtime.require().arena.block(size)
     block = np.ndarray.__new__(Block, (size,), np.uint8, buffer)
     block._owner = owner
+    _blocks[address] = block
     return block
 
 
@@ -130,15 +137,21 @@ def shm_free(block: Block | int) -> None:
 
     As in C, nothing may use the block afterwards, nor any array made over it.
 
+    Args:
+        block: what :func:`shm_malloc` returned, or its address.
+
     Raises:
         BadFree: it was freed before, is a part of a block, or is no block of this arena.
     """
     runtime.require()
     if isinstance(block, int):
-        status = core.free(block)
-        if status < 0:
-            core.fail(status, "the block was not freed")
-        return
+        found = _blocks.get(block)
+        if found is None:
+            raise BadFree(
+                f"no block that shm_malloc returned begins at {block:#x}, or it was freed before: "
+                "arrays and results go back by themselves when they are garbage"
+            )
+        block = found
     if not isinstance(block, Block):
         raise BadFree("shm_free frees what shm_malloc returned: this is something else")
     if isinstance(block.base, np.ndarray):
@@ -146,6 +159,7 @@ def shm_free(block: Block | int) -> None:
     owner, block._owner = block._owner, None
     if owner is None:
         raise BadFree("the block was freed before: free each block once")
+    _blocks.pop(block.address, None)
     core.release(owner)
 
 

@@ -136,15 +136,37 @@ def test_frees_of_what_is_no_block_are_refused_and_change_nothing(running):
     shmgpu.shm_free(other)
 
 
-def test_frees_by_address_are_checked_by_the_allocator(broker):
-    address = shmgpu.core.malloc(256)
-    for wrong in (address + 64, 4096, 1 << 46, address + 1):
-        with pytest.raises(shmgpu.BadFree):
+def test_a_block_is_freed_by_its_address_as_by_itself(running):
+    before = live()
+    block = shmgpu.shm_malloc(256)
+    address = block.address
+    for wrong in (address + 64, 4096, 0, -1, 1 << 46, 1 << 70, address + 1, True):
+        with pytest.raises(shmgpu.BadFree, match=r" "):
             shmgpu.shm_free(wrong)
     shmgpu.shm_free(address)
-    with pytest.raises(shmgpu.BadFree):
-        shmgpu.shm_free(address)
-    assert shmgpu.core.arena_check() == 0
+    for freed in (address, block):
+        with pytest.raises(shmgpu.BadFree, match="before"):
+            shmgpu.shm_free(freed)
+    assert live() == before
+    mine = shmgpu.arena.zeros(64)  # takes the place, maybe
+    del block
+    gc.collect()
+    other = shmgpu.arena.zeros(64) + 0
+    assert live() == before + 1 and not np.shares_memory(mine, other)
+
+
+def test_what_an_array_lies_in_is_not_freed_by_address(running):
+    x, y = shmgpu.arena.zeros(100), add_one(np.zeros(100, "f4"))
+    block = shmgpu.shm_malloc(64)
+    for address in (x.ctypes.data, y.ctypes.data):
+        with pytest.raises(shmgpu.BadFree, match="by themselves"):
+            shmgpu.shm_free(address)
+    again = shmgpu.arena.zeros(100)
+    assert not np.shares_memory(again, x) and not np.shares_memory(again, y)
+    del block
+    gc.collect()
+    if running == "broker":
+        assert shmgpu.core.arena_check() == 0
 
 
 @pytest.mark.parametrize("size", [0, -1, 1 << 63, 1 << 70, "8", 1.5, None])
