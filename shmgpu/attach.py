@@ -290,10 +290,12 @@ def _leave(reason: ShmError) -> None:
     if left.pid != os.getpid():
         return
     runtime.end()
-    functions.resolve_by(None, [])
     if current is not None:
         current.port.close(reason)
         current.port.join()
         current.port.forget()
     runtime.stop(reason)
     core.leave()
+    # Only when nothing can be sent any more: another thread's call would go out with a row of this
+    # process's own, which means nothing to the broker, or something else.
+    functions.resolve_by(None, [])

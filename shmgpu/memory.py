@@ -117,8 +117,8 @@ class SharedArena(Arena):
     def refused(self, size_bytes: int) -> ShmError:
         if core.role() != core.ROLE_CHILD:
             return NotRunning(
-                "this process has no arena: only the child that launch() or init() made can "
-                "allocate, not a process that it forked"
+                "this process has no arena: only a child can allocate, as long as it is in its "
+                "broker, and not a process that it forked"
             )
         return super().refused(size_bytes)
 

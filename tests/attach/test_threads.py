@@ -11,6 +11,7 @@ from attach.brokers import said
 import shmgpu
 
 THREADS = 8
+LATELY = brokers.DEADLINE_S
 
 
 def at_once(body, count=THREADS):
@@ -67,6 +68,43 @@ def test_of_threads_that_connect_one_succeeds(place):
         assert (served.add_one(x) == 1).all()
         at_once(lambda number: shmgpu.disconnect())
         assert not shmgpu.is_running()
+
+
+def test_threads_that_call_while_another_leaves_hear_that_it_has_left(place):
+    outcomes = []
+    left = threading.Event()
+
+    def call():
+        x = np.ones((2, 2))
+        functions = (served.add_one, served.doubled, served.of_session)
+        while not left.is_set():
+            for function in functions:
+                try:
+                    outcomes.append(type(function(x)))
+                except Exception as error:
+                    outcomes.append(error)
+
+    def ended(future):  # disconnect() waits for this, and meanwhile there are calls
+        already = len(outcomes)
+        brokers.until(lambda: len(outcomes) > already + 50, "threads call")
+
+    shmgpu.connect(place, wait=LATELY)
+    served.add_one(np.ones((2, 2)))
+    future = served.slow.submit(np.ones(1), 0.2)
+    future.add_done_callback(ended)
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    brokers.until(lambda: len(outcomes) > 20, "threads call")
+    shmgpu.disconnect()
+    after = len(outcomes)
+    brokers.until(lambda: len(outcomes) > after + 20, "threads go on calling")
+    left.set()
+    for thread in threads:
+        thread.join(LATELY)
+    errors = [one for one in outcomes if one is not np.ndarray]
+    assert {type(one) for one in errors} == {shmgpu.NotRunning}, {str(one) for one in errors}
+    assert any("left its broker" in str(one) for one in errors)
 
 
 def test_threads_that_begin_and_end_one_of_their_own_end_with_none():
