@@ -146,10 +146,27 @@ def _refuse_where_taken() -> None:
 
 
 def _join(place: pathlib.Path, wait: float | None) -> Membership:
-    connection = door.knock(place)
-    if connection is None:
-        raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
-    return _enter(place, connection, wait)
+    seconds = None if wait is None else parse_seconds(wait, "wait")
+    return _wait_in(place, door.knock(place, seconds), seconds)
+
+
+def _wait_in(
+    place: pathlib.Path, connection: socket.socket | None, wait: float | None
+) -> Membership:
+    """Enter; and knock again, while there is time, where as many wait as the broker watches."""
+    until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")
+    left = wait
+    while True:
+        if connection is None:
+            raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+        try:
+            return _enter(place, connection, left)
+        except core.NoPlace:
+            if until is not None and time.monotonic() >= until:
+                raise
+        time.sleep(LOOK_AGAIN_S)
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        connection = door.knock(place, left)
 
 
 def _enter(place: pathlib.Path, connection: socket.socket, wait: float | None) -> Membership:
@@ -218,22 +235,22 @@ def ensure(
     place = door.path_of(path)
     if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
         return _join(place, wait)
-    connection = door.knock(place)
+    connection = door.knock(place, SETTLES_WITHIN_S)
     until: float | None = None
     while True:
         if connection is not None:
             try:
-                return _enter(place, connection, wait)
+                return _wait_in(place, connection, wait)
             except (BrokerDied, core.NoAnswer):  # it is ending, or loading
                 if until is not None and time.monotonic() > until:
                     raise
             time.sleep(LOOK_AGAIN_S)
         # Whoever starts one has this until it can be joined.
         with door.locked(place, ".starting", door.STARTED_WITHIN_S if timeout is None else timeout):
-            connection = door.knock(place)
+            connection = door.knock(place, SETTLES_WITHIN_S)
             if connection is None:
                 spawn.start(modules, place, timeout=timeout, **settings)
-                connection = door.knock(place)
+                connection = door.knock(place, SETTLES_WITHIN_S)
         if until is None:
             until = time.monotonic() + SETTLES_WITHIN_S
         elif connection is None and time.monotonic() > until:

@@ -702,6 +702,10 @@ class NoAnswer(errors.LaunchError):
     """Somebody listens at the door and says nothing."""
 
 
+class NoPlace(errors.LaunchError):
+    """All places are taken, or as many wait for one as can."""
+
+
 def dump_arenas(wanted: bool) -> None:
     """shm_dump_arenas: whether core dumps hold the arenas that are mapped from here on."""
     _lib.shm_dump_arenas(int(wanted))
@@ -719,7 +723,8 @@ def join(door: int, program: str, wait_ns: int) -> int:
             "the broker was not joined: it does not answer (is it still loading, or stopped?)"
         )
     if status < 0:
-        raise error_of(status, "the broker was not joined", error_detail())
+        error = error_of(status, "the broker was not joined", error_detail())
+        raise NoPlace(str(error)) if status == ENO_CHILD_SLOT else error
     return int(manifest[0])
 
 

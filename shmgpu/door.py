@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from shmgpu import core
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.logs import logger
 
@@ -28,6 +29,7 @@ BACKLOG = 64
 LOCKED_WITHIN_S = 30.0  # making a socket takes milliseconds
 STARTED_WITHIN_S = 600.0  # loading models may take minutes
 LOOK_AGAIN_S = 0.01
+ANSWERS_WITHIN_S = 2.0  # that a broker takes who knocks in, unless its queue is full and it stands
 NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
 
 
@@ -185,12 +187,23 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def knock(path: pathlib.Path | str) -> socket.socket | None:
-    """A connection to the broker that listens there; None when none does."""
+def knock(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket | None:
+    """A connection to the broker that listens there; None when none does.
+
+    Args:
+        path: of its socket.
+        wait: seconds, beside :data:`ANSWERS_WITHIN_S`, for a place in a queue that is full; None:
+            for ever.
+
+    Raises:
+        ConfigError: what lies there is no broker's socket, or another user's.
+        NoAnswer: the queue is full, and stays so.
+    """
     name = str(path)
+    until = None if wait is None else time.monotonic() + wait + ANSWERS_WITHIN_S
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.connect("\0" + name[1:] if name.startswith("@") else name)
+        _connect(connection, "\0" + name[1:] if name.startswith("@") else name, until)
         if name.startswith("@"):
             _refuse_strangers(connection)
     except OSError as error:
@@ -207,7 +220,32 @@ def knock(path: pathlib.Path | str) -> socket.socket | None:
                 "one of your own with shmgpu up"
             ) from error
         raise ConfigError(f"{path} is no broker's socket ({error}): pass the right path=") from None
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _connect(connection: socket.socket, address: str, until: float | None) -> None:
+    """Connect, and try again while the queue is full.
+
+    A connect() that waits for that knows no time limit, and one that a signal interrupts is no
+    connection, though it looks like one to who asks only whether it failed.
+    """
+    connection.setblocking(False)
+    pause = LOOK_AGAIN_S
+    while True:
+        try:
+            connection.connect(address)
+            connection.setblocking(True)
+            return
+        except BlockingIOError:  # EAGAIN: on a Unix socket, nothing has begun
+            if until is not None and time.monotonic() >= until:
+                raise core.NoAnswer(
+                    "the broker does not answer, and as many wait for it as can (is it stopped?)"
+                ) from None
+        time.sleep(pause)
+        pause = min(2 * pause, 5 * LOOK_AGAIN_S)
 
 
 def _is_no_socket(name: str) -> bool:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pathlib
+import signal
 import socket
 import tempfile
+import threading
 
 import numpy as np
 import pytest
-from attach import served_here
-from attach.brokers import needs_root
+from attach import brokers, served, served_here
+from attach.brokers import needs_root, said
 
 import shmgpu
-from shmgpu import cli, door, spawn
+from shmgpu import cli, control, core, door, spawn
 
 UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
 
@@ -208,3 +211,117 @@ def test_a_log_that_is_another_users_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 65534)  # who finds the file there
     with pytest.raises(shmgpu.LaunchError, match=f"log {log} is another user's file: pass path="):
         spawn._open_log(log)
+
+
+# ---- many at once ----------------------------------------------------------------------------
+
+CROWD = """
+import os, sys, numpy as np, shmgpu
+from attach import served
+
+place, count = sys.argv[1], int(sys.argv[2])
+reading, writing = os.pipe()
+with shmgpu.connect(place, wait=20):
+    pids = []
+    for number in range(count):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.write(writing, b".")
+                with shmgpu.connect(place, wait=None if number % 2 else 300):
+                    code = 0 if served.add_one(np.zeros(1)).tolist() == [1] else 2
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    waiting = 0
+    while waiting < count:
+        waiting += len(os.read(reading, 999))
+print(sum(os.waitpid(pid, 0)[1] == 0 for pid in pids))
+"""
+
+
+def test_whoever_waits_for_a_place_gets_one_however_many_wait(tmp_path):
+    path = tmp_path / "b.sock"
+    with brokers.up(path, slots=1, helpers=1):
+        assert said(f"import sys\nsys.argv = ['', {str(path)!r}, '80']\n{CROWD}").split() == ["80"]
+
+
+@contextlib.contextmanager
+def stopped_with_a_full_queue(path):
+    """A broker that is stopped, and as many connections to it as it lets wait."""
+    with brokers.up(path, slots=1, helpers=1) as broker, contextlib.ExitStack() as waiting:
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            while True:
+                one = waiting.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                one.setblocking(False)
+                try:
+                    one.connect(str(path))
+                except BlockingIOError:
+                    break
+            yield broker
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+
+
+def test_a_broker_that_stands_with_a_full_queue_is_not_waited_for_without_end(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(door, "ANSWERS_WITHIN_S", 0.1)
+    path = tmp_path / "b.sock"
+    with stopped_with_a_full_queue(path):
+        for wait in (0, 0.1):
+            with pytest.raises(shmgpu.LaunchError, match=r"does not answer.*stopped"):
+                shmgpu.connect(path, wait=wait)
+        with pytest.raises(shmgpu.LaunchError, match="does not answer"):
+            control.scale(1, path=path)
+        assert cli.main(["down", "--path", str(path)]) == 1
+        assert "does not answer" in capsys.readouterr().err
+
+
+def test_whoever_waits_for_ever_is_let_in_when_a_broker_that_stood_goes_on(tmp_path):
+    path = tmp_path / "b.sock"
+    outcome = []
+
+    def join():
+        with shmgpu.connect(path, wait=None):
+            outcome.append(served.add_one(np.zeros(1)).tolist())
+
+    with stopped_with_a_full_queue(path) as broker:
+        thread = threading.Thread(target=join)
+        thread.start()
+        os.kill(broker.pid, signal.SIGCONT)
+        thread.join(brokers.DEADLINE_S)
+        assert not thread.is_alive()
+    assert outcome == [[1.0]]
+
+
+def test_ctrl_c_ends_the_wait_for_a_full_queue(tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "b.sock"
+    before = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        with stopped_with_a_full_queue(path):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                shmgpu.connect(path, wait=None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_who_was_let_in_late_is_connected_in_truth(tmp_path):
+    """A connect() that a signal interrupts looks like one that has succeeded."""
+    path = tmp_path / "b.sock"
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with stopped_with_a_full_queue(path):
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            with pytest.raises(core.NoAnswer):
+                door.knock(path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
