@@ -109,6 +109,15 @@ static inline void shmi_count(_Atomic uint64_t *counter, uint64_t more) {
                         memory_order_relaxed);
 }
 
+/* Calls of all children that have not ended: a call that its child died over is dropped, not answered.
+ * Each number is the parent's and read by itself, so a reader beside it may see a few less. */
+static inline int64_t shmi_board_calls_out(void) {
+  const shm_broker_stats_t *broker = shmi_board()->broker;
+  return (int64_t)(__atomic_load_n(&broker->submitted, __ATOMIC_RELAXED) -
+                   __atomic_load_n(&broker->answered, __ATOMIC_RELAXED) -
+                   __atomic_load_n(&broker->dropped, __ATOMIC_RELAXED));
+}
+
 /* The parent alone: append one life to the ring. */
 void shmi_board_trace(const shm_trace_record_t *record);
 

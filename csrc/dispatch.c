@@ -13,10 +13,7 @@
 #include "fault.h"
 #include "registry.h"
 
-enum {
-  EVENTS = 256,      /* children served per turn; the rest stay ready for the next */
-  LOOK_NS = 10000000 /* how long a reply may lie with its helper */
-};
+enum { EVENTS = 256 }; /* children served per turn; the rest stay ready for the next */
 
 static struct epoll_event event_of(enum shmi_peer peer, int index) {
   /* Level-triggered for the supervisor, which may leave some of it for later. */
@@ -103,7 +100,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
     }
   }
   if (d->holding_several != 0 && d->now_ns >= d->look_ns) {
-    d->look_ns = d->now_ns + LOOK_NS;
+    d->look_ns = d->now_ns + SHMI_LOOK_NS;
     shmi_dispatch_look_at_pages(d);
   }
   if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);

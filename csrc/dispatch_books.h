@@ -75,6 +75,8 @@ enum {
 };
 _Static_assert((int)SHMI_SPAN_OF_GROWS < (int)SHMI_BOARD_RING, "no ring laps itself");
 
+enum { SHMI_LOOK_NS = 10000000 }; /* how long a reply may lie with its helper */
+
 struct shmi_dispatch {
   shmi_dispatch_config_t config;
   shmi_schedule_t *schedule;

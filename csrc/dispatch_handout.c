@@ -32,6 +32,11 @@ void shmi_dispatch_released(shmi_dispatch_t *d, int slot) {
   }
 }
 
+static void hold_several(shmi_dispatch_t *d, int h) {
+  if (d->holding_several == 0) d->look_ns = d->now_ns + SHMI_LOOK_NS;
+  d->holding_several |= UINT64_C(1) << h;
+}
+
 /* The caller has seen that there is a number left. */
 static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -42,7 +47,7 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   uint64_t delivery = ++helper->deliveries;
   d->board->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
-  else d->holding_several |= UINT64_C(1) << h;
+  else hold_several(d, h);
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
   if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);
   shmi_frame_t *frame = &helper->out[helper->out_count++];

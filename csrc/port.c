@@ -353,11 +353,8 @@ static int spin(void) {
     port.spin_skipped = 0;
     port.spin_trust = SPIN_SECOND_CHANCE;
   }
-  const shmi_board_t *board = shmi_board();
-  const uint64_t *answered = &board->child_stats[port.child].answered;
-  uint64_t out = __atomic_load_n(&board->broker->submitted, __ATOMIC_RELAXED) -
-                 __atomic_load_n(&board->broker->answered, __ATOMIC_RELAXED);
-  if ((int64_t)out * 2 > port.cores) return 0;
+  const uint64_t *answered = &shmi_board()->child_stats[port.child].answered;
+  if (shmi_board_calls_out() * 2 > port.cores) return 0;
   uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
   do {
     for (int look = 0; look < SPIN_LOOKS; look++) {

@@ -250,12 +250,13 @@ class Watch:
         self.close()
 
     def _child(self, index: int, row: Row, before: Row | None, seconds: float) -> Row:
-        outstanding = row["submitted"] - row["answered"] if row["state"] == 1 else 0
+        # Those whose caller died over them count for the place, whoever has it by now.
+        outstanding = row["submitted"] - row["answered"] - row["dropped"]
         return {
             "child": index,
             **row,
             "state": _name(CHILD_STATES, row["state"]),
-            "outstanding": max(0, outstanding),
+            "outstanding": max(0, outstanding) if row["state"] == 1 else 0,
             "rates": _rates(row, before, seconds),
         }
 

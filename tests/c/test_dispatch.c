@@ -209,11 +209,7 @@ TEST(an_answer_that_lies_with_its_helper_is_heard_of_from_its_page) {
   shmi_frame_t first = hands[0].frames[0];
   helper_notes(0, &first, SHM_EBAD_PARAMS); /* and now it is at the other, for as long as it takes */
   int slot = first.slot;
-  int64_t until = harness_now_ns() + 5000000000;
-  while (child_reads(slot) == 0) {
-    CHECK(harness_now_ns() < until);
-    CHECK(shmi_dispatch_turn(d, 5000000000, NULL) >= 0);
-  }
+  while (child_reads(slot) == 0) CHECK(shmi_dispatch_turn(d, -1, NULL) >= 0);
   CHECK_EQ(shmi_status_from_wire(kids[slot].last.status), SHM_EBAD_PARAMS);
   CHECK_EQ(child_reads(1 - slot), 0);
   helper_ends(0, 1, SHM_OK);

@@ -1004,6 +1004,29 @@ TEST(a_short_calls_answer_does_not_wait_for_the_long_one_behind_it) {
   launch_well(waits_for_the_short_one);
 }
 
+/* Nor one that nobody could know to be long: it always was short. */
+static int waits_for_the_one_before(int child) {
+  (void)child;
+  CHECK_EQ(shm_set_window(2), SHM_OK);
+  echo_t *quick = echo_new(1), *slow = echo_new(0);
+  for (int i = 0; i < 50; i++) CHECK_EQ(call(fn_slow, quick), SHM_OK);
+  slow->note = 4000;
+  shm_msg_t msgs[2] = {{fn_slow, quick}, {fn_slow, slow}}, got;
+  CHECK_EQ(shm_send_msgs(msgs, 2), 2);
+  CHECK_EQ(shm_read_msg(&got), SHM_OK);
+  CHECK(got.params == quick);
+  notes[100] = 1;
+  CHECK_EQ(shm_read_msg(&got), SHM_OK);
+  CHECK_EQ(slow->out, 1);
+  return 0;
+}
+
+TEST(an_answer_does_not_wait_for_a_call_that_was_taken_for_short) {
+  broker_open(1, 1);
+  CHECK_EQ(shm_register(fn_slow, "slow", sizeof(echo_t)), SHM_OK);
+  launch_well(waits_for_the_one_before);
+}
+
 /* ---- fairness, by counted order ---- */
 
 static void fn_order(void *params) {

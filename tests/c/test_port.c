@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "board.h"
+
 /* ---- a helper that speaks the bindings' protocol, in C ---- */
 
 typedef struct block {     /* a binding's parameter block: its first word is its length */
@@ -1137,4 +1139,35 @@ TEST(threads_that_wait_are_turned_out_when_their_process_leaves) {
     pthread_join(threads[i], &failed);
     CHECK(failed == NULL);
   }
+}
+
+/* ---- watching for the answer ---- */
+
+static int dies_with_calls_out(int child) {
+  if (child == 1) {
+    if (notes[60]++ > 0) return 0; /* its second life */
+    for (int i = 0; i < 3; i++) {
+      block_t *waiting = block_new(WAIT, (uint64_t)i);
+      waiting->note = 62;
+      submit_row(waiting, 0);
+    }
+    AWAIT(notes[62] == 1);
+    _exit(1);
+  }
+  shm_broker_stats_t stats;
+  AWAIT(shm_get_broker_stats(&stats) == SHM_OK && stats.child_deaths == 1);
+  CHECK(shmi_board_calls_out() > 0); /* its helper is at one of them still */
+  notes[63] = 1;
+  AWAIT(shmi_board_calls_out() == 0);
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  CHECK_EQ(stats.dropped, 3);
+  expect_row_works();
+  CHECK_EQ(shmi_board_calls_out(), 0);
+  return 0;
+}
+
+TEST(calls_that_a_child_left_behind_are_not_out_for_ever) {
+  open_here(2, 1);
+  config.restart = SHM_RESTART_ON_FAILURE;
+  launch_well(dies_with_calls_out);
 }
