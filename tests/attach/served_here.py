@@ -60,3 +60,8 @@ def crash(helper, gate="."):
     while not os.path.exists(gate):
         time.sleep(0.005)
     os._exit(3)
+
+
+@shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=8, max_delay=60))
+def in_company(helper, x):
+    return x

@@ -183,3 +183,22 @@ def test_what_cannot_be_had_is_refused_in_a_sentence(place, words, sentence):
 def test_without_a_broker_that_is_said(tmp_path):
     status, _, complained = Place(tmp_path).run("shmgpu", "scale", "2")
     assert status == 1 and "no broker listens at" in complained
+
+
+def test_a_call_that_waits_for_company_at_one_that_is_let_go_fails_at_once(place):
+    scale(place, "2")
+    states(place, [READY, READY, ABSENT])
+    said = place.program(
+        "import numpy as np, served_here, shmgpu, subprocess, sys\n"
+        "shmgpu.connect()\n"
+        "x = np.zeros((1, 4))\n"
+        "alone = served_here.in_company.options(helpers=[1]).submit(x)\n"
+        "while shmgpu.stats()['broker']['queued'] == 0: pass\n"
+        "subprocess.run([sys.executable, '-m', 'shmgpu.cli', 'scale', '1'], check=True)\n"
+        "try:\n"
+        "    alone.result(timeout=20)\n"
+        "except shmgpu.NoHelpers as error:\n"
+        "    print(type(error).__name__)\n"
+    )
+    assert said.splitlines()[-1] == "NoHelpers"
+    states(place, [READY, ABSENT, ABSENT])
