@@ -371,6 +371,48 @@ def test_a_signal_ends_a_launch_in_order(number, code):
     assert ("interrupted" in out) == (number == signal.SIGINT)
 
 
+def test_a_parent_that_drains_beside_a_batch_that_is_due_sleeps():
+    program = """
+        import os, shmgpu, signal, time
+        import numpy as np
+
+        @shmgpu.function(arrays="numpy")
+        def at_length(helper, x):
+            time.sleep(1.5)
+
+        @shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=32, max_delay=0.02))
+        def in_company(helper, x):
+            return x
+
+        def wakes():
+            return shmgpu.stats()["broker"]["wakes"]
+
+        def main(rank):
+            x = shmgpu.arena.array(np.array([[os.getpid()]]))
+            busy = at_length.submit(x[0])
+            while shmgpu.stats()["broker"]["in_flight"] == 0:
+                time.sleep(0.01)
+            in_company.submit(x)
+            while shmgpu.stats()["broker"]["queued"] == 0:
+                pass
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(0.5)
+            before = wakes()
+            time.sleep(0.5)
+            print("woken", wakes() - before, flush=True)
+            busy.result()
+
+        try:
+            shmgpu.launch(main, children=1, helpers=1, devices="cpu", arena="1MiB")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    done = run_program(program)
+    woken, number, said = done.stdout.split()
+    assert (woken, said) == ("woken", "interrupted"), done.stderr
+    assert int(number) < 2000  # it looks every few milliseconds whether all has been read
+
+
 @pytest.mark.parametrize("start", ["init(", "launch(lambda rank: None, children=1, "])
 def test_ctrl_c_while_a_session_loads_ends_the_start_at_once(start):
     program = f"""
