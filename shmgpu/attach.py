@@ -48,9 +48,10 @@ NO_PLACES = (
 class Membership:
     """This process's place in a broker; leave it with :func:`disconnect`, or as a context."""
 
-    def __init__(self, path: str, known: manifest.Manifest) -> None:
+    def __init__(self, path: str, known: manifest.Manifest, unpickles: bool = True) -> None:
         self.path = path
         self.manifest = known
+        self.unpickles = unpickles  # what this broker answers with
         self.pid = os.getpid()
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:
@@ -62,7 +63,28 @@ class Membership:
                 "start one with this program's",
                 manifest.name_of(target),
             )
-        return row
+        if row and target.pickle:
+            target.refused = self._why_not_unpickled(target, row)
+        return 0 if target.refused else row
+
+    def _why_not_unpickled(self, target: functions.Function[Any, Any], row: int) -> str:
+        """Why nothing that answers this function's calls is unpickled; "" when it is.
+
+        Where the broker's own function makes no pickles, one that arrives is somebody else's.
+        """
+        if not self.unpickles:
+            return (
+                f"the broker at {self.path} is another user's, and {target.name} has pickle=True: "
+                "whoever answers it could run any code as you; pass plain values and arrays "
+                "instead, or say connect(trust_broker=True) if they may do that"
+            )
+        if row not in self.manifest.pickles:
+            return (
+                f"this program has {target.name} with pickle=True, and the broker at {self.path} "
+                "serves it without: end that broker (shmgpu down), and start one with this "
+                "program's"
+            )
+        return ""
 
     def disconnect(self) -> None:
         """As :func:`disconnect`."""
@@ -85,6 +107,7 @@ def connect(
     wait: float | None = 0.0,
     host: str | None = None,
     port: int | None = None,
+    trust_broker: bool = False,
 ) -> Membership:
     """Join the broker that listens at ``path``: this process becomes one of its children.
 
@@ -94,6 +117,8 @@ def connect(
         wait: seconds to wait for a free place when all are taken; None waits for ever.
         host: accepted for this box (``"localhost"``, its name, its addresses), refused for another.
         port: accepted and not needed: there is no network between processes of one box.
+        trust_broker: call functions with ``pickle=True`` of another user's broker, too, who can
+            answer with any code, and have it run as you.
 
     Returns:
         A context manager that calls :func:`disconnect`.
@@ -109,11 +134,11 @@ def connect(
         path, (host, port) = None, address
     box.refuse_others(host, port)
     _refuse_where_taken()
-    return _join(door.path_of(path), wait)
+    return _join(door.path_of(path), wait, trust_broker)
 
 
 @runtime.one_at_a_time
-def claim(*, wait: float | None = 0.0) -> Membership:
+def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership:
     """In a process that the user's own program forked: take a place of its own, with an arena.
 
     It joins the broker of the process that forked it, which must have ``slots`` to give:
@@ -123,6 +148,7 @@ def claim(*, wait: float | None = 0.0) -> Membership:
 
     Args:
         wait: seconds to wait for a free place when all are taken; None waits for ever.
+        trust_broker: see :func:`connect`.
 
     Returns:
         A context manager that calls :func:`disconnect`; the process's end does the same.
@@ -134,7 +160,7 @@ def claim(*, wait: float | None = 0.0) -> Membership:
     _refuse_where_taken()
     if runtime.inherited_door == "":
         raise LaunchError(NO_PLACES)
-    return _join(door.path_of(runtime.inherited_door), wait)
+    return _join(door.path_of(runtime.inherited_door), wait, trust_broker)
 
 
 def _refuse_where_taken() -> None:
@@ -145,13 +171,16 @@ def _refuse_where_taken() -> None:
         raise LaunchError(ALREADY.get(role, IN_ONE))
 
 
-def _join(place: pathlib.Path, wait: float | None) -> Membership:
+def _join(place: pathlib.Path, wait: float | None, trust_broker: bool) -> Membership:
     seconds = None if wait is None else parse_seconds(wait, "wait")
-    return _wait_in(place, door.knock(place, seconds), seconds)
+    return _wait_in(place, door.knock(place, seconds), seconds, trust_broker)
 
 
 def _wait_in(
-    place: pathlib.Path, connection: socket.socket | None, wait: float | None
+    place: pathlib.Path,
+    connection: socket.socket | None,
+    wait: float | None,
+    trust_broker: bool,
 ) -> Membership:
     """Enter; and knock again, while there is time, where as many wait as the broker watches."""
     until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")
@@ -160,7 +189,7 @@ def _wait_in(
         if connection is None:
             raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
         try:
-            return _enter(place, connection, left)
+            return _enter(place, connection, left, trust_broker)
         except core.NoPlace:
             if until is not None and time.monotonic() >= until:
                 raise
@@ -169,10 +198,17 @@ def _wait_in(
         connection = door.knock(place, left)
 
 
-def _enter(place: pathlib.Path, connection: socket.socket, wait: float | None) -> Membership:
+def _enter(
+    place: pathlib.Path,
+    connection: socket.socket,
+    wait: float | None,
+    trust_broker: bool = False,
+) -> Membership:
     global _membership
-    slot, link, known = enter(connection, wait)
-    _membership = Membership(str(place), known)
+    with connection:
+        unpickles = config.parse_bool(trust_broker, "trust_broker") or door.is_trusted(connection)
+        slot, link, known = enter(connection, wait)
+    _membership = Membership(str(place), known, unpickles)
     functions.resolve_by(_membership.resolve, sorted(known.rows))
     runtime.start(Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place)))
     atexit.register(disconnect)
@@ -210,6 +246,7 @@ def ensure(
     path: str | os.PathLike[str] | None = None,
     wait: float | None = 0.0,
     timeout: float | None = None,
+    trust_broker: bool = False,
     **settings: Any,
 ) -> Membership:
     """Join the user's broker, and start one first where none runs.
@@ -225,6 +262,7 @@ def ensure(
         wait: see :func:`connect`.
         timeout: seconds that its start may take, and that another program's is waited for; None
             waits until it is ready or has failed, and ten minutes for another program's.
+        trust_broker: see :func:`connect`.
         settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
             session (its name), slots, idle_timeout, ... One that runs already is taken as it is.
 
@@ -234,13 +272,13 @@ def ensure(
     _refuse_where_taken()
     place = door.path_of(path)
     if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
-        return _join(place, wait)
+        return _join(place, wait, trust_broker)
     connection = door.knock(place, SETTLES_WITHIN_S)
     until: float | None = None
     while True:
         if connection is not None:
             try:
-                return _wait_in(place, connection, wait)
+                return _wait_in(place, connection, wait, trust_broker)
             except (BrokerDied, core.NoAnswer):  # it is ending, or loading
                 if until is not None and time.monotonic() > until:
                     raise

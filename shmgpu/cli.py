@@ -159,6 +159,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--session", metavar="MODULE:NAME", help="the session function (load of a MODULE)")
     add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
     add("--group", metavar="NAME", help="a group whose members may join, too")
+    add(
+        "--trust-group",
+        action="store_true",
+        help="let its members call functions with pickle=True, and so run code as you",
+    )
     add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
     add(
         "--idle-timeout",
@@ -374,6 +379,7 @@ def _up(options: argparse.Namespace) -> int:
         "slots": options.max_children,
         "idle_timeout": options.idle_timeout,
         "group": _group(options.group),
+        "trust_group": options.trust_group,
         "quotas_file": options.quotas and os.path.abspath(options.quotas),
         **{
             name: getattr(options, name)

@@ -58,6 +58,7 @@ def up(
     path: str | os.PathLike[str] | None = None,
     slots: int = 64,
     group: int | None = None,
+    trust_group: bool = False,
     quotas_file: str | os.PathLike[str] | None = None,
     idle_timeout: float = 0.0,
     on_ready: Callable[[], None] | None = None,
@@ -73,6 +74,8 @@ def up(
         path: of the socket; see :func:`shmgpu.connect`.
         slots: how many programs may be joined at once.
         group: numeric id of a group that may join, too.
+        trust_group: let its members call functions with ``pickle=True``, by which they can run any
+            code as the user of this broker.
         quotas_file: what users and programs may use at most; ``shmgpu/quotas.toml`` in the user's
             directory of configuration, where there is one. Read again on SIGHUP.
         idle_timeout: seconds after which it ends by itself when nobody has been joined, and no call
@@ -91,6 +94,12 @@ def up(
     """
     refuse_unsafe("shmgpu up")
     idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
+    trusted = config.parse_bool(trust_group, "trust_group")
+    if trusted and group is None:
+        raise ConfigError(
+            "trust_group says that a group's members may run code as you, and no group may join: "
+            "name it, too (--group), or leave trust_group away"
+        )
     limits = quotas.path_of(quotas_file)
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
     place = door.path_of(path)
@@ -113,6 +122,8 @@ def up(
             f"{', '.join(served)} decorates no function: name the module in which "
             "@shmgpu.function stands"
         )
+    if group is not None and not trusted:
+        _refuse_pickles()
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))
     host.lent = list(lent)
     try:
@@ -153,6 +164,17 @@ def up(
     finally:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
         core.set_quotas([])
+
+
+def _refuse_pickles() -> None:
+    """What is unpickled here is a program, which would run as this user."""
+    names = [manifest.name_of(one) for one in functions.by_row.values() if one.pickle]
+    if names:
+        raise ConfigError(
+            f"other users may join by --group, and whoever calls {', '.join(names)} could run any "
+            "code as you, for it has pickle=True: pass plain values and arrays instead, or say "
+            "--trust-group (trust_group=True) if every member of the group may do that"
+        )
 
 
 def serve(

@@ -256,13 +256,18 @@ def _is_no_socket(name: str) -> bool:
         return False
 
 
-def _refuse_strangers(connection: socket.socket) -> None:
-    """An abstract name has no owner: anybody may take one whose broker is gone."""
+def is_trusted(connection: socket.socket) -> bool:
+    """Whether the broker at the other end is this user's own, or root's, who may do all anyway."""
     credentials = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
     )
     _, user, _ = struct.unpack("3i", credentials)
-    if user not in (os.geteuid(), 0):
+    return user in (os.geteuid(), 0)
+
+
+def _refuse_strangers(connection: socket.socket) -> None:
+    """An abstract name has no owner: anybody may take one whose broker is gone."""
+    if not is_trusted(connection):
         connection.close()
         raise LaunchError(
             "the socket of the broker that this process was started under is another user's by "

@@ -85,6 +85,7 @@ def resolve_by(
     _resolver = resolver
     _names = names
     for own_row, target in by_row.items():
+        target.refused = ""
         target.row = resolver(target) if resolver is not None else own_row
         target.plans_port = None
 
@@ -198,6 +199,7 @@ class Function(Generic[P, R]):
         self.__signature__ = _without_helper(body)
         self.row = 0
         self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.letters`
+        self.refused = ""  # why the broker's function of this name is not called, as a sentence
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self._options: dict[str, Any] = {
             "batch": batch,
@@ -234,7 +236,9 @@ class Function(Generic[P, R]):
                 self.row = _resolver(self) if _names is not None else 0
 
     def why_unknown(self) -> str:
-        """Why helpers do not have this function, in a sentence."""
+        """Why helpers do not have this function, or it is not called, in a sentence."""
+        if self.refused:
+            return self.refused
         if _resolver is None or _names is None:
             return (
                 f"{self.name} was decorated after the broker had started, so helpers do not "

@@ -33,11 +33,13 @@ class Manifest:
         rows: row of each function, by ``module:qualname``.
         pools: number of each pool, by name.
         prints: fingerprint of each function's code, by its row; none where it has no code.
+        pickles: rows of the functions whose arguments and results may be pickled.
     """
 
     rows: Mapping[str, int]
     pools: Mapping[str, int]
     prints: Mapping[int, str] = field(default_factory=dict)
+    pickles: frozenset[int] = frozenset()
 
     def row_of(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function; 0: none of that name, or of a script's function, more than one.
@@ -63,6 +65,7 @@ class Manifest:
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 told = {"rows": self.rows, "pools": self.pools, "prints": self.prints}
+                told["pickles"] = sorted(self.pickles)
                 file.write(json.dumps(told).encode())
             # All who attach are handed the same file: what one could write, the others would call.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -84,16 +87,18 @@ class Manifest:
             rows = {str(name): int(row) for name, row in found["rows"].items()}
             pools = {str(name): int(number) for name, number in found["pools"].items()}
             prints = {int(row): str(text) for row, text in found["prints"].items()}
+            pickles = frozenset([int(row) for row in found["pickles"]])
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
-        return cls(rows, pools, prints)
+        return cls(rows, pools, prints, pickles)
 
 
 def of_this_process(pools: Mapping[str, int]) -> Manifest:
     """Of a broker that this process is about to start."""
     rows = functions.by_row
     prints = {row: text for row, f in rows.items() if (text := fingerprint(f))}
-    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints)
+    pickles = frozenset([row for row, f in rows.items() if f.pickle])
+    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints, pickles)
 
 
 def fingerprint(target: functions.Function[Any, Any]) -> str:

@@ -60,7 +60,10 @@ def path_of(given: str | os.PathLike[str] | None) -> pathlib.Path | None:
         return pathlib.Path(given)
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     found = pathlib.Path(base, "shmgpu", NAME)
-    return found if found.is_file() else None
+    try:
+        return found if found.is_file() else None
+    except OSError:  # a folder that is closed to this user: there may be limits, and read() says so
+        return found
 
 
 def read(path: pathlib.Path | None) -> list[Row]:

@@ -38,8 +38,13 @@ def until(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_S) 
 
 
 @contextlib.contextmanager
-def up(path: pathlib.Path, *modules: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
-    """A broker that is ready to be joined at ``path``; it ends, in order, with the block."""
+def up(
+    path: pathlib.Path, *modules: str, before: tuple[str, ...] = (), **settings: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A broker that is ready to be joined at ``path``; it ends, in order, with the block.
+
+    ``before``: words before the interpreter's, as :func:`as_nobody` gives them.
+    """
     settings = {"slots": 3, "helpers": 2, "devices": "cpu", "arena": "1MiB", **settings}
     code = (
         "import sys, shmgpu.daemon as d\n"
@@ -53,7 +58,7 @@ def up(path: pathlib.Path, *modules: str, **settings: Any) -> Iterator[subproces
         news.settimeout(DEADLINE_S)
         address = "@" + news.getsockname()[1:].decode()
         process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [*before, sys.executable, "-c", code],
             env=environment(NOTIFY_SOCKET=address),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -34,6 +34,7 @@ STORM = "tests/crash/test_storm.py::"
 HOSTILE = "tests/hostile/test_children.py::"
 IN_C = "tests/hostile/test_in_c.py::"
 DUMPS = "tests/attach/test_dumps.py::"
+PICKLES = "tests/attach/test_pickles.py::"
 DOOR = "tests/attach/test_door.py::"
 GUESTS = "tests/attach/test_connect.py::"
 
@@ -515,6 +516,27 @@ MUTANTS = [
         ".st_uid not in (os.geteuid(), 0)",
         ".st_uid in ()",
         DOOR + "test_a_log_that_is_another_users_is_not_written_to",
+    ),
+    Mutant(
+        "trust",
+        "shmgpu/daemon.py",
+        "    if group is not None and not trusted:\n        _refuse_pickles()\n",
+        "",
+        PICKLES + "test_a_broker_for_a_group_refuses_functions_that_unpickle",
+    ),
+    Mutant(
+        "trust",
+        "shmgpu/attach.py",
+        "if not self.unpickles:",
+        "if False:",
+        PICKLES + "test_what_another_users_broker_answers_is_not_unpickled",
+    ),
+    Mutant(
+        "trust",
+        "shmgpu/attach.py",
+        "if row not in self.manifest.pickles:",
+        "if False:",
+        PICKLES + "test_a_pickle_that_the_brokers_own_function_would_not_make_is_not_read",
     ),
 ]
 
