@@ -284,7 +284,5 @@ def test_the_users_own_file_is_found(tmp_path, monkeypatch):
     assert quotas.path_of(None) == path
     assert quotas.path_of("another.toml") == pathlib.Path("another.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "x" * 300)  # where it cannot even be looked
-    with pytest.raises(
-        shmgpu.ConfigError, match=r"quotas\.toml cannot be read: File name too long"
-    ):
+    with pytest.raises(ConfigError, match=r"quotas\.toml cannot be read: File name too long"):
         quotas.read(quotas.path_of(None))
