@@ -274,9 +274,16 @@ class Call:
         self.keep = None
         self.out = None
         self.deadline_ns = 0
+        if self.priority or self.placement:
+            self.forget_options()
         idle = self.plan.idle
         if len(idle) < MAX_IDLE:
             idle.append(self)
+
+    def forget_options(self) -> None:
+        """The next call of this signature may be one without options: anywhere, in its turn."""
+        self.config.priority = self.priority = 0
+        self.config.placement = self.placement = 0
 
 
 class PlanTable(OrderedDict[Any, Plan]):

@@ -130,6 +130,8 @@ class Port(Replies):
                 and target.repeats.keep((args[0].dtype, args[0].shape), call, self.arena)
             )
             call.deadline_ns = 0
+            if options is not None:
+                call.forget_options()
             if not repeats and len(plan.idle) < MAX_IDLE:
                 plan.idle.append(call)
             if self._queue:
