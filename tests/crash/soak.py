@@ -191,6 +191,7 @@ def report(out: pathlib.Path, seed: int, seconds: float, samples: Any) -> bool:
 def main() -> int:
     parser = arguments(__doc__, seconds=1800, rate=0.3)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."))
+    parser.set_defaults(scale=False)
     options = parser.parse_args()
     every_s = max(0.5, options.seconds / SAMPLES)
     if options.seconds * (1 - WARM_UP) < 1.5 * FEWEST * every_s:

@@ -22,9 +22,11 @@ MAX_HELPERS = 16
 NUMBER_BITS = 48  # of a token; the child's number lies above
 COMPLAINT_BYTES = 1 << 16
 
-# How a request ended. OPEN: not yet. LOST: its child was killed first.
+# How a request ended. OPEN: not yet. LOST: its child was killed first. INTERRUPTED: by Ctrl-C.
 OUTCOMES = ("open", "result", "raised", "died", "timed out", "cancelled", "refused", "lost")
-OPEN, RESULT, RAISED, DIED, TIMED_OUT, CANCELLED, REFUSED, LOST = range(len(OUTCOMES))
+OUTCOMES += ("interrupted",)
+OPEN, RESULT, RAISED, DIED, TIMED_OUT, CANCELLED, REFUSED, LOST, INTERRUPTED = range(len(OUTCOMES))
+ANY = 255  # executions of a lost request that another process than its child sent
 
 
 class Ledger:
@@ -35,10 +37,12 @@ class Ledger:
         quiet: 1 for each child that sends no more load.
         lost: requests that killed children left open, by child.
         hangs: requests that were meant to hang, by child.
+        forks_killed: processes that children forked, and killed while they had places, by child.
         words: what the killer, the children and the program tell each other; see WORDS.
     """
 
     WORDS = ("go", "calm", "over", "kills", "stops", "complaints", "complaint_bytes")
+    WORDS += ("scales", "scalings")
 
     def __init__(self, children: int, helpers: int) -> None:
         if helpers > MAX_HELPERS:
@@ -51,6 +55,7 @@ class Ledger:
             "quiet": ((children,), "u1"),
             "lost": ((children,), "u8"),
             "hangs": ((children,), "u8"),
+            "forks_killed": ((children,), "u8"),
             "number": ((children, RING), "u8"),
             "kind": ((children, RING), "u1"),
             "outcome": ((children, RING), "u1"),
@@ -109,11 +114,21 @@ class Ledger:
 
 
 class Book:
-    """One child's requests; those of an ``idempotent[kind]`` may be executed twice."""
+    """One child's requests; those of an ``idempotent[kind]`` may be executed twice.
 
-    def __init__(self, ledger: Ledger, child: int, idempotent: list[bool]) -> None:
+    Those of the kinds ``by_forks`` are sent by processes that it forked, which may outlive it.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        child: int,
+        idempotent: list[bool],
+        by_forks: frozenset[int] = frozenset(),
+    ) -> None:
         self.ledger, self.child = ledger, child
         self._idempotent = idempotent
+        self._by_forks = by_forks
         self._lock = threading.Lock()
         self.number, self.kind = ledger.number[child], ledger.kind[child]
         self.outcome, self.ended = ledger.outcome[child], ledger.ended[child]
@@ -154,7 +169,8 @@ class Book:
         """
         cells = np.flatnonzero((self.number != 0) & (self.outcome == OPEN))
         for cell in cells:
-            self.frozen[cell] = self.executions[cell].sum()
+            is_by_fork = int(self.kind[cell]) in self._by_forks
+            self.frozen[cell] = ANY if is_by_fork else self.executions[cell].sum()
             self.outcome[cell] = LOST
         self.ledger.lost[self.child] += len(cells)
         if len(cells) > window:
@@ -183,7 +199,7 @@ class Book:
         if outcome == OPEN:
             self._complain(f"{self._name(cell)} never ended")
         elif outcome == LOST:
-            if runs != self.frozen[cell]:
+            if self.frozen[cell] not in (runs, ANY):
                 self._complain(f"{self._name(cell)} was executed after its child's successor began")
         elif not fewest <= ended <= 1:
             self._complain(f"{self._name(cell)} ended {ended} times")

@@ -29,13 +29,25 @@ from typing import Any
 import numpy as np
 
 import shmgpu
-from shmgpu import core, runtime
+from shmgpu import control, core, door, runtime
 
 from . import storm_ledger as ledgers
-from .storm_ledger import CANCELLED, DIED, RAISED, REFUSED, RESULT, TIMED_OUT, Book, Ledger
+from .storm_ledger import (
+    CANCELLED,
+    DIED,
+    INTERRUPTED,
+    RAISED,
+    REFUSED,
+    RESULT,
+    TIMED_OUT,
+    Book,
+    Ledger,
+)
 
 PATIENCE_S = 20.0  # for anything that must come by itself
-WINDOW = 32
+WINDOWS = (32, 32, 2, 1)  # of which the seed draws one
+AT_ONCE = 32  # requests that one of the ways below has under way, at most twice as many
+SLOTS = 4  # for processes that children fork
 ARENA_BYTES = 6 << 20
 BIG_WORDS = 32768  # 256 KiB
 POOLS = ("near", "far")
@@ -43,6 +55,7 @@ POOLS = ("near", "far")
 ledger: Ledger = None  # type: ignore[assignment]  # set before the launch; every role inherits it
 touches_arenas = False  # whether a helper takes every page of every arena at its start
 hang_share = 0.08  # of the calls that may hang
+only: tuple[str, ...] = ()  # names of MIXES; none: all, as often as that table says
 
 
 # ---- what helpers run --------------------------------------------------------------------------
@@ -135,6 +148,12 @@ def hanging(helper, x):
     return answer(x)
 
 
+@shmgpu.function(arrays="numpy", pool="near")
+def from_fork(helper, x):
+    begun(helper, x)
+    return answer(x)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A function, and the ways in which a call of it may fairly end."""
@@ -158,9 +177,11 @@ KINDS = (
     Kind(raising, frozenset((RAISED, DIED))),
     kind(slow, CANCELLED, TIMED_OUT),
     kind(hanging),
+    kind(from_fork),
 )
 NUMBER = {one.function: number for number, one in enumerate(KINDS)}
 IDEMPOTENT = [one.idempotent for one in KINDS]
+BY_FORKS = frozenset((NUMBER[from_fork],))
 
 ENDS: dict[type[BaseException], int] = {
     shmgpu.HelperDied: DIED,
@@ -171,6 +192,9 @@ ENDS: dict[type[BaseException], int] = {
     concurrent.futures.CancelledError: CANCELLED,
     asyncio.CancelledError: CANCELLED,
     shmgpu.ArenaFull: REFUSED,
+    shmgpu.ConfigError: REFUSED,
+    shmgpu.NoHelpers: REFUSED,
+    KeyboardInterrupt: INTERRUPTED,
 }
 
 
@@ -182,11 +206,16 @@ class Caller:
 
     def __init__(self, rank: int, seed: int) -> None:
         self.rank = rank
-        self.book = Book(ledger, rank, IDEMPOTENT)
+        self.book = Book(ledger, rank, IDEMPOTENT, BY_FORKS)
         self.stats = core.child_stats(rank)
         self.random = random.Random(f"{seed}/child/{rank}/{self.stats['generation']}")
         self.sent = CountedWire(runtime.require_port().wire)
         self.fill = np.arange(BIG_WORDS, dtype="uint64")
+        self.on_alarm: Callable[[], None] | None = None
+        self.is_calling = False  # the main thread, and nothing of the storm's own is half done
+        self.by_forks = 0  # requests that processes forked from this one sent, for themselves
+        self.took_s = 0.001  # a plain call, lately
+        signal.signal(signal.SIGALRM, self.alarm)
 
     def complain(self, text: str) -> None:
         ledger.complain(f"child {self.rank} (pid {os.getpid()}): {text}")
@@ -208,8 +237,12 @@ class Caller:
         in_arena: bool = True,
         second: int | None = None,
         words_out: int = 0,
+        fair: frozenset[int] = frozenset(),
     ) -> Any:
-        """Begin a request and send it with ``send`` (None: call and wait); what that returned."""
+        """Begin a request and send it with ``send`` (None: call and wait); what that returned.
+
+        It may also end as ``fair`` says.
+        """
         token = self.book.begin(NUMBER[function])
         try:
             x = self.array(token, words * max(rows, 1), in_arena)
@@ -223,35 +256,69 @@ class Caller:
             x[1:, 0] = 0
         expected = answer(np.resize(x, words_out) if words_out else x)
         args = (x, words_out) if words_out else (x,)
-        judge = functools.partial(self.judge, function, token, expected)
+        judge = functools.partial(self.judge, function, token, expected, fair)
         if send is None:
             self.attempt(judge, function, *args)
             return None
         try:
             return send(judge, *args)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             judge(None, error)
             return None
 
     def ask_bound(self, function: Any, helper: int, priority: int = 0) -> None:
         """As ask, of one helper, in front of or behind other calls."""
         bound = function.options(helpers=[helper], priority=priority)
-        self.ask(function, lambda judge, *args: self.attempt(judge, bound, *args))
+        # One that was let go serves nobody.
+        is_whole = not ledger.get("scales")
+        send = functools.partial(self.attempt_with, bound)
+        self.ask(function, send, fair=frozenset(() if is_whole else (REFUSED,)))
+
+    def attempt_with(self, function: Any, judge: Callable[..., None], *args: Any) -> None:
+        self.attempt(judge, function, *args)
 
     def attempt(self, judge: Callable[..., None], function: Any, *args: Any) -> None:
         try:
-            result = function(*args)
-        except Exception as error:
+            result = self.call(function, *args)
+        except (Exception, KeyboardInterrupt) as error:
             judge(None, error)
         else:
             judge(result, None)
+
+    # -- signals --
+
+    def call(self, function: Any, *args: Any) -> Any:
+        """Within this a signal of the alarm does what it is to do."""
+        if threading.current_thread() is not threading.main_thread():
+            return function(*args)
+        try:
+            self.is_calling = True
+            return function(*args)
+        finally:
+            self.is_calling = False
+
+    def alarm(self, number: int, frame: Any) -> None:
+        if self.is_calling and self.on_alarm is not None:
+            self.is_calling = False
+            self.on_alarm()
+            self.is_calling = True
+
+    def alarmed(self, action: Callable[[], None], within_s: float, body: Callable[[], Any]) -> None:
+        """Run the body; somewhere in its calls ``action`` comes, as a signal handler."""
+        self.on_alarm = action
+        signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, within_s), within_s)
+        try:
+            body()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self.on_alarm = None
 
     def submit(self, function: Any, settings: Any = None, **how: Any) -> Any:
         """As ask, with a future that is judged when it is done, by whoever reads its reply."""
         target = settings or function
 
         def send(judge: Callable[..., None], *args: Any) -> Any:
-            future = target.submit(*args)
+            future = self.call(target.submit, *args)
             future.add_done_callback(functools.partial(self.judge_future, judge))
             return future
 
@@ -269,10 +336,18 @@ class Caller:
             self.complain(f"judging a future: {type(error).__name__}: {error}")
 
     def judge(
-        self, function: Any, token: int, expected: Any, result: Any, error: BaseException | None
+        self,
+        function: Any,
+        token: int,
+        expected: Any,
+        fair: frozenset[int],
+        result: Any,
+        error: BaseException | None,
     ) -> None:
         """The request ended with that: is it fair, and right?"""
-        fair = KINDS[NUMBER[function]].fair
+        fair |= KINDS[NUMBER[function]].fair
+        if self.on_alarm is interrupt:
+            fair |= {INTERRUPTED}
         outcome = RESULT if error is None else ENDS.get(type(error), ledgers.OPEN)
         number = token & 0xFFFFFFFF
         if outcome not in fair:
@@ -296,7 +371,8 @@ class Caller:
 
     def storm(self, until_ns: int, pause_s: float) -> None:
         """Ask, in ways chosen at random, until it is time."""
-        names = [name for name, weight in MIXES.items() for _ in range(weight[0])]
+        often = {name: often for name, (often, _) in MIXES.items()}
+        names = list(only) or [name for name in often for _ in range(often[name])]
         while time.monotonic_ns() < until_ns and not ledger.get("complaints"):
             MIXES[self.random.choice(names)][1](self)
             if pause_s:
@@ -310,6 +386,8 @@ class Caller:
                 self.ask(grown, words_out=100 + self.rank)
             elif one.function in (joined, gathered):
                 self.ask(one.function, rows=2)
+            elif one.function is from_fork:
+                fork_one(self, is_killed=False)
             else:
                 self.ask(one.function, second=0)
         for helper in range(ledger.helpers):  # each of them serves, too
@@ -327,18 +405,21 @@ class Caller:
         now = core.child_stats(self.rank)
         grown_by = {name: now[name] - self.stats[name] for name in now if type(now[name]) is int}
         sent = grown_by["submitted"]
-        certain = sum(self.book.outcomes[one] for one in (RESULT, RAISED, DIED))
-        possible = certain + sum(self.book.outcomes[one] for one in (TIMED_OUT, CANCELLED, REFUSED))
+        certain = sum(self.book.outcomes[one] for one in (RESULT, RAISED, DIED)) - self.by_forks
+        uncertain = (TIMED_OUT, CANCELLED, REFUSED, INTERRUPTED)
+        possible = certain + sum(self.book.outcomes[one] for one in uncertain)
+        # A frame may have gone out whose sender was interrupted before it noted that, or after.
+        cut = self.book.outcomes[INTERRUPTED]
         claims = {
             "every call that the dispatcher saw is answered": grown_by["answered"] == sent,
             "nothing of this child was dropped": grown_by["dropped"] == 0,
             "the dispatcher saw as many calls as the ledger": certain <= sent <= possible,
-            "a frame was sent for each call, grow and cancel": 0
+            "a frame was sent for each call, grow and cancel": -cut
             <= grown_by["frames_sent"] - sent - self.sent.grows
-            <= self.sent.cancels + self.sent.abandons,
-            "a frame was received for each answer and each grow": 0
+            <= self.sent.cancels + self.sent.abandons + cut,
+            "a frame was received for each answer and each grow": -cut
             <= grown_by["frames_received"] - grown_by["answered"] - self.sent.grows
-            <= self.sent.abandons,
+            <= self.sent.abandons + cut,
             "no request is open": not self.book.unfinished(),
         }
         for claim, holds in claims.items():
@@ -396,7 +477,7 @@ def main(rank: int, seed: int, until_ns: int, pause_s: float = 0.0) -> dict[str,
     ledger.quiet[rank] = 0
     faulthandler.register(signal.SIGUSR1)
     caller = Caller(rank, seed)
-    caller.book.inherit(2 * WINDOW + 8)
+    caller.book.inherit(2 * AT_ONCE + 8)
     room = shmgpu.arena.empty(shmgpu.arena.stats()["largest_free_bytes"], "uint8")
     if room.any():
         caller.complain("the arena was not zero at the start")
@@ -404,6 +485,7 @@ def main(rank: int, seed: int, until_ns: int, pause_s: float = 0.0) -> dict[str,
     ledger.set("go", 1)
     caller.storm(until_ns, pause_s)
     until(lambda: ledger.get("calm"), caller, "the killer to end")
+    until(lambda: not ledger.get("scales"), caller, "the pools to be whole")
     ledger.quiet[rank] = 1
     until(ledger.quiet.all, caller, "the other children's last requests")
     helpers = range(ledger.helpers)
@@ -411,6 +493,21 @@ def main(rank: int, seed: int, until_ns: int, pause_s: float = 0.0) -> dict[str,
     caller.calm_round()
     caller.settle_accounts()
     return {ledgers.OUTCOMES[outcome]: count for outcome, count in caller.book.outcomes.items()}
+
+
+def scale(until_ns: int) -> None:
+    """A child of its own, which nobody kills: has the first pool shrink and grow, then be whole."""
+    whole = max(1, ledger.helpers - 1)
+    choose = random.Random(until_ns)
+    place = door.path_of(runtime.current.door)
+    while time.monotonic_ns() < until_ns and not ledger.get("complaints"):
+        time.sleep(choose.uniform(0.05, 0.5))
+        ledger.add("scalings")
+        control.scale({"near": choose.randint(1, whole)}, path=place)
+    control.scale({"near": whole}, path=place)
+    ledger.set("scales", 0)
+    while not ledger.quiet.all() and not ledger.get("over"):
+        time.sleep(0.02)
 
 
 # ---- the ways to ask ---------------------------------------------------------------------------
@@ -442,7 +539,7 @@ def grows(caller: Caller) -> None:
 
 def full_window(caller: Caller) -> None:
     """Twice what the window holds, of everything that is short."""
-    functions = caller.random.choices((plain, repeatable, joined, declared), k=2 * WINDOW)
+    functions = caller.random.choices((plain, repeatable, joined, declared), k=2 * AT_ONCE)
     caller.gather(
         [caller.submit(one, rows=caller.random.randint(1, 3) if one is joined else 0)
          for one in functions]
@@ -462,7 +559,7 @@ def errors(caller: Caller) -> None:
 def deadlines(caller: Caller) -> None:
     """Some pass while the call is queued, some while it runs, some not at all."""
     hasty = slow.options(timeout=caller.random.choice((0.0005, 0.003, 0.02)))
-    caller.ask(slow, lambda judge, *args: caller.attempt(judge, hasty, *args))
+    caller.ask(slow, functools.partial(caller.attempt_with, hasty))
     futures = [caller.submit(slow, hasty) for _ in range(4)]
     futures += [caller.submit(plain, plain.options(timeout=0.001, priority=2)) for _ in range(4)]
     futures += [caller.submit(gathered, gathered.options(timeout=0.002), rows=2)]
@@ -552,6 +649,129 @@ def hang(caller: Caller) -> None:
     caller.ask(hanging, second=int(hangs))
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def ctrl_c(caller: Caller) -> None:
+    """An interrupt somewhere in a call, or in a submit; then the next, as if nothing had been."""
+
+    def body() -> None:
+        for function in caller.random.choices((plain, repeatable, slow), k=6):
+            caller.ask(function)
+        caller.ask(grown, words_out=caller.random.choice((100, 5_000)))
+        caller.gather([caller.submit(plain) for _ in range(8)])
+
+    caller.alarmed(interrupt, caller.random.choice((0.0003, 0.003)), body)
+
+
+def in_handlers(caller: Caller) -> None:
+    """A signal handler that calls, while the thread that it interrupts calls."""
+
+    def body() -> None:
+        for function in caller.random.choices((plain, slow, declared), k=6):
+            caller.ask(function)
+        caller.gather([caller.submit(plain) for _ in range(8)])
+
+    action = caller.random.choice(
+        (
+            lambda: caller.ask(plain),
+            lambda: caller.ask(grown, words_out=caller.random.choice((1, 5_000))),
+        )
+    )
+    caller.alarmed(action, caller.random.choice((0.0005, 0.005)), body)
+
+
+def in_callbacks(caller: Caller) -> None:
+    """Callbacks of futures that call, while others fill the window with results that must grow."""
+    called = threading.Semaphore(0)
+
+    def again(future: Any) -> None:
+        caller.ask(plain)
+        called.release()
+
+    first = [caller.submit(caller.random.choice((slow, plain))) for _ in range(4)]
+    count = 0
+    for future in first:
+        if future is not None:
+            future.add_done_callback(again)
+            count += 1
+    size = caller.random.choice((100, 2_000, 5_000))
+    futures = [caller.submit(grown, words_out=size) for _ in range(AT_ONCE)]
+    caller.ask(plain)
+    for _ in range(count):
+        if not called.acquire(timeout=PATIENCE_S):
+            caller.complain(f"a callback's call did not end within {PATIENCE_S:g} s")
+            return
+    caller.gather(first + futures)
+
+
+def cancels_at_the_end(caller: Caller) -> None:
+    """Cancelled, or out of time, when the answer is just coming."""
+    for _ in range(4):
+        started = time.perf_counter()
+        caller.ask(plain)
+        caller.took_s += (time.perf_counter() - started - caller.took_s) / 8
+        futures = [caller.submit(plain) for _ in range(4)]
+        time.sleep(caller.took_s * caller.random.uniform(0, 2))
+        for future in futures:
+            if future is not None:
+                future.cancel()
+        hasty = plain.options(timeout=caller.took_s * caller.random.uniform(0.3, 1.5))
+        caller.ask(plain, functools.partial(caller.attempt_with, hasty))
+        futures += [caller.submit(plain, hasty) for _ in range(2)]
+        caller.gather(futures)
+
+
+def fork_one(caller: Caller, is_killed: bool) -> None:
+    """A forked process claims a place and asks; its requests are this child's, in the ledger."""
+    tokens = [caller.book.begin(NUMBER[from_fork]) for _ in range(4)]
+    caller.by_forks += len(tokens)
+    read, write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(read)
+            with shmgpu.claim(wait=PATIENCE_S):
+                for token in tokens:
+                    os.write(write, bytes((ask_in_fork(caller, token),)))
+        except BaseException as error:
+            if os.getppid() == parent:  # or it was killed, and nobody reads what came of it
+                caller.complain(f"in a fork: {type(error).__name__}: {error}")
+        finally:
+            os._exit(0)
+    os.close(write)
+    if is_killed:
+        time.sleep(caller.random.uniform(0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+    with open(read, "rb") as pipe:
+        outcomes = pipe.read()
+    if os.waitpid(pid, 0)[1] != 0:
+        ledger.forks_killed[caller.rank] += 1
+    elif len(outcomes) < len(tokens):
+        caller.complain(f"a fork ended {len(outcomes)} requests of {len(tokens)}")
+    for token, outcome in zip(tokens, outcomes.ljust(len(tokens), bytes((DIED,))), strict=True):
+        caller.book.end(token, outcome)
+
+
+def ask_in_fork(caller: Caller, token: int) -> int:
+    """How the request ended, of the process that was forked."""
+    x = caller.array(token)
+    expected = answer(x)
+    try:
+        result = from_fork(x)
+    except shmgpu.HelperDied:
+        return DIED
+    if not np.array_equal(result, expected):
+        caller.complain(f"request {token & 0xFFFFFFFF} of a fork has a wrong result")
+    return RESULT
+
+
+def forks(caller: Caller) -> None:
+    fork_one(caller, is_killed=caller.random.random() < 0.5)
+
+
 MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often, what
     "one by one": (4, one_by_one),
     "from elsewhere": (2, from_elsewhere),
@@ -567,4 +787,9 @@ MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often
     "placed": (2, placed),
     "memory": (1, memory),
     "hang": (1, hang),
+    "cancels at the end": (2, cancels_at_the_end),
+    "callbacks": (0, in_callbacks),
+    "handlers": (0, in_handlers),
+    "ctrl-c": (0, ctrl_c),
+    "forks": (1, forks),
 }
