@@ -63,6 +63,14 @@ def test_a_program_that_was_started_by_itself_calls_like_a_child(joined):
     assert served.tree([np.ones(1), np.ones(1)])["name"] == "both"
 
 
+def test_a_membership_is_left_with_its_block(place):
+    with shmgpu.connect(place, wait=LATELY) as membership:
+        assert type(membership) is shmgpu.Membership and membership.path == str(place)
+        assert shmgpu.is_running()
+    assert not shmgpu.is_running()
+    membership.disconnect()  # once more does nothing
+
+
 def test_results_lie_where_the_guest_says(joined):
     x, y = shmgpu.arena.zeros(100), shmgpu.arena.empty(100)
     assert served.add_one.options(out=y)(x) is y and (y == 1).all()
