@@ -56,6 +56,13 @@ def give_way() -> None:
 
 def what_to_do() -> str:
     """For who has no compiled core: the end of a sentence that says how to come by one."""
+    import sysconfig  # not before it is needed: each import of the package would pay
+
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return (
+            "this is a free-threaded Python, on which shmgpu does not run yet: use the ordinary "
+            f"build of {sys.version_info.major}.{sys.version_info.minor}"
+        )
     checkout = os.path.dirname(HERE)
     if not os.path.exists(os.path.join(checkout, "csrc", "build_core.py")):
         return (

@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -94,3 +95,12 @@ def test_in_the_parent_of_a_checkout_the_package_is_found_too(checkout):
         pytest.skip("the package is not installed here, but found on the path")
     code = "import shmgpu\nprint(shmgpu.launch.__module__)"
     assert run("-c", code, cwd=checkout.parent, PYTHONPATH="") == ("shmgpu.launch\n", "")
+
+
+def test_a_free_threaded_python_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert installed.what_to_do() == (
+        "this is a free-threaded Python, on which shmgpu does not run yet: use the ordinary "
+        f"build of {version}"
+    )
