@@ -5,6 +5,7 @@ CC ?= cc
 SAN ?=
 FAULTS ?=
 T ?=
+SAMPLE ?=
 V ?=
 SEED ?=
 TIME ?=
@@ -133,8 +134,8 @@ rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one co
 	@$(call step,one-core,tests/under one-core $(call pytest_within,1500) $(call rough,2))
 	@$(call step,busy-machine,tests/under busy-machine $(call pytest_within,1500) $(side_by_side) $(call rough,3))
 
-mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection, one at a time: its test must fail (T='F01 F36')
-	@$(PY) tests/mutants $(T)
+mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection: its test must fail (T='F01 F36'; SAMPLE=100 SEED=7: random changes)
+	@$(PY) $(if $(SAMPLE),tests/mutants/sample.py --sample $(SAMPLE) $(if $(SEED),--seed $(SEED)) $(T),tests/mutants $(T))
 
 weather = cd tests && "$(abspath $(PY))" -m crash.$(1) --seconds $(or $(TIME),$(2)) $(if $(SEED),--seed $(SEED))
 

@@ -167,7 +167,7 @@ MUTANTS = [
         "csrc/process.c",
         "shmi_descriptor_close(&process->pidfd);",
         "process->pidfd = -1;",
-        PROCESSES + "test_f17_after_a_thousand_respawns_every_role_holds_what_it_held",
+        PROCESSES + "test_f17_after_many_respawns_every_role_holds_what_it_held",
     ),
     Mutant(
         "F18",
@@ -349,8 +349,8 @@ MUTANTS = [
     Mutant(
         "F36",
         "csrc/dispatch_helpers.c",
-        "if (atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery) {",
-        "if (0) {",
+        "memory_order_acquire) == delivery ? outcome : NULL;",
+        "memory_order_acquire) == delivery && 0 ? outcome : NULL;",
         HELPER_DEATHS + "test_f36_a_reply_that_died_with_its_helper_is_answered_exactly_once",
     ),
     Mutant(

@@ -1,0 +1,120 @@
+"""`make mutants SAMPLE=...`: what is changed, what is left alone, which tests are nearest."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+from mutants import mutations, nearest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "shmgpu").is_dir(), reason="the package's sources are not beside these tests"
+)
+
+PYTHON = '''
+"""A text with 1 < 2."""
+from __future__ import annotations
+
+LIMIT: int = 3
+__all__ = ["one"]
+
+
+def one(x: int | None, y: float = 2.5, flag=True) -> int:
+    """Says 4 + 4."""
+    if x is None and y < LIMIT:
+        raise ValueError(f"{x + 1} is none")
+    while not flag:
+        x += 1
+        work(x, y)
+    return x << 2
+'''
+# Each as it stands, and what becomes of it.
+OF_PYTHON = {
+    ("LIMIT: int = 3", "LIMIT: int = 4"),
+    ("def one(x: int | None, y: float = 2.5, flag=True) -> int:",
+     "def one(x: int | None, y: float = 6.0, flag=True) -> int:"),
+    ("def one(x: int | None, y: float = 2.5, flag=True) -> int:",
+     "def one(x: int | None, y: float = 2.5, flag=False) -> int:"),
+    ("if x is None and y < LIMIT:", "return None"),
+    ("if x is None and y < LIMIT:", "if (not (x is None and y < LIMIT)):"),
+    ("if x is None and y < LIMIT:", "if (x is None or y < LIMIT):"),
+    ("if x is None and y < LIMIT:", "if (x is not None) and y < LIMIT:"),
+    ("if x is None and y < LIMIT:", "if x is None and (y <= LIMIT):"),
+    ("if x is None and y < LIMIT:", "if x is None and (y >= LIMIT):"),
+    ('raise ValueError(f"{x + 1} is none")', "pass"),
+    ("while not flag:", "while (not (not flag)):"),
+    ("while not flag:", "while (flag):"),
+    ("x += 1", "pass"),
+    ("x += 1", "x += 2"),
+    ("work(x, y)", "work(y, x)"),
+    ("work(x, y)", "pass"),
+    ("return x << 2", "return None"),
+    ("return x << 2", "return (x >> 2)"),
+    ("return x << 2", "return x << 3"),
+}  # fmt: skip
+
+C = """
+/* a comment with 1 < 2 */
+#define SIZE 3
+static int room_take(int count) {
+  if (count < 4 && is_open("5 == 5")) return 0;
+  taken += count;
+  room_tell(count);
+  return 1;
+}
+"""
+OF_C = {
+    ('if (count < 4 && is_open("5 == 5")) return 0;',
+     'if (!(count < 4 && is_open("5 == 5"))) return 0;'),
+    ('if (count < 4 && is_open("5 == 5")) return 0;',
+     'if (count <= 4 && is_open("5 == 5")) return 0;'),
+    ('if (count < 4 && is_open("5 == 5")) return 0;',
+     'if (count < 5 && is_open("5 == 5")) return 0;'),
+    ('if (count < 4 && is_open("5 == 5")) return 0;',
+     'if (count < 4 || is_open("5 == 5")) return 0;'),
+    ('if (count < 4 && is_open("5 == 5")) return 0;',
+     'if (count < 4 && is_open("5 == 5")) return 1;'),
+    ("taken += count;", "taken -= count;"),
+    ("taken += count;", ";"),
+    ("room_tell(count);", ";"),
+    ("return 1;", "return 2;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "wanted"), [("a.py", PYTHON, OF_PYTHON), ("a.c", C, OF_C)]
+)
+def test_code_is_changed_and_words_are_not(file, text, wanted):
+    found = mutations.of(file, text)
+    assert {one.lines(text) for one in found} == wanted
+    assert len(found) == len(wanted)
+    for one in found:
+        assert (
+            one.apply(text).splitlines()[: one.line(text) - 1]
+            == (text.splitlines()[: one.line(text) - 1])
+        )
+        assert one.inside in ("one", "room_take", "")
+
+
+def test_what_python_becomes_is_still_python():
+    path = ROOT / "shmgpu" / "arguments.py"
+    text = path.read_text()
+    found = mutations.of("shmgpu/arguments.py", text)
+    assert len(found) > 100
+    for one in found[::7]:
+        ast.parse(one.apply(text))
+
+
+@pytest.mark.parametrize(
+    ("file", "inside", "test"),
+    [
+        ("shmgpu/doctor/machine.py", "memory_room_of_cgroup", "tests/unit/test_doctor.py"),
+        ("shmgpu/serve/spans.py", "exporting", "tests/serve/test_spans.py"),
+        ("csrc/tlsf.c", "shmi_tlsf_free", "tests/c/test_tlsf.c"),
+    ],
+)
+def test_the_nearest_tests_are_those_of_the_room(file, inside, test):
+    assert test in nearest.nearest(file, inside)[:2]
+    assert not any("test_layering" in name for name in nearest.nearest(file, inside))
