@@ -53,6 +53,7 @@ class Membership:
         self.manifest = known
         self.unpickles = unpickles  # what this broker answers with
         self.pid = os.getpid()
+        self.leaving: tuple[ShmError, Runtime | None] | None = None  # why, and what is given up
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
@@ -98,6 +99,7 @@ class Membership:
 
 
 _membership: Membership | None = None
+_is_entering = False  # the core has a place, or is about to, that no membership stands for yet
 
 
 @runtime.one_at_a_time
@@ -165,6 +167,7 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
 
 def _refuse_where_taken() -> None:
     runtime.refuse_while_loading()
+    _undo()
     _leave_lost()
     role = core.role()
     if role != core.ROLE_NONE or runtime.current is not None:
@@ -204,15 +207,43 @@ def _enter(
     wait: float | None,
     trust_broker: bool = False,
 ) -> Membership:
-    global _membership
-    with connection:
-        unpickles = config.parse_bool(trust_broker, "trust_broker") or door.is_trusted(connection)
-        slot, link, known = enter(connection, wait)
-    _membership = Membership(str(place), known, unpickles)
-    functions.resolve_by(_membership.resolve, sorted(known.rows))
-    runtime.start(Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place)))
-    atexit.register(disconnect)
-    return _membership
+    global _membership, _is_entering
+    try:
+        with connection:
+            trusts = config.parse_bool(trust_broker, "trust_broker")
+            unpickles = trusts or door.is_trusted(connection)
+            _is_entering = True
+            slot, link, known = enter(connection, wait)
+        membership = Membership(str(place), known, unpickles)
+        membership.leaving = NotRunning(runtime.NOT_RUNNING), None  # what an interruption comes to
+        _membership = membership
+        _is_entering = False
+        functions.resolve_by(membership.resolve, sorted(known.rows))
+        atexit.register(disconnect)
+        runtime.start(
+            Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place))
+        )
+        membership.leaving = None
+    except BaseException:
+        _undo()
+        raise
+    return membership
+
+
+def _undo() -> None:
+    """Leave a place that was taken, or left, only in part, because an exception struck.
+
+    Joining and leaving do this themselves; where they are interrupted in that, too, whoever joins
+    or leaves next does it.
+    """
+    global _is_entering
+    if _is_entering:
+        if core.role() == core.ROLE_CHILD:
+            core.leave()
+        _is_entering = False
+    left = _membership
+    if left is not None and left.leaving is not None:
+        _leave(left.leaving[0])
 
 
 def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, manifest.Manifest]:
@@ -223,19 +254,21 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
     logs.configure()
     core.dump_arenas(config.resolve("dump_arenas"))
-    with connection:
-        descriptor = core.join(connection.fileno(), os.path.basename(sys.argv[0]), wait_ns)
+    descriptor = core.new_descriptor()
     try:
-        try:
-            known = manifest.Manifest.read(descriptor)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        with connection:
+            program = os.path.basename(sys.argv[0])
+            core.join(connection.fileno(), program, wait_ns, descriptor)
+        known = manifest.Manifest.read(descriptor[0])
         slot = core.child_id()
         link = Port(BrokerWire(), SharedArena(slot), dict(known.pools))
     except BaseException:
-        core.leave()
+        if core.role() == core.ROLE_CHILD:
+            core.leave()
         raise
+    finally:
+        if descriptor[0] >= 0:
+            os.close(descriptor[0])
     return slot, link, known
 
 
@@ -320,6 +353,7 @@ def disconnect() -> None:
     Calls that are out are given up; arrays of the arena stay readable. Does nothing when no broker
     was joined.
     """
+    _undo()
     _leave(NotRunning(runtime.DISCONNECTED))
 
 
@@ -336,21 +370,27 @@ def _leave_lost() -> None:
 
 
 def _leave(reason: ShmError) -> None:
+    """Each of its steps may be done twice: where it is interrupted, it is begun again."""
     global _membership
-    left, current = _membership, runtime.current
+    left = _membership
     if left is None:
         return
-    _membership = None
+    if left.pid == os.getpid():
+        if left.leaving is None:
+            left.leaving = reason, runtime.current
+        reason, current = left.leaving
+        if runtime.current is not None:
+            current = runtime.current
+            runtime.end()
+            runtime.stop(reason)
+        if current is not None:
+            current.port.close(reason)
+            current.port.join()
+            current.port.forget()
+        if core.role() == core.ROLE_CHILD:
+            core.leave()
+        # Only when nothing can be sent any more: another thread's call would go out with a row of
+        # this process's own, which means nothing to the broker, or something else.
+        functions.resolve_by(None, [])
     atexit.unregister(disconnect)
-    if left.pid != os.getpid():
-        return
-    runtime.end()
-    if current is not None:
-        current.port.close(reason)
-        current.port.join()
-        current.port.forget()
-    runtime.stop(reason)
-    core.leave()
-    # Only when nothing can be sent any more: another thread's call would go out with a row of this
-    # process's own, which means nothing to the broker, or something else.
-    functions.resolve_by(None, [])
+    _membership = None

@@ -711,9 +711,13 @@ def dump_arenas(wanted: bool) -> None:
     _lib.shm_dump_arenas(int(wanted))
 
 
-def join(door: int, program: str, wait_ns: int) -> int:
-    """shm_join: become a child of the broker behind that socket; the manifest's descriptor."""
-    manifest = _ffi.new("int *")
+def new_descriptor() -> Any:
+    """Room for a descriptor, at index 0; -1 until there is one."""
+    return _ffi.new("int *", -1)
+
+
+def join(door: int, program: str, wait_ns: int, manifest: Any) -> None:
+    """shm_join: become a child of the broker behind that socket, and be given its manifest."""
     while True:  # Python's signal handlers run between
         status = int(_lib.shm_join(door, program.encode(), wait_ns, 1, manifest))
         if status != EINTR:
@@ -725,7 +729,6 @@ def join(door: int, program: str, wait_ns: int) -> int:
     if status < 0:
         error = error_of(status, "the broker was not joined", error_detail())
         raise NoPlace(str(error)) if status == ENO_CHILD_SLOT else error
-    return int(manifest[0])
 
 
 def disown() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,10 +28,11 @@ CANCELLED = concurrent.futures._base.CANCELLED
 
 
 class _Condition(threading.Condition):
-    """A condition that is entered and left by its lock's own methods, which are C.
+    """A condition that Ctrl-C leaves whole.
 
-    That of the standard library does it in methods of Python: Ctrl-C between the lock and the
-    ``return`` would leave it locked for ever, and whoever settles the future waiting with it.
+    That of the standard library is entered by a method of Python: Ctrl-C between the lock and the
+    ``return`` would leave it locked for ever, and whoever settles the future waiting with it. Here
+    the lock's own methods, which are C, do that. And a wait that is broken off has the lock.
     """
 
     __slots__ = ("__enter__", "__exit__")
@@ -40,6 +42,24 @@ class _Condition(threading.Condition):
         super().__init__(lock)
         self.__enter__ = lock.__enter__  # type: ignore[method-assign]
         self.__exit__ = lock.__exit__  # type: ignore[method-assign]
+        self._mine = lock
+        self._asleep: deque[Any] = self._waiters  # type: ignore[attr-defined]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As of any condition, for one that was entered once."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        seconds = -1 if timeout is None else max(timeout, 0.0)
+        woken = False
+        self._asleep.append(waiter)  # left there by Ctrl-C it harms nobody
+        try:  # nothing before the release can raise, and nothing stands before the lock below
+            self._mine.release()
+            woken = waiter.acquire(True, seconds)
+        finally:
+            self._mine.acquire()
+        if not woken and waiter in self._asleep:
+            self._asleep.remove(waiter)
+        return woken
 
 
 class CallFuture(concurrent.futures.Future[R]):

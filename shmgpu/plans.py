@@ -197,6 +197,7 @@ class Call:
         "block",
         "config",
         "deadline_ns",
+        "is_late",
         "keep",
         "keeper",
         "out",
@@ -225,6 +226,7 @@ class Call:
         self.addresses: Any = ()
         self.result: Any = None
         self.deadline_ns = 0
+        self.is_late = False  # its caller saw the deadline pass, and its reply will come
         self.keep: Any = None
         self.keeper: Any = None
         self.out: Any = None

@@ -59,6 +59,8 @@ from shmgpu.wire import Sink, Wire
 
 _ndarray = np.ndarray
 
+ELSEWHERE = 2  # a status of our own: the argument does not lie in the arena
+
 
 class Port(Replies):
     """The calls of one child."""
@@ -71,8 +73,7 @@ class Port(Replies):
         self._allocate = arena.allocate
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
-        # (call, what a helper may touch besides, whether a late reply is sure to come)
-        self._struck: deque[tuple[Call, Any, bool]] = deque()
+        self._struck: deque[tuple[Call, Any]] = deque()  # with what a helper may touch besides
         self._repeats = not wire.immediate
         self.rejoins = False  # whoever calls where the broker is gone joins the next one
 
@@ -105,8 +106,10 @@ class Port(Replies):
             if call.deadline_ns:
                 reply.status = 0
             status = self._call(call.config, call.address, call.deadline_ns, reply)
+            if status < 0:
+                status = self._go_on(call, target, status)
         except BaseException:
-            self._struck.append((call, args, False))
+            self._struck.append((call, args))
             self._tidy()
             raise
         if (
@@ -137,7 +140,7 @@ class Port(Replies):
             if self._queue:
                 self.pump()
             return result
-        return self._see_through(call, target, args, status)
+        return self._finish(call, status)
 
     def send(self, letter: Letter, target: Target, keep: Any) -> Any:
         """Send a letter and wait: the room, with its result; raises what went wrong.
@@ -151,8 +154,10 @@ class Port(Replies):
         room = letter.result
         try:
             status = self._call(letter.config, letter.address, 0, reply)
+            if status < 0:
+                status = self._go_on(letter, target, status)
         except BaseException:
-            self._struck.append((letter, keep, False))
+            self._struck.append((letter, keep))
             self._tidy()
             raise
         if status == 0:
@@ -160,7 +165,7 @@ class Port(Replies):
             if self._queue:
                 self.pump()
         else:
-            self._see_through(letter, target, keep, status)
+            self._finish(letter, status)
         return room
 
     def repeat(self, target: Target, ready: deque[Repeat], args: tuple[Any, ...]) -> Any:
@@ -177,8 +182,14 @@ class Port(Replies):
         call = again.call
         try:
             status = core.port_repeat(again.recipe, pointer, again.owner)
+            if status < 0:
+                if status == core.EBAD_PARAMS and not call.reply.sequence:
+                    status = ELSEWHERE
+                else:
+                    call.result = again.result.base
+                    status = self._go_on(call, target, status) or 1
         except BaseException:
-            self._struck.append((call, (args, again), False))  # the room is the latter's
+            self._struck.append((call, (args, again)))  # the room is the latter's
             self._tidy()
             raise
         if status == 0:
@@ -187,29 +198,29 @@ class Port(Replies):
             if self._queue:
                 self.pump()
             return result
-        if status == core.EBAD_PARAMS and not call.reply.sequence:  # not an array of the arena
+        if status == ELSEWHERE:
             ready.append(again)
             return self.call(target, args, {})
-        call.result = again.result.base
-        return self._see_through(call, target, args, min(status, 0))  # 1: a result of another kind
+        if call.result is None:
+            call.result = again.result.base
+        return self._finish(call, min(status, 0))  # 1: a result of another kind, or one seen later
 
-    def _see_through(self, call: Call, target: Target, args: Any, status: int) -> Any:
+    def _go_on(self, call: Call, target: Target, status: int) -> int:
         """The rest of a call whose wait has ended with ``status``, if that is its end."""
         reply = call.reply
+        while status == core.EINTR or status == core.ENEEDS_SPACE:
+            status = self._resume(call, status)
+        if status == core.ETIMEOUT and reply.sequence:
+            # It may run, and the helper still write: its reply comes late, whoever saw the
+            # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
+            call.is_late = True
+            raise self._timeout(target.name)
+        return status
+
+    def _finish(self, call: Call, status: int) -> Any:
+        """What an answered call returns, or raises."""
         try:
-            while status == core.EINTR or status == core.ENEEDS_SPACE:
-                status = self._resume(call, status)
-            if status == core.ETIMEOUT and reply.sequence:
-                # It may run, and the helper still write: its reply comes late, whoever saw the
-                # deadline pass. (reply.status does not say who: nobody wrote it if it was our
-                # clock.)
-                raise self._timeout(target.name)
-        except BaseException:
-            self._struck.append((call, args, status == core.ETIMEOUT))
-            self._tidy()
-            raise
-        try:
-            return self._result_of(call, status, int(reply.value))
+            return self._result_of(call, status, int(call.reply.value))
         finally:
             call.release()
             if self._queue:
@@ -235,11 +246,11 @@ class Port(Replies):
     def _tidy(self) -> None:
         """Give up the calls that exceptions have struck, and keep what is still theirs."""
         for struck in tuple(self._struck):
-            call, keep, has_late_reply = struck
+            call, keep = struck
             sequence = int(call.reply.sequence)
             if sequence:
                 self._keep(call, sequence, keep)
-                if not has_late_reply and self.wire.abandon(sequence) != core.OK:
+                if not call.is_late and self.wire.abandon(sequence) != core.OK:
                     self._out.pop(sequence, None)  # it had ended
             try:
                 self._struck.remove(struck)

@@ -1,0 +1,224 @@
+"""Calls that are interrupted, at every point where CPython runs signal handlers.
+
+Each test does one thing again and again. Each time a signal handler runs at the next point, and
+raises as Ctrl-C does, or calls; then the port must be whole: every place of the window is free,
+every other call that was out has its own result, and all ways of calling work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+from interrupts import PACKAGE, Interrupts
+
+import shmgpu
+from shmgpu import core, futures, runtime
+
+WINDOW = 4
+ENDS_WITHIN_S = 10
+
+
+@shmgpu.function(arrays="numpy")
+def add_one(helper, x):
+    return x + 1
+
+
+@shmgpu.function(arrays="numpy")
+def full(helper, n):
+    return np.full(n, 3, np.uint8)
+
+
+@shmgpu.function(arrays="numpy")
+def fails(helper, x):
+    raise ValueError(str(x))
+
+
+@pytest.fixture(scope="module")
+def handler(tmp_path_factory):
+    return Interrupts(tmp_path_factory.mktemp("interrupts"))
+
+
+@pytest.fixture
+def interrupts(handler):
+    with shmgpu.init(helpers=1, devices="cpu", arena="32MiB", window=WINDOW):
+        with handler.installed():
+            yield handler
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + ENDS_WITHIN_S
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.0002)
+
+
+class Others:
+    """Calls that are out meanwhile, and whatever else must be as it was."""
+
+    def __init__(self):
+        self.x = shmgpu.arena.zeros(8)
+        self.out = []
+        self.number = 0
+        self.extra = []  # futures whose submission may have been interrupted
+
+    def submit(self):
+        for _ in range(2):
+            self.number += 1
+            self.out.append((self.number, add_one.submit(np.full(3, float(self.number)))))
+
+    def check(self):
+        """Everything has its own end, and nothing is held."""
+        port = runtime.require_port()
+        assert add_one(self.x).tolist() == [1] * 8
+        for number, future in self.out:
+            assert future.result(ENDS_WITHIN_S).tolist() == [number + 1] * 3
+        for future in self.extra:
+            with contextlib.suppress(concurrent.futures.CancelledError, shmgpu.RemoteError):
+                future.result(ENDS_WITHIN_S)
+        self.out.clear()
+        self.extra.clear()
+        assert add_one.submit(self.x).result(ENDS_WITHIN_S).tolist() == [1] * 8
+        wait_until(lambda: not core.port_outstanding(), "a place of the window is lost")
+        wait_until(lambda: not port._out, f"calls are kept for ever: {port._out}")
+        assert not (port._struck or port._early or port._told or port._growing or port._queue)
+        assert not any(port._boxes)
+        assert self.x.flags.writeable
+        trial = threading.Thread(target=self._take_the_lock, args=(port._lock,))
+        trial.start()
+        trial.join()
+        assert self.taken, "the port's lock is held by nobody"
+
+    def _take_the_lock(self, lock):
+        self.taken = lock.acquire(timeout=5)
+        if self.taken:
+            lock.release()
+
+
+@pytest.fixture
+def others(interrupts):
+    made = Others()
+    yield made
+    vars(made).clear()  # it holds arrays of the arena, and so do tracebacks in cycles
+    gc.collect()
+
+
+def called(others):
+    add_one(others.x)
+
+
+def called_with_more(others):
+    add_one(x=others.x)
+
+
+def grown(others):
+    others.number += 1
+    assert len(full(5000 * (1 + others.number % 7))) > 0
+
+
+def failed(others):
+    with contextlib.suppress(shmgpu.RemoteError):
+        fails(1)
+
+
+def submitted(others):
+    others.submit()
+    future = add_one.submit(others.x)
+    others.extra.append(future)
+    with contextlib.suppress(concurrent.futures.CancelledError):
+        future.result(ENDS_WITHIN_S)
+
+
+def submitted_beyond_the_window(others):
+    for _ in range(2 * WINDOW):
+        others.extra.append(full.submit(9000))
+
+
+def cancelled(others):
+    others.submit()
+    future = add_one.submit(others.x)
+    others.extra.append(future)
+    future.cancel()
+
+
+def awaited(others):  # a loop whose own code is interrupted is no concern of ours
+    async def main():
+        return await asyncio.gather(*(add_one.aio(others.x) for _ in range(WINDOW + 2)))
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # what it logs of a task holds the arena
+    try:
+        assert all(y.tolist() == [1] * 8 for y in loop.run_until_complete(main()))
+    finally:
+        loop.close()
+        futures.readers.waiting.pop(loop, None)
+        futures.readers.watched.pop(loop, None)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        called,
+        called_with_more,
+        grown,
+        failed,
+        submitted,
+        cancelled,
+        pytest.param(submitted_beyond_the_window, marks=pytest.mark.slow),
+    ],
+    ids=lambda operation: operation.__name__,
+)
+def test_an_exception_from_a_signal_handler_costs_no_other_call_anything(
+    interrupts, others, operation
+):
+    operation(others)
+    others.check()
+    points = interrupts.at_every_point(lambda: operation(others), others.check)
+    assert points > 5
+
+
+def test_an_exception_in_an_event_loop_costs_no_other_call_anything(interrupts, others):
+    awaited(others)
+    assert interrupts.at_every_point(lambda: awaited(others), others.check, files=PACKAGE) > 20
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        called,
+        submitted,
+        cancelled,
+        awaited,
+        pytest.param(grown, marks=pytest.mark.slow),
+        pytest.param(submitted_beyond_the_window, marks=pytest.mark.slow),
+    ],
+    ids=lambda operation: operation.__name__,
+)
+@pytest.mark.parametrize(
+    "way",
+    [
+        called,
+        "submits",
+        pytest.param("cancels", marks=pytest.mark.slow),
+        pytest.param(grown, marks=pytest.mark.slow),
+    ],
+    ids=lambda way: getattr(way, "__name__", way),
+)
+def test_a_signal_handler_may_call_at_any_moment(interrupts, others, operation, way):
+    def act():
+        if way == "submits":
+            others.extra.append(add_one.submit(others.x))
+        elif way == "cancels":
+            for future in others.extra:
+                future.cancel()
+        else:
+            way(others)
+
+    operation(others)
+    assert interrupts.at_every_point(lambda: operation(others), others.check, act) > 5
