@@ -7,6 +7,7 @@ FAULTS ?=
 T ?=
 SAMPLE ?=
 V ?=
+PAGE ?=
 SEED ?=
 TIME ?=
 
@@ -160,6 +161,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
 	@$(MAKE) rough
 	@$(MAKE) ctest
+	@$(MAKE) ctest PAGE=65536 T="arena board door launch"
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread
 else
@@ -184,16 +186,16 @@ build/hardening: csrc/hardening.py
 HARD = $$(sed -n 1p build/hardening)
 HARD_LINK = $$(sed -n 2p build/hardening)
 
-flavour := $(if $(SAN),$(subst $(comma),-,$(SAN)),plain)$(if $(FAULTS),-faults)
+flavour := $(if $(SAN),$(subst $(comma),-,$(SAN)),plain)$(if $(FAULTS),-faults)$(if $(PAGE),-pages-of-$(PAGE))
 out := build/c-$(flavour)
-c_test_flags := $(C_FLAGS) $(WARNINGS) -DSHMI_TESTING -g -Icsrc -Itests/c \
+c_test_flags := $(C_FLAGS) $(WARNINGS) $(if $(PAGE),-DSHMI_PAGE_BYTES=$(PAGE)) -DSHMI_TESTING -g -Icsrc -Itests/c \
   $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2 $(HARD))
 c_test_objects := $(CORE_C:csrc/%.c=$(out)/core/%.o)
 c_tests := $(patsubst tests/c/%.c,$(out)/tests/%,$(sort $(wildcard tests/c/test_*.c)))
 c_tests_wanted := $(if $(T),$(foreach name,$(T),$(filter %test_$(name),$(c_tests))),$(c_tests))
 
 .PHONY: ctest c-programs
-ctest: ## the C tests (T='tlsf frame' for some of them)
+ctest: ## the C tests (T='tlsf frame' for some of them; PAGE=65536 as on a machine of such pages)
 	@$(if $(c_tests),$(MAKE) -j$(JOBS) c-programs && tests/c/run_c_tests "$(flavour)" "$(SAN)" "$(CC)" $(c_tests_wanted),echo "c-$(flavour): no test yet")
 
 c-programs: $(c_tests_wanted)

@@ -28,7 +28,8 @@ static int pidfd_of(pid_t pid) {
 
 int shmi_process_open(pid_t pid, shmi_process_t *process) {
   int fd = pidfd_of(pid);
-  if (fd < 0) return errno == ENOSYS ? SHM_EUNSUPPORTED : SHM_ESYSTEM;
+  /* EPERM: a container's filter does not know the call. */
+  if (fd < 0) return errno == ENOSYS || errno == EPERM ? SHM_EUNSUPPORTED : SHM_ESYSTEM;
   process->pid = pid;
   process->pidfd = fd;
   return SHM_OK;
@@ -47,13 +48,14 @@ int shmi_process_fork(int (*hook)(void), shmi_process_t *process) {
     return SHM_ESYSTEM;
   }
   if (pid == 0) return 0;
-  if (shmi_process_open(pid, process) != SHM_OK) {
+  int status = shmi_process_open(pid, process);
+  if (status != SHM_OK) {
     int saved = errno;
     shmi_detail_errno("opening a pidfd");
     kill(pid, SIGKILL); /* our own child, not reaped yet: the pid is still its own */
     waitpid(pid, NULL, 0);
     errno = saved;
-    return SHM_ESYSTEM;
+    return status;
   }
   return 1;
 }

@@ -38,13 +38,17 @@ static int touch(volatile unsigned char *at) {
 }
 
 TEST(a_size_is_rounded_up_to_a_page) {
+  size_t page = shmi_memory_page_bytes();
   shmi_arena_plan_t wanted = plan(1, 1);
+  wanted.scratch_bytes = 1;
   make(&wanted);
-  CHECK_EQ(shmi_arena_bytes(), 4096);
+  CHECK_EQ(shmi_arena_bytes(), page);
+  CHECK_EQ(shmi_arena_scratch_address(0) % page, shmi_arena_address(0) % page);
+  CHECK_EQ(shmi_arena_scratch_address(1) % page, shmi_arena_address(0) % page);
   shmi_arena_destroy();
-  wanted = plan(2, 4097);
+  wanted = plan(2, page + 1);
   make(&wanted);
-  CHECK_EQ(shmi_arena_bytes(), 8192);
+  CHECK_EQ(shmi_arena_bytes(), 2 * page);
   CHECK_EQ(shmi_arena_count(), 2);
   shmi_arena_destroy();
 }
