@@ -234,6 +234,8 @@ uint64_t shm_arena_bytes(void) { return shmi_arena_bytes(); }
 int64_t shm_arena_shift(void) { return shmi_arena_shift(); }
 uint64_t shm_scratch_base(int helper) { return shmi_arena_scratch_address(helper); }
 
+uint64_t shm_arena_version(int child) { return shmi_arena_version(child); }
+
 uint64_t shm_reservation_base(void) {
   uint64_t bytes;
   return shmi_arena_reservation(&bytes);

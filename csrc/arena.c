@@ -12,6 +12,7 @@
 #include "descriptor.h"
 #include "detail.h"
 #include "memory.h"
+#include "passing.h"
 
 enum { GUARD = 65536 }; /* a whole number of pages, whatever their size */
 
@@ -20,6 +21,7 @@ static char *reservation;
 static uint64_t reservation_bytes;
 static size_t stride, scratch_stride; /* one region and the guard behind it */
 static int *arena_fds, *scratch_fds;
+static uint64_t *versions; /* of each child's arena: inherited with its memory file */
 
 static int dumped; /* the user wants the regions in core dumps, to look at them in a debugger */
 static int joined = -1;   /* the child whose arena this process joined with; -1: none */
@@ -119,7 +121,9 @@ int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   reservation_bytes = addresses;
   stride = plan.arena_bytes + guard;
   scratch_stride = plan.scratch_bytes > 0 ? plan.scratch_bytes + guard : 0;
-  status = regions_make(&arena_fds, plan.children, "shmgpu-arena", plan.arena_bytes);
+  versions = calloc((size_t)plan.children, sizeof *versions);
+  status = versions == NULL ? SHM_ESYSTEM : SHM_OK;
+  if (status == SHM_OK) status = regions_make(&arena_fds, plan.children, "shmgpu-arena", plan.arena_bytes);
   if (status == SHM_OK && plan.scratch_bytes > 0) {
     status = regions_make(&scratch_fds, plan.helpers, "shmgpu-scratch", plan.scratch_bytes);
   }
@@ -142,7 +146,9 @@ void shmi_arena_destroy(void) {
   shmi_arena_close_descriptors();
   free(arena_fds);
   free(scratch_fds);
+  free(versions);
   arena_fds = scratch_fds = NULL;
+  versions = NULL;
   if (reservation != NULL) munmap(reservation, reservation_bytes);
   reservation = NULL;
   reservation_bytes = 0;
@@ -227,6 +233,48 @@ int shmi_arena_map_helper(void) {
     if (status != SHM_OK) return status;
   }
   return SHM_OK;
+}
+
+/* ---- another memory file for a slot ---- */
+
+int shmi_arena_renew(int child) {
+  int fd = region_make("shmgpu-arena", plan.arena_bytes);
+  if (fd < 0) return SHM_ESYSTEM;
+  shmi_descriptor_close(&arena_fds[child]);
+  arena_fds[child] = fd;
+  versions[child]++;
+  return SHM_OK;
+}
+
+uint64_t shmi_arena_version(int child) {
+  return versions != NULL && child >= 0 && child < plan.children ? versions[child] : 0;
+}
+
+typedef struct passed {
+  uint64_t version;
+  uint64_t child;
+} passed_t;
+
+int shmi_arena_pass(int child, int socket_fd) {
+  passed_t which = {.version = versions[child], .child = (uint64_t)child};
+  return shmi_passing_send(socket_fd, &which, sizeof which, &arena_fds[child], 1);
+}
+
+int shmi_arena_take(int socket_fd) {
+  passed_t which;
+  int fd, count;
+  do {
+    count = shmi_passing_receive(socket_fd, &which, sizeof which, &fd, 1);
+  } while (count == SHM_EINTR);
+  if (count < 0) return count;
+  int child = which.child < (uint64_t)plan.children ? (int)which.child : -1;
+  int status = count == 1 && child >= 0
+                   ? map_region(fd, shmi_arena_address(child), plan.arena_bytes)
+                   : SHM_EREFUSED;
+  shmi_descriptor_close(&fd);
+  if (status != SHM_OK) return status;
+  versions[child] = which.version;
+  return child;
 }
 
 int shmi_arena_populate(int child) {

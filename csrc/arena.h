@@ -1,5 +1,5 @@
 /* arena -- the children's private shared memory: one address-space reservation, one sealed
- * memfd per child, and who maps what.
+ * memory file per child, and who maps what.
  *
  *   reservation (PROT_NONE, made by the parent before the first fork, address chosen by the
  *   kernel):  | guard | arena 0 | guard | arena 1 | ... | scratch 0 | guard | ...
@@ -8,7 +8,11 @@
  * is mapped and a stranger's pointer hits PROT_NONE instead of somebody's memory. A child maps
  * its own arena, a helper maps all arenas and all scratch regions, the parent maps none.
  *
- * Owns: the reservation and the memfds. Must never: touch a byte inside an arena, or decide by
+ * Whoever comes into a slot after somebody finds a memory file that nobody else has ever mapped:
+ * what its predecessor forked, or kept, goes on reading and writing the old one. The parent makes
+ * it and passes it on to each helper that is to work for the new occupant.
+ *
+ * Owns: the reservation and the memory files. Must never: touch a byte inside an arena, or decide by
  * trying whether memory can be had (over a cgroup's limit a try ends in SIGKILL): that is
  * arithmetic, done first.
  */
@@ -40,6 +44,14 @@ int64_t shmi_arena_shift(void);
 void shmi_arena_narrow(int child);
 /* In the parent: the memory file of a child's arena, to be handed over. */
 int shmi_arena_descriptor(int child);
+/* In the parent: give that slot another memory file, which is zero. All or nothing. */
+int shmi_arena_renew(int child);
+/* Which memory file of that slot this process knows, counted from 0. */
+uint64_t shmi_arena_version(int child);
+/* In the parent: hand it to the helper at the other end of the socket. As shmi_passing_send. */
+int shmi_arena_pass(int child, int socket_fd);
+/* In that helper: map the next one instead of the old. Which child's, or a negative status. */
+int shmi_arena_take(int socket_fd);
 /* Unmap everything and close the memfds, in whatever role. */
 void shmi_arena_destroy(void);
 /* Forget the reservation without unmapping it: somebody else does, later. */

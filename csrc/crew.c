@@ -16,6 +16,7 @@
 #include "detail.h"
 #include "fault.h"
 #include "heap.h"
+#include "passing.h"
 #include "port.h"
 #include "role.h"
 
@@ -31,11 +32,11 @@ void shmi_crew_tell(shm_event_t event) {
 
 /* ---- a role's whole life, in the new process ---- */
 
-static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd) {
+static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd, int files_fd) {
   uint32_t generation = crew.helpers[index].generation;
-  int ends[2] = {down_fd, up_fd};
-  int status = shmi_role_begin(SHM_ROLE_HELPER, index, parent, ends);
-  if (status == SHM_OK) status = shmi_desk_open(down_fd, up_fd, index, generation);
+  int ends[3] = {down_fd, up_fd, files_fd};
+  int status = shmi_role_begin(SHM_ROLE_HELPER, index, parent, ends, 3);
+  if (status == SHM_OK) status = shmi_desk_open(down_fd, up_fd, files_fd, index, generation);
   if (status != SHM_OK) shmi_role_end(&crew.host, 1);
   SHMI_FAULT_ROLE(SHM_ROLE_HELPER, index, generation);
   int code = crew.host.run_helper != NULL ? crew.host.run_helper(index, generation)
@@ -47,7 +48,7 @@ static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd
 static _Noreturn void run_child(int index, pid_t parent, int request_fd, int reply_fd,
                                 uint32_t window, uint32_t generation) {
   int ends[2] = {request_fd, reply_fd};
-  int status = shmi_role_begin(SHM_ROLE_CHILD, index, parent, ends);
+  int status = shmi_role_begin(SHM_ROLE_CHILD, index, parent, ends, 2);
   if (status == SHM_OK) status = shmi_arena_populate(index);
   if (status == SHM_OK) status = shmi_port_open(request_fd, reply_fd, window, index);
   if (status == SHM_OK) {
@@ -87,6 +88,13 @@ int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity) {
   return status;
 }
 
+static void close_ends(int towards[2], int from[2]) {
+  for (int end = 0; end < 2; end++) {
+    shmi_descriptor_close(&towards[end]);
+    shmi_descriptor_close(&from[end]);
+  }
+}
+
 /* A process whose end could not be watched for would be waited for in vain: it ends here. */
 static void end_unwatched(shmi_process_t *process) {
   int exit_status;
@@ -97,8 +105,12 @@ static void end_unwatched(shmi_process_t *process) {
 
 int shmi_crew_start_helper(int index) {
   shmi_crew_helper_t *helper = &crew.helpers[index];
-  int down[2], up[2], capacity;
+  int down[2], up[2], files[2], capacity;
   int status = shmi_crew_two_pipes(down, up, &capacity);
+  if (status == SHM_OK) {
+    status = shmi_passing_make(files);
+    if (status != SHM_OK) close_ends(down, up);
+  }
   if (status != SHM_OK) {
     shmi_detail_errno("making a helper's pipes");
     return status;
@@ -114,20 +126,23 @@ int shmi_crew_start_helper(int index) {
   if (forked == 0) {
     shmi_descriptor_close(&down[1]);
     shmi_descriptor_close(&up[0]);
-    run_helper(index, parent, down[0], up[1]);
+    shmi_descriptor_close(&files[0]);
+    run_helper(index, parent, down[0], up[1], files[1]);
   }
   shmi_descriptor_close(&down[0]);
   shmi_descriptor_close(&up[1]);
+  shmi_descriptor_close(&files[1]);
   if (forked < 0) {
     shmi_descriptor_close(&down[1]);
     shmi_descriptor_close(&up[0]);
+    shmi_descriptor_close(&files[0]);
     return forked;
   }
   helper->started_ns = shmi_clock_ns();
   helper->respawn_ns = 0;
   crew.helpers_alive++;
-  status = shmi_dispatch_add_helper(crew.dispatch, index, down[1], up[0], helper->process.pid,
-                                    helper->generation);
+  status = shmi_dispatch_add_helper(crew.dispatch, index, down[1], up[0], files[0],
+                                    helper->process.pid, helper->generation);
   if (status == SHM_OK) status = watch(&helper->process, SHM_ROLE_HELPER, index);
   if (status != SHM_OK) {
     shmi_victim_t none;

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "arena.h"
 #include "board.h"
@@ -21,7 +22,9 @@ enum {
 };
 
 static struct desk {
-  int down_fd, up_fd;
+  int down_fd, up_fd, files_fd;
+  uint32_t arenas_due;  /* memory files that lie in files_fd */
+  uint32_t clear_head, clear_count;
   int helper;
   int stopping; /* end of file was seen: what is queued is still served */
   uint32_t generation;
@@ -36,6 +39,7 @@ static struct desk {
   shmi_helper_page_t *page;
   shmi_frame_t queue[QUEUE];
   shmi_frame_t grows[QUEUE];
+  shmi_frame_t clears[QUEUE];
   shmi_frame_t taken[QUEUE]; /* by delivery % QUEUE: what finish needs to know */
   uint64_t started_ns[QUEUE];
   uint16_t function[QUEUE];  /* by delivery % QUEUE: 1 + index of its row, 0: none */
@@ -43,7 +47,7 @@ static struct desk {
   uint64_t last_take[SHM_MAX_BATCH];
   uint64_t going_on_ns; /* since when work goes on after its answer; 0: none does */
   shmi_frame_t replies[REPLIES];
-} desk = {.down_fd = -1, .up_fd = -1, .helper = -1};
+} desk = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .helper = -1};
 
 static int flush(void) {
   uint32_t count = desk.reply_count;
@@ -59,8 +63,6 @@ static int flush(void) {
   if (count > 0) SHMI_FAULT(AFTER_REPLY);
   return SHM_OK;
 }
-
-static void clear(const shmi_frame_t *frame);
 
 /* Take in what lies in the pipe. timeout_ns < 0: wait until there is something. */
 static int look(int64_t timeout_ns) {
@@ -83,12 +85,17 @@ static int look(int64_t timeout_ns) {
   }
   int has_heard = 0;
   for (int i = 0; i < got; i++) {
+    if ((frames[i].flags & SHMI_FRAME_NEW_ARENA) != 0) {
+      has_heard = 1;
+      desk.arenas_due++;
+    }
     if (frames[i].kind == SHMI_FRAME_GONE) {
       has_heard = 1;
       continue;
     }
-    if (frames[i].kind == SHMI_FRAME_CLEAR) {
-      clear(&frames[i]);
+    if (frames[i].kind == SHMI_FRAME_CLEAR) { /* its arena may be one of those that are due */
+      has_heard = 1;
+      desk.clears[(desk.clear_head + desk.clear_count++) % QUEUE] = frames[i];
       continue;
     }
     int is_grow = frames[i].kind == SHMI_FRAME_GROW;
@@ -199,16 +206,30 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
                        .slot = frame->slot};
 }
 
-/* Nobody lives in that arena any more: write zeros. Punching holes instead would leave the pages
- * that a driver has pinned as they are. */
+/* Nobody lives in that arena any more: give back its memory, also where processes that were forked
+ * by who did go on mapping it. Pages that a driver has pinned go when it lets go of them. */
 static void clear(const shmi_frame_t *frame) {
   uint64_t address = frame->result.value, bytes = frame->result.token;
   int is_good = shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address,
                                   bytes);
   shm_work_t work;
   begin(frame, &work);
-  if (is_good) memset((void *)(uintptr_t)address, 0, bytes);
+  void *at = (void *)(uintptr_t)address;
+  if (is_good && madvise(at, bytes, MADV_REMOVE) != 0) memset(at, 0, bytes);
   shm_helper_finish(frame->delivery, is_good ? SHM_OK : SHM_EBAD_PARAMS, 0);
+}
+
+/* Slots have changed hands: map their new memory. The host has been told in between (SHM_EINTR), and
+ * has let go of what it kept of the old. No call that is queued here is of an old one. */
+static int settle_arenas(void) {
+  for (; desk.arenas_due > 0; desk.arenas_due--) {
+    int child = shmi_arena_take(desk.files_fd);
+    if (child < 0) return child; /* the calls that need it are made elsewhere when this one is gone */
+  }
+  for (; desk.clear_count > 0; desk.clear_count--) {
+    clear(&desk.clears[desk.clear_head++ % QUEUE]);
+  }
+  return SHM_OK;
 }
 
 static int take_grow(shm_work_t *work) {
@@ -320,6 +341,10 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (desk.going_on_ns != 0) end_going_on();
   desk.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
+  if (desk.arenas_due > 0 || desk.clear_count > 0) {
+    int status = settle_arenas();
+    if (status != SHM_OK) return status;
+  }
   for (;;) {
     if (grow_is_next()) {
       int got = take_grow(works);
@@ -399,9 +424,10 @@ int shmi_desk_in_arena(uint64_t address, uint64_t bytes) {
                                                shmi_arena_bytes(), address, bytes);
 }
 
-int shmi_desk_open(int down_fd, int up_fd, int helper, uint32_t generation) {
+int shmi_desk_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation) {
   desk.down_fd = down_fd;
   desk.up_fd = up_fd;
+  desk.files_fd = files_fd;
   desk.helper = helper;
   desk.generation = generation;
   desk.page = shmi_board_helper(helper);
@@ -414,5 +440,6 @@ void shmi_desk_close(void) {
   if (desk.helper >= 0) flush();
   shmi_descriptor_close(&desk.down_fd);
   shmi_descriptor_close(&desk.up_fd);
+  shmi_descriptor_close(&desk.files_fd);
   desk.helper = -1;
 }

@@ -14,8 +14,8 @@
 
 #include "frame.h"
 
-/* In a fresh helper: answer over these two ends. */
-int shmi_desk_open(int down_fd, int up_fd, int helper, uint32_t generation);
+/* In a fresh helper: answer over these two ends; over files_fd come memory files. */
+int shmi_desk_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation);
 void shmi_desk_close(void);
 /* Run C functions until the broker stops: what a helper without a binding does. Its exit status. */
 int shmi_desk_serve(void);

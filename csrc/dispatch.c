@@ -13,7 +13,10 @@
 #include "fault.h"
 #include "registry.h"
 
-enum { EVENTS = 256 }; /* children served per turn; the rest stay ready for the next */
+enum {
+  EVENTS = 256,      /* children served per turn; the rest stay ready for the next */
+  LATE_NS = 10000000 /* until what could not be had is asked for again */
+};
 
 static struct epoll_event event_of(enum shmi_peer peer, int index) {
   /* Level-triggered for the supervisor, which may leave some of it for later. */
@@ -77,6 +80,8 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (d->flags != 0) timeout_ns = 0;
   /* A reply that did not fit is tried again soon; see write_replies. */
   if (d->dirty != 0) timeout_ns = shorter(timeout_ns, d->now_ns + 1000000, d->now_ns);
+  if (d->is_late) timeout_ns = shorter(timeout_ns, d->now_ns + LATE_NS, d->now_ns);
+  d->is_late = 0;
   if (d->holding_several != 0) timeout_ns = shorter(timeout_ns, d->look_ns, d->now_ns);
   struct epoll_event events[EVENTS];
   int ready = wait_events(d, events, timeout_ns, mask);
@@ -167,7 +172,7 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
     d->children[i].request_fd = d->children[i].reply_fd = -1;
   }
   for (int h = 0; d->helpers != NULL && h < config->helpers; h++) {
-    d->helpers[h].down_fd = d->helpers[h].up_fd = -1;
+    d->helpers[h].down_fd = d->helpers[h].up_fd = d->helpers[h].files_fd = -1;
     if (config->helper_absent == NULL || !config->helper_absent[h]) continue;
     if (status == SHM_OK) shmi_schedule_expect_helper(d->schedule, h, 0);
     d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
@@ -191,6 +196,7 @@ void shmi_dispatch_destroy(shmi_dispatch_t *d) {
   for (int h = 0; d->helpers != NULL && h < d->config.helpers; h++) {
     shmi_descriptor_close(&d->helpers[h].down_fd);
     shmi_descriptor_close(&d->helpers[h].up_fd);
+    shmi_descriptor_close(&d->helpers[h].files_fd);
   }
   shmi_descriptor_close(&d->epoll_fd);
   shmi_schedule_destroy(d->schedule);

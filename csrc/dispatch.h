@@ -49,17 +49,18 @@ enum shmi_peer_state {
   SHMI_PEER_FAILED,      /* a helper that could not make its session */
   SHMI_PEER_OFFENDED,    /* a child that broke the protocol beyond patience */
   SHMI_PEER_QUARANTINED, /* a child that is gone while helpers may still write to its arena */
-  SHMI_PEER_CLEARING     /* likewise; a helper writes zeros over its arena */
+  SHMI_PEER_CLEARING     /* likewise; a helper gives back its arena's memory */
 };
 
 int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *config);
 void shmi_dispatch_destroy(shmi_dispatch_t *dispatch);
 
-/* Takes over both descriptors. The generation of the slot rises. */
+/* Takes over all descriptors. The generation of the slot rises. */
 int shmi_dispatch_add_child(shmi_dispatch_t *dispatch, int child, int request_fd, int reply_fd,
                             int pid);
+/* files_fd: where it is passed memory files of slots that change hands; -1: it needs none. */
 int shmi_dispatch_add_helper(shmi_dispatch_t *dispatch, int helper, int down_fd, int up_fd,
-                             int pid, uint32_t generation);
+                             int files_fd, int pid, uint32_t generation);
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *dispatch, int child);
 int shmi_dispatch_child_state(const shmi_dispatch_t *dispatch, int child);
 int shmi_dispatch_helper_state(const shmi_dispatch_t *dispatch, int helper);
@@ -67,8 +68,8 @@ int shmi_dispatch_helper_state(const shmi_dispatch_t *dispatch, int helper);
 /* The child is gone: its queued calls are dropped, its pipes closed. Its slot is quarantined
  * until every call of it that a helper holds has ended. */
 void shmi_dispatch_remove_child(shmi_dispatch_t *dispatch, int child);
-/* Of a child that is gone: have its arena written with zeros once the quarantine is over. Only
- * then is the slot free (SHMI_TURN_FREED, state SHMI_PEER_NONE). */
+/* Of a child that is gone: once the quarantine is over have its arena's memory given back, and the
+ * slot given another. Only then is it free (SHMI_TURN_FREED, state SHMI_PEER_NONE). */
 void shmi_dispatch_clear_child(shmi_dispatch_t *dispatch, int child);
 /* The helper is dead: what it finished is answered, what it was executing fails (or is queued
  * once more when it is idempotent), what it had not begun is queued again. Fills *victim with

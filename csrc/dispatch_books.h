@@ -32,6 +32,7 @@ typedef struct shmi_child {
   uint8_t was_told_window;
   uint64_t parked_at;    /* helpers that may keep such results, as a mask */
   uint32_t in_flight;    /* deliveries that helpers hold and may write to its arena for */
+  uint64_t mapped_by;    /* helpers that map its arena's present memory file, or are told to */
   uint64_t cleared_to;   /* of a dead child's arena: what lies below is zero */
   uint8_t wants_clearing, is_cleared_now; /* to be cleared; a helper is at it */
   uint32_t replies_head, replies_tail; /* finished requests whose reply is to be written */
@@ -41,6 +42,7 @@ typedef struct shmi_child {
 
 typedef struct shmi_helper {
   int down_fd, up_fd;
+  int files_fd; /* where memory files are passed to it; -1: nowhere */
   int state;
   uint32_t generation;
   uint64_t deliveries;      /* the last number given */
@@ -56,6 +58,7 @@ typedef struct shmi_helper {
   const shmi_function_t *answered; /* the function of that; NULL: there is none */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
   uint32_t out_count;
+  uint32_t to_pass; /* of these, whose memory file is to be passed ahead of them */
   uint32_t by_delivery[SHMI_BOARD_RING];
   shmi_frame_t out[SHMI_BOARD_RING];
 } shmi_helper_t;
@@ -93,6 +96,7 @@ struct shmi_dispatch {
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
   int holding;      /* no call is handed out */
   int clearing;     /* slots in that state */
+  int is_late;      /* something could not be had: what waits for it is tried again soon */
   const shmi_board_t *board;
 };
 

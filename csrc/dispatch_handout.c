@@ -8,7 +8,7 @@
 
 enum {
   TELL_MAX = 64,           /* frames in a helper's pipe that are on no books */
-  CLEAR_AT_ONCE = 16 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
+  CLEAR_AT_ONCE = 8 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
 };
 
 void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot) {
@@ -61,26 +61,50 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   }
   frame->delivery = delivery;
   frame->handed_ns = d->now_ns;
+  if ((d->children[slot].mapped_by >> h & 1) == 0) {
+    d->children[slot].mapped_by |= UINT64_C(1) << h;
+    frame->flags |= SHMI_FRAME_NEW_ARENA | SHMI_FRAME_TO_PASS;
+    helper->to_pass++;
+  }
+}
+
+/* Memory files go ahead of the frames that name them: how many frames may be written. What cannot
+ * be passed now can be when the helper, or another of this user's processes, has taken some. */
+static uint32_t pass_arenas(shmi_dispatch_t *d, shmi_helper_t *helper) {
+  for (uint32_t i = 0; i < helper->out_count && helper->to_pass > 0; i++) {
+    shmi_frame_t *frame = &helper->out[i];
+    if ((frame->flags & SHMI_FRAME_TO_PASS) == 0) continue;
+    int status = helper->files_fd < 0 ? SHM_OK : shmi_arena_pass(frame->slot, helper->files_fd);
+    if (status != SHM_OK && status != SHM_EBROKER_DIED) {
+      d->is_late = 1;
+      return i;
+    }
+    frame->flags &= (uint8_t)~SHMI_FRAME_TO_PASS;
+    helper->to_pass--;
+  }
+  return helper->out_count;
 }
 
 static void write_out(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
-  uint32_t written = 0;
-  while (written < helper->out_count) {
-    int got = shmi_channel_write(helper->down_fd, helper->out + written,
-                                 (int)(helper->out_count - written));
+  uint32_t written = 0, ready = helper->to_pass > 0 ? pass_arenas(d, helper) : helper->out_count;
+  int is_full = 0;
+  while (written < ready) {
+    int got = shmi_channel_write(helper->down_fd, helper->out + written, (int)(ready - written));
     if (got == SHM_EINTR) continue;
     if (got < 0) { /* dead: all of this is on the books, and comes back when it is removed */
       written = helper->out_count;
+      helper->to_pass = 0;
       break;
     }
     /* Full: a user beyond the kernel's soft limit of pipe pages is given small ones. The rest
      * follows when the helper has read, which it may do without an answer. */
-    if (got == 0) break;
+    is_full = got == 0;
+    if (is_full) break;
     written += (uint32_t)got;
   }
   helper->out_count -= written;
-  shmi_dispatch_watch_room(d, h, helper->out_count > 0);
+  shmi_dispatch_watch_room(d, h, is_full);
   if (helper->out_count > 0) {
     memmove(helper->out, helper->out + written, helper->out_count * sizeof *helper->out);
   }
@@ -134,7 +158,24 @@ static int least_busy_helper(const shmi_dispatch_t *d) {
   return found;
 }
 
-/* Have the next stretch of every arena that is to be cleared written with zeros. */
+/* Nothing is left of whoever was in that slot: its next occupant gets a memory file that nobody
+ * maps, whatever the last one forked or kept. */
+static void finish_clearing(shmi_dispatch_t *d, int slot) {
+  shmi_child_t *child = &d->children[slot];
+  if (shmi_arena_renew(slot) != SHM_OK) { /* no descriptor or memory to be had: tried again */
+    d->is_late = 1;
+    return;
+  }
+  child->mapped_by = 0;
+  d->board->child_stats[slot].arenas = shmi_arena_version(slot);
+  d->clearing--;
+  d->board->broker->arenas_cleared++;
+  child->wants_clearing = 0;
+  shmi_dispatch_leave_quarantine(d, slot);
+}
+
+/* Have the memory of every arena that is to be cleared given back, stretch by stretch. The file
+ * itself may live as long as processes that we do not know; its memory does not. */
 static uint64_t hand_out_clears(shmi_dispatch_t *d) {
   uint64_t touched = 0;
   for (int slot = 0; slot < d->config.children; slot++) {
@@ -142,10 +183,7 @@ static uint64_t hand_out_clears(shmi_dispatch_t *d) {
     if (child->state != SHMI_PEER_CLEARING || child->is_cleared_now) continue;
     uint64_t offset, bytes;
     if (!shmi_arena_next_data(slot, child->cleared_to, CLEAR_AT_ONCE, &offset, &bytes)) {
-      d->clearing--;
-      d->board->broker->arenas_cleared++;
-      child->wants_clearing = 0;
-      shmi_dispatch_leave_quarantine(d, slot);
+      finish_clearing(d, slot);
       continue;
     }
     int h = least_busy_helper(d);

@@ -182,17 +182,21 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
   }
 }
 
-int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int pid,
-                             uint32_t generation) {
+int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int files_fd,
+                             int pid, uint32_t generation) {
   shmi_helper_t *helper = &d->helpers[h];
   helper->down_fd = down_fd;
   helper->up_fd = up_fd;
+  helper->files_fd = files_fd;
   helper->state = SHMI_PEER_STARTING;
   helper->generation = generation;
   helper->deliveries = 0;
   helper->lowest = 1;
   helper->in_flight = 0;
   helper->out_count = 0;
+  helper->to_pass = 0;
+  /* It was forked with what was there to be mapped. */
+  for (int i = 0; i < d->config.children; i++) d->children[i].mapped_by |= UINT64_C(1) << h;
   shmi_dispatch_mind_span(d, h);
   helper->is_blocked = 0;
   helper->heard_early = 0;
@@ -301,6 +305,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
   shmi_descriptor_close(&helper->up_fd);
+  shmi_descriptor_close(&helper->files_fd);
   shm_helper_stats_t *stats = &d->board->helper_stats[h];
   stats->state = helper->is_retiring ? SHM_HELPER_ABSENT : SHM_HELPER_DEAD;
   stats->pid = 0;

@@ -15,6 +15,7 @@
 #include "descriptor.h"
 #include "detail.h"
 #include "guest.h"
+#include "passing.h"
 #include "quota.h"
 
 #ifndef SO_PEERPIDFD
@@ -182,31 +183,6 @@ static int process_of(int fd, shmi_process_t *process) {
   return who.pid > 0 ? shmi_process_open(who.pid, process) : SHM_EUNSUPPORTED;
 }
 
-static int send_welcome(int fd, const shmi_welcome_t *welcome, const int descriptors[], int count) {
-  struct iovec piece = {.iov_base = (void *)(uintptr_t)welcome, .iov_len = sizeof *welcome};
-  union {
-    char bytes[CMSG_SPACE(SHMI_GUEST_DESCRIPTORS * sizeof(int))];
-    struct cmsghdr aligned;
-  } control;
-  memset(&control, 0, sizeof control);
-  struct msghdr message = {.msg_iov = &piece,
-                           .msg_iovlen = 1};
-  if (count > 0) {
-    message.msg_control = control.bytes;
-    message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
-    memcpy(CMSG_DATA(header), descriptors, (size_t)count * sizeof(int));
-  }
-  ssize_t sent;
-  do {
-    sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (sent < 0 && errno == EINTR);
-  return sent == (ssize_t)sizeof *welcome ? SHM_OK : SHM_ESYSTEM;
-}
-
 /* Give the guest that slot. Its socket is closed either way. */
 static void let_in(guest_t *guest, int slot) {
   shmi_process_t process = {.pid = 0, .pidfd = -1};
@@ -254,7 +230,7 @@ static void let_in(guest_t *guest, int slot) {
     memcpy(child->program, guest->program, sizeof child->program);
     shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
                               quota.parked_bytes);
-    send_welcome(guest->fd, &welcome, descriptors, count);
+    shmi_passing_send(guest->fd, &welcome, sizeof welcome, descriptors, count);
   }
   shmi_descriptor_close(&page_fd);
   shmi_descriptor_close(&from[1]);
@@ -308,7 +284,7 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
                            .helpers_before = before,
                            .helpers_now = shmi_crew_wanted(hello->pool, &most)};
   int manifest_fd = shmi_crew.config.manifest_fd;
-  send_welcome(guest->fd, &answer, &manifest_fd, manifest_fd > 0);
+  shmi_passing_send(guest->fd, &answer, sizeof answer, &manifest_fd, manifest_fd > 0);
   send_away(guest);
 }
 

@@ -21,13 +21,15 @@ enum shmi_frame_kind {
   SHMI_FRAME_CANCEL = 3, /* take the call of that sequence out of the queue */
   SHMI_FRAME_REPLY = 4,  /* how the call ended */
   SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be */
-  SHMI_FRAME_CLEAR = 6,  /* to a helper: write zeros over result.token bytes at result.value */
+  SHMI_FRAME_CLEAR = 6,  /* to a helper: give back result.token bytes of memory at result.value */
   SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the board says which. No answer */
 };
 
 enum shmi_frame_flag {
   SHMI_FRAME_MORE = 1, /* to a helper: the next frame belongs to the same batch */
-  SHMI_FRAME_GANG = 2  /* to run on every helper of the placement mask at once */
+  SHMI_FRAME_GANG = 2, /* to run on every helper of the placement mask at once */
+  SHMI_FRAME_NEW_ARENA = 4, /* to a helper: first map the memory file that was passed for its slot */
+  SHMI_FRAME_TO_PASS = 8    /* the same, while the dispatcher still has it: not passed yet */
 };
 
 enum { SHMI_PRIORITIES = 4 };

@@ -14,6 +14,7 @@
 #ifndef SHMI_GUEST_H
 #define SHMI_GUEST_H
 
+#include "passing.h"
 #include "status.h"
 
 enum {
@@ -34,6 +35,8 @@ enum shmi_guest_descriptor {
   SHMI_GUEST_MANIFEST, /* for reading */
   SHMI_GUEST_DESCRIPTORS
 };
+_Static_assert((int)SHMI_GUEST_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
+               "they travel with one message");
 
 enum shmi_hello_kind {
   SHMI_HELLO_JOIN = 0,

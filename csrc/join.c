@@ -19,6 +19,7 @@
 #include "detail.h"
 #include "guest.h"
 #include "heap.h"
+#include "passing.h"
 #include "port.h"
 #include "registry.h"
 #include "role.h"
@@ -55,49 +56,19 @@ static void close_all(int descriptors[SHMI_GUEST_DESCRIPTORS]) {
   for (int i = 0; i < SHMI_GUEST_DESCRIPTORS; i++) shmi_descriptor_close(&descriptors[i]);
 }
 
-/* Every descriptor that came with a message: the first ones into the list, one too many is closed.
- * How many came, or -1 when that cannot be known. */
-static int take_descriptors(struct msghdr *message, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
-  int count = 0;
-  for (struct cmsghdr *at = CMSG_FIRSTHDR(message); at != NULL; at = CMSG_NXTHDR(message, at)) {
-    if (at->cmsg_level != SOL_SOCKET || at->cmsg_type != SCM_RIGHTS) continue;
-    size_t here = (at->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < here; i++, count++) {
-      int fd;
-      memcpy(&fd, CMSG_DATA(at) + i * sizeof fd, sizeof fd);
-      if (count < SHMI_GUEST_DESCRIPTORS) descriptors[count] = shmi_descriptor_own(fd);
-      else close(fd);
-    }
-  }
-  return (message->msg_flags & MSG_CTRUNC) != 0 ? -1 : count;
-}
-
 /* The answer, with the descriptors it brings: how many, or a negative status and none. */
 static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
-  union {
-    char bytes[CMSG_SPACE(SHMI_GUEST_DESCRIPTORS * sizeof(int))];
-    struct cmsghdr aligned;
-  } control;
-  struct iovec piece = {.iov_base = welcome, .iov_len = sizeof *welcome};
-  struct msghdr message = {.msg_iov = &piece,
-                           .msg_iovlen = 1,
-                           .msg_control = control.bytes,
-                           .msg_controllen = sizeof control.bytes};
-  ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  /* It closed before it read our hello: told once, and then what it said. */
-  if (got < 0 && errno == ECONNRESET) got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  if (got < 0 && errno == EINTR) return SHM_EINTR;
-  if (got <= 0) return SHM_EBROKER_DIED;
-  int count = take_descriptors(&message, descriptors);
-  if (count >= 0 && count <= SHMI_GUEST_DESCRIPTORS && (message.msg_flags & MSG_TRUNC) == 0 &&
-      got == (ssize_t)sizeof *welcome && welcome->magic == SHMI_GUEST_MAGIC &&
-      welcome->version == SHMI_GUEST_VERSION) {
-    welcome->sentence[sizeof welcome->sentence - 1] = '\0';
-    return count;
+  int count =
+      shmi_passing_receive(fd, welcome, sizeof *welcome, descriptors, SHMI_GUEST_DESCRIPTORS);
+  if (count >= 0 && (welcome->magic != SHMI_GUEST_MAGIC || welcome->version != SHMI_GUEST_VERSION)) {
+    close_all(descriptors);
+    count = SHM_EREFUSED;
   }
-  close_all(descriptors);
-  shmi_detail_set("%s", "what it answers is not what a broker of this version says");
-  return SHM_EREFUSED;
+  if (count >= 0) welcome->sentence[sizeof welcome->sentence - 1] = '\0';
+  if (count == SHM_EREFUSED) {
+    shmi_detail_set("%s", "what it answers is not what a broker of this version says");
+  }
+  return count;
 }
 
 /* Whoever listens there may write what it likes: a status that is none is no success. */
@@ -162,7 +133,6 @@ static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_sig
   } while (ready == 0 || ready == SHM_EINTR);
   shmi_welcome_t welcome;
   int descriptors[SHMI_GUEST_DESCRIPTORS];
-  memset(descriptors, -1, sizeof descriptors);
   int count = hear(door_fd, &welcome, descriptors);
   if (count == SHM_EINTR) return count;
   asked = 0;
@@ -243,7 +213,6 @@ static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifes
     ready = shmi_channel_wait(fd, (int64_t)(until_ns - at_ns));
   } while (ready == 0 || ready == SHM_EINTR);
   int descriptors[SHMI_GUEST_DESCRIPTORS], count;
-  memset(descriptors, -1, sizeof descriptors);
   do {
     count = hear(fd, answer, descriptors);
   } while (count == SHM_EINTR);

@@ -85,8 +85,9 @@ static void destroy_broker(void) {
 }
 
 static int create_broker(void) {
-  /* Per child three descriptors (memfd, two pipe ends) and a pidfd; per helper likewise. */
-  int status = shmi_descriptor_room(4 * (settings.slot_count + settings.helper_count) + 16);
+  /* Per child three descriptors (memory file, two pipe ends) and a pidfd; per helper likewise, and
+   * a socket over which memory files are passed. */
+  int status = shmi_descriptor_room(5 * (settings.slot_count + settings.helper_count) + 16);
   if (status != SHM_OK) {
     shmi_detail_set("%d children and %d helpers need more open files than the limit allows: "
                     "raise it with ulimit -n",

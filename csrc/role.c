@@ -25,7 +25,7 @@ void shmi_role_set(int new_role, int index) {
 
 int shmi_role_is_inherited(void) { return role != SHM_ROLE_NONE && role_pid != getpid(); }
 
-int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[2]) {
+int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[], int count) {
   shmi_role_set(new_role, index);
   shmi_signals_of_role(new_role, parent);
   if (shmi_process_die_with(parent, SIGKILL) != 1) return SHM_EBROKER_DIED;
@@ -33,7 +33,7 @@ int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[2]) {
   int status = new_role == SHM_ROLE_HELPER ? shmi_arena_map_helper() : shmi_arena_map_child(index);
   if (status != SHM_OK) return status;
   shmi_arena_close_descriptors();
-  shmi_descriptor_keep_only(ends, 2);
+  shmi_descriptor_keep_only(ends, count);
   return shmi_board_become(new_role, index);
 }
 

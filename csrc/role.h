@@ -16,9 +16,10 @@ void shmi_role_set(int role, int index);
 /* Is it the role of the process from which the user's own code forked this one? */
 int shmi_role_is_inherited(void);
 
-/* What every forked role does first: its signals, its tie to the parent, its memory, its two pipe
- * ends and no other descriptor of the broker's. SHM_OK, or why it must end at once. */
-int shmi_role_begin(int role, int index, pid_t parent, const int ends[2]);
+/* What every forked role does first: its signals, its tie to the parent, its memory, its own
+ * ends of pipes and sockets and no other descriptor of the broker's. SHM_OK, or why it must end at once. */
+int shmi_role_begin(int role, int index, pid_t parent, const int ends[],
+                    int count);
 /* The end of a forked role, by the host's own way out. */
 _Noreturn void shmi_role_end(const shm_host_t *host, int status);
 

@@ -246,7 +246,7 @@ enum shm_event_kind {
   SHM_EVENT_HELPER_HUNG = 9,
   SHM_EVENT_CHILD_PROTOCOL = 10,  /* a child broke the protocol */
   SHM_EVENT_OVER = 11,            /* every process has ended; statistics and trace are still here */
-  SHM_EVENT_CHILD_CLEARED = 12,   /* a dead child's arena is zero again, and its slot free */
+  SHM_EVENT_CHILD_CLEARED = 12,   /* a dead child's slot is free, its arena a new one */
   SHM_EVENT_HELPER_DELAYED = 13,  /* could not be forked: tried again in delay_ns */
   SHM_EVENT_CHILD_DELAYED = 14,
   SHM_EVENT_CHILD_JOINED = 15,    /* a process that was not forked took a slot */
@@ -352,6 +352,11 @@ int shm_check_memory(uint64_t bytes);
 /* The child's arena, and the reservation in which all arenas lie. */
 uint64_t shm_arena_base(int child);
 uint64_t shm_arena_bytes(void);
+/* How many memory files that child's arena had before the one that this process maps: in a helper
+ * fewer than shm_child_stats_t.arenas until it is told of a slot that changed hands, which happens
+ * between a take that returns SHM_EINTR and the next. What is kept of the old one (a driver's
+ * registration) is to be let go of in between. */
+uint64_t shm_arena_version(int child);
 uint64_t shm_reservation_base(void);
 uint64_t shm_reservation_bytes(void);
 uint64_t shm_scratch_base(int helper);
@@ -481,7 +486,7 @@ enum shm_child_state {
   SHM_CHILD_RUNNING = 1,
   SHM_CHILD_ENDED = 2,
   SHM_CHILD_QUARANTINED = 3,   /* gone, while helpers may still write to its arena */
-  SHM_CHILD_CLEARING = 4       /* gone; its arena is written with zeros */
+  SHM_CHILD_CLEARING = 4       /* gone; its arena's memory is given back */
 };
 enum shm_helper_state {
   SHM_HELPER_UNUSED = 0,
@@ -509,6 +514,7 @@ typedef struct shm_child_stats {
   uint64_t arena_used_bytes;   /* last reported by the child */
   uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: as of anybody */
   uint64_t window;             /* calls it may have outstanding by now; 0: as many as anybody */
+  uint64_t arenas;             /* memory files that its slot's arena had before */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
 
@@ -549,8 +555,8 @@ typedef struct shm_broker_stats {
   uint64_t retried;            /* idempotent calls handed over once more after a helper's death */
   uint64_t child_deaths;       /* children that ended with an error or by a signal */
   uint64_t child_restarts;
-  uint64_t arenas_cleared;     /* arenas of dead children that were written with zeros */
-  uint64_t cleared_bytes;      /* written in that */
+  uint64_t arenas_cleared;     /* arenas of dead children that were given back */
+  uint64_t cleared_bytes;      /* bytes of memory in those */
   uint64_t trace_written;      /* records written to the trace so far */
   uint32_t queued;             /* now */
   uint32_t in_flight;          /* now */

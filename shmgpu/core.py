@@ -769,6 +769,13 @@ def parked_limit(child: int) -> int:
     return int(stats.parked_limit) if _lib.shm_get_child_stats(child, stats) == 0 else 0
 
 
+def maps_old_arena(child: int) -> bool:
+    """Whether that slot has changed hands, and this helper maps the memory of who was there."""
+    stats = _ffi.new("shm_child_stats_t *")
+    known = _lib.shm_get_child_stats(child, stats) == 0
+    return known and int(stats.arenas) != int(_lib.shm_arena_version(child))
+
+
 def arena_shift() -> int:
     """What an address here lacks to be the broker's; 0 but in a process that joined elsewhere."""
     return int(_lib.shm_arena_shift())

@@ -7,11 +7,12 @@ failing device. CUDA is initialised in helpers only, after the fork; children se
 
 from __future__ import annotations
 
+import bisect
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu import core
@@ -228,12 +229,75 @@ class CpuDevice(Failures):
         """The tensor itself: the function writes where the result goes."""
         return tensor.detach()
 
+    def let_go_of_old_arenas(self) -> None:
+        """Nothing is kept of them."""
+
     def finish(self) -> None:
         """Copies are complete when they return."""
 
     def take_event(self) -> Any:
         """Nothing to wait for."""
         return None
+
+
+class PinnedArenas:
+    """Arenas registered with the driver where they lie, so that copies need no staging.
+
+    A slot that changes hands gets other memory at the same addresses: the driver must let go of the
+    old before the new is mapped there, and is told of the new one when something is first copied.
+
+    Args:
+        cudart: the runtime's calls.
+        regions: (address, bytes) of each arena, by child, in ascending order.
+        is_old: whether what is mapped there is the memory of who was there before.
+        warn: told why an arena could not be registered.
+    """
+
+    def __init__(
+        self,
+        cudart: Any,
+        regions: Sequence[tuple[int, int]],
+        is_old: Callable[[int], bool],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._cudart = cudart
+        self._regions = list(regions)
+        self._starts = [address for address, _ in self._regions]
+        self._is_old = is_old
+        self._warn = warn
+        self._pinned: set[int] = set()
+        self._refused: set[int] = set()
+        for child in range(len(self._regions)):
+            self._pin(child)
+
+    def hold(self, first: int, end: int) -> bool:
+        """Whether those addresses lie in a registered arena, which is registered now if need be."""
+        child = bisect.bisect_right(self._starts, first) - 1
+        if child < 0 or end > sum(self._regions[child]):
+            return False
+        return child in self._pinned or self._pin(child)
+
+    def _pin(self, child: int) -> bool:
+        address, size = self._regions[child]
+        if size == 0 or child in self._refused or self._is_old(child):
+            return False
+        status = int(self._cudart.cudaHostRegister(address, size, 0))
+        if status != 0:
+            self._refused.add(child)
+            self._warn(f"registering {size:,} bytes of an arena failed with status {status}")
+            return False
+        self._pinned.add(child)
+        return True
+
+    def let_go_of_old(self) -> None:
+        """Unregister the memory of those who have left."""
+        for child in [child for child in self._pinned | self._refused if self._is_old(child)]:
+            self._refused.discard(child)  # for who comes next it is tried again
+            if child in self._pinned:
+                self._pinned.discard(child)
+                status = int(self._cudart.cudaHostUnregister(self._regions[child][0]))
+                if status != 0:
+                    logger.warning("an arena could not be unregistered (status %d)", status)
 
 
 class CudaDevice(Failures):
@@ -243,11 +307,18 @@ class CudaDevice(Failures):
         index: of the device.
         memory_bytes: cap on this process's share of the device's memory; 0 means none.
         regions: (address, bytes) of the arenas.
+        is_old: see :class:`PinnedArenas`.
     """
 
     is_cuda = True
 
-    def __init__(self, index: int, memory_bytes: int, regions: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        index: int,
+        memory_bytes: int,
+        regions: Sequence[tuple[int, int]],
+        is_old: Callable[[int], bool],
+    ) -> None:
         import torch as typed_torch
 
         torch: Any = typed_torch  # most of torch.cuda has no types
@@ -262,21 +333,9 @@ class CudaDevice(Failures):
             torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), index)
         self.stream = torch.cuda.Stream(self.device)
         self._is_copying = False
-        self._registered: list[tuple[int, int]] = []
         self._staging: Any = None
         self._warned = False
-        for address, size in regions:
-            self._register(address, size)
-
-    def _register(self, address: int, size: int) -> None:
-        """Pin an arena where it lies, so that copies need no staging."""
-        if size == 0:
-            return
-        status = self.torch.cuda.cudart().cudaHostRegister(address, size, 0)
-        if int(status) == 0:
-            self._registered.append((address, address + size))
-        else:
-            self._warn(f"registering {size:,} bytes of an arena failed with status {int(status)}")
+        self.arenas = PinnedArenas(torch.cuda.cudart(), regions, is_old, self._warn)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
@@ -291,8 +350,11 @@ class CudaDevice(Failures):
     def is_registered(self, tensor: Any) -> bool:
         """Whether a tensor's bytes lie in registered memory."""
         first = tensor.data_ptr()
-        end = first + tensor.nbytes
-        return any(low <= first and end <= high for low, high in self._registered)
+        return self.arenas.hold(first, first + tensor.nbytes)
+
+    def let_go_of_old_arenas(self) -> None:
+        """Before other memory is mapped where arenas lay."""
+        self.arenas.let_go_of_old()
 
     def _stage(self, size: int) -> Any:
         """A pinned buffer of at least that many bytes, free for use."""
@@ -404,8 +466,13 @@ class CudaDevice(Failures):
         return False
 
 
-def make(name: str, memory_bytes: int, regions: Sequence[tuple[int, int]]) -> Any:
+def make(
+    name: str,
+    memory_bytes: int,
+    regions: Sequence[tuple[int, int]],
+    is_old: Callable[[int], bool] = lambda child: False,
+) -> Any:
     """The device of that name, ready for use; in a helper only."""
     if name == "cpu":
         return CpuDevice()
-    return CudaDevice(int(name.partition(":")[2] or 0), memory_bytes, regions)
+    return CudaDevice(int(name.partition(":")[2] or 0), memory_bytes, regions, is_old)

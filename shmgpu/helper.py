@@ -73,7 +73,8 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
             device.hide_from_children()
         size = core.arena_bytes()
         regions = [(core.arena_base(child), size) for child in range(setup.children)]
-        place = device.make(setup.device, setup.gpu_memory, regions)
+        place = device.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
+        helper.when_children_leave.append(place.let_go_of_old_arenas)
         if setup.session is not None:
             helper.session = setup.session(helper)
     except BaseException as error:

@@ -17,8 +17,8 @@ from shmgpu.helper import Setup
 from shmgpu.logs import logger
 
 # Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
-# two pipes, a pidfd, and the file in which it leaves its report.
-DESCRIPTORS_OF_A_ROLE = 5
+# two pipes, a pidfd, the file in which it leaves its report, and of a helper one end of a socket.
+DESCRIPTORS_OF_A_ROLE = 6
 DESCRIPTORS_TO_SPARE = 16 + 64  # of the broker itself; of the user's own later files
 
 

@@ -195,3 +195,54 @@ def test_a_manifest_can_be_changed_by_nobody_not_even_who_wrote_it():
         assert shmgpu.manifest.Manifest.read(number) == made
     finally:
         os.close(number)
+
+
+def keeps_its_arena(path, ready, over):
+    """Attach, leave, and go on reading and writing what it was handed: what it found there."""
+    handed = handed_out(path, JOIN)
+    arena = handed.pop("shmgpu-arena")
+    size = os.fstat(arena).st_size
+    memory = mmap.mmap(arena, size)
+    memory[: 1 << 16] = b"x" * (1 << 16)
+    for number in handed.values():
+        os.close(number)  # now it has left
+    brokers.until(lambda: os.fstat(arena).st_blocks == 0, "its memory is given back")
+    ready.touch()
+    found = 0
+    while not over.exists():
+        found += memory.find(b"TOP SECRET") >= 0
+        memory[:] = b"\xff" * size
+    return found
+
+
+@pytest.mark.parametrize("stranger", [False, pytest.param(True, marks=brokers.needs_root)])
+def test_who_has_left_neither_reads_nor_writes_the_arena_of_who_comes_next(stranger):
+    group = {"group": GROUP} if stranger else {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        place, ready, over = (pathlib.Path(folder) / name for name in ("b.sock", "ready", "over"))
+        with brokers.up(place, helpers=2, slots=1, **group):
+            with shmgpu.connect(place):  # helpers have worked for somebody there
+                assert served.add_one(np.zeros(3)).tolist() == [1, 1, 1]
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                seen = as_receiver(lambda: keeps_its_arena(place, ready, over), stranger)
+                os.write(write, str(seen).encode())
+                os._exit(0)
+            try:
+                brokers.until(ready.exists, "somebody has left and stays")
+                with shmgpu.connect(place, wait=brokers.DEADLINE_S):
+                    secret = shmgpu.arena.zeros(1 << 15, dtype="uint8")
+                    secret[:10] = np.frombuffer(b"TOP SECRET", dtype="uint8")
+                    x = shmgpu.arena.zeros(1000) + 1234.5
+                    for _ in range(50):
+                        assert (served.add_one(x) == 1235.5).all()
+                    assert (x == 1234.5).all() and bytes(secret[:10]) == b"TOP SECRET"
+                    assert not secret[10:].any()
+            finally:
+                over.touch()
+                os.waitpid(pid, 0)
+            assert os.read(read, 10) == b"0"
+            os.close(read)
+            os.close(write)

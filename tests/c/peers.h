@@ -73,7 +73,7 @@ HARNESS_UNUSED static void helper_comes(int h) {
   hands[h].up_fd = up[1];
   hands[h].generation = generation;
   shmi_board_reset_helper(h);
-  CHECK_EQ(shmi_dispatch_add_helper(d, h, down[1], up[0], 2000 + h, generation), SHM_OK);
+  CHECK_EQ(shmi_dispatch_add_helper(d, h, down[1], up[0], -1, 2000 + h, generation), SHM_OK);
   shmi_frame_t ready = {.kind = SHMI_FRAME_READY, .slot = (uint16_t)h};
   CHECK_EQ(shmi_channel_write(hands[h].up_fd, &ready, 1), 1);
   turn();

@@ -25,7 +25,7 @@ static void open_desk(void) {
   CHECK_EQ(shmi_channel_make(up, 1, &capacity), SHM_OK);
   to_desk = down[1];
   from_desk = up[0];
-  CHECK_EQ(shmi_desk_open(down[0], up[1], 0, 1), SHM_OK);
+  CHECK_EQ(shmi_desk_open(down[0], up[1], -1, 0, 1), SHM_OK);
 }
 static void close_desk(void) {
   shmi_desk_close();

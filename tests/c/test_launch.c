@@ -695,7 +695,7 @@ static int looks_around(int child) {
   CHECK_EQ(words[1], 1);
   CHECK_EQ(words[2], 1);
   CHECK_EQ(words[3], (uint64_t)(uintptr_t)words);
-  CHECK_EQ(words[4], (uint64_t)guard.fds + 2);
+  CHECK_EQ(words[4], (uint64_t)guard.fds + 3);
   CHECK_EQ(words[5], 1);
   fflush(NULL);
   pid_t stranger = fork();

@@ -88,7 +88,7 @@ static void helper_comes(int helper) {
   int towards, from;
   open_peer(&helpers[helper], &towards, &from);
   shmi_board_reset_helper(helper);
-  REQUIRE(shmi_dispatch_add_helper(d, helper, towards, from, 1, ++generations[helper]) == SHM_OK);
+  REQUIRE(shmi_dispatch_add_helper(d, helper, towards, from, -1, 1, ++generations[helper]) == SHM_OK);
   shmi_frame_t ready = {.kind = SHMI_FRAME_READY};
   REQUIRE(write(helpers[helper].write_fd, &ready, sizeof ready) == sizeof ready);
 }

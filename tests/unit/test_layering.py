@@ -25,6 +25,7 @@ C_ROOMS = [
     "memory",
     "tlsf",
     "descriptor",
+    "passing",
     "board",
     "arena",
     "frame",
