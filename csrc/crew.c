@@ -70,6 +70,8 @@ int shmi_crew_watch(int fd, int what, int index) {
   return epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
 }
 
+void shmi_crew_unwatch(int fd) { epoll_ctl(crew.epoll_fd, EPOLL_CTL_DEL, fd, NULL); }
+
 static int watch(const shmi_process_t *process, int role, int index) {
   return shmi_crew_watch(process->pidfd, role, index);
 }

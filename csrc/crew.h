@@ -73,6 +73,7 @@ int shmi_crew_scale(int pool, int helpers);
 /* Have shmi_crew_look tell when fd is readable. */
 enum shmi_watch { SHMI_WATCH_DOOR = 16, SHMI_WATCH_GUEST = 17 }; /* beside the roles */
 int shmi_crew_watch(int fd, int what, int index);
+void shmi_crew_unwatch(int fd);
 /* Two pipes between the parent and a role: towards[] carries frames to it. *capacity: frames that
  * either is sure to hold. */
 int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity);

@@ -22,7 +22,11 @@
 #define SO_PEERPIDFD 77
 #endif
 
-enum { GUESTS = 64, GROUPS = 256 };
+enum {
+  WAITING = 64,          /* guests that wait for a place */
+  GUESTS = WAITING + 16, /* so that who only asks for something finds room beside them */
+  GROUPS = 256
+};
 #define HELLO_NS UINT64_C(2000000000) /* how long a guest may stand there and say nothing */
 
 typedef struct guest {
@@ -32,13 +36,17 @@ typedef struct guest {
   uint64_t until_ns; /* sent away then; 0: never */
 } guest_t;
 
+static const char CROWDED[] = "too many processes stand at the broker's door";
 static int door_fd = -1;
 static int is_shut; /* nobody is let in any more */
+#define AGAIN_NS UINT64_C(100000000) /* after a knock that could not be answered */
+static uint64_t again_ns; /* when the door is opened again; 0: it is open */
 static guest_t guests[GUESTS]; /* mean something while the door is open */
 
 int shmi_door_open(int lent_fd) {
   if (lent_fd <= 0) return SHM_OK;
   is_shut = 0;
+  again_ns = 0;
   for (int i = 0; i < GUESTS; i++) guests[i].fd = -1;
   door_fd = shmi_descriptor_own(fcntl(lent_fd, F_DUPFD_CLOEXEC, 0));
   if (door_fd < 0) {
@@ -130,12 +138,35 @@ static int may_enter(int fd) {
   return 0;
 }
 
+/* Whoever knocks waits outside until there may be a descriptor for it: who looked again at once would
+ * do nothing else. */
+static void open_later(void) {
+  if (again_ns == 0) shmi_crew_unwatch(door_fd);
+  again_ns = shmi_clock_ns() + AGAIN_NS;
+}
+
+static void open_again(uint64_t at_ns, uint64_t *next_ns) {
+  if (again_ns == 0 || door_fd < 0) return;
+  if (again_ns <= at_ns) {
+    int status = shmi_crew_watch(door_fd, SHMI_WATCH_DOOR, 0);
+    again_ns = status == SHM_OK ? 0 : at_ns + AGAIN_NS;
+  }
+  if (again_ns != 0 && (*next_ns == 0 || again_ns < *next_ns)) *next_ns = again_ns;
+}
+
+static int count_waiting(void) {
+  int count = 0;
+  for (int i = 0; i < GUESTS; i++) count += guests[i].fd >= 0 && guests[i].has_said_hello;
+  return count;
+}
+
 static void open_to_all_who_knock(void) {
   for (;;) {
     int fd = shmi_descriptor_own(accept4(door_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      return; /* nobody more; or no descriptor to be had, then they wait outside */
+      if (errno != EAGAIN && errno != EWOULDBLOCK) open_later();
+      return;
     }
     guest_t *guest = NULL;
     for (int i = 0; i < GUESTS && guest == NULL; i++) {
@@ -147,7 +178,7 @@ static void open_to_all_who_knock(void) {
       continue;
     }
     if (guest == NULL) {
-      refuse(&crowded, SHM_ENO_CHILD_SLOT, "too many processes stand at the broker's door");
+      refuse(&crowded, SHM_ENO_CHILD_SLOT, CROWDED);
       continue;
     }
     *guest = (guest_t){.fd = fd, .until_ns = shmi_clock_ns() + HELLO_NS};
@@ -247,6 +278,8 @@ static void serve(guest_t *guest) {
     snprintf(sentence, sizeof sentence, "all %d places of the broker are taken",
              shmi_crew.config.slot_count - shmi_crew.config.child_count);
     refuse(guest, SHM_ENO_CHILD_SLOT, sentence);
+  } else if (count_waiting() > WAITING) {
+    refuse(guest, SHM_ENO_CHILD_SLOT, CROWDED);
   }
 }
 
@@ -325,6 +358,7 @@ void shmi_door_slot_freed(void) {
 }
 
 void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns) {
+  open_again(at_ns, next_ns);
   for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
     guest_t *guest = &guests[i];
     if (guest->fd < 0 || guest->until_ns == 0) continue;

@@ -6,7 +6,7 @@
  * but for this: it is never signalled, and its end is no failure.
  *
  * No guest can hold the broker up: its socket never blocks, there is room for a few dozen at the
- * door, and one that says nothing is sent away.
+ * door, some of it kept from those that wait, and one that says nothing is sent away.
  *
  * Owns: the socket and the guests that have no slot yet. Must never: block, or trust a number that a
  * guest says of itself.

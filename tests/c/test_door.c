@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stddef.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -202,7 +203,7 @@ static void talk_nonsense(void) {
 }
 TEST(nonsense_is_refused_and_harms_nobody) { with_guests(1, talk_nonsense); }
 
-enum { AT_THE_DOOR = 64 };
+enum { WAITING = 64, AT_THE_DOOR = WAITING + 16 };
 static void stand_there(void) {
   int silent[AT_THE_DOOR];
   shmi_welcome_t welcome;
@@ -266,6 +267,60 @@ static void more_and_fewer(void) {
   CHECK_EQ(shm_leave(), SHM_OK);
 }
 TEST(a_pool_gets_more_helpers_and_fewer) { with_guests(1, more_and_fewer); }
+
+static void a_crowd_waits(void) {
+  int waiting[WAITING], before, manifest_fd;
+  shmi_welcome_t welcome;
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  hello.wait_ns = -1;
+  CHECK_EQ(join_within(0), SHM_OK);
+  for (int i = 0; i < WAITING; i++) {
+    waiting[i] = knock();
+    CHECK_EQ(send(waiting[i], &hello, sizeof hello, 0), sizeof hello);
+  }
+  int fd = knock();
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello); /* one more than may wait */
+  CHECK_EQ(answer(fd, &welcome), SHM_ENO_CHILD_SLOT);
+  CHECK_STR_EQ(welcome.sentence, "too many processes stand at the broker's door");
+  close(fd);
+  fd = knock();
+  CHECK_EQ(shm_ask(fd, 0, &before, &manifest_fd), SHM_OK);
+  close(fd);
+  CHECK_EQ(scale(2, &before), SHM_OK);
+  CHECK_EQ(scale(1, &before), SHM_OK);
+  CHECK_EQ(shm_leave(), SHM_OK);
+  CHECK_EQ(answer(waiting[0], &welcome), SHM_OK);
+  for (int i = 0; i < WAITING; i++) close(waiting[i]);
+}
+TEST(a_crowd_that_waits_locks_nobody_out_who_only_asks) { with_guests(1, a_crowd_waits); }
+
+/* ---- no descriptor to be had ---- */
+
+static void no_descriptors(void) {
+  struct rlimit none = {.rlim_cur = 3}, before;
+  shm_broker_stats_t stats;
+  pid_t parent = (pid_t)notes[0];
+  CHECK_EQ(join_within(0), SHM_OK);
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, NULL, &before));
+  none.rlim_max = before.rlim_max;
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, &none, NULL));
+  int fd = knock();
+  harness_sleep_ms(50);
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  uint64_t wakes = stats.wakes;
+  harness_sleep_ms(500);
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  CHECK(stats.wakes - wakes < 50); /* it looks again now and then */
+  expect_service();
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, &before, NULL));
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  shmi_welcome_t welcome;
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(answer(fd, &welcome), SHM_OK); /* whoever knocked meanwhile is let in */
+  close(fd);
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(without_descriptors_a_knock_waits_and_the_parent_sleeps) { with_guests(2, no_descriptors); }
 
 /* ---- one thread at a time ---- */
 
