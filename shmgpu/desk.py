@@ -8,9 +8,7 @@ the arena of the child that sent it, and only then is a view made.
 
 from __future__ import annotations
 
-import time
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +20,7 @@ from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, chec
 from shmgpu.errors import BadParams
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
+from shmgpu.parking import Parking
 from shmgpu.values import decode_values, encode_values, flatten
 from shmgpu.watching import Watch
 
@@ -33,7 +32,6 @@ MAX_ENTRIES = 4096  # whole blocks remembered, all functions together
 MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth remembering
 MAX_KEPT = 8 << 20  # bytes of all that are remembered
 MAX_VIEWS = 4096  # on arrays of letters
-PARKED_SECONDS = 60.0
 MAX_TRACEBACK = 200_000  # characters
 
 
@@ -82,9 +80,7 @@ class Desk:
         # (function, slot, body, values, argument, result, its shape, its dtype, its bytes).
         self.quick: dict[bytes, tuple[Any, ...]] = {}
         self._views: dict[tuple[Any, ...], Any] = {}
-        self._parked: OrderedDict[tuple[int, int, int], tuple[Any, int, float]] = OrderedDict()
-        self._parked_bytes = 0
-        self._parked_limit = parked_limit
+        self._parking = Parking(parked_limit)
 
     # ---- one call ------------------------------------------------------------------------
 
@@ -469,13 +465,9 @@ class Desk:
                 self._write(self.memory, place, found, description, leaves)
             _count(_COPIED_OUT, needed)
             return status, needed
-        if needed > self._parked_limit or not self._fits_quota(key, needed):
+        if not self._parking.make_place(key, needed):
             return core.ETOO_LARGE, needed
-        self._drop(key)  # a child may give two calls one number
-        self._make_parking(needed)
-        blob = self._blob(needed, found, description, leaves)
-        self._parked[key] = (blob, status, time.monotonic() + PARKED_SECONDS)
-        self._parked_bytes += needed
+        self._parking.put(key, self._blob(needed, found, description, leaves), status)
         return core.ENEEDS_SPACE, needed
 
     def _blob(self, size: int, found: Layout, description: bytes, leaves: Sequence[Leaf]) -> Any:
@@ -560,44 +552,14 @@ class Desk:
 
     # ---- parked results ------------------------------------------------------------------
 
-    def _make_parking(self, needed: int) -> None:
-        now = time.monotonic()
-        while self._parked:
-            key, (_, _, until) = next(iter(self._parked.items()))
-            if until > now and self._parked_bytes + needed <= self._parked_limit:
-                break
-            self._drop(key)
-
-    def _fits_quota(self, key: tuple[int, int, int], needed: int) -> bool:
-        """Whether the child may have that kept; its own oldest results make way."""
-        limit = core.parked_limit(key[1])
-        if limit == 0:
-            return True
-        if needed > limit:
-            return False
-        mine = [one for one in self._parked if one[1] == key[1]]
-        kept = sum(len(self._parked[one][0]) for one in mine)
-        for one in mine:
-            if kept + needed <= limit:
-                break
-            kept -= len(self._parked[one][0])
-            self._drop(one)
-        return True
-
-    def _drop(self, key: tuple[int, int, int]) -> tuple[Any, int, float] | None:
-        parked = self._parked.pop(key, None)
-        if parked is not None:
-            self._parked_bytes -= len(parked[0])
-        return parked
-
     def grow(
         self, params: int, size: int, slot: int, generation: int, sequence: int
     ) -> tuple[int, int]:
         """The child made room for a parked result (params == 0: it does not want it)."""
-        parked = self._drop((sequence, slot, generation))
+        parked = self._parking.take((sequence, slot, generation))
         if parked is None or params == 0:
             return (core.OK, 0) if params == 0 else (core.ETOO_LARGE, 0)
-        blob, status, _ = parked
+        blob, status = parked.blob, parked.status
         offset = params - self.origin
         data = self.memory[offset : offset + size]
         try:

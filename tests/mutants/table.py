@@ -405,8 +405,8 @@ MUTANTS = [
     ),
     Mutant(
         "F11",
-        "shmgpu/desk.py",
-        "        self._drop(key)  # a child may give two calls one number\n",
+        "shmgpu/parking.py",
+        "        self.take(key)  # a child may give two calls one number\n",
         "",
         HOSTILE + "test_f11_two_calls_under_one_number_do_not_use_up_the_place_of_parked_results",
     ),

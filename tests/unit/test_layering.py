@@ -81,6 +81,7 @@ PYTHON_ROOMS = [
     "functions",
     "entries",
     "watching",
+    "parking",
     "desk",
     "joins",
     "batches",
