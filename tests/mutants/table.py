@@ -38,6 +38,11 @@ PICKLES = "tests/attach/test_pickles.py::"
 DOOR = "tests/attach/test_door.py::"
 GUESTS = "tests/attach/test_connect.py::"
 
+CORE = "tests/unit/test_core_in_c.py::"
+LAUNCH = "tests/broker/test_launch.py::"
+PARKING = "tests/unit/test_parking.py::"
+SCALE = "tests/attach/test_scale.py::"
+
 MUTANTS = [
     Mutant(
         "F01",
@@ -538,10 +543,123 @@ MUTANTS = [
         "if False:",
         PICKLES + "test_a_pickle_that_the_brokers_own_function_would_not_make_is_not_read",
     ),
+    Mutant(
+        "core",
+        "csrc/dispatch_handout.c",
+        "shmi_helper_span(helper) < SHMI_SPAN_OF_GROWS) {",
+        "1) {",
+        CORE + "test_a_call_that_thousands_of_grows_overtake_keeps_its_number",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_handout.c",
+        "if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);",
+        "",
+        CORE + "test_a_call_that_thousands_of_calls_overtake_keeps_its_number_too",
+    ),
+    Mutant(
+        "core",
+        "csrc/desk.c",
+        "desk.grows_in_a_row < GROWS_IN_A_ROW ||",
+        "1 ||",
+        CORE + "test_a_call_has_its_turn_among_grows_without_end",
+    ),
+    Mutant(
+        "core",
+        "csrc/desk.c",
+        "    skip_finished();\n",
+        "    if (desk.begun == 0) skip_finished();\n",
+        CORE + "test_the_page_names_a_call_that_has_not_ended_whatever_ended_before_it",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_helpers.c",
+        "       n < end && n <= helper->deliveries; n++) {",
+        "       n <= first && n <= helper->deliveries && n < end; n++) {",
+        CORE + "test_a_call_that_hangs_is_seen_whatever_the_page_names_first",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_helpers.c",
+        "delivery > helper->deliveries",
+        "0",
+        CORE + "test_a_reply_to_a_number_that_was_not_given_is_nobodys",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_helpers.c",
+        "    if (reads == READS) {",
+        "    if (0) {",
+        CORE + "test_a_helper_that_writes_without_end_gets_its_share_of_a_turn",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch.c",
+        "d->holding ? 0 : shmi_schedule_next_timer(d->schedule)",
+        "shmi_schedule_next_timer(d->schedule)",
+        LAUNCH + "test_a_parent_that_drains_beside_a_batch_that_is_due_sleeps",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch.c",
+        "    shmi_dispatch_look_at_pages(d);\n",
+        "",
+        CORE + "test_an_answer_that_lies_with_its_helper_is_heard_of_from_its_page",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_handout.c",
+        "  shmi_dispatch_watch_room(d, h, helper->out_count > 0);\n",
+        "",
+        CORE + "test_what_did_not_fit_a_helpers_pipe_follows_when_it_has_read",
+    ),
+    Mutant(
+        "core",
+        "csrc/schedule.c",
+        "if (s->holds[i].used && s->holds[i].domain == domain) number = s->holds[i].head;",
+        "",
+        SCALE + "test_a_call_that_waits_for_company_at_one_that_is_let_go_fails_at_once",
+    ),
+    Mutant(
+        "core",
+        "csrc/schedule.c",
+        "frame->placement & s->expected;",
+        "frame->placement;",
+        CORE + "test_a_call_that_a_dead_helper_had_goes_to_another_or_is_answered",
+    ),
+    Mutant(
+        "core",
+        "csrc/board.h",
+        " -\n                   __atomic_load_n(&broker->dropped, __ATOMIC_RELAXED));",
+        ");",
+        CORE + "test_calls_that_a_child_left_behind_are_not_out_for_ever",
+    ),
+    Mutant(
+        "core",
+        "csrc/door.c",
+        "count_waiting() > WAITING",
+        "count_waiting() < 0",
+        CORE + "test_a_crowd_that_waits_locks_nobody_out_who_only_asks",
+    ),
+    Mutant(
+        "core",
+        "csrc/door.c",
+        "if (errno != EAGAIN && errno != EWOULDBLOCK) open_later();",
+        "if (errno == 0) open_later();",
+        CORE + "test_without_descriptors_a_knock_waits_and_the_parent_sleeps",
+    ),
+    Mutant(
+        "core",
+        "shmgpu/parking.py",
+        "len(mine) >= self._most or ",
+        "",
+        PARKING + "test_of_one_slot_no_more_are_kept_than_it_may_have_calls_open",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
 THEMES: dict[str, str] = {
+    "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
 
