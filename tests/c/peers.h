@@ -17,7 +17,7 @@
 #include "dispatch.h"
 #include "registry.h"
 
-enum { PEERS = 64, MAX_FRAMES = 16384 };
+enum { PEERS = 128, MAX_FRAMES = 16384 };
 
 static shmi_dispatch_t *d;
 static uint8_t peer_pool[SHM_MAX_HELPERS], peer_credit[SHM_MAX_POOLS], peer_absent[SHM_MAX_HELPERS];
