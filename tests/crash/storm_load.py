@@ -214,6 +214,7 @@ class Caller:
         self.on_alarm: Callable[[], None] | None = None
         self.is_calling = False  # the main thread, and nothing of the storm's own is half done
         self.by_forks = 0  # requests that processes forked from this one sent, for themselves
+        self.is_in_alarm = False
         self.took_s = 0.001  # a plain call, lately
         signal.signal(signal.SIGALRM, self.alarm)
 
@@ -298,10 +299,14 @@ class Caller:
             self.is_calling = False
 
     def alarm(self, number: int, frame: Any) -> None:
-        if self.is_calling and self.on_alarm is not None:
-            self.is_calling = False
-            self.on_alarm()
-            self.is_calling = True
+        """Not within itself: what it does would be interrupted without end."""
+        if self.is_calling and not self.is_in_alarm and self.on_alarm is not None:
+            self.is_in_alarm = True
+            try:
+                self.on_alarm()
+            finally:
+                self.is_in_alarm = False
+                self.is_calling = True
 
     def alarmed(self, action: Callable[[], None], within_s: float, body: Callable[[], Any]) -> None:
         """Run the body; somewhere in its calls ``action`` comes, as a signal handler."""
@@ -788,8 +793,8 @@ MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often
     "memory": (1, memory),
     "hang": (1, hang),
     "cancels at the end": (2, cancels_at_the_end),
-    "callbacks": (0, in_callbacks),
-    "handlers": (0, in_handlers),
+    "callbacks": (1, in_callbacks),
+    "handlers": (1, in_handlers),
     "ctrl-c": (0, ctrl_c),
     "forks": (1, forks),
 }
