@@ -22,19 +22,7 @@ Shape = int | tuple[int, ...]
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:
-    try:
-        axes = (
-            (shape.__index__(),)
-            if hasattr(shape, "__index__")
-            else tuple(n.__index__() for n in shape)
-        )
-    except (AttributeError, TypeError):
-        raise BadParams(f"shape={shape!r} must be whole numbers") from None
-    if any(n < 0 for n in axes):
-        raise BadParams(f"shape={shape!r} has a negative length")
-    if len(axes) > 64:
-        raise BadParams(f"an array can have 64 axes, not {len(axes)}")
-    return Spec(dtypes.of_any(dtype), axes)
+    return Spec(dtypes.of_any(dtype), arrays.axes_of(shape))
 
 
 def empty(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
@@ -175,7 +163,13 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
         BadParams: the block is too small for that shape.
     """
     kind = dtypes.of_any(dtype)
-    data = memoryview(block).cast("B")
+    try:
+        data = memoryview(block).cast("B")
+    except (TypeError, ValueError, BufferError) as error:
+        raise BadParams(
+            f"a {type(block).__name__} is no block of bytes ({error}): pass what shm_malloc() "
+            "returned, or a contiguous buffer"
+        ) from None
     if shape is None:
         shape = (len(data) // kind.itemsize,)
     spec = _spec(shape, kind)

@@ -93,7 +93,7 @@ class Declared:
     __slots__ = ("dtype", "shape")
 
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> None:
-        self.shape = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        self.shape = arrays.axes_of(shape)
         self.dtype = dtype
 
     def __repr__(self) -> str:

@@ -84,6 +84,23 @@ class Spec:
         return f"Spec({self.dtype.name}, {self.shape})"
 
 
+def axes_of(shape: Any) -> tuple[int, ...]:
+    """Lengths of the axes of a shape as a user writes it; raises BadParams."""
+    try:
+        axes: tuple[int, ...] = (
+            (shape.__index__(),)
+            if hasattr(shape, "__index__") and not getattr(shape, "ndim", 0)
+            else tuple(n.__index__() for n in shape)
+        )
+    except (AttributeError, TypeError):
+        raise BadParams(f"shape={shape!r} must be whole numbers") from None
+    if any(n < 0 for n in axes):
+        raise BadParams(f"shape={shape!r} has a negative length")
+    if len(axes) > 64:
+        raise BadParams(f"an array can have 64 axes, not {len(axes)}")
+    return axes
+
+
 def torch_module() -> Any:
     """The torch module if the user has imported it, else None."""
     return sys.modules.get("torch")

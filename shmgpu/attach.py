@@ -303,6 +303,7 @@ def ensure(
         SessionError, LaunchError, ConfigError: it could not be started, or did not let this in.
     """
     _refuse_where_taken()
+    timeout = None if timeout is None else parse_seconds(timeout, "timeout")
     place = door.path_of(path)
     if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
         return _join(place, wait, trust_broker)

@@ -5,6 +5,7 @@ Owns the table of settings and how their text is read. Knows nothing of what the
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import warnings
@@ -36,6 +37,15 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 
 
+def shortened(value: Any) -> str:
+    """A value as an error shows it; some numbers have more digits than Python prints."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]}..."
+
+
 def parse_bytes(value: int | str, name: str = "size") -> int:
     """Bytes of ``67108864``, ``"64MiB"``, ``"1.5 GB"``; raises ConfigError."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -53,7 +63,7 @@ def parse_bytes(value: int | str, name: str = "size") -> int:
             else (int(match.group(1)) * unit)
         )
     if not 0 <= size < 1 << 46:
-        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 64 TiB")
+        raise ConfigError(f"{name}={shortened(value)} is out of range: use 0 to 64 TiB")
     return size
 
 
@@ -75,18 +85,19 @@ def _whole(low: int, high: int) -> Callable[[Any, str], int]:
             number = int(value)
             if isinstance(value, bool) or (isinstance(value, float) and value != number):
                 raise ValueError
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(
                 f"{name} must be a whole number from {low} to {high}, not {value!r}"
             ) from None
         if not low <= number <= high:
-            raise ConfigError(f"{name}={number} is out of range: use {low} to {high}")
+            raise ConfigError(f"{name}={shortened(number)} is out of range: use {low} to {high}")
         return number
 
     return parse
 
 
 parse_slots = _whole(0, 4096)
+parse_count = _whole(1, (1 << 31) - 1)
 
 
 def parse_seconds(value: Any, name: str) -> float:
@@ -95,18 +106,35 @@ def parse_seconds(value: Any, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{name} must be seconds, not {value!r}") from None
+    except OverflowError:
+        number = math.inf
     if not 0 <= number < 1e9:
-        raise ConfigError(f"{name}={value!r} is out of range: use 0 to 1e9 seconds")
+        raise ConfigError(f"{name}={shortened(value)} is out of range: use 0 to 1e9 seconds")
     return number
 
 
 def _one_of(*choices: str) -> Callable[[Any, str], str]:
     def parse(value: Any, name: str) -> str:
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise ConfigError(f"{name} must be {' or '.join(map(repr, choices))}, not {value!r}")
         return str(value)
 
     return parse
+
+
+def parse_path(value: Any, name: str) -> str:
+    """A file's path, of text or ``os.PathLike``; raises ConfigError.
+
+    A number is none, though ``open`` would take it for a descriptor, and close that.
+    """
+    try:
+        path = os.fsdecode(value)
+        os.fsencode(path)
+    except (TypeError, ValueError):
+        path = ""
+    if not path or "\0" in path:
+        raise ConfigError(f"{name}={value!r} is no path: pass the file's, as text")
+    return path
 
 
 def _text(value: Any, name: str) -> str:

@@ -127,14 +127,20 @@ reworded: dict[int, str] = {}  # what to do about a status, where this process h
 
 def status_name(status: int) -> str:
     """Name of a status code, such as ``"SHM_EARENA_FULL"``."""
-    name: bytes = _ffi.string(_lib.shm_status_name(status))
+    name: bytes = _ffi.string(_lib.shm_status_name(_checked_status(status)))
     return name.decode()
 
 
 def status_text(status: int) -> str:
     """Sentence of a status code, without the full stop."""
-    text: bytes = _ffi.string(_lib.shm_status_text(status))
+    text: bytes = _ffi.string(_lib.shm_status_text(_checked_status(status)))
     return text.decode()
+
+
+def _checked_status(status: Any) -> int:
+    if not isinstance(status, int):
+        raise errors.BadParams(f"a status is a whole number, not a {type(status).__name__}")
+    return status if -(1 << 31) <= status < 1 << 31 else 1  # no code has so many digits
 
 
 def error_detail() -> str:

@@ -92,7 +92,11 @@ def path_of(path: str | bytes | os.PathLike[str] | None) -> pathlib.Path:
             "name with @"
         )
     found = pathlib.Path(chosen) if chosen else runtime_directory() / NAME
-    if len(os.fsencode(found)) > LONGEST:
+    try:
+        length = len(os.fsencode(found))
+    except UnicodeEncodeError:
+        raise ConfigError(f"path={chosen!r} cannot be a file's name: pass another path") from None
+    if length > LONGEST:
         raise ConfigError(
             f"path={str(found)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer"
         )

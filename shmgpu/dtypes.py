@@ -187,5 +187,5 @@ def of_any(dtype: Any) -> DType:
         return of_torch(dtype)
     try:
         return of_numpy(np.dtype(dtype))
-    except TypeError:
+    except (TypeError, ValueError):  # also of a dictionary, or of text that cannot be encoded
         raise BadParams(f"{dtype!r} is no dtype: use a name such as 'float32'") from None

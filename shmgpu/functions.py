@@ -28,7 +28,7 @@ import numpy as np
 
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
-from shmgpu.config import parse_bool, parse_seconds
+from shmgpu.config import parse_bool, parse_count, parse_seconds, shortened
 from shmgpu.errors import ArenaFull, ConfigError
 from shmgpu.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.letters import Letter
@@ -108,10 +108,12 @@ class Batch:
     max_delay: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_size, int) or not 1 <= self.max_size < 1 << 31:
-            raise ConfigError(f"max_size={self.max_size!r} must be a number of rows, 1 or more")
-        if self.max_delay is not None and not 0 <= self.max_delay <= 60:
-            raise ConfigError(f"max_delay={self.max_delay!r} must be seconds, 0 to 60, or None")
+        size, delay = self.max_size, self.max_delay
+        if type(size) is not int or not 1 <= size < 1 << 31:
+            raise ConfigError(f"max_size={shortened(size)} must be a number of rows, 1 or more")
+        is_number = isinstance(delay, (int, float)) and not isinstance(delay, bool)
+        if delay is not None and not (is_number and 0 <= delay <= 60):
+            raise ConfigError(f"max_delay={shortened(delay)} must be seconds, 0 to 60, or None")
 
 
 def name_of(target: Function[Any, Any]) -> str:
@@ -170,7 +172,7 @@ class Function(Generic[P, R]):
     ) -> None:
         if not callable(body):
             raise ConfigError(f"function() decorates functions, not {body!r}")
-        if arrays not in ("torch", "numpy"):
+        if not isinstance(arrays, str) or arrays not in ("torch", "numpy"):
             raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
         if isinstance(batch, int) and not isinstance(batch, bool):
             batch = Batch(max_size=batch)
@@ -321,11 +323,7 @@ class Function(Generic[P, R]):
         """
         if not isinstance(priority, int) or not 0 <= priority <= 3:
             raise ConfigError(f"priority={priority!r} must be 0, 1, 2 or 3")
-        placement = 0
-        for number in helpers or ():
-            if not 0 <= number < core.MAX_HELPERS:
-                raise ConfigError(f"helpers={helpers!r} must be numbers of helpers, from 0")
-            placement |= 1 << number
+        placement = 0 if helpers is None else _placement(helpers)
         return Bound(self, Options(_seconds(timeout, "timeout"), priority, placement, out))
 
     def __repr__(self) -> str:
@@ -427,11 +425,13 @@ def _map(
 ) -> Iterator[Any]:
     if not iterables:
         raise ConfigError(f"{target.name}.map() needs something to call with: pass an iterable")
+    if in_flight is not None:
+        in_flight = parse_count(in_flight, "in_flight")
+    if progress is not None:
+        progress = parse_bool(progress, "progress")
     port = runtime.require_port()
     if in_flight is None:
         in_flight = 2 * max(core.port_window(), 8)
-    if in_flight < 1:
-        raise ConfigError(f"in_flight={in_flight} must be 1 or more")
     return _map_lazily(target, iterables, settings, in_flight, progress, port)
 
 
@@ -567,6 +567,19 @@ def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:
     if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del parameters[0]
     return signature.replace(parameters=parameters)
+
+
+def _placement(helpers: Any) -> int:
+    """The mask of some helpers' numbers."""
+    try:
+        numbers = [number.__index__() for number in helpers]
+        if not all(0 <= number < core.MAX_HELPERS for number in numbers):
+            raise ValueError
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            f"helpers={shortened(helpers)} must be a list of numbers of helpers, from 0"
+        ) from None
+    return sum(1 << number for number in set(numbers))
 
 
 def _seconds(value: Any, name: str) -> float | None:

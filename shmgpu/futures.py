@@ -142,6 +142,10 @@ class LoopReaders:
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, sink: object) -> None:
         """A call of that sink waits in it."""
+        if loop not in self.waiting:
+            for other in tuple(self.waiting):  # it took its readers along, and what was to be told
+                if other.is_closed():
+                    self.forget(other)
         self.waiting.setdefault(loop, set()).add(sink)
         if loop not in self.watched:
             descriptors = port.wire.descriptors()
@@ -160,6 +164,10 @@ class LoopReaders:
         for descriptor in self.watched.get(loop, ()):
             if descriptor >= 0 and not loop.is_closed():
                 loop.remove_reader(descriptor)
+        self.forget(loop)
+
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Nothing waits in it any more, or it is closed."""
         self.watched.pop(loop, None)
         self.waiting.pop(loop, None)
 
@@ -190,8 +198,11 @@ class LoopSink:
             running = None
         if running is self.loop:
             self._set(result, error)
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._set, result, error)
+        else:
+            try:
+                self.loop.call_soon_threadsafe(self._set, result, error)
+            except RuntimeError:  # it is closed: nobody will ever ask
+                readers.forget(self.loop)
 
     def _set(self, result: Any, error: BaseException | None) -> None:
         """May be called again where an exception from outside broke it off."""

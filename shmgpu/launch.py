@@ -170,9 +170,9 @@ def _check_outputs(trace_path: Any, stats_into: Any = None) -> None:
     if trace_path is None:
         return
     try:
-        with open(trace_path, "a", encoding="utf-8"):
+        with open(config.parse_path(trace_path, "trace_path"), "a", encoding="utf-8"):
             pass
-    except (OSError, TypeError, ValueError) as error:
+    except OSError as error:
         raise ConfigError(
             f"trace_path={trace_path!r} cannot be written ({error}): name a file in a directory "
             "that is yours"
@@ -352,8 +352,9 @@ def init(
         ConfigError, LaunchError: what was asked for cannot be had.
     """
     global _session
-    if backend not in (None, "torch", "numpy"):
+    if backend is not None and (not isinstance(backend, str) or backend not in ("torch", "numpy")):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
+    inline = config.parse_bool(inline, "inline")
     config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
     own_seed = config.resolve("seed", seed)
     if own_seed is not None:

@@ -671,7 +671,7 @@ runtime.computes_with_torch = True
 
 def check_backend(name: str) -> None:
     """ValueError for a library that there is not."""
-    if name not in residents.EXECUTE:
+    if not isinstance(name, str) or name not in residents.EXECUTE:
         raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
 
 

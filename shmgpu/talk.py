@@ -12,7 +12,8 @@ from typing import Any
 
 from shmgpu import core, runtime
 from shmgpu.arena import Block
-from shmgpu.errors import ShmError
+from shmgpu.config import shortened
+from shmgpu.errors import BadParams, ShmError
 from shmgpu.functions import Function
 
 
@@ -24,12 +25,28 @@ def shm_send_msg(function: Function[Any, Any] | int, params: Block | int) -> Non
         params: the parameter block, or its address.
 
     Raises:
+        BadParams: one of them is no address.
         ShmError: the window of outstanding messages is full, or the broker is gone.
     """
     runtime.require()
-    row = function.row if isinstance(function, Function) else int(function)
-    address = params.address if isinstance(params, Block) else int(params)
+    row = function.row if isinstance(function, Function) else _word(function, "function")
+    address = params.address if isinstance(params, Block) else _word(params, "params")
     core.check(core.send_message(row, address), "the message was not sent")
+
+
+def _word(value: Any, name: str) -> int:
+    """An address, as a message has it."""
+    try:
+        word = int(value.__index__())
+    except (AttributeError, TypeError):
+        word = -1
+    if not 0 <= word < 1 << 64:
+        raise BadParams(
+            f"{name}={shortened(value)} is no address: pass a "
+            f"{'decorated function' if name == 'function' else 'block of shm_malloc()'}, or where "
+            "it lies as a whole number"
+        )
+    return word
 
 
 def shm_read_msg() -> tuple[int, int, int]:

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shmgpu import core
+from shmgpu import config, core
+from shmgpu.errors import BadParams, ConfigError
 
 HELPERS_PID = 1
 CHILDREN_PID = 2
@@ -31,12 +32,20 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
     Args:
         path: of the file, by custom ending in ``.json``.
         records: of :func:`read`; those of the running broker unless given.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
+    path = config.parse_path(path, "path")
     if records is None:
         core.broker_stats()  # NotRunning where no broker could have a trace
-    rows = read() if records is None else list(records)
+    rows = read() if records is None else _checked(records)
     names: dict[int, str] = {}
-    with open(path, "w", encoding="utf-8") as file:
+    try:
+        file = open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"path={path!r} cannot be written ({error.strerror})") from None
+    with file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
         first = True
         for event in events(rows, names):
@@ -44,6 +53,17 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
             first = False
         file.write("\n]}\n")
     return len(rows)
+
+
+def _checked(records: Any) -> list[dict[str, int]]:
+    try:
+        rows = list(records)
+    except TypeError:
+        rows = [records]
+    for row in rows:
+        if not isinstance(row, dict) or "queued_ns" not in row:
+            raise BadParams("records= are rows of shmgpu.trace.read(): one of them is none")
+    return rows
 
 
 def events(

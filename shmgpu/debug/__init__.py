@@ -55,9 +55,10 @@ def enable(
     """
     global _tape, _tick_ms, _dir
     _tick_ms = config.resolve("tick_rate_ms", tick_rate_ms)
-    if limit < 1:
-        raise ConfigError(f"limit={limit} must be 1 row or more")
+    limit = config.parse_count(limit, "limit")
     folder = config.resolve("debug_dir", debug_dir)
+    if folder:
+        folder = config.parse_path(folder, "debug_dir")
     _dir = os.path.abspath(folder) if folder else ""
     if _dir:
         try:
@@ -355,7 +356,8 @@ def save_debug_trace(path: str | os.PathLike[str] | None = None) -> pathlib.Path
     """
     tape = _on()
     rank = 0 if runtime.current is None else runtime.current.rank
-    place = pathlib.Path(path or f"shmgpu-debug-{rank}-{os.getpid()}.json")
+    name = f"shmgpu-debug-{rank}-{os.getpid()}.json"
+    place = pathlib.Path(name if path is None else config.parse_path(path, "path"))
     found, dropped_ticks = _ticks()
     saved.write(
         place,

@@ -138,7 +138,7 @@ class Model:
         self.inputs = _listed(inputs)
         self.outputs = _listed(outputs)
         self.max_batch_size = max_batch_size
-        self.max_delay_ms = float(max_delay_ms)
+        self.max_delay_ms = float(min(max_delay_ms, 1e300))  # an int may be larger than floats
         self.arrays = arrays
         self.warmup = warmup
         self.platform = platform

@@ -8,12 +8,14 @@ import gc
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 import shmgpu
 from shmgpu import replies
+from shmgpu.futures import readers
 
 
 @shmgpu.function(arrays="numpy")
@@ -379,6 +381,34 @@ def test_futures_that_are_out_fail_at_shutdown():
         futures = [sleep.submit(0.02) for _ in range(100)]
     assert all(f.done() for f in futures)
     assert isinstance(futures[-1].exception(), shmgpu.NotRunning)
+
+
+@pytest.mark.parametrize("then", ["another loop", "a blocking call"])
+def test_an_event_loop_that_was_closed_with_calls_out_is_not_kept(broker, then):
+    class Loop(asyncio.SelectorEventLoop):
+        pass
+
+    x = shmgpu.arena.zeros(3)
+
+    async def leave():
+        for _ in range(3):
+            sleep.aio(0.1)  # nobody awaits it
+
+    loop = Loop()
+    loop.run_until_complete(leave())
+    loop.close()
+    gone = weakref.ref(loop)
+    del loop
+    if then == "another loop":
+
+        async def ask():
+            return [await add_one.aio(x) for _ in range(5)]
+
+        assert len(asyncio.run(ask())) == 5
+    for _ in range(5):
+        assert add_one(x).tolist() == [1, 1, 1]
+    wait_until(lambda: add_one(x) is not None and gc.collect() >= 0 and gone() is None)
+    assert not readers.waiting and not readers.watched
 
 
 def test_the_reader_ends_when_nothing_is_out(broker):
