@@ -7,8 +7,8 @@ nothing.
 
 from __future__ import annotations
 
-import gc
 import time
+from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +20,14 @@ from shmgpu.layout import Layout
 from shmgpu.letters import Letter, Letters
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
-from shmgpu.repeats import MAX_KEYS, Repeats
+from shmgpu.repeats import MAX_KEYS, Repeat, Repeats
 from shmgpu.values import PLAIN_TYPES, flatten
 
 _ndarray = np.ndarray
 _address_of = core.address_of
+
+KEPT_SHARE = 16  # of the arena, what idle calls may keep: one part in so many,
+MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than to find room
 
 CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 
@@ -109,6 +112,7 @@ class Arguments:
         self._base = arena.base
         self._end = arena.end
         self._targets: list[Target] = []  # functions that have plans here
+        self._may_keep = min(arena.capacity // KEPT_SHARE, MAX_KEPT)
         arena.reclaimers.append(self._reclaim)
 
     def prepare(
@@ -195,6 +199,8 @@ class Arguments:
         try:
             return plan.idle.pop()
         except IndexError:
+            if self.arena.set_aside > self._may_keep // 4:
+                self._trim()
             return Call(plan, self.arena)
 
     def _apply(self, call: Call, target: Target, options: Options | None) -> None:
@@ -219,6 +225,8 @@ class Arguments:
         key: Any = None,
     ) -> Call:
         """The general way: any tree of arguments, copies where they are needed."""
+        if self.arena.set_aside > self._may_keep // 4:
+            self._trim()
         flat = flatten((args, kwargs), arrays.is_array, target.pickle)
         if len(flat.arrays) > layout.MAX_ARRAYS:
             raise BadParams(
@@ -326,15 +334,51 @@ class Arguments:
     def _reclaim(self) -> bool:
         """Give back what idle calls hold; the arena asks when it is full."""
         found = False
-        for target in self._targets:
-            for ready in target.repeats.values():
+        for target in tuple(self._targets):
+            for ready in tuple(target.repeats.values()):
                 found = found or bool(ready)
                 ready.clear()
-            for plan in list(target.plans.values()):
-                while plan.idle:
-                    plan.idle.pop()
-                    found = True
-        return gc.collect() > 0 or found
+            for plan in tuple(target.plans.values()):
+                found = found or bool(plan.idle)
+                plan.idle.clear()
+        self.arena.set_aside = 0
+        return found
+
+    def _trim(self) -> None:
+        """Have idle calls keep no more than their share: what was not used for longest goes.
+
+        Calls that repeat keep little, and are there for speed: theirs goes last. Calls that are out
+        are not looked at, until the next time.
+        """
+        self.arena.set_aside = 0
+        idle: list[tuple[Call, list[Call]]] = []
+        ready: list[deque[Repeat]] = []
+        for target in tuple(self._targets):
+            ready += tuple(target.repeats.values())
+            plans = {id(plan): plan for plan in tuple(target.plans.values())}
+            idle += [(call, plan.idle) for plan in plans.values() for call in tuple(plan.idle)]
+        kept = sum(call.kept_bytes for call, _ in idle)
+        kept += sum(repeat.kept_bytes for turns in ready for repeat in tuple(turns))
+        if kept <= self._may_keep:
+            return
+        enough = self._may_keep // 2
+        idle.sort(key=lambda one: one[0].used)
+        for call, others in idle:
+            if kept <= enough:
+                return
+            try:
+                others.remove(call)  # from here on no other thread takes it
+            except ValueError:
+                continue
+            kept -= call.kept_bytes
+        for turns in ready:
+            if kept <= enough:
+                return
+            while turns:
+                try:
+                    kept -= turns.pop().kept_bytes
+                except IndexError:
+                    break
 
     def make_room(self, call: Call) -> None:
         """Set aside room for the result; raises ArenaFull."""

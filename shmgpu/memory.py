@@ -9,14 +9,20 @@ the buffer and all that hold it are garbage.
 from __future__ import annotations
 
 import bisect
+import gc
 import mmap
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from shmgpu import core
 from shmgpu.errors import ArenaFull, BadParams, NotRunning, ShmError
+
+
+def _nothing() -> bool:
+    return False
 
 
 class Arena:
@@ -27,6 +33,8 @@ class Arena:
         capacity: end - base, bytes.
         reclaimers: called, in order, to give back what is merely kept for speed before an
             allocation is refused; each says whether it gave back anything.
+        set_aside: bytes taken for what calls may keep, since whoever counts that set it to 0.
+        awaits: whether submitted calls have not ended, whose ends will bring memory back.
     """
 
     def __init__(self, base: int, capacity: int) -> None:
@@ -34,6 +42,9 @@ class Arena:
         self.end = base + capacity
         self.capacity = capacity
         self.reclaimers: list[Callable[[], bool]] = []
+        self.set_aside = 0
+        self.awaits: Callable[[], bool] = _nothing
+        self._searched = (0.0, 0.0)  # when a search for garbage ended in vain, what it took
 
     def allocate(self, size_bytes: int) -> tuple[Any, int]:
         """A block of exactly that many bytes: (buffer, address); raises ArenaFull."""
@@ -60,7 +71,25 @@ class Arena:
                     return self._block(size_bytes)
                 except MemoryError:
                     pass
+        if self._may_search():
+            begun = time.perf_counter()
+            if gc.collect() > 0:
+                try:
+                    return self._block(size_bytes)
+                except MemoryError:
+                    pass
+            ended = time.perf_counter()
+            self._searched = (ended, ended - begun)
         raise self.refused(size_bytes)
+
+    def _may_search(self) -> bool:
+        """Whether it is worth while to look for garbage that refers to itself.
+
+        While submitted calls have not ended, each of them asks, and whoever was refused asks again;
+        so then at most a tenth of the time goes into searches that make no room.
+        """
+        ended, took = self._searched
+        return time.perf_counter() >= ended + 9 * took or not self.awaits()
 
     def _allocate(self, size_bytes: int) -> tuple[Any, int]:
         _, buffer, address = self._block(size_bytes)

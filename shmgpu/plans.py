@@ -8,6 +8,7 @@ a time. This file owns both; it sends nothing.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 import threading
 from collections import OrderedDict
@@ -26,6 +27,8 @@ from shmgpu.values import encode_values
 FIRST_ROOM = 4096  # bytes set aside for a result that nobody has seen yet
 MAX_IDLE = 64  # calls kept ready for each plan
 MAX_PLANS = 256  # plans kept for each function
+_uses = itertools.count(1)
+
 MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call keeps
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
 
@@ -208,6 +211,7 @@ class Call:
         "result",
         "signature",
         "staging",
+        "used",
         "value_bytes",
     )
 
@@ -221,6 +225,7 @@ class Call:
         self.priority = 0
         self.placement = 0
         self.staging: list[tuple[Any, int, Any] | None] = [None] * plan.arity
+        self.used = 0
         self.block: Any = b""
         self.address = 0
         self.addresses: Any = ()
@@ -239,6 +244,8 @@ class Call:
         size = layout.block_bytes(signature, value_bytes)
         if size > len(self.block):
             self.block, self.address = arena.allocate(arrays.aligned(size))
+            arena.set_aside += size
+        self.used = next(_uses)
         layout.write_constant(self.block, signature, value_bytes)
         self.signature = signature
         self.value_bytes = value_bytes
@@ -258,12 +265,20 @@ class Call:
             view = arrays.storage_view(buffer, 0, spec)
             if spec.nbytes <= MAX_STAGING:
                 self.staging[index] = (buffer, address, view)
+                arena.set_aside += spec.nbytes
             else:
                 self.keep = (self.keep, buffer)
         else:
             _, address, view = place
+        self.used = next(_uses)
         view[...] = memory
         return address
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of the arena between calls."""
+        staged = sum(len(place[0]) for place in self.staging if place is not None)
+        return len(self.block) + staged
 
     def set_room(self, size_bytes: int, buffer: Any, address: int) -> None:
         """Tell the block where the result goes."""

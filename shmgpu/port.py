@@ -71,6 +71,7 @@ class Port(Replies):
         self.prepare = self.arguments.prepare
         self._call = wire.call
         self._allocate = arena.allocate
+        arena.awaits = lambda: bool(self._out)
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
         self._struck: deque[tuple[Call, Any]] = deque()  # with what a helper may touch besides

@@ -45,6 +45,7 @@ class Repeat:
             call.config, call.address, plan.nbytes[0], plan.room, call.reply
         )
         self.owner, room, _ = arena.block(plan.room)
+        arena.set_aside += plan.room
         self.result = np.ndarray(plan.hint_shape, plan.hint_type, room)
 
     def renew(self, arena: Arena) -> None:
@@ -52,6 +53,11 @@ class Repeat:
         shape, dtype = self.result.shape, self.result.dtype
         self.owner, room, _ = arena.block(max(self.result.nbytes, 1))
         self.result = np.ndarray(shape, dtype, room)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of the arena between calls."""
+        return self.call.kept_bytes + int(self.result.nbytes)
 
 
 class _Probe:
