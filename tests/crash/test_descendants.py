@@ -85,22 +85,37 @@ def test_f02_what_a_dead_child_forked_never_writes_into_its_successors_arena(tmp
     assert found == [({0.0}, 2)]
 
 
+def resident_bytes():
+    """Of arenas, as this process maps them."""
+    found, is_arena = 0, False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split()[0]:
+            is_arena = "shmgpu-arena" in line
+        elif is_arena and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
 def test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it(tmp_path):
-    born, over = str(tmp_path / "born"), str(tmp_path / "over")
+    born, gone, over = (str(tmp_path / name) for name in ("born", "gone", "over"))
 
     def child(rank):
         if not os.path.exists(born):
-            shmgpu.arena.empty(24 << 20, np.uint8)[:] = 1
+            x = shmgpu.arena.empty(24 << 20, np.uint8)
+            x[:] = 1
 
             def stays():
+                assert x.all() and resident_bytes() >= 24 << 20
                 touch(born)
+                while resident_bytes() > 0:
+                    time.sleep(0.005)
+                touch(gone)
                 wait_for(over)
 
             fork(stays)
             wait_for(born)
             os._exit(3)
-        shmgpu.arena.empty(24 << 20, np.uint8)[:] = 1
-        touch(over)
+        wait_for(gone)  # while we have its place
         return shmgpu.stats()["broker"]["cleared_bytes"] >= 24 << 20
 
     try:

@@ -37,6 +37,9 @@ DUMPS = "tests/attach/test_dumps.py::"
 PICKLES = "tests/attach/test_pickles.py::"
 DOOR = "tests/attach/test_door.py::"
 GUESTS = "tests/attach/test_connect.py::"
+HANDED_OUT = "tests/attach/test_handed_out.py::"
+DESCENDANTS = "tests/crash/test_descendants.py::"
+PINNED = "tests/unit/test_device.py::"
 
 CORE = "tests/unit/test_core_in_c.py::"
 LAUNCH = "tests/broker/test_launch.py::"
@@ -307,6 +310,51 @@ MUTANTS = [
         "crew.children[index].reason});\n  shmi_dispatch_clear_child(crew.dispatch, index);",
         "crew.children[index].reason});",
         GUESTS + "test_f02_the_arena_of_a_guest_that_dies_in_a_call_is_clean_for_the_next",
+    ),
+    Mutant(
+        "F02",
+        "csrc/dispatch_handout.c",
+        "if (shmi_arena_renew(slot) != SHM_OK) {",
+        "if (0) {",
+        DESCENDANTS + "test_f02_what_a_dead_child_forked_never_writes_into_its_successors_arena",
+    ),
+    Mutant(
+        "F02",
+        "csrc/dispatch_handout.c",
+        "if ((d->children[slot].mapped_by >> h & 1) == 0) {",
+        "if (0) {",
+        DESCENDANTS + "test_f02_many_lives_in_one_place_leave_nothing_with_the_helpers",
+    ),
+    Mutant(
+        "F02",
+        "csrc/desk.c",
+        "madvise(at, bytes, MADV_REMOVE) != 0) memset",
+        "1) memset",
+        DESCENDANTS + "test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it",
+    ),
+    Mutant(
+        "F02",
+        "shmgpu/device.py",
+        "if size == 0 or child in self._refused or self._is_old(child):",
+        "if size == 0 or child in self._refused:",
+        PINNED
+        + "test_the_memory_of_who_has_left_is_let_go_of_and_the_next_ones_registered_when_it_"
+        "is_used",
+    ),
+    Mutant(
+        "F35",
+        "csrc/board.c",
+        "F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0",
+        "F_SEAL_SEAL) != 0",
+        HANDED_OUT
+        + "test_a_receiver_can_change_what_is_its_own_and_nothing_that_others_use[False]",
+    ),
+    Mutant(
+        "F35",
+        "shmgpu/manifest.py",
+        "fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)",
+        "assert _SEALS",
+        HANDED_OUT + "test_a_manifest_can_be_changed_by_nobody_not_even_who_wrote_it",
     ),
     Mutant(
         "F35",
