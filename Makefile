@@ -109,7 +109,7 @@ $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py bui
 
 # ---- what people ask for -----------------------------------------------------------------
 
-.PHONY: setup demo test storm soak faults mutants check bench plots example
+.PHONY: setup demo test doorstep storm soak faults mutants check bench plots example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
@@ -137,6 +137,9 @@ rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one co
 
 mutants: $(VENV)/.stamp-dev $(CORE) ## switch off each protection: its test must fail (T='F01 F36'; SAMPLE=100 SEED=7: random changes)
 	@$(PY) $(if $(SAMPLE),tests/mutants/sample.py --sample $(SAMPLE) $(if $(SEED),--seed $(SEED)) $(T),tests/mutants $(T))
+
+doorstep: $(VENV)/.stamp-dev $(CORE) ## what a user does first: clone, install, README, examples, Ctrl-C (T='Ctrl-C' SEED=7)
+	@SEED="$(SEED)" VERBOSE="$(V)" $(PY) tests/doorstep $(T)
 
 weather = cd tests && "$(abspath $(PY))" -m crash.$(1) --seconds $(or $(TIME),$(2)) $(if $(SEED),--seed $(SEED))
 

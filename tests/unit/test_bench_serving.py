@@ -101,7 +101,10 @@ def test_the_load_is_made_by_wrk_or_else_by_python(monkeypatch, echo, has_wrk):
     assert 0 < load.median_us <= load.p99_us
 
 
-LATE_ONCE = """#!{python}
+# As pip writes scripts: an interpreter's path may have a space in it, and no first line may.
+LATE_ONCE = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import pathlib, signal, sys, time
 
 mark = pathlib.Path(__file__ + "-was-here")
