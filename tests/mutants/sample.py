@@ -78,10 +78,10 @@ def begin(place: str, ready: Any) -> None:
     global copy
     adopt_orphans()
     parallel.have_private_shm()
-    mine = pathlib.Path(tempfile.mkdtemp(dir=place))
-    for name in ("tree", "tmp", "run"):
+    mine = pathlib.Path(place, str(os.getpid()))
+    for name in ("", "tree", "t", "run"):  # short: a socket's path may have 108 characters
         (mine / name).mkdir(mode=0o700)
-    os.environ.update(TMPDIR=str(mine / "tmp"), XDG_RUNTIME_DIR=str(mine / "run"))
+    os.environ.update(TMPDIR=str(mine / "t"), XDG_RUNTIME_DIR=str(mine / "run"))
     os.environ["SHMGPU_AUTO"] = "never"
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -132,6 +132,7 @@ def fails_without(tests: list[str]) -> bool:
 def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
     """What became of it: ``seen`` and by which test, ``remark``, ``no build`` or ``survives``."""
     started = time.monotonic()
+    known = set(unfit)
     text = (copy.root / mutation.file).read_text()
     told = {"mutation": mutation, "line": mutation.line(text), "by": "", "files": 0}
     if why := remark(mutation, text):
@@ -154,7 +155,8 @@ def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
                 return {**told, "verdict": "seen", "by": tests[0]}
     except CannotBuild:
         return {**told, "verdict": "no build"}
-    return {**told, "verdict": "survives", "by": " ".join(files[: told["files"]])}
+    by = " ".join(files[: told["files"]])
+    return {**told, "verdict": "survives", "by": by, "unfit": sorted(unfit - known)}
 
 
 def try_one(work: tuple[int, Mutation, float]) -> tuple[int, dict[str, Any]]:
@@ -174,7 +176,8 @@ def show(told: dict[str, Any]) -> str:
     )
     changes = [line for line in lines if line[:2] not in ("--", "++", "@@")]
     head = f"{mutation.file}:{told['line']}: {mutation.what}, in {mutation.inside or 'the file'}"
-    return "\n    ".join([head, *changes, f"survived {told['by']}"])
+    words = [f"fails without it, too: {test}" for test in told.get("unfit", ())]
+    return "\n    ".join([head, *changes, f"survived {told['by']}", *words])
 
 
 def main() -> int:
@@ -192,7 +195,7 @@ def main() -> int:
     results: dict[int, dict[str, Any]] = {}
     out = ROOT / "build" / "mutants"
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+    with tempfile.TemporaryDirectory(prefix="m-") as place:
         context = multiprocessing.get_context("fork")
         with context.Pool(options.jobs, begin, (place, None)) as pool:
             work = [(number, mutation, options.seconds) for number, mutation in enumerate(drawn)]

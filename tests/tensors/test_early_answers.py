@@ -79,6 +79,16 @@ def test_who_reads_a_loss_does_not_wait_for_the_rest(helper, gate):
     assert row()["went_on"] >= 1
 
 
+def test_what_reads_much_and_makes_little_is_worth_an_early_answer(helper, gate):
+    gate.shut()
+    total = gt.tensor(np.ones((SIZE, SIZE), np.float32)).sum()
+    x = gt.tensor(np.full(1000, 2.0, np.float32))
+    assert (x * 3).sum().item() == 6000
+    assert row()["goes_on"] == 1
+    gate.open()
+    assert total.item() == SIZE * SIZE
+
+
 def test_inputs_that_are_let_go_of_are_not_written_over_while_they_are_read(helper, gate):
     """The rest reads its input last, and the child is quick to use the memory again."""
     ones = gt.ones(SIZE, SIZE)
