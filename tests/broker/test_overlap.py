@@ -81,6 +81,17 @@ def declared(helper, x):
     return helper.out
 
 
+@shmgpu.function(mutates=True)
+def doubles_in_place(helper, x):
+    x.mul_(2)
+
+
+@shmgpu.function(mutates=True, batch=8)
+def doubles_rows_in_place(helper, x):
+    x.mul_(2)
+    return x + 1
+
+
 @shmgpu.function(arrays="numpy")
 def on_cpu(helper, x):
     return x + 1
@@ -125,6 +136,19 @@ def test_a_lone_call_is_answered_at_once(broker):
     assert first.tolist() == [2, 2] and second.tolist() == [3, 3]
     for n in (10, 100_000, 20):
         assert grows(n).tolist() == [5.0] * n
+
+
+def test_what_a_function_that_mutates_writes_on_the_device_comes_back(broker):
+    arrays = [shmgpu.arena.zeros((2, 3)) + 0 for _ in range(12)]
+    arrays = [shmgpu.arena.array(x + n) for n, x in enumerate(arrays)]
+    for function in (doubles_in_place, doubles_rows_in_place):
+        doubled = [2 * x for x in arrays]
+        for future in [function.submit(x) for x in arrays]:
+            future.result(10)
+        assert all((x == y).all() for x, y in zip(arrays, doubled, strict=True))
+    doubled = 2 * arrays[5]
+    doubles_rows_in_place(arrays[5])  # alone
+    assert (arrays[5] == doubled).all()
 
 
 def test_a_failure_that_shows_later_reaches_its_caller_only(broker):
