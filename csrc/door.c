@@ -312,6 +312,18 @@ static void serve_command(guest_t *guest, const shmi_hello_t *hello) {
       return;
     }
   }
+  if (hello->kind == SHMI_HELLO_RETIRE) {
+    if (!may_command(guest->fd)) {
+      refuse_command(guest, hello, SHM_EREFUSED,
+                     "the broker belongs to another user, who alone may have it end");
+      return;
+    }
+    if (shmi_crew.config.persistent != SHM_UNTIL_TOLD) {
+      refuse_command(guest, hello, SHM_EBAD_CONFIG, "the broker ends with who started it");
+      return;
+    }
+    shmi_crew.config.idle_ns = 1; /* those who have joined stay as long as they like */
+  }
   shmi_welcome_t answer = {.magic = SHMI_GUEST_MAGIC,
                            .version = SHMI_GUEST_VERSION,
                            .helpers_before = before,

@@ -4,7 +4,8 @@
  *   guest -> door   hello: it asks to join
  *   door  -> guest  welcome, with: its arena, the board, its page,
  *                         its two pipe ends[, the manifest]
- *   guest -> door   hello: it asks what the broker is, or that a pool gets more or fewer helpers
+ *   guest -> door   hello: it asks what the broker is, that a pool gets more or fewer helpers, or
+ *                        that it ends when nobody is joined
  *   door  -> guest  welcome, with: the manifest, where there is one
  *
  * or a refusal: a welcome whose status is negative, with a sentence.
@@ -18,7 +19,7 @@
 #include "status.h"
 
 enum {
-  SHMI_GUEST_VERSION = 4, /* raised with any change of frames, board or this file */
+  SHMI_GUEST_VERSION = 5, /* raised with any change of frames, board or this file */
   SHMI_GUEST_NAME_BYTES = 64,
   SHMI_GUEST_SENTENCE_BYTES = 256
 };
@@ -41,7 +42,8 @@ _Static_assert((int)SHMI_GUEST_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
 enum shmi_hello_kind {
   SHMI_HELLO_JOIN = 0,
   SHMI_HELLO_ASK = 1,  /* how many helpers a pool has, and the manifest */
-  SHMI_HELLO_SCALE = 2 /* give a pool so many; of the broker's own user only */
+  SHMI_HELLO_SCALE = 2, /* give a pool so many; of the broker's own user only */
+  SHMI_HELLO_RETIRE = 3 /* end with the last who has joined; of the broker's own user only */
 };
 
 typedef struct shmi_hello {

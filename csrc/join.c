@@ -243,6 +243,15 @@ int shm_ask_scale(int door_fd, int pool, int helpers, int *before) {
   return status;
 }
 
+int shm_ask_retire(int door_fd) {
+  shmi_hello_t hello = {.kind = SHMI_HELLO_RETIRE};
+  shmi_welcome_t answer = {0};
+  int manifest_fd;
+  int status = ask(door_fd, &hello, &answer, &manifest_fd);
+  if (manifest_fd >= 0) close(manifest_fd);
+  return status;
+}
+
 void shmi_join_leave(void) {
   uint64_t bytes;
   uint64_t mapping = shmi_arena_reservation(&bytes);

@@ -322,6 +322,9 @@ int shm_ask(int door_fd, int pool, int *before, int *manifest_fd);
 /* Give that pool `helpers` of them: those that are missing are forked, one too many finishes what it
  * holds and ends. Returns when that has begun. */
 int shm_ask_scale(int door_fd, int pool, int helpers, int *before);
+/* Have a broker that lives until it is told to end do so when nobody is joined and no call is open;
+ * those who have joined stay as long as they like. */
+int shm_ask_retire(int door_fd);
 
 /* What whoever joins may use at most. Of every member 0 means: as much as anybody. */
 typedef struct shm_quota {

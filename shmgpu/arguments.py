@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -113,6 +114,7 @@ class Arguments:
         self._end = arena.end
         self._targets: list[Target] = []  # functions that have plans here
         self._may_keep = min(arena.capacity // KEPT_SHARE, MAX_KEPT)
+        self.when_adopted: Callable[[Any], None] | None = None  # told of a function's first call
         arena.reclaimers.append(self._reclaim)
 
     def prepare(
@@ -318,6 +320,8 @@ class Arguments:
         target.repeats = Repeats(0 if target.mutates else MAX_KEYS)
         target.plans_port = self
         self._targets.append(target)
+        if self.when_adopted is not None:
+            self.when_adopted(target)
 
     def _pool(self, target: Target) -> int:
         if target.pool is None:

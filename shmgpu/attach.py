@@ -12,10 +12,10 @@ import pathlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import box, config, core, door, functions, logs, manifest, runtime, spawn
+from shmgpu import automatic, box, config, core, door, functions, logs, manifest, runtime, spawn
 from shmgpu.config import parse_seconds
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 from shmgpu.logs import logger
@@ -55,15 +55,18 @@ class Membership:
         self.pid = os.getpid()
         self.leaving: tuple[ShmError, Runtime | None] | None = None  # why, and what is given up
 
-    def resolve(self, target: functions.Function[Any, Any]) -> int:
-        """The row of a function in the broker's table; 0 when it has none of that name."""
-        row = self.manifest.row_of(target)
-        if row and self.manifest.has_other_code(target):
+    def caution(self, target: Any) -> None:
+        """At the first call of a function: say where the broker runs other code than is here."""
+        if isinstance(target, functions.Function) and self.manifest.has_other_code(target):
             logger.warning(
                 "the broker runs other code as %s than this program has: end it (shmgpu down) and "
                 "start one with this program's",
                 manifest.name_of(target),
             )
+
+    def resolve(self, target: functions.Function[Any, Any]) -> int:
+        """The row of a function in the broker's table; 0 when it has none of that name."""
+        row = self.manifest.row_of(target)
         if row and target.pickle:
             target.refused = self._why_not_unpickled(target, row)
         return 0 if target.refused else row
@@ -136,7 +139,12 @@ def connect(
         path, (host, port) = None, address
     box.refuse_others(host, port)
     _refuse_where_taken()
-    return _join(door.path_of(path), wait, trust_broker)
+    place = door.path_of(path)
+    if path is None:
+        found = _find(place, None if wait is None else parse_seconds(wait, "wait"))
+        if found is not None:
+            return _wait_in(*found, wait, trust_broker)
+    return _join(place, wait, trust_broker)
 
 
 @runtime.one_at_a_time
@@ -179,6 +187,18 @@ def _join(place: pathlib.Path, wait: float | None, trust_broker: bool) -> Member
     return _wait_in(place, door.knock(place, seconds), seconds, trust_broker)
 
 
+def _find(base: pathlib.Path, wait: float | None) -> tuple[pathlib.Path, socket.socket] | None:
+    """A connection to the broker that stands there, or to this program's own; None: none runs."""
+    connection = door.knock(base, wait)
+    if connection is not None:
+        return base, connection
+    if str(base).startswith("@"):
+        return None
+    shared = automatic.Shared(base, {})
+    connection = door.knock(shared.place, wait) if shared.runs() else None
+    return None if connection is None else (shared.place, connection)
+
+
 def _wait_in(
     place: pathlib.Path,
     connection: socket.socket | None,
@@ -218,7 +238,8 @@ def _enter(
         membership.leaving = NotRunning(runtime.NOT_RUNNING), None  # what an interruption comes to
         _membership = membership
         _is_entering = False
-        functions.resolve_by(membership.resolve, sorted(known.rows))
+        link.arguments.when_adopted = membership.caution
+        functions.resolve_by(membership.resolve, sorted(known.rows), automatic.advice(known))
         atexit.register(disconnect)
         runtime.start(
             Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place))
@@ -284,20 +305,27 @@ def ensure(
 ) -> Membership:
     """Join the user's broker, and start one first where none runs.
 
+    A broker of ``shmgpu up`` is joined as it is. Where there is none, programs that only use
+    tensors share one, and programs with functions share one with those that have the same
+    functions, session function and settings; one of which a file has been changed since is
+    followed by another, and ends with its last program.
+
     Two programs that start one at once end with one broker. It outlives this program, until
     ``shmgpu down`` unless an ``idle_timeout`` is given; what it prints goes to a file beside its
     socket that ends in ``.log``. One that is just ending is waited for, and the next one started.
 
     Args:
         modules: whose functions it serves, names or files; this program's own functions, unless
-            given, and as session a function ``load`` of theirs.
-        path: see :func:`connect`.
+            given, and as session a function ``load`` of theirs. With these it listens where one
+            of ``shmgpu up`` does, and one that listens there is taken as it is.
+        path: see :func:`connect`; one that is named is used as with modules.
         wait: see :func:`connect`.
         timeout: seconds that its start may take, and that another program's is waited for; None
             waits until it is ready or has failed, and ten minutes for another program's.
         trust_broker: see :func:`connect`.
         settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
-            session (its name), slots, idle_timeout, ... One that runs already is taken as it is.
+            session (a function, or its name), slots, idle_timeout, ... One that runs already and
+            has fewer helpers is asked for more.
 
     Raises:
         SessionError, LaunchError, ConfigError: it could not be started, or did not let this in.
@@ -307,6 +335,8 @@ def ensure(
     place = door.path_of(path)
     if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
         return _join(place, wait, trust_broker)
+    if modules is None and path is None:
+        return _share(place, wait, timeout, trust_broker, settings)
     connection = door.knock(place, SETTLES_WITHIN_S)
     until: float | None = None
     while True:
@@ -329,6 +359,48 @@ def ensure(
             raise LaunchError(f"brokers at {place} end before they can be joined: read their log")
 
 
+def _share(
+    base: pathlib.Path,
+    wait: float | None,
+    timeout: float | None,
+    trust_broker: bool,
+    settings: Mapping[str, Any],
+) -> Membership:
+    """Join the broker that stands there, or the one that programs like this one share."""
+    shared: automatic.Shared | None = None
+    until: float | None = None
+    while True:
+        place = base
+        connection = door.knock(base, SETTLES_WITHIN_S)
+        if connection is None:
+            if shared is None:
+                shared = automatic.Shared(base, settings)
+            runs = shared.runs()
+            place = shared.place
+            connection = door.knock(place, SETTLES_WITHIN_S) if runs else None
+        if connection is not None:
+            try:
+                joined = _wait_in(place, connection, wait, trust_broker)
+            except (BrokerDied, core.NoAnswer):  # it is ending, or loading
+                if until is not None and time.monotonic() > until:
+                    raise
+                time.sleep(LOOK_AGAIN_S)
+            else:
+                if shared is not None:
+                    shared.grow(joined.manifest.pools)
+                return joined
+        elif shared is not None:
+            # Whoever starts one has this until it can be joined.
+            within = door.STARTED_WITHIN_S if timeout is None else timeout
+            with door.locked(place, ".starting", within):
+                if not shared.runs():
+                    shared.start(timeout)
+        if until is None:
+            until = time.monotonic() + SETTLES_WITHIN_S
+        elif connection is None and time.monotonic() > until:
+            raise LaunchError(f"brokers at {place} end before they can be joined: read their log")
+
+
 def _first_call() -> None:
     """What the first call of a program in no broker does, as ``SHMGPU_AUTO`` says."""
     _leave_lost()
@@ -338,10 +410,9 @@ def _first_call() -> None:
     if wanted == "start":
         ensure(idle_timeout=config.resolve("idle_timeout"))
         return
-    place = door.path_of(None)
-    connection = door.knock(place)
-    if connection is not None:
-        _enter(place, connection, 0.0)
+    found = _find(door.path_of(None), 0.0)
+    if found is not None:
+        _enter(*found, 0.0)
 
 
 runtime.first_call = _first_call

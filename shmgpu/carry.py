@@ -12,14 +12,16 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from shmgpu import functions, manifest
+from shmgpu import functions, sources
 from shmgpu.errors import ConfigError
 from shmgpu.logs import logger
 
 PACKAGE = __name__.partition(".")[0]
 
 
-def pack(session: Mapping[str, Any], unfindable: Collection[str] = ()) -> bytes:
+def pack(
+    session: Mapping[str, Any], unfindable: Collection[str] = (), *, only_session: bool = False
+) -> bytes:
     """This process's functions, and what goes with them, as bytes.
 
     One that cannot be carried is left out, with a warning.
@@ -27,13 +29,14 @@ def pack(session: Mapping[str, Any], unfindable: Collection[str] = ()) -> bytes:
     Args:
         session: what the broker is asked for, of any kind.
         unfindable: modules of which the broker's interpreter has said that it finds none.
+        only_session: leave the functions out.
 
     Raises:
         ConfigError: what is asked for cannot be carried.
     """
     import cloudpickle
 
-    targets = functions.of_users()
+    targets = [] if only_session else functions.of_users()
     asked = [one for v in session.values() for one in (v.values() if _is_table(v) else [v])]
     here = {name for one in (*targets, *asked) if (name := _module_of(one))}
     here = {name for name in here if name in sys.modules and not is_importable(name)}
@@ -79,11 +82,31 @@ def _module_of(value: Any) -> str:
     return name if isinstance(name, str) else ""
 
 
+def session_here() -> Any:
+    """``load`` of the first module with decorated functions that has one; None where none has."""
+    for name in dict.fromkeys(map(_module_of, functions.of_users())):
+        found = load_of(sys.modules.get(name))
+        if found is not None:
+            return found
+    return None
+
+
+def load_of(module: Any) -> Any:
+    """A module's function ``load``, where it is a user's; ``from json import load`` is none."""
+    found = getattr(module, "load", None)
+    if not callable(found):
+        return None
+    home = str(getattr(found, "__module__", None) or type(found).__module__)
+    path = getattr(sys.modules.get(home), "__file__", None) or ""
+    is_own = home == getattr(module, "__name__", "") or not sources.is_installed(path)
+    return found if is_own and home != "builtins" else None
+
+
 def name_apart() -> None:
     """Two functions of one name (a cell that was run again) get names of their own."""
     taken: set[str] = set()
     for row, target in functions.by_row.items():
-        name = manifest.name_of(target)
+        name = functions.name_of(target)
         if name in taken:
             name = target.known_as = f"{name}#{row}"
         taken.add(name)

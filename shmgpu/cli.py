@@ -203,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add = ended.add_argument
     add("--path", metavar="PATH", help="of the broker's socket")
     add("--timeout", type=_seconds, default=60.0, metavar="S", help="to wait for its end (60)")
+    add("--all", action="store_true", help="all that programs have started by themselves")
     ended.set_defaults(run=_down)
 
     live = commands.add_parser(
@@ -430,8 +431,9 @@ def _scale(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    pid = control.down(path=options.path, timeout=options.timeout)
-    print(f"the broker, process {pid}, has ended")
+    for path in (options.all and control.running(options.path)) or [options.path]:
+        pid = control.down(path=path, timeout=options.timeout)
+        print(f"the broker, process {pid}, has ended")
     return 0
 
 

@@ -7,6 +7,7 @@ the end is a SIGTERM: the broker drains.
 from __future__ import annotations
 
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -15,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shmgpu import core, door, manifest
+from shmgpu import automatic, core, door, manifest
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
 
 
@@ -41,8 +42,40 @@ class Scaled:
         return f"pool {self.pool}: {self.helpers} helper{plural}, {what}"
 
 
-def _knock(path: str | os.PathLike[str] | None) -> socket.socket:
+def running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
+    """The sockets of the brokers that are meant; none where none listens.
+
+    It is the one named, that of ``shmgpu up``, or else those that started by themselves.
+    """
     place = door.path_of(path)
+    connection = door.knock(place)
+    if connection is None:
+        return [] if path is not None else automatic.running(place)
+    connection.close()
+    return [place]
+
+
+def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
+    found = running(path)
+    if not found:
+        raise NotRunning(
+            f"no broker listens at {door.path_of(path)}: start one with shmgpu up MODULE"
+        )
+    if len(found) > 1:
+        told = ", ".join(f"{place} ({_program(place)})" for place in found)
+        raise ConfigError(
+            f"{len(found)} brokers run that programs have started: name one with --path{also}; "
+            f"they are {told}"
+        )
+    return found[0]
+
+
+def _program(place: pathlib.Path) -> str:
+    known = automatic.ask(place)
+    return (known is not None and known.program) or "it does not answer"
+
+
+def _knock(place: pathlib.Path) -> socket.socket:
     connection = door.knock(place)
     if connection is None:
         raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
@@ -59,17 +92,18 @@ def scale(
 
     Args:
         wanted: how many; by the pool's name where there are several.
-        path: of the broker's socket; see :func:`shmgpu.connect`.
+        path: of the broker's socket; see :func:`running`.
 
     Returns:
         What became of each pool, as soon as it has begun.
 
     Raises:
         NotRunning: no broker listens there.
-        ConfigError: there is no such pool, or it cannot have so many.
+        ConfigError: there is no such pool, it cannot have so many, or several brokers run.
         LaunchError: the broker is another user's.
     """
-    with _knock(path) as connection:
+    place = _the_one(path)
+    with _knock(place) as connection:
         _, descriptor = core.ask(connection.fileno())
     try:
         pools = manifest.Manifest.read(descriptor).pools
@@ -89,7 +123,7 @@ def scale(
         )
     done = []
     for name, helpers in wanted.items():
-        with _knock(path) as connection:
+        with _knock(place) as connection:
             before = core.ask_scale(connection.fileno(), pools[name], helpers)
         done.append(Scaled(name, before, helpers))
     return done
@@ -99,7 +133,7 @@ def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -
     """Have a running broker finish what its helpers hold, and end; return when it has.
 
     Args:
-        path: of the broker's socket; see :func:`shmgpu.connect`.
+        path: of the broker's socket; see :func:`running`.
         timeout: seconds to wait for that.
 
     Returns:
@@ -108,8 +142,9 @@ def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -
     Raises:
         NotRunning: no broker listens there.
         LaunchError: it is another user's, or has not ended in time.
+        ConfigError: several run, and none is named.
     """
-    with _knock(path) as connection:
+    with _knock(_the_one(path, ", or all of them with --all")) as connection:
         size = struct.calcsize("3i")
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid: int = struct.unpack("3i", credentials)[0]

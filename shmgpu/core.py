@@ -760,6 +760,13 @@ def ask_scale(door: int, pool: int, helpers: int) -> int:
     return int(before[0])
 
 
+def ask_retire(door: int) -> None:
+    """shm_ask_retire: have the broker end when nobody is joined."""
+    status = int(_lib.shm_ask_retire(door))
+    if status < 0:
+        raise error_of(status, "the broker was not told to end", error_detail())
+
+
 def set_quotas(rows: Sequence[Mapping[str, Any]]) -> None:
     """shm_set_quotas: the whole table anew, of members of shm_quota_t."""
     table = _ffi.new("shm_quota_t[]", max(1, len(rows)))

@@ -15,10 +15,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import config, core, door, functions, logs, manifest, modules, quotas, runtime
+from shmgpu import carry, config, core, door, functions, logs, manifest, modules, quotas, runtime
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
 from shmgpu.logs import logger
@@ -64,6 +64,7 @@ def up(
     on_ready: Callable[[], None] | None = None,
     lent: Sequence[int] = (),
     carried: bytes = b"",
+    words: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM asks it to end; it drains first.
@@ -83,6 +84,7 @@ def up(
         on_ready: called when programs can join.
         lent: descriptors that helpers close.
         carried: functions, and maybe a session, that the process which started this one pickled.
+        words: what else its manifest says.
         settings: of :func:`shmgpu.launch`: helpers, devices, arena, window, threads, ...; session
             as a function or as ``"module:name"``; and max_helpers, how many helpers each pool may
             ever have.
@@ -109,9 +111,11 @@ def up(
         brought = pickle.loads(carried) if carried else {}
     refuse_unsafe("shmgpu up")  # they may have started a thread
     if settings.get("session") is None:
+        settings["session"] = brought.get("settings", {}).get("session")
+    if settings.get("session") is None:
         settings["session"] = next(
-            (m.load for m in loaded if callable(getattr(m, "load", None))),
-            brought.get("settings", {}).get("session"),
+            (found for m in loaded if (found := carry.load_of(m)) is not None),
+            None,
         )
     elif isinstance(settings["session"], str):
         settings["session"] = modules.named(settings["session"])
@@ -156,7 +160,11 @@ def up(
         serve(
             host,
             entrance,
-            manifest.of_this_process(plan.pools),
+            manifest.of_this_process(
+                plan.pools,
+                devices=",".join(sorted({setup.device for setup in plan.setups})),
+                **(words or {}),
+            ),
             core.UNTIL_TOLD,
             group=group or 0,
             idle_timeout=idle_timeout,

@@ -35,6 +35,12 @@ MAX_VIEWS = 4096  # on arrays of letters
 MAX_TRACEBACK = 200_000  # characters
 
 
+NO_SESSION = (
+    " (helper.session is None: it is what the session function returned, and that is a function "
+    "called load beside the decorated ones, or what session= names)"
+)
+
+
 class Desk:
     """Serves calls for one helper.
 
@@ -503,7 +509,10 @@ class Desk:
             text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))[
                 -MAX_TRACEBACK:
             ]
-            values = (_type_name(error), _message(error), text)
+            message = _message(error)
+            if self.helper.session is None and "NoneType" in message:
+                message += NO_SESSION
+            values = (_type_name(error), message, text)
             flat = flatten(values, arrays.is_array)
             found = Layout(bytes(flat.structure), ())
             description = layout.describe_result(found, encode_values(flat.values))

@@ -17,7 +17,7 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shmgpu import core
 from shmgpu.errors import ConfigError, LaunchError
@@ -139,13 +139,31 @@ def prepare(path: pathlib.Path) -> None:
         raise ConfigError(NO_SOCKET.format(path))
 
 
-def _remove(path: pathlib.Path) -> None:
-    """Take a socket away, and never what is none."""
+def check_length(path: pathlib.Path) -> None:
+    """Raise ConfigError for a path that no socket can have."""
+    if len(os.fsencode(path)) > LONGEST:
+        raise ConfigError(
+            f"path={str(path)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer (the "
+            "socket of a broker that starts by itself has eleven more than SHMGPU_SOCKET)"
+        )
+
+
+def remove(path: pathlib.Path, inode: int = 0) -> None:
+    """Take a socket away, and never what is none, nor another than that of the inode."""
     try:
-        if stat.S_ISSOCK(path.lstat().st_mode):
+        found = path.lstat()
+        if stat.S_ISSOCK(found.st_mode) and inode in (0, found.st_ino):
             path.unlink()
     except FileNotFoundError:
         pass
+
+
+def clear(path: pathlib.Path, suffixes: Iterable[str]) -> None:
+    """Remove what a broker left beside its socket, where none listens there."""
+    with locked(path, ".starting"), locked(path):
+        if not path.exists():
+            for suffix in suffixes:
+                beside(path, suffix).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -162,24 +180,39 @@ def locked(path: pathlib.Path, suffix: str = ".lock", limit: float | None = None
     prepare(path)
     file = beside(path, suffix)
     limit = LOCKED_WITHIN_S if limit is None else limit
+    until = time.monotonic() + limit
+    while True:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(file, flags, 0o600)
+        except OSError as error:
+            raise LaunchError(
+                f"no broker can be started at {path} ({error}): pass another path="
+            ) from error
+        try:
+            while not _is_locked(descriptor):
+                if time.monotonic() > until:
+                    raise LaunchError(
+                        f"another program has held {file} for {limit:g} s, as one that starts a "
+                        f"broker does: end that program (fuser {file} names it), or pass another "
+                        "path="
+                    )
+                time.sleep(LOOK_AGAIN_S)
+            if _is_called(file, descriptor):  # else who had it has cleared it away
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_called(file: pathlib.Path, descriptor: int) -> bool:
+    """Whether an open file still has that name."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise LaunchError(
-            f"no broker can be started at {path} ({error}): pass another path="
-        ) from error
-    try:
-        until = time.monotonic() + limit
-        while not _is_locked(descriptor):
-            if time.monotonic() > until:
-                raise LaunchError(
-                    f"another program has held {file} for {limit:g} s, as one that starts a broker "
-                    f"does: end that program (fuser {file} names it), or pass another path="
-                )
-            time.sleep(LOOK_AGAIN_S)
-        yield
-    finally:
-        os.close(descriptor)
+        found = file.stat()
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (found.st_ino, found.st_dev) == (mine.st_ino, mine.st_dev)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -341,7 +374,7 @@ class Door:
                         f"a broker listens at {path} already: use it (shmgpu.connect()), end it, "
                         "or pass another path="
                     )
-                _remove(path)
+                remove(path)
                 before = os.umask(0o177)
                 try:
                     self._socket.bind(str(unfinished))
@@ -352,9 +385,10 @@ class Door:
                         os.chown(unfinished, -1, group)
                         os.chmod(unfinished, 0o660)
                     self._socket.listen(BACKLOG)
+                    self._inode = unfinished.lstat().st_ino
                     os.link(unfinished, path)  # not what others have put there meanwhile
                 finally:
-                    _remove(unfinished)
+                    remove(unfinished)
         except OSError as error:
             self._socket.close()
             raise LaunchError(f"the broker's socket {path} cannot be made ({error})") from error
@@ -371,7 +405,10 @@ class Door:
         self._socket.close()
 
     def close(self) -> None:
-        """Close and remove it. As PID 1, the broker is not the process that made it."""
+        """Close and remove it, not another broker's that has its name by now.
+
+        As PID 1, the broker is not the process that made it.
+        """
         if self._socket.fileno() >= 0:
-            _remove(self.path)
+            remove(self.path, self._inode)
         self._socket.close()

@@ -51,6 +51,7 @@ MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing run
 by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
+_advice = ""  # how to come by a broker that has more
 _names: list[str] | None = None  # of what that broker has; None: what this process had
 # While functions are carried to a broker that is started by exec: the modules that no fresh
 # interpreter finds, so that theirs go by value; else None.
@@ -75,13 +76,17 @@ def register_late() -> None:
 
 
 def resolve_by(
-    resolver: Callable[[Function[Any, Any]], int] | None, names: list[str] | None
+    resolver: Callable[[Function[Any, Any]], int] | None,
+    names: list[str] | None,
+    advice: str = "",
 ) -> None:
     """From now on functions have the rows that ``resolver`` says; None: this process's own.
 
     ``names`` are what the broker has; None where it has all that this process had decorated.
+    ``advice`` says how to come by a broker that has another.
     """
-    global _resolver, _names
+    global _resolver, _names, _advice
+    _advice = advice
     _resolver = resolver
     _names = names
     for own_row, target in by_row.items():
@@ -125,19 +130,21 @@ def name_of(target: Function[Any, Any]) -> str:
         main = sys.modules.get(module) or sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         path = getattr(main, "__file__", None)
-        if spec is not None:
+        if spec is not None and spec.name != "__main__":
             module = spec.name.removesuffix(".__main__")
+        elif spec is not None and path:  # a folder, or an archive, that is run
+            module = os.path.splitext(os.path.basename(os.path.dirname(path)))[0]
         elif path:
             module = os.path.splitext(os.path.basename(path))[0]
     return f"{module}:{target.name}"
 
 
-def _found(module: str, name: str) -> Any:
+def found(module: str, name: str) -> Any:
     """What a module that is imported has under a dotted name; None when nothing."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
@@ -248,8 +255,8 @@ class Function(Generic[P, R]):
             )
         there = ", ".join(name for name in _names if not name.startswith(OWN))
         return (
-            f"the broker that was joined has no {self.body.__module__}:{self.name}: start it with "
-            f"the module that defines it; it has {there or 'no functions'}"
+            f"the broker that was joined has no {self.body.__module__}:{self.name}: {_advice}; it "
+            f"has {there or 'no functions'}"
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -335,7 +342,7 @@ class Function(Generic[P, R]):
         On its way to a broker started by exec, one that cannot be found by name goes with its body.
         """
         module = getattr(self.body, "__module__", "")
-        if unfindable is None or (module not in unfindable and _found(module, self.name) is self):
+        if unfindable is None or (module not in unfindable and found(module, self.name) is self):
             return self.__qualname__
         return _remake, (name_of(self), self.body, self._options)
 

@@ -6,16 +6,14 @@ Owns the form: JSON in a memory file that the door hands over.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import CodeType
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shmgpu import functions
+from shmgpu import functions, identity
 from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
 
@@ -34,12 +32,21 @@ class Manifest:
         pools: number of each pool, by name.
         prints: fingerprint of each function's code, by its row; none where it has no code.
         pickles: rows of the functions whose arguments and results may be pickled.
+        key: what its programs have in common, where it started by itself; see
+            :class:`shmgpu.automatic.Shared`.
+        instance: of its record of what it loaded; see :mod:`shmgpu.sources`.
+        program: what the program was called that started it.
+        devices: what its helpers have, with commas between.
     """
 
     rows: Mapping[str, int]
     pools: Mapping[str, int]
     prints: Mapping[int, str] = field(default_factory=dict)
     pickles: frozenset[int] = frozenset()
+    key: str = ""
+    instance: str = ""
+    program: str = ""
+    devices: str = ""
 
     def row_of(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function; 0: none of that name, or of a script's function, more than one.
@@ -55,7 +62,7 @@ class Manifest:
 
     def has_other_code(self, target: functions.Function[Any, Any]) -> bool:
         """Whether the broker runs other code by that function's name than this process has."""
-        known, own = self.prints.get(self.row_of(target), ""), fingerprint(target)
+        known, own = self.prints.get(self.row_of(target), ""), _print_of(target)
         # What two interpreters compile of one source differs.
         return known[:_VERSION_LETTERS] == own[:_VERSION_LETTERS] and known != own
 
@@ -64,8 +71,7 @@ class Manifest:
         descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(descriptor, "wb", closefd=False) as file:
-                told = {"rows": self.rows, "pools": self.pools, "prints": self.prints}
-                told["pickles"] = sorted(self.pickles)
+                told = {**asdict(self), "pickles": sorted(self.pickles)}
                 file.write(json.dumps(told).encode())
             # All who attach are handed the same file: what one could write, the others would call.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -88,34 +94,20 @@ class Manifest:
             pools = {str(name): int(number) for name, number in found["pools"].items()}
             prints = {int(row): str(text) for row, text in found["prints"].items()}
             pickles = frozenset([int(row) for row in found["pickles"]])
+            words = {name: str(found[name]) for name in ("key", "instance", "program", "devices")}
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
-        return cls(rows, pools, prints, pickles)
+        return cls(rows, pools, prints, pickles, **words)
 
 
-def of_this_process(pools: Mapping[str, int]) -> Manifest:
-    """Of a broker that this process is about to start."""
+def of_this_process(pools: Mapping[str, int], **words: str) -> Manifest:
+    """Of a broker that this process is about to start; ``words`` are its key and the like."""
     rows = functions.by_row
-    prints = {row: text for row, f in rows.items() if (text := fingerprint(f))}
+    prints = {row: text for row, f in rows.items() if (text := _print_of(f))}
     pickles = frozenset([row for row, f in rows.items() if f.pickle])
-    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints, pickles)
+    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints, pickles, **words)
 
 
-def fingerprint(target: functions.Function[Any, Any]) -> str:
-    """Of a function's code, without what it refers to; "" for a body that has none (a callable)."""
-    code = getattr(target.body, "__code__", None)
-    return _VERSION + _digest(code).hexdigest() if isinstance(code, CodeType) else ""
-
-
-def _digest(code: CodeType) -> hashlib.blake2b:
-    """Where it stands in its file is left out: a line more above it changes nothing."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(repr((code.co_code, code.co_names, code.co_varnames)).encode())
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            digest.update(_digest(value).digest())
-        elif isinstance(value, frozenset):  # whose order differs from process to process
-            digest.update(repr(sorted(map(repr, value))).encode())
-        else:
-            digest.update(repr(value).encode())
-    return digest
+def _print_of(target: functions.Function[Any, Any]) -> str:
+    found = identity.fingerprint(target)
+    return found and _VERSION + found

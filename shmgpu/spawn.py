@@ -6,6 +6,7 @@ serves, or why it does not. What the new process does with it: :mod:`shmgpu.spaw
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from shmgpu import carry, door, errors, functions
+from shmgpu import carry, door, errors
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 
@@ -210,49 +211,46 @@ def start(
     path: pathlib.Path,
     *,
     timeout: float | None = None,
+    key: str = "",
     **settings: Any,
 ) -> None:
     """Start a broker at ``path`` that outlives this process; return when programs can join.
 
     Without modules it serves this process's functions: those of a script are carried over by
     value, so that what the script does is not done there, too. Its output goes to a file beside the
-    socket, called like that and ``.log``.
+    socket, called like that and ``.log``. With a key it records what it loads.
     """
     door.prepare(path)
+    session = settings.pop("session", None)
     words = ["up", *(modules or [sys.argv[0]]), "--path", str(path)]
+
+    session_by_name = session if isinstance(session, str) else None
 
     def begin(carried: bytes) -> None:
         request = {
             "modules": [_absolute(name) for name in modules or ()],
             "carried": carried,
-            "settings": {**settings, "path": str(path)},
+            "settings": {**settings, "session": session_by_name, "path": str(path)},
+            "key": key,
+            "program": os.path.basename(sys.argv[0]),
         }
         spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
 
+    asked: dict[str, Any] = {"session": None if session_by_name else session}
     if modules is None:
-        session = {"session": _session_here()}
-        _until_found(lambda unfindable: begin(carry.pack(session, unfindable)))
+        if session is None:
+            asked["session"] = carry.session_here()
+        carry.name_apart()
+        _until_found(lambda unfindable: begin(carry.pack(asked, unfindable)))
+    elif asked["session"] is not None:
+        with_session = functools.partial(carry.pack, asked, only_session=True)
+        _until_found(lambda unfindable: begin(with_session(unfindable)))
     else:
         begin(b"")
 
 
 def _absolute(module: str) -> str:
     return os.path.abspath(module) if module.endswith(".py") else module
-
-
-def _session_here() -> Any:
-    """``load`` of the first module with decorated functions that defines one; None where none."""
-    targets = functions.of_users()
-    for target in targets:
-        module = sys.modules.get(getattr(target.body, "__module__", ""))
-        if target.body.__module__ in functions.MAIN and not hasattr(module, "__file__"):
-            raise ConfigError(
-                f"{target.name} is defined in a session at a prompt, where a broker for several "
-                "programs cannot find it: put it into a module, or use shmgpu.init()"
-            )
-    names = dict.fromkeys(getattr(target.body, "__module__", "") or "" for target in targets)
-    found = ((name, getattr(sys.modules.get(name), "load", None)) for name in names)
-    return next((f for name, f in found if getattr(f, "__module__", None) == name), None)
 
 
 # ---- a broker for this process alone -----------------------------------------------------------

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import pickle
 import sys
 import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, daemon, functions, manifest, runtime, settings
+from shmgpu import config, core, daemon, door, functions, manifest, runtime, settings, sources
 from shmgpu.door import PrivateDoor
 from shmgpu.errors import SessionError, ShmError
 from shmgpu.modules import NotLoaded
@@ -65,13 +66,7 @@ def main(request: Mapping[str, Any]) -> None:
         if "door" in request:
             _serve_one(request, report)
         else:
-            daemon.up(
-                request["modules"],
-                carried=request["carried"],
-                on_ready=report.ready,
-                lent=[report.descriptor],
-                **request["settings"],
-            )
+            _serve_all(request, report)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
@@ -79,6 +74,29 @@ def main(request: Mapping[str, Any]) -> None:
             _log(error)
         report.failed(error)
         sys.exit(1)
+
+
+def _serve_all(request: Mapping[str, Any], report: Report) -> None:
+    """A broker for all programs of the user; with a key, one that notes what it is made of."""
+    record = None
+    words = {"program": request["program"]}
+    if request["key"]:
+        place = pathlib.Path(request["settings"]["path"])
+        record = sources.Record(door.beside(place, ".sources"))
+        record.begin()
+        words |= {"key": request["key"], "instance": record.instance}
+    try:
+        daemon.up(
+            request["modules"],
+            carried=request["carried"],
+            on_ready=report.ready,
+            lent=[report.descriptor],
+            words=words,
+            **request["settings"],
+        )
+    finally:
+        if record is not None:
+            record.end()
 
 
 def _log(error: BaseException) -> None:

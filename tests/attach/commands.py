@@ -34,7 +34,9 @@ class Place:
             "SHMGPU_SOCKET": str(self.path),
         }
 
-    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, stdin: Any = subprocess.DEVNULL, **more: str
+    ) -> subprocess.Popen[str]:
         """A process of a Python program, or of the command line (``shmgpu``)."""
         return subprocess.Popen(
             [
@@ -43,7 +45,7 @@ class Place:
             ],
             env={**self.environment, **more},
             cwd=self.directory,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

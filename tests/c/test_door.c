@@ -67,6 +67,8 @@ static void expect_well(pid_t pid) {
   CHECK_EQ(status, 0);
 }
 
+static int ends_by_itself; /* the broker, when the part has been played */
+
 /* A broker of so many slots, with that part played beside it, which ends it. */
 static void with_guests(int slots, void (*part)(void)) {
   broker_open(0, 1);
@@ -87,10 +89,10 @@ static void with_guests(int slots, void (*part)(void)) {
     close(door);
     part();
     fflush(NULL);
-    CHECK_SYS(kill((pid_t)notes[0], SIGTERM));
+    if (!ends_by_itself) CHECK_SYS(kill((pid_t)notes[0], SIGTERM));
     _exit(0);
   }
-  CHECK_EQ(launch(NULL), SHM_ESIGNALLED);
+  CHECK_EQ(launch(NULL), ends_by_itself ? SHM_OK : SHM_ESIGNALLED);
   expect_well(guests);
   close(door);
   expect_nothing_left();
@@ -321,6 +323,19 @@ static void no_descriptors(void) {
   CHECK_EQ(shm_leave(), SHM_OK);
 }
 TEST(without_descriptors_a_knock_waits_and_the_parent_sleeps) { with_guests(2, no_descriptors); }
+
+static void stay_to_the_end(void) {
+  CHECK_EQ(join_within(0), SHM_OK);
+  int fd = knock();
+  CHECK_EQ(shm_ask_retire(fd), SHM_OK);
+  close(fd);
+  for (int i = 0; i < 50; i++) expect_service();
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(one_that_is_told_to_retire_serves_who_has_joined_and_ends_with_them) {
+  ends_by_itself = 1;
+  with_guests(1, stay_to_the_end);
+}
 
 /* ---- one thread at a time ---- */
 

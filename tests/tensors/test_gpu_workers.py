@@ -11,7 +11,7 @@ import time
 import pytest
 
 import shmgpu as gt
-from shmgpu import control, errors, lazy, workers
+from shmgpu import automatic, control, errors, lazy, workers
 
 PROGRAM = """
 import shmgpu as gt
@@ -27,8 +27,8 @@ def place(tmp_path):
     """A socket at which no broker listens yet; one that does at the end is ended."""
     path = tmp_path / "broker.sock"
     yield path
-    if path.exists():
-        control.down(path=path)
+    for one in automatic.running(path):
+        control.down(path=one)
 
 
 def run(place, count, **environment):
@@ -49,9 +49,10 @@ def test_the_first_program_starts_a_broker_with_so_many_and_a_later_one_uses_few
 
 def test_a_broker_that_may_not_have_so_many_says_so(place):
     assert run(place, 1).returncode == 0
-    refused = run(place, 9)
+    refused = run(place, 17)
     assert refused.returncode != 0
-    assert "gpu_workers(9): the broker has 1 helper, and" in refused.stderr
+    assert "gpu_workers(17): the broker has 1 helper, and" in refused.stderr
+    assert "from 1 to 16" in refused.stderr
 
 
 def test_it_comes_before_the_first_tensor():
@@ -110,7 +111,7 @@ def test_a_program_in_no_broker_starts_one_whose_helpers_have_the_device(place):
     assert first.stdout.strip() == "[2.0, 2.0]", first.stderr
     refused = run_on("cuda:99", place)
     assert refused.returncode != 0
-    assert "the broker's helpers have cpu: name one of these" in refused.stderr
+    assert "devices names cuda:99, and this machine shows" in refused.stderr
 
 
 def test_a_device_that_does_not_exist_is_refused_by_the_broker_that_would_need_it(place):

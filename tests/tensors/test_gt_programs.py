@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shmgpu import control
+from shmgpu import automatic, control
 
 FIRST = """
 import shmgpu as gt
@@ -76,7 +76,8 @@ def place(tmp_path_factory):
     path = tmp_path_factory.mktemp("broker") / "broker.sock"
     assert run(FIRST, path).returncode == 0
     yield path
-    control.down(path=path)
+    for one in automatic.running(path):
+        control.down(path=one)
 
 
 def run(text, place):

@@ -1,0 +1,214 @@
+"""Brokers that start by themselves: which one a program shares, and whether it still serves.
+
+Each listens beside the place of ``shmgpu up``'s, under a name of its own: the digest of what its
+programs have in common (:mod:`shmgpu.identity`). One whose files have changed since it loaded them
+is told to end with its last program, and the next takes its name. Owns the names, that question,
+and the clearing away of what ended ones left. Must never end a broker that somebody uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shmgpu import carry, config, core, device, door, identity, manifest, sources, spawn
+from shmgpu.errors import ShmError
+from shmgpu.logs import logger
+
+LETTERS = 10  # of a digest, in a socket's name; all of it stands in the manifest
+KEPT_LOGS = 16  # of brokers that have ended
+MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
+DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
+LEFT = (".log", ".sources", ".lock", ".starting")
+
+
+class Shared:
+    """The broker that this program shares with those that are like it.
+
+    Attributes:
+        place: of its socket.
+        key: the digest.
+        reason: the file for which the one that runs will not do; "" where it does.
+    """
+
+    def __init__(self, base: pathlib.Path, settings: Mapping[str, Any]) -> None:
+        wanted = {name: value for name, value in settings.items() if value is not None}
+        if wanted.get("session") is None:
+            wanted["session"] = carry.session_here()
+        self.settings = wanted
+        session = wanted["session"]
+        shaping = {name: value for name, value in wanted.items() if name != "session"}
+        if isinstance(shaping.get("helpers"), Mapping):  # pools are what it is, their sizes are not
+            shaping["pools"] = sorted(shaping["helpers"])
+        self.base = base
+        self.reason = ""
+        self._devices = _named_devices(shaping.pop("devices", None))
+        self.key = self._general = identity.of_program(session, shaping)
+        if self._devices:
+            self.key = identity.of_program(session, {**shaping, "devices": self._devices})
+        self._particular = self.key
+        self.place = self._place_of(self.key)
+        door.check_length(self.place)
+
+    def _place_of(self, key: str) -> pathlib.Path:
+        return door.beside(self.base, "." + key[:LETTERS])
+
+    def fits(self, known: manifest.Manifest) -> bool:
+        """Whether a broker is the one, and every file of it is what it was."""
+        self.reason = ""
+        if known.key == self.key:
+            self.reason = sources.changed(door.beside(self.place, ".sources"), known.instance)
+        return known.key == self.key and not self.reason
+
+    def runs(self) -> bool:
+        """Whether one listens at the place that fits; one that has the devices anyway will do."""
+        for key in dict.fromkeys((self._general, self._particular)):
+            self.key, self.place = key, self._place_of(key)
+            known = ask(self.place)
+            has_all = known is not None and {*self._devices} <= {*known.devices.split(",")}
+            if known is not None and (has_all or key == self._particular) and self.fits(known):
+                return True
+        return False
+
+    def start(self, timeout: float | None) -> None:
+        """Start it, in place of one that does not fit; for who holds the lock.
+
+        Raises:
+            SessionError, LaunchError, ConfigError: as the broker did.
+        """
+        self._retire()
+        _sweep(self.base)
+        settings = dict(self.settings)
+        settings.setdefault("max_helpers", _most_of(settings.get("helpers")))
+        spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
+
+    def grow(self, pools: Mapping[str, int]) -> None:
+        """Have the broker that was joined make the helpers that it lacks."""
+        wanted = self.settings.get("helpers")
+        if wanted is None and os.environ.get(config.PREFIX + "HELPERS"):
+            wanted = config.resolve("helpers")
+        if not isinstance(wanted, Mapping):
+            wanted = {name: wanted for name, pool in pools.items() if pool == 0 and wanted}
+        try:
+            for name, count in wanted.items():
+                if _asked(self.place, pools[str(name)]) < int(count):
+                    _asked(self.place, pools[str(name)], int(count))
+        except ShmError as error:
+            logger.warning("the broker makes no more helpers: %s", error)
+
+    def _retire(self) -> None:
+        connection = door.knock(self.place)
+        if connection is None:
+            return
+        with connection:
+            try:
+                core.ask_retire(connection.fileno())
+            except ShmError:  # it is ending
+                pass
+        if self.reason:
+            logger.info(
+                "%s has changed since the broker loaded it: another one is started, and that one "
+                "ends with its last program",
+                self.reason,
+            )
+        door.remove(self.place)
+
+
+def ask(place: pathlib.Path) -> manifest.Manifest | None:
+    """What the broker there tells of itself; None where none answers."""
+    connection = door.knock(place)
+    if connection is None:
+        return None
+    try:
+        with connection:
+            _, descriptor = core.ask(connection.fileno())
+    except ShmError:
+        return None
+    try:
+        return manifest.Manifest.read(descriptor)
+    except ShmError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _named_devices(devices: Any) -> list[str]:
+    """The devices that a program names; none where they are what it would be given anyway."""
+    if devices is None:
+        return []
+    if isinstance(devices, Mapping):
+        return sorted(f"{pool}: {_named_devices(one)}" for pool, one in devices.items())
+    many = [devices] if isinstance(devices, str) or not hasattr(devices, "__iter__") else devices
+    names = sorted({device.name_of(one) for one in many})
+    return [] if names == ["cpu"] and not os.path.exists(DRIVER) else names
+
+
+def _asked(place: pathlib.Path, pool: int, helpers: int = 0) -> int:
+    """How many helpers the pool was to have; give it so many, where a number is given."""
+    connection = door.knock(place)
+    if connection is None:
+        return helpers
+    with connection:
+        if helpers:
+            return core.ask_scale(connection.fileno(), pool, helpers)
+        before, descriptor = core.ask(connection.fileno(), pool)
+        os.close(descriptor)
+        return before
+
+
+def advice(known: manifest.Manifest) -> str:
+    """What to do for a function that this broker does not have."""
+    if known.key:
+        return (
+            "it was decorated after this program had joined; call shmgpu.disconnect() and "
+            "shmgpu.ensure(), which starts one that has it"
+        )
+    return (
+        "end it (shmgpu down) and start one with the module that defines it (shmgpu up MODULE), or "
+        "call shmgpu.init(), which starts one for this program alone"
+    )
+
+
+def running(base: pathlib.Path) -> list[pathlib.Path]:
+    """The sockets of those that run beside that place."""
+    return [place for place in _named(base, "") if _answers(place)]
+
+
+def _answers(place: pathlib.Path) -> bool:
+    try:
+        connection = door.knock(place)
+    except ShmError:
+        return False
+    if connection is not None:
+        connection.close()
+    return connection is not None
+
+
+def _named(base: pathlib.Path, suffix: str) -> list[pathlib.Path]:
+    pattern = re.compile(re.escape(base.name) + rf"\.[0-9a-f]{{{LETTERS}}}" + re.escape(suffix))
+    try:
+        names = sorted(name for name in os.listdir(base.parent) if pattern.fullmatch(name))
+    except OSError:
+        return []
+    return [base.with_name(name) for name in names]
+
+
+def _most_of(helpers: Any) -> int | dict[str, int]:
+    if isinstance(helpers, Mapping):
+        most = max(1, min(MAX_HELPERS, core.MAX_HELPERS // max(1, len(helpers))))
+        return {str(name): max(most, int(count)) for name, count in helpers.items()}
+    return max(MAX_HELPERS, int(config.resolve("helpers", helpers)))
+
+
+def _sweep(base: pathlib.Path) -> None:
+    """Remove what brokers left that have ended, but for the newest logs."""
+    with contextlib.suppress(OSError):
+        logs = sorted(_named(base, ".log"), key=lambda path: path.stat().st_mtime_ns)
+        for log in logs[:-KEPT_LOGS]:
+            place = log.with_name(log.name.removesuffix(".log"))
+            if not place.exists() and not _answers(place):
+                door.clear(place, LEFT)

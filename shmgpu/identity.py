@@ -1,0 +1,267 @@
+"""What makes two programs share a broker that starts by itself: one digest says it.
+
+Programs that only use tensors are alike whatever their source. Those with functions of their own
+are alike where their functions and session function are: of what a module defines that the broker
+imports, the name and the file (whether that has changed, :mod:`shmgpu.sources` says); of what is
+carried by value, code and all values that it refers to. Owns that digest, and a function's
+fingerprint, which says whether two processes have the same code. Runs nobody's code but that
+which pickling runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shmgpu import carry, config, functions, installed
+
+# Variables that a helper's libraries read where no Python sees it, or that decide what is loaded.
+READ_BY_LIBRARIES = (
+    *("CUDA_", "NVIDIA_", "NCCL_", "CUBLAS_", "CUDNN_", "OMP_", "GOMP_", "KMP_", "MKL_"),
+    *("OPENBLAS_", "TORCH", "PYTORCH_", "ATEN_", "LD_", "PYTHON", "HF_", "TRANSFORMERS_"),
+)
+# Settings that are no part of what a broker is: the caller's own, or such as it can be given later.
+NOT_THE_BROKER_S = {
+    *("auto", "helpers", "idle_timeout", "log", "progress", "debug", "debug_dir", "tick_rate_ms"),
+    *("children", "restart", "max_restarts"),
+}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
+_UNCHANGING = (tuple, frozenset, types.CodeType)
+_OF_A_CLASS = {  # what the compiler and the interpreter add to its dictionary
+    *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__"),
+    *("__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+}
+
+
+def of_program(session: Any, settings: Mapping[str, Any]) -> str:
+    """The digest of this process's functions, a session function, settings and surroundings."""
+    walk = _Digest()
+    walk.value(_surroundings())
+    walk.value(_meant(settings))
+    targets = functions.of_users()
+    if targets or session is not None:
+        # A script's relative paths, and what its functions import when they run.
+        walk.value([os.getcwd(), [os.path.abspath(entry) for entry in sys.path]])
+        walk.value(session)
+        for target in sorted(targets, key=functions.name_of):
+            walk.value(functions.name_of(target))
+            walk.value(target)
+    return walk.hash.hexdigest()
+
+
+def _meant(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the broker will read them: "64KiB" and 65536 are one, whoever says so."""
+    known = {name: settings.get(name) for name in config.SETTINGS}
+    others = {name: value for name, value in settings.items() if name not in known}
+    return {
+        name: config.resolve(name, value) if name in known else value
+        for name, value in sorted({**known, **others}.items())
+        if name not in NOT_THE_BROKER_S
+    }
+
+
+def fingerprint(target: functions.Function[Any, Any]) -> str:
+    """Of a function's code, and of the plain values and functions of its own module it refers to.
+
+    "" for a body that has none (a callable).
+    """
+    if not isinstance(target.body, types.FunctionType):
+        return ""
+    walk = _Digest(is_plain=True, module=target.body.__module__)
+    walk.value(target.body)
+    return walk.hash.hexdigest()
+
+
+def _surroundings() -> list[Any]:
+    read = {k: v for k, v in sorted(os.environ.items()) if k.startswith(READ_BY_LIBRARIES)}
+    flags = [sys.flags.optimize, sys.flags.dev_mode, sys.flags.isolated, sys.flags.no_user_site]
+    return [sys.prefix, sys.base_prefix, sys.hexversion, flags, installed.HERE, read]
+
+
+class _Digest:
+    """Values in a form that is the same in every process.
+
+    Args:
+        is_plain: of what is neither code nor a plain value take the type alone.
+        module: whose functions are walked into nevertheless.
+    """
+
+    def __init__(self, is_plain: bool = False, module: str = "") -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.is_plain = is_plain
+        self.module = module
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no two have one address
+
+    def put(self, *words: str | bytes) -> None:
+        for word in words:
+            data = word if isinstance(word, bytes) else word.encode("utf-8", "surrogatepass")
+            self.hash.update(b"%d:" % len(data) + data)
+
+    def value(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            self.put(kind.__name__, repr(value))
+            return
+        if kind not in _UNCHANGING:  # whether two are one is chance: the compiler's, pickle's
+            if id(value) in self._seen:
+                self.put("again", str(self._seen[id(value)]))
+                return
+            self._seen[id(value)] = len(self._seen)
+            self._kept.append(value)
+        self.put(kind.__qualname__)
+        of_kind = _OF_KIND.get(kind)
+        if of_kind is not None:
+            of_kind(self, value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif not self.is_plain:
+            self._any(value)
+
+    def _many(self, values: Any) -> None:
+        self.put(str(len(values)))
+        for one in values:
+            self.value(one)
+
+    def _table(self, table: Mapping[Any, Any]) -> None:
+        self.put(str(len(table)))
+        for key, one in table.items():
+            self.value(key)
+            self.value(one)
+
+    def _set(self, values: Any) -> None:
+        digests = []
+        for one in values:
+            walk = _Digest(self.is_plain, self.module)
+            walk.value(one)
+            digests.append(walk.hash.digest())
+        self.put(*sorted(digests))
+
+    def _code(self, code: types.CodeType) -> None:
+        """Where it stands in its file is left out: a line more above it changes nothing."""
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        self.put(code.co_code, repr(names), repr((code.co_flags, code.co_argcount)))
+        self.put(getattr(code, "co_exceptiontable", b""))
+        self._many(code.co_consts)
+
+    def _function(self, function: types.FunctionType) -> None:
+        if self._by_name(function):
+            return
+        self._code(function.__code__)
+        self.value(function.__defaults__)
+        self.value(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self.value(cell.cell_contents)
+            except ValueError:
+                self.put("empty")
+        for name in sorted(_globals_of(function.__code__)):
+            if name in function.__globals__ and not name.startswith("__"):
+                self.put(name)
+                self.value(function.__globals__[name])
+
+    def _by_name(self, value: Any) -> bool:
+        """Whether whoever reads it imports it; then its name and file are all there is to it."""
+        name = getattr(value, "__module__", None)
+        if not isinstance(name, str):
+            return False
+        if self.is_plain:
+            if name == self.module:
+                return False
+        elif functions.found(name, value.__qualname__) is None or not carry.is_importable(name):
+            return False
+        self.put("named", "" if self.is_plain else name, value.__qualname__)
+        if not self.is_plain:
+            self._file(sys.modules.get(name))
+        return True
+
+    def _file(self, module: Any) -> None:
+        path = getattr(module, "__file__", None)
+        self.put(os.path.realpath(path) if isinstance(path, str) else "")
+
+    def _class(self, kind: type) -> None:
+        if self._by_name(kind):
+            return
+        self._many(kind.__bases__)
+        for name in sorted(set(vars(kind)) - _OF_A_CLASS):
+            self.put(name)
+            self.value(vars(kind)[name])
+
+    def _module(self, module: types.ModuleType) -> None:
+        self.put(module.__name__)
+        if not self.is_plain:
+            self._file(module)
+
+    def _decorated(self, target: functions.Function[Any, Any]) -> None:
+        if not self.is_plain:
+            self.value(target._options)
+        self.value(target.body)
+
+    def _array(self, array: np.ndarray[Any, Any]) -> None:
+        if array.dtype.hasobject:
+            self._many(array.tolist())
+        elif not self.is_plain:
+            self.put(str(array.dtype), repr(array.shape), array.tobytes())
+
+    def _any(self, value: Any) -> None:
+        """An object, as it would be pickled; one that cannot be is not carried either."""
+        try:
+            if isinstance(value, np.generic):
+                self.put(str(value.dtype), value.tobytes())
+                return
+            made = value.__reduce_ex__(4)
+        except Exception:
+            import cloudpickle
+
+            try:
+                self.put(cloudpickle.dumps(value))
+            except Exception:
+                self.put("not carried")
+            return
+        if isinstance(made, str):
+            self.put(made)
+            return
+        for part in made:
+            self.value(list(part) if hasattr(part, "__next__") else part)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    """Names of globals that it reads, and that functions within it do."""
+    found = {one.argval for one in dis.get_instructions(code) if "GLOBAL" in one.opname}
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            found |= _globals_of(value)
+    return found
+
+
+_OF_KIND: dict[type, Any] = {
+    tuple: _Digest._many,
+    list: _Digest._many,
+    dict: _Digest._table,
+    set: _Digest._set,
+    frozenset: _Digest._set,
+    bytearray: lambda walk, value: walk.put(bytes(value)),
+    slice: lambda walk, value: walk._many((value.start, value.stop, value.step)),
+    types.CodeType: _Digest._code,
+    types.FunctionType: _Digest._function,
+    types.MethodType: lambda walk, value: walk._many((value.__func__, value.__self__)),
+    types.BuiltinFunctionType: lambda walk, value: walk.put(value.__qualname__),
+    types.ModuleType: _Digest._module,
+    staticmethod: lambda walk, value: walk.value(value.__func__),
+    classmethod: lambda walk, value: walk.value(value.__func__),
+    property: lambda walk, value: walk._many((value.fget, value.fset, value.fdel)),
+    types.MemberDescriptorType: lambda walk, value: walk.put(value.__name__),
+    types.GetSetDescriptorType: lambda walk, value: walk.put(value.__name__),
+    functools.partial: lambda walk, value: walk._many((value.func, value.args, value.keywords)),
+    np.ndarray: _Digest._array,
+    functions.Function: _Digest._decorated,
+    functions.Batch: lambda walk, value: walk._many((value.max_size, value.max_delay)),
+}

@@ -1,0 +1,339 @@
+"""Which broker a program shares that started none by word, and that none serves it old code.
+
+Two programs run one after the other, with an edit between them, or at once.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+from attach.commands import Place, until
+from crash.programs import is_alive
+
+from shmgpu import door
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+# Calls as it stands; where something is to be read, it stays until it is told to go.
+SCRIPT = """
+import sys
+import numpy as np, shmgpu
+
+FACTOR = 3
+
+def load(helper):
+    return 1
+
+@shmgpu.function(arrays="numpy")
+def times(helper, x):
+    return FACTOR * helper.session * x
+
+print(int(times(np.ones(1))[0]), shmgpu.stats()["broker"]["parent_pid"], flush=True)
+sys.stdin.readline()
+"""
+IMPORTS = SCRIPT.replace("FACTOR = 3", "import models").replace("FACTOR *", "models.FACTOR *")
+TENSORS = """
+import sys
+import shmgpu as gt
+gt.set_backend("numpy")
+print(int(gt.ones(1).data[0]), gt.stats()["broker"]["parent_pid"], flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    made.environment |= {
+        "SHMGPU_AUTO": "start",
+        "SHMGPU_ARENA": "1MiB",
+        "SHMGPU_THREADS": "1",
+        "SHMGPU_IDLE_TIMEOUT": "30",
+    }
+    yield made
+    made.run("shmgpu", "down", "--all")
+
+
+def write(place, name, text):
+    (place.directory / name).write_text(text)
+    return name
+
+
+def answer(place, *words, **more):
+    """What a program computed, and the process of the broker that it had."""
+    status, said, complained = place.run(*words, **more)
+    assert status == 0, complained
+    match = re.fullmatch(r"(\d+) (\d+)\n", said)
+    assert match, said
+    return int(match[1]), int(match[2])
+
+
+def staying(place, *words):
+    """A program that goes on: it, what it computed, and its broker."""
+    read, told = os.pipe()
+    program = place.start(*words, stdin=read)
+    os.close(read)
+    value, broker = map(int, program.stdout.readline().split())
+    return program, told, value, broker
+
+
+def ends(pid):
+    until(lambda: not is_alive(pid), "the broker has ended")
+
+
+EDITS = {
+    "a constant": ("FACTOR = 3", "FACTOR = 5", 5),
+    "the session": ("return 1", "return 2", 6),
+    "the function": ("return FACTOR", "return 4 + FACTOR", 7),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_script_that_was_edited_is_served_by_what_it_says(place, what):
+    before, after, value = EDITS[what]
+    write(place, "script.py", SCRIPT)
+    first = answer(place, "script.py")
+    assert first[0] == 3 and answer(place, "script.py") == first
+    write(place, "script.py", SCRIPT.replace(before, after))
+    second = answer(place, "script.py")
+    assert (second[0], second[1] != first[1]) == (value, True)
+    write(place, "script.py", "# A line more.\n" + SCRIPT)
+    assert answer(place, "script.py") == first
+
+
+def test_an_edit_of_a_module_that_helpers_loaded_gives_the_next_program_another_broker(place):
+    """The old one goes on for those who have it, and ends with the last of them."""
+    write(place, "script.py", IMPORTS)
+    write(place, "models.py", "FACTOR = 3\n")
+    program, told, value, old = staying(place, "script.py")
+    assert value == 3
+    write(place, "models.py", "FACTOR = 7\n")  # as long, and maybe within the same second
+    value, new = answer(place, "script.py")
+    assert (value, new != old) == (7, True)
+    assert is_alive(old)
+    os.close(told)
+    program.communicate(timeout=30)
+    ends(old)
+    assert answer(place, "script.py") == (7, new)
+
+
+def test_what_a_function_imports_only_when_it_runs_counts_too(place):
+    late = "def times(helper, x):\n    import models\n"
+    write(
+        place,
+        "script.py",
+        IMPORTS.replace("import models\n", "\n").replace("def times(helper, x):\n", late),
+    )
+    write(place, "models.py", "FACTOR = 3\n")
+    assert answer(place, "script.py")[0] == 3
+    write(place, "models.py", "FACTOR = 8\n")
+    assert answer(place, "script.py")[0] == 8
+
+
+def test_a_file_that_is_written_anew_with_the_same_content_has_not_changed(place):
+    write(place, "script.py", IMPORTS)
+    write(place, "models.py", "FACTOR = 3\n")
+    first = answer(place, "script.py")
+    write(place, "next.py", "FACTOR = 3\n")
+    os.replace(place.directory / "next.py", place.directory / "models.py")  # as editors do
+    assert answer(place, "script.py") == first
+
+
+def test_programs_that_only_use_tensors_share_one_whatever_their_source(place):
+    write(place, "one.py", TENSORS)
+    write(place, "two.py", "# Another.\n" + TENSORS.replace("ones(1)", "full((2, 2), 4.0)[0]"))
+    (place.directory / "elsewhere").mkdir()
+    _, broker = answer(place, "one.py")
+    assert answer(place, "two.py") == (4, broker)
+    assert answer(place, "-c", TENSORS) == (1, broker)
+
+
+def test_the_same_program_with_other_arguments_shares_one(place):
+    text = (
+        (EXAMPLES / "multi_user.py")
+        .read_text()
+        .replace("shmgpu.connect(wait=30)", "shmgpu.ensure()")
+    )
+    write(place, "multi_user.py", text.replace("ROUNDS, AT_ONCE = 50, 4", "ROUNDS, AT_ONCE = 2, 2"))
+    programs = [place.start("multi_user.py", user) for user in ("user1", "user2")]
+    said = [one.communicate(timeout=60) for one in programs]
+    assert all("right answers" in out for out, _ in said), said
+    assert len(sockets(place)) == 1
+
+
+def sockets(place):
+    return [path for path in place.directory.iterdir() if path.is_socket()]
+
+
+def test_programs_with_other_functions_other_values_or_other_settings_have_brokers_of_their_own(
+    place,
+):
+    write(place, "script.py", SCRIPT)
+    write(place, "other.py", SCRIPT.replace("times", "product"))
+    write(place, "value.py", SCRIPT.replace("FACTOR = 3", "FACTOR = len(sys.argv) + 2"))
+    brokers = [
+        answer(place, "script.py"),
+        answer(place, "script.py", SHMGPU_ARENA="2MiB"),
+        answer(place, "script.py", OMP_NUM_THREADS="1"),
+        answer(place, "other.py"),
+        answer(place, "value.py", "one", "two"),
+    ]
+    assert [value for value, _ in brokers] == [3, 3, 3, 3, 5]
+    assert len({broker for _, broker in brokers}) == len(brokers)
+    assert answer(place, "script.py", SHMGPU_ARENA="2048KiB") == brokers[1]
+
+
+def test_commands_say_which_brokers_there_are_where_there_are_several(place):
+    write(place, "one.py", SCRIPT)
+    write(place, "two.py", SCRIPT.replace("times", "product"))
+    pids = {answer(place, name)[1] for name in ("one.py", "two.py")}
+    for words in (["down"], ["scale", "2"]):
+        status, _, complained = place.run("shmgpu", *words)
+        assert status == 1 and "2 brokers run that programs have started" in complained
+        assert "(one.py)" in complained and "(two.py)" in complained
+    named = str(sockets(place)[0])
+    assert place.run("shmgpu", "scale", "--path", named, "2")[0] == 0
+    assert place.run("shmgpu", "down", "--path", named)[0] == 0
+    assert place.run("shmgpu", "scale", "2")[0] == 0  # the one that is left
+    assert place.run("shmgpu", "down", "--all")[0] == 0
+    for pid in pids:
+        ends(pid)
+    assert sockets(place) == []
+
+
+def test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks(place):
+    more = TENSORS.replace('gt.set_backend("numpy")', 'gt.set_backend("numpy")\ngt.gpu_workers(2)')
+    _, broker = answer(place, "-c", TENSORS)
+    assert answer(place, "-c", more) == (1, broker)
+    helpers = "print(sum(row['state'] == 2 for row in shmgpu.stats()['helpers']), 0)\n"
+    write(place, "script.py", SCRIPT)
+    first = answer(place, "script.py")
+    assert answer(place, "script.py", SHMGPU_HELPERS="2") == first
+    write(
+        place,
+        "counts.py",
+        SCRIPT + "import time\nwhile not " + helpers[6:-5] + " == 2: time.sleep(0.01)\n",
+    )
+    assert place.run("counts.py", SHMGPU_HELPERS="2")[0] == 0
+
+
+def test_one_that_stands_by_itself_is_joined_as_it_is_and_only_calls_of_other_code_warn(place):
+    served = (
+        SCRIPT.split("print")[0]
+        + "@shmgpu.function(arrays='numpy')\ndef unused(helper):\n    return 1\n"
+    )
+    write(place, "mine.py", served)
+    calls = "import numpy as np, mine\nfor _ in range(3): print(int(mine.times(np.ones(1))[0]))\n"
+    write(place, "calls.py", calls)
+    assert place.run("shmgpu", "up", "--detach", "--devices", "cpu", "mine.py")[0] == 0
+    write(
+        place,
+        "mine.py",
+        served.replace("FACTOR = 3", "FACTOR = 4").replace("return 1\n", "return 2\n"),
+    )
+    status, said, complained = place.run("calls.py")
+    assert (status, said) == (0, "3\n3\n3\n"), complained
+    assert complained.count("the broker runs other code as mine:times") == 1
+    assert "unused" not in complained and "shmgpu down" in complained
+    write(place, "other.py", SCRIPT.replace("times", "product"))
+    status, _, complained = place.run("other.py")
+    assert status == 1 and "BadFunction" in complained and "shmgpu down" in complained
+
+
+@pytest.mark.parametrize("name", ["make", "from json import load\ndef make"])
+def test_a_session_function_of_another_name_is_told_of_where_it_is_missed(place, name):
+    write(
+        place,
+        "script.py",
+        SCRIPT.replace("def load", f"def {name}")
+        if name == "make"
+        else SCRIPT.replace("def load", name),
+    )
+    status, _, complained = place.run("script.py")
+    assert status == 1 and "helper.session is None" in complained and "called load" in complained
+
+
+def test_a_session_function_is_given_by_hand(place):
+    text = SCRIPT.replace("def load", "def make").replace(
+        "print(", "shmgpu.ensure(session=make)\nprint("
+    )
+    write(place, "script.py", text)
+    assert answer(place, "script.py")[0] == 3
+
+
+@pytest.mark.parametrize("words", [["-"], ["-c", SCRIPT]])
+def test_functions_of_a_prompt_are_served(place, words):
+    if words == ["-"]:
+        with open(place.directory / write(place, "typed", SCRIPT)) as typed:
+            program = place.start("-", stdin=typed)
+            said, complained = program.communicate(timeout=60)
+        assert program.returncode == 0, complained
+        assert said.split()[0] == "3"
+    else:
+        first = answer(place, *words)
+        assert first[0] == 3 and answer(place, *words) == first
+
+
+def test_a_cell_that_is_defined_later_is_served_after_leaving(place):
+    cell = "@shmgpu.function(arrays='numpy')\ndef later(helper):\n    return 9\n"
+    code = (
+        SCRIPT.split("print(")[0]
+        + "times(np.ones(1))\n"
+        + cell
+        + (
+            "try:\n    later()\n"
+            "except shmgpu.BadFunction as error:\n    assert 'shmgpu.ensure()' in str(error)\n"
+            "shmgpu.disconnect()\nshmgpu.ensure()\n"
+            "print(later(), shmgpu.stats()['broker']['parent_pid'])\n"
+        )
+    )
+    assert answer(place, "-c", code)[0] == 9
+
+
+def test_of_many_that_find_it_changed_at_once_all_have_the_same_next_one(place):
+    write(place, "script.py", IMPORTS)
+    write(place, "models.py", "FACTOR = 3\n")
+    _, old = answer(place, "script.py")
+    write(place, "models.py", "FACTOR = 6\n")
+    programs = [place.start("script.py") for _ in range(4)]
+    said = [one.communicate(timeout=60) for one in programs]
+    assert all(one.returncode == 0 for one in programs), said
+    assert len({out for out, _ in said}) == 1 and said[0][0].startswith("6 ")
+    ends(old)
+    assert len(sockets(place)) == 1
+
+
+def test_what_ended_brokers_left_is_cleared_away_but_for_the_newest_logs(place):
+    from shmgpu import automatic
+
+    for number in range(automatic.KEPT_LOGS + 5):
+        for suffix in automatic.LEFT:
+            write(place, f"broker.sock.{number:010x}{suffix}", "")
+            os.utime(place.directory / f"broker.sock.{number:010x}{suffix}", (number, number))
+    write(place, "script.py", SCRIPT)
+    answer(place, "script.py")
+    logs = sorted(path.name for path in place.directory.glob("broker.sock.*.log"))
+    assert len(logs) == automatic.KEPT_LOGS + 1
+    assert not (place.directory / f"broker.sock.{4:010x}.starting").exists()
+
+
+def test_a_broker_that_is_killed_is_followed_by_the_next(place):
+    write(place, "script.py", SCRIPT)
+    _, broker = answer(place, "script.py")
+    os.kill(broker, signal.SIGKILL)
+    ends(broker)
+    assert answer(place, "script.py")[1] != broker
+    (socket,) = sockets(place)
+    assert door.beside(socket, ".sources").exists()
+    assert place.run("shmgpu", "down")[0] == 0
+    assert not door.beside(socket, ".sources").exists()
+
+
+def test_a_program_that_was_started_before_an_edit_is_served_what_it_has(place):
+    """What it carries is what it read; nobody looks at the script again."""
+    write(place, "script.py", SCRIPT.replace("print(", "open(__file__, 'w').write('')\nprint(", 1))
+    assert answer(place, "script.py")[0] == 3
