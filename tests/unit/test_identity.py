@@ -110,6 +110,7 @@ def test_variables_that_libraries_read_count(monkeypatch):
 
 
 def test_only_programs_with_functions_care_where_they_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(identity.functions, "of_users", list)  # other tests decorate some
     load = script(LOAD.format(1))
     tensors, functions = digest(None), digest(load)
     monkeypatch.chdir(tmp_path)
