@@ -59,6 +59,24 @@ def test_another_user_is_refused(open_folder):
 
 
 @needs_root
+@pytest.mark.parametrize("how", ["primary", "supplementary", "another"])
+def test_a_member_is_let_in_whether_the_group_is_its_first_or_one_of_its_others(open_folder, how):
+    path = open_folder / "b.sock"
+    first, *others = {
+        "primary": [str(GROUP)],
+        "supplementary": ["65534", "4711", str(GROUP)],
+        "another": ["65534", "4711"],
+    }[how]
+    rest = ["--groups", ",".join(others)] if others else ["--clear-groups"]
+    with brokers.up(path, helpers=1, group=GROUP):
+        path.chmod(0o666)  # so that it is the broker that looks
+        out = said(
+            CALL.format(str(path)), before=("setpriv", "--reuid", "65534", "--regid", first, *rest)
+        )
+        assert (out == "[1.0]") is (how != "another"), out
+
+
+@needs_root
 @pytest.mark.parametrize(
     ("group", "command", "sentence"),
     [

@@ -620,3 +620,26 @@ def test_the_data_of_a_refused_tensor_is_not_in_the_sentence():
 
 def test_lengths_are_little_endian():
     assert datatypes.join([b"ab"]) == struct.pack("<I", 2) + b"ab"
+
+
+@pytest.mark.parametrize(
+    ("rows", "binary", "has_header"),
+    [(2, False, False), (0, False, False), (2, True, True), (0, True, True)],
+)
+def test_an_answer_says_where_its_json_ends_if_an_output_is_binary_be_it_empty(
+    rows, binary, has_header
+):
+    """Triton's client reads an answer without the header as JSON alone, and looks for the data."""
+    scores = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
+    body = request_body(
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}],
+        outputs=[{"name": "scores", "parameters": {"binary_data": binary}}],
+    )
+    request = protocol.parse_infer(body, None, Limits(), None)
+    buffers, length = protocol.build_infer(
+        "m", "1", request, [OutputTensor("scores", "FP32", list(scores.shape), scores)]
+    )
+    assert length == (len(buffers[0]) if has_header else None)
+    (shown,) = json.loads(bytes(buffers[0]))["outputs"]
+    assert ("data" in shown) is not binary
+    assert b"".join(buffers[1:]) == (scores.tobytes() if binary else b"")

@@ -183,3 +183,38 @@ def test_the_page_of_operations_is_current():
     )
     for name in ops.TABLE:
         assert f"| `{name}` |" in page.text()
+
+
+def test_shapes_that_do_not_fit_a_layer_are_refused_where_it_is_recorded(engine):
+    image, weight = st.zeros(1, 4, 5, 6), st.zeros(6, 2, 3, 3)
+    for call, words in (
+        (lambda: OURS.dot(st.zeros(3), st.zeros(4)), r"dot: the shapes \(3,\) and \(4,\)"),
+        (lambda: OURS.dot(st.zeros(3, 1), st.zeros(3, 1)), "dot: the shapes"),
+        (lambda: OURS.linear(st.zeros(2, 3), st.zeros(5, 4)), r"linear: .* \(2, 3\) .* \(5, 4\)"),
+        (lambda: OURS.linear(st.zeros(2, 3), st.zeros(3)), "the weight have two"),
+        (lambda: OURS.linear(st.tensor(1.0), st.zeros(5, 4)), "linear: the input"),
+        (lambda: OURS.linear(st.zeros(2, 3), st.zeros(5, 3), st.zeros(4)), "bias .* has 5 rows"),
+        (lambda: OURS.linear(st.zeros(2, 3), st.zeros(5, 3), st.zeros(5, 1)), "linear: the bias"),
+        (lambda: OURS.conv2d(st.zeros(5, 6), weight), r"the input \(5, 6\) must be \(N, C, H, W\)"),
+        (lambda: OURS.conv2d(image, st.zeros(6, 4, 3)), r"the weight \(6, 4, 3\) \(out"),
+        (lambda: OURS.conv2d(image, weight), "groups=1 is for 2 channels, .* has 4"),
+        (lambda: OURS.conv2d(image, weight, groups=0), "groups=0"),
+        (lambda: OURS.conv2d(image, st.zeros(5, 2, 3, 3), groups=2), "the 5 outputs must"),
+        (lambda: OURS.conv2d(image, weight, st.zeros(4), groups=2), r"the bias \(4,\) must be"),
+        (lambda: OURS.conv2d(image, st.zeros(6, 4, 6, 1)), r"the kernel \(6, 1\) .* is greater"),
+        (lambda: OURS.conv2d(image, st.zeros(6, 4, 3, 3), dilation=3), "dilation"),
+        (lambda: OURS.conv2d(image, weight, groups=2, padding="same", stride=2), "is for stride 1"),
+        (lambda: OURS.conv2d(image, weight, groups=2, stride=0), "stride=0 must be a whole number"),
+        (lambda: OURS.conv2d(image, weight, groups=2, stride=(1, 2, 3)), "or two of them, from 1"),
+        (lambda: OURS.conv2d(image, weight, groups=2, padding=-1), "padding=-1 .* from 0"),
+        (lambda: OURS.avg_pool2d(st.zeros(5, 6), 2), "pooling: the input"),
+        (lambda: OURS.max_pool2d(image, 7), r"windows of \(7, 7\) .* do not fit into \(5, 6\)"),
+        (lambda: OURS.max_pool2d(image, 2, 1, 2), "at most half a window"),
+        (lambda: OURS.avg_pool2d(image, (2, 2.5)), r"kernel_size=\(2, 2.5\) must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    # At the very border they fit.
+    assert OURS.conv2d(image, st.zeros(6, 4, 5, 6)).shape == (1, 6, 1, 1)
+    assert OURS.max_pool2d(image, (5, 6)).shape == (1, 4, 1, 1)
+    assert OURS.max_pool2d(image, 2, 2, 1).shape == (1, 4, 3, 4)
