@@ -50,6 +50,7 @@ class Target:
             pickle=False,
             batch_max_rows=8,
             takes_letters=False,
+            mutates=False,
         )
         self.desk = BatchDesk(
             Helper(0, "cpu", "default", 1),
