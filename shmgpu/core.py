@@ -8,6 +8,7 @@ because one more Python frame a call would cost more than the call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -370,13 +371,8 @@ def new_reply() -> Any:
     return _ffi.new("shm_reply_t *")
 
 
-_UINT64_CELL = _ffi.typeof("uint64_t *")
-_new = _ffi.new
-
-
-def new_sequence() -> Any:
-    """Room for a sequence, at index 0: what :data:`port_submit` tells."""
-    return _new(_UINT64_CELL)
+# Room for a sequence, at index 0: what port_submit tells.
+new_sequence: Callable[[], Any] = functools.partial(_ffi.new, _ffi.typeof("uint64_t *"))
 
 
 def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, reply: Any) -> Any:

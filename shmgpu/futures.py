@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 CANCELLED = concurrent.futures._base.CANCELLED
+PENDING = concurrent.futures._base.PENDING
 
 
 class _Condition(threading.Condition):
@@ -39,11 +40,12 @@ class _Condition(threading.Condition):
 
     def __init__(self) -> None:
         lock = threading.RLock()
-        super().__init__(lock)
+        self.acquire = lock.acquire  # type: ignore[method-assign]
+        self.release = lock.release  # type: ignore[method-assign]
+        self._is_owned = lock._is_owned  # type: ignore[attr-defined]
         self.__enter__ = lock.__enter__  # type: ignore[method-assign]
         self.__exit__ = lock.__exit__  # type: ignore[method-assign]
-        self._mine = lock
-        self._asleep: deque[Any] = self._waiters  # type: ignore[attr-defined]
+        self._waiters: deque[Any] = deque()
 
     def wait(self, timeout: float | None = None) -> bool:
         """As of any condition, for one that was entered once."""
@@ -51,14 +53,14 @@ class _Condition(threading.Condition):
         waiter.acquire()
         seconds = -1 if timeout is None else max(timeout, 0.0)
         woken = False
-        self._asleep.append(waiter)  # left there by Ctrl-C it harms nobody
+        self._waiters.append(waiter)  # left there by Ctrl-C it harms nobody
         try:  # nothing before the release can raise, and nothing stands before the lock below
-            self._mine.release()
+            self.release()
             woken = waiter.acquire(True, seconds)
         finally:
-            self._mine.acquire()
-        if not woken and waiter in self._asleep:
-            self._asleep.remove(waiter)
+            self.acquire()
+        if not woken and waiter in self._waiters:
+            self._waiters.remove(waiter)
         return woken
 
 
@@ -70,8 +72,13 @@ class CallFuture(concurrent.futures.Future[R]):
     """
 
     def __init__(self, port: Port) -> None:
-        super().__init__()
+        # As of any future, whose own condition would be made for nothing.
         self._condition = _Condition()
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
         self._port = port
         self._ticket: Ticket | None = None
         self.sink = _FutureSink(self)
@@ -102,8 +109,6 @@ class CallFuture(concurrent.futures.Future[R]):
                     self.set_result(result)
             except concurrent.futures.InvalidStateError:  # cancelled just now
                 pass
-
-    _done_callbacks: list[Any]
 
     def _tell_again(self) -> None:
         with self._condition:

@@ -314,26 +314,22 @@ class Port(Replies):
         of any other the sink hears, and then the call is the plan's.
         """
         ticket.number = next(self._numbers)
-        self._enqueue(ticket)
-        self.pump()
+        self._post(ticket, False)
 
     def _post(self, ticket: Ticket, use_reader: bool) -> None:
         if ticket.deadline_ns:
             self._deadlines = True
-        self._enqueue(ticket)
+        with self._lock:
+            if self._closed is not None:
+                raise type(self._closed)(str(self._closed))
+            self._out[ticket.number] = ticket
+            self._queue.append(ticket)
         self.pump()
         if self.wire.immediate:
             while self.poll():
                 pass
         elif use_reader and self._reader is None:
             self._start_reader()
-
-    def _enqueue(self, ticket: Ticket) -> None:
-        with self._lock:
-            if self._closed is not None:
-                raise type(self._closed)(str(self._closed))
-            self._out[ticket.number] = ticket
-            self._queue.append(ticket)
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Its submission was broken off: nobody will ever ask for it."""

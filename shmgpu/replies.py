@@ -159,7 +159,8 @@ class Replies:
 
     def _end(self, ticket: Ticket) -> None:
         """Nobody writes to its memory any more."""
-        ticket.return_loans()
+        if ticket.loans:
+            ticket.return_loans()
         ticket.keep = None
         if self._out.pop(ticket.number, None) is None:
             return
@@ -246,7 +247,7 @@ class Replies:
                 return
             if LEFT in self._out:
                 self._settle(False)
-            if ready > 0 or self._queue:
+            if self._queue or self._told:
                 self.pump()
             if self._deadlines:
                 self._expire_all()
