@@ -324,9 +324,11 @@ _loans_lock = threading.RLock()
 def lend(memory: np.ndarray[Any, Any], borrower: object) -> None:
     """Make an array that a helper reads read-only until it is returned."""
     with _loans_lock:
-        nobody: set[Any] = set()
-        entry = _on_loan.setdefault(id(memory), (memory, nobody, memory.flags.writeable))
-        entry[1].add(borrower)
+        key, entry = id(memory), None
+        while entry is None or _on_loan.get(key) is not entry:  # a handler returned the last loan
+            nobody: set[Any] = set()
+            entry = _on_loan.setdefault(key, (memory, nobody, memory.flags.writeable))
+            entry[1].add(borrower)
         memory.flags.writeable = False
 
 

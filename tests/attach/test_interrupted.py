@@ -26,10 +26,16 @@ def join_and_leave(place):
     shmgpu.disconnect()
 
 
-@pytest.mark.parametrize(
-    "every", [9, pytest.param(1, marks=pytest.mark.slow)], ids=["some points", "all points"]
-)
-def test_a_process_is_in_its_broker_or_out_of_it_and_never_between(place, handler, every):
+def test_f30_a_process_is_in_its_broker_or_out_of_it_and_never_between(place, handler):
+    join_and_leave_at_every_point(place, handler, 9)
+
+
+@pytest.mark.slow
+def test_a_process_is_never_between_at_all_points(place, handler):
+    join_and_leave_at_every_point(place, handler, 1)
+
+
+def join_and_leave_at_every_point(place, handler, every):
     def check():
         if runtime.current is not None:  # it is in, wholly
             assert served.add_one(np.ones(2)).tolist() == [2, 2]

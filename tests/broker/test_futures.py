@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import replies
+from shmgpu import replies, runtime
 from shmgpu.futures import readers
 
 
@@ -415,3 +415,48 @@ def test_the_reader_ends_when_nothing_is_out(broker):
     assert add_one.submit(np.zeros(1)).result(10).tolist() == [1]
     wait_until(lambda: threading.active_count() == 1)
     assert add_one.submit(np.zeros(1)).result(10).tolist() == [1]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_f25_a_blocking_call_serves_those_that_fill_the_window_and_ask_for_room(window):
+    async def main(x):
+        waiting = [big.aio(100_000) for _ in range(window)]
+        assert add_one(x).tolist() == [1] * 3  # the loop that would serve them waits for this
+        return await asyncio.gather(*waiting)
+
+    with shmgpu.init(helpers=1, devices="cpu", arena="16MiB", window=window):
+        assert [len(y) for y in asyncio.run(main(np.zeros(3)))] == [100_000] * window
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_f25_a_callback_that_calls_serves_those_that_fill_the_window_and_ask_for_room(window):
+    with shmgpu.init(helpers=1, devices="cpu", arena="16MiB", window=window):
+        gate, filled, came = shmgpu.arena.zeros(1), threading.Event(), []
+
+        def again(future):  # in the thread that reads replies, and would serve them
+            filled.wait(10)
+            came.append(add_one(np.zeros(3)).tolist())
+
+        first = held.submit(gate[:])
+        first.add_done_callback(again)
+        gate[0] = 1
+        first.exception(10)
+        rest = [big.submit(100_000) for _ in range(window)]
+        filled.set()
+        assert [len(f.result(10)) for f in rest] == [100_000] * window
+        wait_until(lambda: came == [[1] * 3])
+
+
+def test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory(broker):
+    gate, owner = shmgpu.arena.zeros(1), runtime.require_port()
+    gate[0] = 1
+    ended = held.submit(gate[:])
+    ended.result(10)
+    gate[0] = 0
+    other = held.submit(gate[:])
+    assert other._ticket.call is ended._ticket.call
+    assert not owner.cancel(ended._ticket)
+    owner.expire(ended._ticket)
+    assert not ended.cancel()
+    gate[0] = 1
+    assert other.result(10) is None

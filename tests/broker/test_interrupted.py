@@ -170,11 +170,10 @@ def awaited(others):  # a loop whose own code is interrupted is no concern of ou
         failed,
         submitted,
         cancelled,
-        pytest.param(submitted_beyond_the_window, marks=pytest.mark.slow),
     ],
     ids=lambda operation: operation.__name__,
 )
-def test_an_exception_from_a_signal_handler_costs_no_other_call_anything(
+def test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything(
     interrupts, others, operation
 ):
     operation(others)
@@ -183,7 +182,7 @@ def test_an_exception_from_a_signal_handler_costs_no_other_call_anything(
     assert points > 5
 
 
-def test_an_exception_in_an_event_loop_costs_no_other_call_anything(interrupts, others):
+def test_f30_an_exception_in_an_event_loop_costs_no_other_call_anything(interrupts, others):
     awaited(others)
     assert interrupts.at_every_point(lambda: awaited(others), others.check, files=PACKAGE) > 20
 
@@ -195,8 +194,6 @@ def test_an_exception_in_an_event_loop_costs_no_other_call_anything(interrupts, 
         submitted,
         cancelled,
         awaited,
-        pytest.param(grown, marks=pytest.mark.slow),
-        pytest.param(submitted_beyond_the_window, marks=pytest.mark.slow),
     ],
     ids=lambda operation: operation.__name__,
 )
@@ -205,12 +202,30 @@ def test_an_exception_in_an_event_loop_costs_no_other_call_anything(interrupts, 
     [
         called,
         "submits",
-        pytest.param("cancels", marks=pytest.mark.slow),
-        pytest.param(grown, marks=pytest.mark.slow),
     ],
     ids=lambda way: getattr(way, "__name__", way),
 )
-def test_a_signal_handler_may_call_at_any_moment(interrupts, others, operation, way):
+def test_f24_a_signal_handler_may_call_at_any_moment(interrupts, others, operation, way):
+    call_at_every_point(interrupts, others, operation, way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operation",
+    [called, grown, submitted, cancelled, submitted_beyond_the_window, awaited],
+    ids=lambda operation: operation.__name__,
+)
+@pytest.mark.parametrize("way", [grown, "cancels"], ids=lambda way: getattr(way, "__name__", way))
+def test_a_signal_handler_may_do_more_than_call(interrupts, others, operation, way):
+    call_at_every_point(interrupts, others, operation, way)
+
+
+@pytest.mark.slow
+def test_an_exception_beyond_the_window_costs_no_other_call_anything(interrupts, others):
+    assert interrupts.at_every_point(lambda: submitted_beyond_the_window(others), others.check) > 5
+
+
+def call_at_every_point(interrupts, others, operation, way):
     def act():
         if way == "submits":
             others.extra.append(add_one.submit(others.x))

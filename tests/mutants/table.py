@@ -40,6 +40,9 @@ GUESTS = "tests/attach/test_connect.py::"
 HANDED_OUT = "tests/attach/test_handed_out.py::"
 DESCENDANTS = "tests/crash/test_descendants.py::"
 PINNED = "tests/unit/test_device.py::"
+FUTURES = "tests/broker/test_futures.py::"
+INTERRUPTED = "tests/broker/test_interrupted.py::"
+BETWEEN = "tests/attach/test_interrupted.py::"
 
 CORE = "tests/unit/test_core_in_c.py::"
 LAUNCH = "tests/broker/test_launch.py::"
@@ -519,6 +522,49 @@ MUTANTS = [
         "if (written < count) return 0;",
         "if (written < count) forget_replies(d, child);",
         HOSTILE + "test_f25_replies_that_do_not_fit_a_full_pipe_arrive_when_there_is_room_again",
+    ),
+    Mutant(
+        "F25",
+        "csrc/port.c",
+        "if (port.growing.count > 0) {",
+        "if (0) {",
+        FUTURES + "test_f25_a_blocking_call_serves_those_that_fill_the_window_and_ask_for_room",
+    ),
+    Mutant(
+        "F24",
+        "shmgpu/port.py",
+        "            self._out[ticket.number] = ticket\n            self._queue.append(ticket)",
+        "            self._queue.append(ticket)\n            self._out[ticket.number] = ticket",
+        INTERRUPTED + "test_f24_a_signal_handler_may_call_at_any_moment",
+    ),
+    Mutant(
+        "F30",
+        "shmgpu/port.py",
+        "            if status < 0:\n                status = self._go_on(call, target, status)\n"
+        "        except BaseException:\n            self._struck.append((call, args))",
+        "        except BaseException:\n            self._struck.clear()",
+        INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
+    ),
+    Mutant(
+        "F37",
+        "shmgpu/port.py",
+        "if ticket.sink is None or self._out.get(ticket.number) is not ticket:",
+        "if False:",
+        FUTURES + "test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory",
+    ),
+    Mutant(
+        "F30",
+        "shmgpu/futures.py",
+        "        self._condition = _Condition()",
+        "        self._condition = threading.Condition()",
+        INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
+    ),
+    Mutant(
+        "F30",
+        "shmgpu/attach.py",
+        "membership.leaving = NotRunning(runtime.NOT_RUNNING), None",
+        "pass",
+        BETWEEN + "test_f30_a_process_is_in_its_broker_or_out_of_it_and_never_between",
     ),
     Mutant(
         "F32",
