@@ -169,8 +169,8 @@ MUTANTS = [
     Mutant(
         "F17",
         "csrc/role.c",
-        "shmi_descriptor_keep_only(ends, 2);",
-        "(void)ends;",
+        "shmi_descriptor_keep_only(ends, count);",
+        "(void)ends, (void)count;",
         PROCESSES + "test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others",
     ),
     Mutant(
@@ -336,7 +336,7 @@ MUTANTS = [
         DESCENDANTS + "test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it",
     ),
     Mutant(
-        "F02",
+        "trust",
         "shmgpu/device.py",
         "if size == 0 or child in self._refused or self._is_old(child):",
         "if size == 0 or child in self._refused:",
@@ -345,7 +345,7 @@ MUTANTS = [
         "is_used",
     ),
     Mutant(
-        "F35",
+        "trust",
         "csrc/board.c",
         "F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0",
         "F_SEAL_SEAL) != 0",
@@ -353,7 +353,7 @@ MUTANTS = [
         + "test_a_receiver_can_change_what_is_its_own_and_nothing_that_others_use[False]",
     ),
     Mutant(
-        "F35",
+        "trust",
         "shmgpu/manifest.py",
         "fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)",
         "assert _SEALS",
@@ -575,9 +575,9 @@ MUTANTS = [
     ),
     Mutant(
         "F32",
-        "csrc/desk.c",
-        "if (is_good) memset(",
-        "if (0 && is_good) memset(",
+        "csrc/dispatch_handout.c",
+        "  child->mapped_by = 0;\n",
+        "",
         STORM + "test_f32_every_promise_holds_in_a_storm",
     ),
     Mutant(
@@ -703,7 +703,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/dispatch_handout.c",
-        "  shmi_dispatch_watch_room(d, h, helper->out_count > 0);\n",
+        "  shmi_dispatch_watch_room(d, h, is_full);\n",
         "",
         CORE + "test_what_did_not_fit_a_helpers_pipe_follows_when_it_has_read",
     ),

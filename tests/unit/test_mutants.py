@@ -46,7 +46,7 @@ def test_a_mutants_test_is_its_rows(mutant):
         names.update(
             f"test_{one}" for one in re.findall(r"^TEST\w*\((\w+)", source.read_text(), re.M)
         )
-    assert name in names
+    assert name.partition("[")[0] in names
     assert name.startswith(f"test_{mutant.row.lower()}_") or mutant.row in THEMES
 
 
