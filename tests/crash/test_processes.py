@@ -81,10 +81,12 @@ def kinds(descriptors):
 
 
 def own_kinds(role):
-    """Two ends of pipes, the files of its last report and its last stack; a child's clock."""
+    """Two ends of pipes, the files of its last report and its last stack; a child's clock; an end
+    of what new arenas are passed through to a helper."""
     files = [f"/memfd:shmgpu{role}{what} (deleted)" for what in ("", "stack")]
-    clock = ["anon_inode:timerfd"] if role == "child" else []
-    return [*files, *clock, "pipe:", "pipe:"]
+    if role == "child":
+        return [*files, "anon_inode:timerfd", "pipe:", "pipe:"]
+    return [*files, "pipe:", "pipe:", "socket:"]
 
 
 def beyond(descriptors, users):
@@ -93,8 +95,8 @@ def beyond(descriptors, users):
     return {n: name for n, name in descriptors.items() if n not in users}
 
 
-def pipes(descriptors):
-    return {name for name in descriptors.values() if name.startswith("pipe:")}
+def ends_of(kind, descriptors):
+    return {name for name in descriptors.values() if name.startswith(kind)}
 
 
 @pytest.fixture
@@ -121,9 +123,11 @@ def test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others(use
     assert [kinds(own) for own in roles] == [own_kinds("child")] * 3
     helpers = [beyond(descriptors, mine) for _, descriptors in results[0][2].values()]
     assert [kinds(own) for own in helpers] == [own_kinds("helper")] * 3
-    ends = [pipes(own) for own in (*roles, *helpers)]
-    assert sum(map(len, ends)) == len(set().union(*ends)) == 12  # each is one role's only
-    assert set().union(*ends) <= pipes(parent)
+    for kind, count in (("pipe:", 12), ("socket:", 3)):
+        ends = [ends_of(kind, own) for own in (*roles, *helpers)]
+        assert sum(map(len, ends)) == len(set().union(*ends)) == count  # each is one role's only
+    pipes = [ends_of("pipe:", own) for own in (*roles, *helpers)]
+    assert set().union(*pipes) <= ends_of("pipe:", parent)
     assert held() == mine
 
 
