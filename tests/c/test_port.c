@@ -76,6 +76,7 @@ static void serve_one(const shm_work_t *work, int count) {
       AWAIT(notes[block->note + 1] != 0);
       break;
     case PARK:
+      if (block->note != 0) AWAIT(notes[block->note] != 0);
       park(work, block->in + 1);
       atomic_fetch_add(&notes[1], 1);
       status = SHM_ENEEDS_SPACE;
@@ -430,6 +431,85 @@ TEST(beyond_the_window_submit_says_so_and_a_call_waits) {
   open_here(1, 1);
   config.window = 2;
   launch_well(fills_the_window);
+}
+
+/* Who waits for a place sleeps while another thread reads replies. When that one leaves and the
+ * window is as full as before, there is nobody else to read what will make room. */
+static void *leaves_at_its_deadline(void *waiting) {
+  shm_reply_t reply;
+  CHECK_EQ(call_row(waiting, in_ms(300), &reply), SHM_ETIMEOUT);
+  notes[31] = 1;
+  return NULL;
+}
+
+static int waits_behind_one_that_leaves(int child) {
+  (void)child;
+  block_t *waiting = block_new(WAIT, 1), *second = block_new(ADD_ONE, 1);
+  waiting->note = 30;
+  pthread_t leader;
+  CHECK_EQ(pthread_create(&leader, NULL, leaves_at_its_deadline, waiting), 0);
+  AWAIT(notes[30] == 1);
+  shm_reply_t reply;
+  CHECK_EQ(call_row(second, 0, &reply), SHM_OK);
+  CHECK_EQ(second->out, 2);
+  pthread_join(leader, NULL);
+  CHECK_EQ(drain_one().status, SHM_OK); /* the late one's */
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(who_waits_for_a_place_reads_when_the_one_that_read_leaves) {
+  open_here(1, 1);
+  config.window = 1;
+  launch_well(waits_behind_one_that_leaves);
+}
+
+/* Nor do threads that wait for answers of their own serve a call that asks for room. */
+static void *waits_for_note_31(void *waiting) {
+  shm_reply_t reply;
+  CHECK_EQ(call_row(waiting, 0, &reply), SHM_OK);
+  return NULL;
+}
+
+static void *lets_the_result_be_too_long(void *nothing) {
+  poll(NULL, 0, 200); /* by then the other thread waits for a place */
+  notes[32] = 1;
+  return nothing;
+}
+
+static int serves_what_asks_for_room(int child) {
+  (void)child;
+  pthread_t waiters[2], opener;
+  for (int i = 0; i < 2; i++) { /* one of them reads, the other follows */
+    block_t *waiting = block_new(WAIT, 1);
+    waiting->note = 30;
+    CHECK_EQ(pthread_create(&waiters[i], NULL, waits_for_note_31, waiting), 0);
+  }
+  AWAIT(notes[30] == 2);
+  block_t *small = block_new(PARK, 5), *large = block_new(PARK, 0), *fourth = block_new(ADD_ONE, 1);
+  small->note = 32;
+  uint64_t sequence = submit_row(small, 0);
+  CHECK_EQ(pthread_create(&opener, NULL, lets_the_result_be_too_long, NULL), 0);
+  shm_reply_t reply;
+  CHECK_EQ(call_row(fourth, 0, &reply), SHM_ENEEDS_SPACE);
+  CHECK_EQ(reply.sequence, 0);
+  reply = shm_port_take_growing();
+  CHECK_EQ(reply.sequence, sequence);
+  CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_OK);
+  CHECK_EQ(call_row(fourth, 0, &reply), SHM_OK);
+  CHECK_EQ(large->out, 6);
+  CHECK_EQ(drain_one().sequence, sequence);
+  notes[31] = 1;
+  for (int i = 0; i < 2; i++) pthread_join(waiters[i], NULL);
+  pthread_join(opener, NULL);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_answers) {
+  open_here(1, 3);
+  config.window = 3;
+  launch_well(serves_what_asks_for_room);
 }
 
 /* ---- deadlines ---- */

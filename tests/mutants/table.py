@@ -749,6 +749,29 @@ MUTANTS = [
         "",
         PARKING + "test_of_one_slot_no_more_are_kept_than_it_may_have_calls_open",
     ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "if (port.room_waiters > 0) futex_raise(&port.room_futex);\n}",
+        "}",
+        CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
+        "answers",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "if (port.room_waiters > 0) futex_raise(&port.room_futex); /* one of them serves it */",
+        "",
+        CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
+        "answers",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "  } else if (port.room_waiters > 0) {\n    futex_raise(&port.room_futex);\n",
+        "",
+        CORE + "test_who_waits_for_a_place_reads_when_the_one_that_read_leaves",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.

@@ -18,4 +18,13 @@ class Unseen(NamedTuple):
     why: str
 
 
-UNSEEN: list[Unseen] = []
+UNSEEN: list[Unseen] = [
+    Unseen(
+        "csrc/port.c",
+        "futex_raise(&port.room_futex);",
+        ";",
+        "In settle_all: a window that somebody waits for is full of calls, each of which raises it "
+        "when it is settled. Only one that was told to make room, and whose thread has not woken, "
+        "is not; that thread then passes the lead on to who waits. This covers the moment between.",
+    ),
+]

@@ -20,7 +20,11 @@ HERE = pathlib.Path(__file__).resolve().parents[1] / "c"
 ROOMS: dict[str, list[str] | None] = {
     "dispatch": None,
     "desk": None,
-    "port": ["calls_that_a_child_left_behind_are_not_out_for_ever"],
+    "port": [
+        "calls_that_a_child_left_behind_are_not_out_for_ever",
+        "who_waits_for_a_place_reads_when_the_one_that_read_leaves",
+        "who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_answers",
+    ],
     "door": [
         "a_crowd_that_waits_locks_nobody_out_who_only_asks",
         "without_descriptors_a_knock_waits_and_the_parent_sleeps",
