@@ -14,14 +14,25 @@ import tempfile
 import time
 
 from table import MUTANTS, NO_SWITCH, PENDING, Mutant
-from trees import BASELINE_S, KILLED, ROOT, TEST_S, CannotBuild, Copy, adopt_orphans, needs_faults
+from trees import (
+    BASELINE_S,
+    FAULTS,
+    KILLED,
+    NORMAL,
+    ROOT,
+    TEST_S,
+    CannotBuild,
+    Copy,
+    adopt_orphans,
+    needs_faults,
+)
 
 
 def test_without(copy: Copy, mutant: Mutant) -> str:
     """Outcome of the mutant's test while its protection is switched off."""
     text = (copy.root / mutant.file).read_text().replace(mutant.text, mutant.off)
     try:
-        with copy.changed(mutant.file, text, needs_faults(mutant.test)):
+        with copy.changed(mutant.file, text, FAULTS if needs_faults(mutant.test) else NORMAL):
             return copy.test([mutant.test], TEST_S)[mutant.test]
     except CannotBuild as error:
         print(error, file=sys.stderr)

@@ -250,7 +250,7 @@ C_SWAPS = [
     (r"(?<= )&(?= )", "|"), (r"(?<= )\|(?= )", "&"), (r"<<", ">>"), (r">>", "<<"),
 ]  # fmt: skip
 C_NUMBER = re.compile(r"(?<![\w.\"])(\d+)(?![\w.\"])")
-C_STATEMENT = re.compile(r"(?m)^( +)((?:[a-z_][\w.>\[\]-]*(?:\(|\s*[-+|&]?=(?!=)|\+\+|--)).*;)$")
+C_STATEMENT = re.compile(r"(?m)^( +)((?:[a-z_][\w.>\[\]-]*(?:\(|\s*[-+|&]?=(?!=)|\+\+|--)).*;) *$")
 C_FUNCTION = re.compile(r"(?m)^[a-z_][\w *]*?\b(\w+)\([^;]*$")
 C_CONDITION = re.compile(r"\b(?:if|while) \(")
 

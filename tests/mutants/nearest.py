@@ -1,7 +1,8 @@
 """Which tests are nearest to a place in the source: those to run first when it was changed.
 
-A file of tests is near to a file of the source when it was written together with it (the history
-says so), has its name, imports it, or speaks of the very function. Nothing is run to find out.
+A file of tests is near to a file of the source when it was written together with it or with its
+siblings (the history says so), sees one of the table's mutants of it, has its name, imports it, or
+speaks of the very function. Nothing is run to find out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEFT_OUT = (
     "tests/gpu/",
     "tests/typing/",
-    *(f"tests/unit/test_{name}" for name in ("bench", "mutants", "layering", "packaging", "pages")),
+    *(
+        f"tests/unit/test_{name}"
+        for name in ("bench", "mutants", "layering", "packaging", "pages", "tour")
+    ),
 )
 MOST_FILES = 40  # of a commit that still says which belong together
 
@@ -57,6 +61,23 @@ def together(file: str) -> Counter[str]:
     return Counter({name: weight / most for name, weight in weights.items()})
 
 
+@functools.cache
+def siblings(file: str) -> list[str]:
+    """The other files of a room of the core that is carved: dispatch.c and dispatch_replies.c."""
+    if not file.startswith("csrc/"):
+        return []
+    room = pathlib.PurePath(file).stem.partition("_")[0]
+    found = [str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob(f"{room}*.[ch]")]
+    return [name for name in found if name != file]
+
+
+def see_mutants_of(file: str) -> set[str]:
+    """Files of tests that a row of the table names for it."""
+    from mutants.table import MUTANTS  # the folder of this one may be all that is on the path
+
+    return {one.test.partition("::")[0] for one in MUTANTS if one.file == file}
+
+
 def speak_of(word: str) -> list[str]:
     """Files of tests that name it."""
     if len(word) < 4 or word.startswith("__"):
@@ -68,6 +89,11 @@ def speak_of(word: str) -> list[str]:
 def nearest(file: str, inside: str) -> list[str]:
     """Files of tests, the nearest first."""
     weights = Counter(together(file))
+    for other in siblings(file):
+        for name, weight in together(other).items():
+            weights[name] += weight / 2 / len(siblings(file))
+    for name in see_mutants_of(file) & test_files().keys():
+        weights[name] += 1.0
     parts = pathlib.PurePath(file).with_suffix("").parts
     stem = parts[-1].removeprefix("_")
     module = re.compile(rf"\b{stem}\b")

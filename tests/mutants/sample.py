@@ -27,7 +27,7 @@ from typing import Any
 import mutations
 from mutations import Mutation
 from nearest import nearest
-from trees import ROOT, CannotBuild, Copy, adopt_orphans
+from trees import FAULTS, NORMAL, ROOT, CannotBuild, Copy, adopt_orphans
 from unseen import UNSEEN
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -146,7 +146,9 @@ def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
             told["files"] += 1
             with contextlib.ExitStack() as stack:
                 if file.endswith(".py"):
-                    stack.enter_context(copy.changed(mutation.file, changed, False))
+                    text_of_tests = (copy.root / file).read_text()
+                    builds = [NORMAL, FAULTS] if "with_faults" in text_of_tests else [NORMAL]
+                    stack.enter_context(copy.changed(mutation.file, changed, *builds))
                 else:
                     (copy.root / mutation.file).write_text(changed)
                     stack.callback((copy.root / mutation.file).write_text, text)

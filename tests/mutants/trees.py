@@ -152,15 +152,16 @@ class Copy:
         )
 
     @contextlib.contextmanager
-    def changed(self, file: str, text: str, with_faults: bool) -> Iterator[None]:
-        """The file has that text, and what is built of it is built anew, for the block."""
+    def changed(self, file: str, text: str, *builds: pathlib.Path) -> Iterator[None]:
+        """The file has that text, and those builds of it are made anew, for the block."""
         path = self.root / file
         cores = [self.root / where / CORE for where in (NORMAL, FAULTS)]
         good = path.read_text(), [core.read_bytes() for core in cores]
         path.write_text(text)
         try:
             if path.suffix in (".c", ".h"):
-                self.build(FAULTS if with_faults else NORMAL)
+                for where in builds:
+                    self.build(where)
             yield
         finally:
             path.write_text(good[0])
