@@ -13,7 +13,9 @@ from __future__ import annotations
 import dis
 import functools
 import hashlib
+import marshal
 import os
+import secrets
 import sys
 import types
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import carry, config, functions, installed
+from shmgpu.logs import logger
 
 # Variables that a helper's libraries read where no Python sees it, or that decide what is loaded.
 READ_BY_LIBRARIES = (
@@ -33,7 +36,9 @@ NOT_THE_BROKER_S = {
     *("auto", "helpers", "idle_timeout", "log", "progress", "debug", "debug_dir", "tick_rate_ms"),
     *("children", "restart", "max_restarts"),
 }
+AT_ONCE = 16  # plain values in a row that are hashed together
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
+_MARSHALLED = {type(None), bool, int, float, complex, str, bytes}
 _UNCHANGING = (tuple, frozenset, types.CodeType)
 _OF_A_CLASS = {  # what the compiler and the interpreter add to its dictionary
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__"),
@@ -42,7 +47,21 @@ _OF_A_CLASS = {  # what the compiler and the interpreter add to its dictionary
 
 
 def of_program(session: Any, settings: Mapping[str, Any]) -> str:
-    """The digest of this process's functions, a session function, settings and surroundings."""
+    """The digest of this process's functions, a session function, settings and surroundings.
+
+    Values that are nested too deeply to be compared make it a digest that no other program has.
+    """
+    try:
+        return _of_program(session, settings)
+    except RecursionError:
+        logger.info(
+            "values that functions refer to are nested too deeply to be compared with another "
+            "program's: this one shares its broker with nobody"
+        )
+        return secrets.token_hex(16)
+
+
+def _of_program(session: Any, settings: Mapping[str, Any]) -> str:
     walk = _Digest()
     walk.value(_surroundings())
     walk.value(_meant(settings))
@@ -71,12 +90,15 @@ def _meant(settings: Mapping[str, Any]) -> dict[str, Any]:
 def fingerprint(target: functions.Function[Any, Any]) -> str:
     """Of a function's code, and of the plain values and functions of its own module it refers to.
 
-    "" for a body that has none (a callable).
+    "" for a body that has none (a callable), and for values that are nested too deeply.
     """
     if not isinstance(target.body, types.FunctionType):
         return ""
     walk = _Digest(is_plain=True, module=target.body.__module__)
-    walk.value(target.body)
+    try:
+        walk.value(target.body)
+    except RecursionError:
+        return ""
     return walk.hash.hexdigest()
 
 
@@ -100,6 +122,7 @@ class _Digest:
         self.module = module
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no two have one address
+        self._storages: dict[tuple[int, int], bytes] = {}  # digests of what views share
 
     def put(self, *words: str | bytes) -> None:
         for word in words:
@@ -108,8 +131,11 @@ class _Digest:
 
     def value(self, value: Any) -> None:
         kind = type(value)
+        if kind is bytes:
+            self.put("bytes", value)
+            return
         if kind in _PLAIN:
-            self.put(kind.__name__, repr(value))
+            self.put(_plain(kind, value))
             return
         if kind not in _UNCHANGING:  # whether two are one is chance: the compiler's, pickle's
             if id(value) in self._seen:
@@ -128,22 +154,28 @@ class _Digest:
 
     def _many(self, values: Any) -> None:
         self.put(str(len(values)))
+        if len(values) >= AT_ONCE and _MARSHALLED.issuperset(map(type, values)):
+            # This version knows no references, which would say what is one object and what is two.
+            self.put(marshal.dumps(list(values), 2))
+            return
         for one in values:
             self.value(one)
 
     def _table(self, table: Mapping[Any, Any]) -> None:
-        self.put(str(len(table)))
-        for key, one in table.items():
-            self.value(key)
-            self.value(one)
+        self._many(list(table))
+        self._many(list(table.values()))
 
     def _set(self, values: Any) -> None:
         digests = []
         for one in values:
+            if type(one) in _PLAIN:
+                digests.append(_plain(type(one), one))
+                continue
             walk = _Digest(self.is_plain, self.module)
+            walk._seen = dict(self._seen)  # an element may refer to the set that it is in
             walk.value(one)
-            digests.append(walk.hash.digest())
-        self.put(*sorted(digests))
+            digests.append(walk.hash.hexdigest())
+        self.put("\n".join(sorted(digests)))
 
     def _code(self, code: types.CodeType) -> None:
         """Where it stands in its file is left out: a line more above it changes nothing."""
@@ -209,15 +241,36 @@ class _Digest:
         if array.dtype.hasobject:
             self._many(array.tolist())
         elif not self.is_plain:
-            self.put(str(array.dtype), repr(array.shape), array.tobytes())
+            self.put(str(array.dtype), repr(array.shape), str(array.nbytes))
+            self.hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def _storage(self, storage: Any) -> None:
+        """The elements of torch's tensors: what it pickles names their address in memory."""
+        typed = getattr(storage, "_untyped_storage", None)
+        if typed is not None:
+            self.put(str(storage.dtype))
+            storage = typed
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in self._storages:
+            elements = sys.modules["torch"].empty(0, dtype=sys.modules["torch"].uint8)
+            elements = elements.set_(storage.cpu()).numpy()
+            self._storages[key] = hashlib.blake2b(elements, digest_size=16).digest()
+        self.put(str(storage.device), self._storages[key])
 
     def _any(self, value: Any) -> None:
         """An object, as it would be pickled; one that cannot be is not carried either."""
+        # What pickles an object may be the user's own, and raise whatever it likes.
         try:
+            if _is_storage(value):
+                self._storage(value)
+                return
             if isinstance(value, np.generic):
                 self.put(str(value.dtype), value.tobytes())
                 return
             made = value.__reduce_ex__(4)
+            parts = made if isinstance(made, str) else [_listed(part) for part in made]
+        except RecursionError:
+            raise
         except Exception:
             import cloudpickle
 
@@ -226,11 +279,25 @@ class _Digest:
             except Exception:
                 self.put("not carried")
             return
-        if isinstance(made, str):
-            self.put(made)
+        if isinstance(parts, str):
+            self.put(parts)
             return
-        for part in made:
-            self.value(list(part) if hasattr(part, "__next__") else part)
+        for part in parts:
+            self.value(part)
+
+
+def _plain(kind: type, value: Any) -> str:
+    # In decimal a number of thousands of digits cannot be had.
+    return f"{kind.__name__} {value:x}" if kind is int else f"{kind.__name__} {value!r}"
+
+
+def _listed(part: Any) -> Any:
+    return list(part) if hasattr(part, "__next__") else part
+
+
+def _is_storage(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, (torch.UntypedStorage, torch.TypedStorage))
 
 
 def _globals_of(code: types.CodeType) -> set[str]:

@@ -92,6 +92,95 @@ def test_what_refers_to_itself_ends():
     assert digest(script(LOAD.format("load, RING"), RING=ring))
 
 
+def test_an_element_of_a_set_may_refer_to_that_set():
+    ring = types.SimpleNamespace()
+    ring.all = {ring_member := Hashable(ring)}
+    assert digest(script(LOAD.format("RING"), RING=ring))
+    assert ring_member.of is ring
+
+
+class Hashable:
+    def __init__(self, of):
+        self.of = of
+
+
+def nested(depth):
+    value = None
+    for _ in range(depth):
+        value = types.SimpleNamespace(within=value)
+    return value
+
+
+def test_values_nested_too_deeply_are_like_no_other_program_s():
+    load = script(LOAD.format("VALUE"), VALUE=nested(5000))
+    assert digest(load) != digest(load)
+    assert len(digest(load)) == len(digest(None))
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    target = types.SimpleNamespace(body=script(LOAD.format("VALUE"), VALUE=deep))
+    assert identity.fingerprint(target) == ""
+
+
+def test_a_number_of_thousands_of_digits_is_a_value_as_any():
+    code = LOAD.format("VALUE")
+    huge = 10**5000
+    assert digest(script(code, VALUE=huge)) == digest(script(code, VALUE=huge))
+    assert digest(script(code, VALUE=huge)) != digest(script(code, VALUE=huge + 1))
+
+
+MANY = [
+    ([*range(99), 1], [*range(99), True]),
+    (["a"] * 99, ["a"] * 98 + [b"a"]),
+    (dict.fromkeys(map(str, range(99)), 1.0), dict.fromkeys(map(str, range(99)), 1)),
+    ({*range(99)}, {*range(98), 99.5}),
+    ({*map(str, range(99))}, {*map(str, range(98)), b"98"}),
+]
+
+
+@pytest.mark.parametrize("one, other", MANY, ids=lambda value: type(value).__name__)
+def test_of_many_plain_values_each_counts(one, other):
+    code = LOAD.format("VALUE")
+    assert digest(script(code, VALUE=one)) == digest(script(code, VALUE=type(one)(one)))
+    assert digest(script(code, VALUE=one)) != digest(script(code, VALUE=other))
+
+
+def test_one_string_twice_is_as_two_equal_ones():
+    """Which of them are one object is chance."""
+    word = "".join(["wo", "rd"])
+    one, two = [word] * 20, ["".join(["wo", "rd"]) for _ in range(20)]
+    code = LOAD.format("VALUE")
+    assert digest(script(code, VALUE=one)) == digest(script(code, VALUE=two))
+
+
+def test_torch_s_tensors_and_modules_count_by_their_elements():
+    torch = pytest.importorskip("torch")
+    code = LOAD.format("VALUE")
+
+    def of(value):
+        return digest(script(code, VALUE=value))
+
+    assert of(torch.ones(3)) == of(torch.ones(3)) != of(torch.zeros(3))
+    assert of(torch.ones(3)) != of(torch.ones(3, dtype=torch.float64))
+    assert of(torch.ones(4)[:3]) != of(torch.ones(4)[1:])
+    made = [torch.nn.Linear(2, 2) for _ in range(2)]
+    assert of(made[0]) != of(made[1])
+    made[1].load_state_dict(made[0].state_dict())
+    assert of(made[0]) == of(made[1])
+    assert of(torch.ones(1000).split(1)) == of(torch.ones(1000).split(1))
+
+
+def test_elements_that_views_share_are_read_once(monkeypatch):
+    torch = pytest.importorskip("torch")
+    read = []
+    real = identity.hashlib.blake2b
+    monkeypatch.setattr(
+        identity.hashlib, "blake2b", lambda *data, **more: read.append(data) or real(*data, **more)
+    )
+    digest(script(LOAD.format("VALUE"), VALUE=torch.ones(1000).split(1)))
+    assert len([data for data in read if data]) == 1
+
+
 def test_settings_count_as_they_are_read_and_helpers_do_not():
     plain = digest(None)
     assert plain == digest(None, arena="64MiB") == digest(None, helpers=2, idle_timeout=1)
@@ -121,8 +210,9 @@ def test_it_is_the_same_in_every_process():
     code = (
         "import numpy as np\nfrom shmgpu import identity\n"
         "WORDS, TABLE = {'a', 'b', 'c'}, {'x': np.arange(3)}\n"
+        "MANY = {*map(str, range(40))}\n"
         "class C:\n    def f(self, y):\n        return y in {'p', 'q', 'r'}\n"
-        "def load(helper):\n    return WORDS, TABLE, C, helper in {'s', 't', 'u'}\n"
+        "def load(helper):\n    return WORDS, TABLE, C, MANY, helper in {'s', 't', 'u'}\n"
         "print(identity.of_program(load, {}))\n"
     )
     path = os.path.dirname(os.path.dirname(shmgpu.__file__))
