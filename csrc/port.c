@@ -67,6 +67,7 @@ static struct port {
   int leading;
   int broken; /* the broker is gone */
   int open;
+  uint32_t closings; /* who finds another number after a wait was left behind, and touches nothing */
   int heeds; /* the host has signal handlers that want to be run */
   int tick_fd, tick_is_set; /* the timer that says when to look for them */
   reply_queue_t queued, talk;
@@ -103,14 +104,14 @@ static int is_main_thread(void) {
 static int heeds(void) { return port.heeds && is_main_thread(); }
 
 /* Wait for a reply: 1, 0 at the time-out (< 0: none), SHM_EINTR when it is time to look. */
-static int wait_for_reply(int64_t timeout_ns) {
-  if (port.tick_fd < 0) return shmi_channel_wait(port.reply_fd, timeout_ns);
+static int wait_for_reply(int reply_fd, int tick_fd, int64_t timeout_ns) {
+  if (tick_fd < 0) return shmi_channel_wait(reply_fd, timeout_ns);
   if (!port.tick_is_set) {
     struct itimerspec once = {.it_value = {.tv_nsec = HEED_NS}};
-    timerfd_settime(port.tick_fd, 0, &once, NULL);
+    timerfd_settime(tick_fd, 0, &once, NULL);
     port.tick_is_set = 1;
   }
-  int ready = shmi_channel_wait_either(port.reply_fd, port.tick_fd, timeout_ns);
+  int ready = shmi_channel_wait_either(reply_fd, tick_fd, timeout_ns);
   if (ready != 2) return ready;
   port.tick_is_set = 0; /* the next wait sets it anew, which takes the tick back: no read, because
                            bytes read are counted, and shall be those of frames */
@@ -230,6 +231,7 @@ static void entry_free(entry_t *entry) {
   entry->next = port.free_list;
   port.free_list = (uint32_t)(entry - port.entries) + 1;
   if (!was_done) entry_leave_window();
+  else if (port.room_waiters > 0 && entry->next == 0) futex_raise(&port.room_futex);
 }
 
 /* The entry's call has this outcome. */
@@ -296,6 +298,12 @@ static void settle_all(int status, int led_by_drainer) {
 static int is_lost(void) { return port.broken || shmi_channel_has_ended(port.reply_fd); }
 
 /* ---- leading ---- */
+
+/* After a wait without the lock: is the port still the one that this thread waited at? */
+static int lock_again(uint32_t closings) {
+  pthread_mutex_lock(&port.lock);
+  return port.closings == closings;
+}
 
 static int64_t until(uint64_t deadline_ns) {
   if (deadline_ns == 0) return -1;
@@ -371,27 +379,33 @@ static int spin(void) {
 }
 
 /* Read replies once as the leader; lock held on entry and on return, released while reading.
- * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out. */
+ * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out,
+ * SHM_ENOT_RUNNING when the port was closed meanwhile. */
 static int lead_once(int64_t timeout_ns, int as_drainer) {
   shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  uint32_t closings = port.closings;
   int spins = port.spins && timeout_ns != 0 && !as_drainer;
+  int looks_up = timeout_ns >= 0 || (!as_drainer && port.heeds);
+  int reply_fd = port.reply_fd, tick_fd = port.tick_fd;
   port.leading = 1;
   pthread_mutex_unlock(&port.lock);
   int got = 1;
   int is_near = spins && spin();
-  if (!is_near && (timeout_ns >= 0 || (!as_drainer && port.heeds))) got = wait_for_reply(timeout_ns);
+  if (!is_near && looks_up) got = wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
-  if (got == 1) got = shmi_channel_read(port.reply_fd, frames, SHMI_CHANNEL_BURST);
+  if (got == 1) got = shmi_channel_read(reply_fd, frames, SHMI_CHANNEL_BURST);
   else if (got == 0) got = SHM_EAGAIN;
   if (got > 0) SHMI_FAULT(AFTER_READ);
-  pthread_mutex_lock(&port.lock);
+  if (!lock_again(closings)) return SHM_ENOT_RUNNING;
   if (got > 0) {
     settle_frames(frames, got, as_drainer);
-    return SHM_OK;
+    got = SHM_OK;
+  } else if (got != SHM_EINTR && got != SHM_EAGAIN) {
+    settle_all(SHM_EBROKER_DIED, as_drainer); /* end of file, or a pipe that cannot be read */
+    got = SHM_OK;
   }
-  if (got == SHM_EINTR || got == SHM_EAGAIN) return got;
-  settle_all(SHM_EBROKER_DIED, as_drainer); /* end of file, or a pipe that cannot be read */
-  return SHM_OK;
+  lead_pass();
+  return got;
 }
 
 static void follow(entry_t *entry, int enter) {
@@ -409,17 +423,17 @@ static void follow(entry_t *entry, int enter) {
 
 static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) {
   int status = SHM_OK;
+  uint32_t closings = port.closings;
   while (entry->state != ENTRY_DONE && status == SHM_OK) {
     if (!port.leading) {
       status = lead_once(until(deadline_ns), 0);
-      lead_pass();
       if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
     } else {
       uint32_t seen = __atomic_load_n(&entry->futex, __ATOMIC_ACQUIRE);
       follow(entry, 1);
       pthread_mutex_unlock(&port.lock);
       status = futex_wait(&entry->futex, seen, deadline_ns);
-      pthread_mutex_lock(&port.lock);
+      if (!lock_again(closings)) break;
       follow(entry, 0);
       /* Woken to lead, but leaving instead: the lead must not get lost. Who finds its answer here
        * may be the very one that was woken for it. */
@@ -428,6 +442,7 @@ static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) 
     }
   }
   reply->sequence = entry->sequence;
+  if (port.closings != closings) return SHM_ENOT_RUNNING; /* the entry is of a table that was left */
   if (entry->state != ENTRY_DONE) {
     if (status == SHM_ETIMEOUT) entry->state = ENTRY_QUEUED; /* its reply will come, late */
     return status;
@@ -502,23 +517,27 @@ static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
  * would give it may be this very thread, which reads replies in an event loop or has been called
  * back for another one: so the caller serves them, and comes again. */
 static int take_when_room(entry_t **entry, const shm_msg_t *msg, uint64_t deadline_ns) {
+  uint32_t closings = port.closings;
   while ((*entry = entry_take(ENTRY_WAITED, msg)) == NULL) {
     if (port.broken) return SHM_EBROKER_DIED;
     int status;
     if (port.growing.count > 0) {
       if (!port.leading) lead_pass(); /* it may have been woken to lead */
-      return SHM_ENEEDS_SPACE;
+      return until(deadline_ns) == 0 ? SHM_ETIMEOUT : SHM_ENEEDS_SPACE;
     }
-    if (!port.leading) {
+    /* Where the window has room, all entries are taken by calls that are done: it is no reply that
+     * frees one, but a thread that takes its own. */
+    int is_full = port.free_list != 0 || port.outstanding >= window_now();
+    if (!is_full && !port.leading && port.followers == 0 && port.drainers > 0) event_signal();
+    if (is_full && !port.leading) {
       status = lead_once(until(deadline_ns), 0);
-      lead_pass();
       if (status == SHM_EAGAIN) status = SHM_ETIMEOUT;
     } else {
       uint32_t seen = __atomic_load_n(&port.room_futex, __ATOMIC_ACQUIRE);
       port.room_waiters++;
       pthread_mutex_unlock(&port.lock);
       status = futex_wait(&port.room_futex, seen, deadline_ns);
-      pthread_mutex_lock(&port.lock);
+      if (!lock_again(closings)) return SHM_ENOT_RUNNING;
       port.room_waiters--;
       if (status != SHM_OK && !port.leading) lead_pass();
     }
@@ -650,9 +669,11 @@ int shm_port_cancel(uint64_t sequence) {
   return status;
 }
 
+/* While the lead is free it stays up for those who sleep on it: one of them is to lead. */
 static void event_lower(void) {
   uint64_t raised;
   if (!port.event_is_raised || port.queued.count > 0 || port.growing.count > 0) return;
+  if (!port.leading && port.drainers > 0) return;
   port.event_is_raised = 0;
   if (read(port.event_fd, &raised, sizeof raised) < 0) return; /* EAGAIN: lowered already */
 }
@@ -694,8 +715,10 @@ static int event_fd_make(void) {
 /* Until replies are here: how many, as shm_port_await says it. Called with the lock. */
 static int64_t await_replies(int64_t timeout_ns) {
   uint64_t deadline_ns = timeout_ns > 0 ? shmi_clock_ns() + (uint64_t)timeout_ns : 0;
+  uint32_t closings = port.closings;
   int status = SHM_OK;
   for (;;) {
+    if (port.closings != closings) return SHM_ENOT_RUNNING;
     event_lower();
     int64_t here = (int64_t)port.growing.count << 32 | port.queued.count;
     if (here > 0) return here;
@@ -703,7 +726,6 @@ static int64_t await_replies(int64_t timeout_ns) {
     if (status != SHM_OK) return status == SHM_EAGAIN ? 0 : status;
     if (!port.leading) {
       status = lead_once(timeout_ns > 0 ? until(deadline_ns) : timeout_ns, 1);
-      lead_pass();
     } else if (timeout_ns == 0) {
       return 0; /* somebody else reads: the eventfd will tell */
     } else {
@@ -712,7 +734,7 @@ static int64_t await_replies(int64_t timeout_ns) {
       int fd = port.event_fd;
       pthread_mutex_unlock(&port.lock);
       status = shmi_channel_wait(fd, timeout_ns > 0 ? until(deadline_ns) : -1);
-      pthread_mutex_lock(&port.lock);
+      if (!lock_again(closings)) continue;
       port.drainers--;
       if (status == 1) status = SHM_OK;
       else if (status == 0) status = SHM_EAGAIN;
@@ -740,10 +762,7 @@ int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns) {
 int shmi_port_claim(const uint64_t sequences[], int count) {
   if (!port.open) return count > 0 ? 0 : -1;
   pthread_mutex_lock(&port.lock);
-  if (!port.leading && !port.broken) {
-    lead_once(0, 0);
-    lead_pass();
-  }
+  if (!port.leading && !port.broken) lead_once(0, 0);
   int claimed = -1;
   reply_queue_t *queue = &port.queued;
   for (uint32_t i = 0; i < queue->count && claimed < 0; i++) {
@@ -816,19 +835,19 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
   int status = SHM_OK, count = 0;
+  uint32_t closings = port.closings;
   while (port.talk.count == 0 && status == SHM_OK) {
     if (port.talk_outstanding == 0) status = port.broken ? SHM_EBROKER_DIED : SHM_EAGAIN;
     else if (!port.leading) {
       status = lead_once(-1, 0);
-      lead_pass();
     } else {
       /* Another thread reads; it may be mine that it reads: look again when it is done. */
       uint32_t seen = __atomic_load_n(&port.room_futex, __ATOMIC_ACQUIRE);
       port.room_waiters++;
       pthread_mutex_unlock(&port.lock);
       status = futex_wait(&port.room_futex, seen, 0);
-      pthread_mutex_lock(&port.lock);
-      port.room_waiters--;
+      if (lock_again(closings)) port.room_waiters--;
+      else status = SHM_ENOT_RUNNING;
     }
     if (status == SHM_EINTR) status = SHM_OK; /* a C program's handlers have run already */
   }
@@ -837,6 +856,8 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
     if (!queue_pop(&port.talk, &reply, msgs != NULL ? &msgs[count] : NULL)) break;
     statuses[count++] = reply.status;
   }
+  /* It may have been woken to lead, and has its answer instead. */
+  if (!port.leading && status != SHM_ENOT_RUNNING) lead_pass();
   pthread_mutex_unlock(&port.lock);
   return status != SHM_OK ? status : count;
 }
@@ -844,10 +865,14 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
 /* ---- opening and closing ---- */
 
 int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
+  pthread_mutex_lock(&port.lock);
   /* More than the window: calls that are done and not yet taken by their threads. */
   port.entry_count = window + SPARE_ENTRIES < ENTRY_MASK ? window + SPARE_ENTRIES : ENTRY_MASK;
   port.entries = calloc(port.entry_count, sizeof *port.entries);
-  if (port.entries == NULL) return SHM_ESYSTEM;
+  if (port.entries == NULL) {
+    pthread_mutex_unlock(&port.lock);
+    return SHM_ESYSTEM;
+  }
   for (uint32_t i = port.entry_count; i > 0; i--) {
     port.entries[i - 1].next = port.free_list;
     port.free_list = i;
@@ -865,11 +890,13 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.spin_trust = SPIN_SECOND_CHANCE;
   port.broken = 0;
   port.open = 1;
+  pthread_mutex_unlock(&port.lock);
   return SHM_OK;
 }
 
-/* No thread is inside any more, or none ever comes out. */
+/* No thread is inside any more, or what comes out of one that was left behind is not heard. */
 static void empty(void) {
+  port.closings++;
   shmi_descriptor_close(&port.request_fd);
   shmi_descriptor_close(&port.reply_fd);
   shmi_descriptor_close(&port.event_fd);
@@ -887,13 +914,15 @@ static void empty(void) {
 }
 
 /* A thread that waits for its call hears that there is none, and comes out. One whose host does not
- * look up from its read is left behind with what it reads from: its call was never answered. */
+ * look up from its read is left behind with what it reads from, whose numbers would soon be those of
+ * other files, and with its entry: its call was never answered. */
 static void turn_out(void) {
   uint64_t until_ns = shmi_clock_ns() + CLOSE_NS;
   settle_all(is_lost() ? SHM_EBROKER_DIED : SHM_ENOT_RUNNING, 0);
   while (port.leading || port.followers != 0 || port.room_waiters > 0 || port.drainers > 0) {
     if (shmi_clock_ns() > until_ns) {
       port.entries = NULL;
+      if (port.leading) port.reply_fd = port.tick_fd = -1;
       break;
     }
     pthread_mutex_unlock(&port.lock);
@@ -931,7 +960,7 @@ int shmi_port_is_open(void) { return port.open; }
 int shmi_port_wait_ready(void) {
   shmi_frame_t frame;
   for (;;) {
-    if (port.heeds && wait_for_reply(-1) == SHM_EINTR) return SHM_EINTR;
+    if (port.heeds && wait_for_reply(port.reply_fd, port.tick_fd, -1) == SHM_EINTR) return SHM_EINTR;
     int got = shmi_channel_read(port.reply_fd, &frame, 1);
     if (got == SHM_EINTR) return SHM_EINTR;
     if (got < 0) return got;

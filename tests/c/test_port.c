@@ -2,8 +2,14 @@
 #include "broker.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <sys/time.h>
 
+#include "arena.h"
 #include "board.h"
+#include "channel.h"
+#include "descriptor.h"
+#include "port.h"
 
 /* ---- a helper that speaks the bindings' protocol, in C ---- */
 
@@ -519,7 +525,7 @@ static int runs_late(int child) {
   shm_reply_t reply;
   block_t *waiting = block_new(WAIT, 5);
   waiting->note = 40;
-  CHECK_EQ(call_row(waiting, in_ms(20), &reply), SHM_ETIMEOUT);
+  CHECK_EQ(call_row(waiting, in_ms(200), &reply), SHM_ETIMEOUT); /* while the helper is at it */
   uint64_t sequence = reply.sequence;
   CHECK(sequence != 0);
   CHECK_EQ(shm_port_drain(&reply, 1, 0), 0);
@@ -1250,4 +1256,198 @@ TEST(calls_that_a_child_left_behind_are_not_out_for_ever) {
   open_here(2, 1);
   config.restart = SHM_RESTART_ON_FAILURE;
   launch_well(dies_with_calls_out);
+}
+
+/* ---- threads of one port, whose broker the test plays ---- */
+
+static struct pipes {
+  int requests[2], replies[2];
+} broker_side;
+
+static void open_port(uint32_t window) {
+  int capacity;
+  CHECK_EQ(shmi_channel_make(broker_side.requests, 0, &capacity), SHM_OK);
+  CHECK_EQ(shmi_channel_make(broker_side.replies, 0, &capacity), SHM_OK);
+  CHECK_EQ(shmi_port_open(broker_side.requests[1], broker_side.replies[0], window, 0), SHM_OK);
+}
+static void open_lone_port(uint32_t window) {
+  shmi_arena_plan_t plan = {.children = 1, .arena_bytes = 4096, .helpers = 1};
+  CHECK_EQ(shmi_board_create(1, 1, 0), SHM_OK);
+  CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
+  open_port(window);
+}
+static void close_lone_port(void) {
+  shmi_port_close();
+  shmi_descriptor_close(&broker_side.requests[0]);
+  shmi_descriptor_close(&broker_side.replies[1]);
+  shmi_arena_destroy();
+  shmi_board_destroy();
+}
+static shmi_frame_t next_request(void) {
+  shmi_frame_t frame;
+  CHECK_EQ(shmi_channel_read(broker_side.requests[0], &frame, 1), 1);
+  return frame;
+}
+static shmi_frame_t answer_to(const shmi_frame_t *request, int status) {
+  return (shmi_frame_t){.sequence = request->sequence, .kind = SHMI_FRAME_REPLY,
+                        .status = shmi_status_to_wire(status)};
+}
+static void answer(const shmi_frame_t *request) {
+  shmi_frame_t frame = answer_to(request, SHM_OK);
+  CHECK_EQ(shmi_channel_write(broker_side.replies[1], &frame, 1), 1);
+}
+static shmi_frame_t submit_one(void) {
+  shm_call_config_t plain = {.rows = 1};
+  uint64_t sequence;
+  CHECK_EQ(shm_port_submit(&plain, 0, 0, 0, &sequence), SHM_OK);
+  return next_request();
+}
+
+static void *calls_once(void *ignored) {
+  (void)ignored;
+  shm_call_config_t plain = {.rows = 1};
+  shm_reply_t reply;
+  return (void *)(intptr_t)shm_port_call(&plain, 0, 0, &reply);
+}
+static void *drains_once(void *ignored) {
+  (void)ignored;
+  shm_reply_t reply;
+  return (void *)(intptr_t)shm_port_drain(&reply, 1, -1);
+}
+static void *sends_and_receives(void *ignored) {
+  (void)ignored;
+  shm_msg_t msg = {0};
+  int status = SHM_EREMOTE;
+  CHECK_EQ(shmi_port_send(&msg, 1, 1), 1);
+  CHECK_EQ(shmi_port_receive(&msg, &status, 1), 1);
+  return (void *)(intptr_t)status;
+}
+static pthread_t begin_thread(void *(*body)(void *)) {
+  pthread_t thread;
+  CHECK_EQ(pthread_create(&thread, NULL, body, NULL), 0);
+  return thread;
+}
+static int end_of(pthread_t thread) {
+  void *result;
+  pthread_join(thread, &result);
+  return (int)(intptr_t)result;
+}
+static void until_they_sleep(void) { harness_sleep_ms(20); }
+
+/* Of the address sanitizer, where there is one: what is allocated in between is never a leak. */
+void __lsan_disable(void) __attribute__((weak));
+void __lsan_enable(void) __attribute__((weak));
+
+TEST(a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET((unsigned)sched_getcpu(), &one);
+  CHECK_SYS(sched_setaffinity(0, sizeof one, &one)); /* nobody watches: they sleep in the read */
+  if (__lsan_disable != NULL) __lsan_disable(); /* the table of calls stays with that thread */
+  open_lone_port(4);
+  if (__lsan_enable != NULL) __lsan_enable();
+  pthread_t left_behind = begin_thread(calls_once);
+  next_request();
+  until_they_sleep();
+  struct pipes old = broker_side;
+  shmi_port_close(); /* nothing wakes it from its read */
+  CHECK(fcntl(old.replies[0], F_GETFD) != -1); /* a read of that number is one of that pipe still */
+  open_port(4);
+  shmi_frame_t request = submit_one();
+  shmi_descriptor_close(&old.requests[0]);
+  shmi_descriptor_close(&old.replies[1]);
+  CHECK_EQ(end_of(left_behind), SHM_ENOT_RUNNING);
+  CHECK_EQ(shm_port_is_lost(), 0);
+  CHECK_EQ(shm_port_outstanding(), 1);
+  answer(&request);
+  CHECK_EQ(drain_one().status, SHM_OK);
+  close_lone_port();
+}
+
+/* Calls that were interrupted, and whose replies were read by others meanwhile. */
+static void leave_answers(shmi_frame_t requests[], int count) {
+  struct sigaction action = {.sa_handler = on_interrupt};
+  CHECK_SYS(sigaction(SIGALRM, &action, NULL));
+  struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+  shm_call_config_t plain = {.rows = 1};
+  for (int i = 0; i < count; i++) {
+    shm_reply_t reply;
+    CHECK_SYS(setitimer(ITIMER_REAL, &often, NULL));
+    CHECK_EQ(shm_port_call(&plain, 0, 0, &reply), SHM_EINTR);
+    CHECK_SYS(setitimer(ITIMER_REAL, &never, NULL));
+    requests[i] = next_request();
+    CHECK_EQ(requests[i].sequence, reply.sequence);
+    answer(&requests[i]);
+    CHECK_EQ(shm_port_drain(&reply, 1, 0), 0);
+    CHECK_EQ(shm_port_outstanding(), 0);
+  }
+}
+
+TEST(a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table) {
+  enum { TABLE = 65 }; /* a window of one, and what is spare */
+  static shmi_frame_t requests[TABLE];
+  open_lone_port(1);
+  leave_answers(requests, TABLE);
+  shm_call_config_t plain = {.rows = 1};
+  uint64_t sequence;
+  CHECK_EQ(shm_port_submit(&plain, 0, 0, 0, &sequence), SHM_EAGAIN);
+  pthread_t waits = begin_thread(calls_once);
+  until_they_sleep();
+  for (int i = 0; i < TABLE; i++) {
+    shm_reply_t reply;
+    CHECK_EQ(shm_port_wait(requests[i].sequence, 0, &reply), SHM_OK);
+    if (i > 0) continue;
+    shmi_frame_t request = next_request();
+    answer(&request);
+    CHECK_EQ(end_of(waits), SHM_OK);
+  }
+  close_lone_port();
+}
+
+TEST(whoever_was_to_read_for_others_and_has_its_answer_has_another_read) {
+  open_lone_port(4);
+  pthread_t leads = begin_thread(calls_once);
+  shmi_frame_t call = next_request();
+  until_they_sleep();
+  pthread_t receives = begin_thread(sends_and_receives);
+  shmi_frame_t message = next_request();
+  shmi_frame_t queued = submit_one();
+  until_they_sleep();
+  pthread_t drains = begin_thread(drains_once);
+  until_they_sleep();
+  shmi_frame_t both[2] = {answer_to(&message, SHM_OK), answer_to(&call, SHM_OK)};
+  CHECK_EQ(shmi_channel_write(broker_side.replies[1], both, 2), 2);
+  CHECK_EQ(end_of(leads), SHM_OK);
+  CHECK_EQ(end_of(receives), SHM_OK);
+  until_they_sleep();
+  answer(&queued);
+  CHECK_EQ(end_of(drains), 1);
+  close_lone_port();
+}
+
+TEST(of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted) {
+  open_lone_port(4);
+  for (int round = 0; round < 5; round++) {
+    shmi_frame_t first = submit_one(), second = submit_one();
+    pthread_t leads = begin_thread(drains_once);
+    until_they_sleep();
+    pthread_t sleeps = begin_thread(drains_once);
+    until_they_sleep();
+    answer(&first);
+    CHECK_EQ(end_of(leads), 1);
+    until_they_sleep();
+    answer(&second);
+    CHECK_EQ(end_of(sleeps), 1);
+  }
+  close_lone_port();
+}
+
+TEST(a_call_that_waits_for_others_to_make_room_has_a_deadline) {
+  open_lone_port(1);
+  shmi_frame_t request = submit_one(), wants_room = answer_to(&request, SHM_ENEEDS_SPACE);
+  CHECK_EQ(shmi_channel_write(broker_side.replies[1], &wants_room, 1), 1);
+  shm_msg_t msg = {0};
+  CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
+  CHECK_EQ(shm_port_take_growing().status, SHM_ENEEDS_SPACE);
+  close_lone_port();
 }
