@@ -14,8 +14,10 @@ whoever comes next goes on. What is to be done is therefore never on a stack alo
 the next one finds it until the step that completes it.
 
 - *A blocked call* owns its :class:`Call` until it returns. Where an exception strikes, the call is
-  put into ``_struck`` in one step, and with all that a helper may still touch; ``_tidy`` abandons
-  it. A Call that was struck is not used again.
+  put into ``_struck`` with all that a helper may still touch, and ``STRUCK`` into ``_out``: nothing
+  is called between the two, so they are one step. ``_tidy`` abandons it, at once or, where that is
+  interrupted too, whoever comes next does. A Call that was struck is not used again. A submission
+  that is struck goes the same way.
 - *A submitted call* is a :class:`Ticket` in ``_out`` from before it is sent until its end. C gives
   its number back with each reply, and writes its sequence as it sends it: so a reply finds its
   ticket at whatever point the sender was interrupted, and nobody sends twice. The ticket owns the
@@ -53,7 +55,7 @@ from shmgpu.letters import Letter
 from shmgpu.memory import Arena
 from shmgpu.plans import MAX_IDLE, Call
 from shmgpu.repeats import UNHELD, Repeat
-from shmgpu.replies import LEFT, Replies
+from shmgpu.replies import LEFT, STRUCK, Replies
 from shmgpu.tickets import Ticket
 from shmgpu.wire import Sink, Wire
 
@@ -74,7 +76,6 @@ class Port(Replies):
         arena.awaits = lambda: bool(self._out)
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
-        self._struck: deque[tuple[Call, Any]] = deque()  # with what a helper may touch besides
         self._repeats = not wire.immediate
         self.rejoins = False  # whoever calls where the broker is gone joins the next one
 
@@ -110,7 +111,8 @@ class Port(Replies):
             if status < 0:
                 status = self._go_on(call, target, status)
         except BaseException:
-            self._struck.append((call, args))
+            self._out[STRUCK] = None
+            self._struck.append((call, args, []))
             self._tidy()
             raise
         if (
@@ -158,7 +160,8 @@ class Port(Replies):
             if status < 0:
                 status = self._go_on(letter, target, status)
         except BaseException:
-            self._struck.append((letter, keep))
+            self._out[STRUCK] = None
+            self._struck.append((letter, keep, []))
             self._tidy()
             raise
         if status == 0:
@@ -190,7 +193,8 @@ class Port(Replies):
                     call.result = again.result.base
                     status = self._go_on(call, target, status) or 1
         except BaseException:
-            self._struck.append((call, (args, again)))  # the room is the latter's
+            self._out[STRUCK] = None
+            self._struck.append((call, (args, again), []))  # the room is the latter's
             self._tidy()
             raise
         if status == 0:
@@ -245,26 +249,42 @@ class Port(Replies):
         return core.error_of(core.ETIMEOUT, name)
 
     def _tidy(self) -> None:
-        """Give up the calls that exceptions have struck, and keep what is still theirs."""
+        """Give up the calls that exceptions have struck, and keep what is still theirs.
+
+        May be interrupted, and done again, by another thread as well.
+        """
         for struck in tuple(self._struck):
-            call, keep = struck
-            sequence = int(call.reply.sequence)
-            if sequence:
-                self._keep(call, sequence, keep)
-                if not call.is_late and self.wire.abandon(sequence) != core.OK:
-                    self._out.pop(sequence, None)  # it had ended
+            call, keep, done = struck
+            if type(call) is Ticket:
+                self._withdraw(call)
+            elif call.reply.sequence:
+                self._keep(call, int(call.reply.sequence), keep, done)
             try:
                 self._struck.remove(struck)
             except ValueError:
                 pass  # somebody else did the same
+        if not self._struck:  # no handler runs from here to the end of the next line
+            self._out.pop(STRUCK, None)
 
-    def _keep(self, call: Call, sequence: int, keep: Any) -> None:
-        """Its reply comes late: until then nobody else has its memory."""
+    def _keep(self, call: Call, sequence: int, keep: Any, done: list[Any]) -> None:
+        """Its reply comes late: until then nobody else has its memory.
+
+        ``done`` notes each step in one with it: neither may be taken twice, because the reply may
+        have come in between.
+        """
+        ticket = Ticket(call, None, sequence, keep)
         with self._lock:
-            self._out[sequence] = Ticket(call, None, sequence, keep)
+            if not done:
+                self._out[sequence] = ticket
+                done.append(core.OK)
             if sequence in self._early:
                 self._out.pop(sequence, None)
                 self._early.discard(sequence)
+            if not call.is_late:
+                if len(done) == 1:
+                    done.extend(map(self.wire.abandon, (sequence,)))
+                if done[1] != core.OK:
+                    self._out.pop(sequence, None)  # it had ended
 
     # ---- submitting ----------------------------------------------------------------------
 
@@ -293,7 +313,9 @@ class Port(Replies):
                     ticket.lend(loans)
             self._post(ticket, use_reader)
         except BaseException:
-            self._withdraw(ticket)
+            self._out[STRUCK] = None
+            self._struck.append((ticket, None, []))
+            self._tidy()
             raise
         return ticket
 
@@ -303,7 +325,9 @@ class Port(Replies):
         try:
             self._post(ticket, True)
         except BaseException:
-            self._withdraw(ticket)
+            self._out[STRUCK] = None
+            self._struck.append((ticket, None, []))
+            self._tidy()
             raise
         return ticket
 
@@ -333,8 +357,11 @@ class Port(Replies):
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Its submission was broken off: nobody will ever ask for it."""
-        if not self.cancel(ticket) and ticket.number not in self._out:
-            ticket.return_loans()
+        ticket.sink = None
+        if ticket.sequence:
+            self.wire.cancel(ticket.sequence)  # does nothing where it has ended
+        else:
+            self._unqueue(ticket)
 
     def pump(self) -> None:
         """Send what waits, as far as the window and the arena have room."""
@@ -375,8 +402,7 @@ class Port(Replies):
             except ShmError as reason:
                 error = reason
         if ticket.sink is None:
-            self._out.pop(ticket.number, None)
-            ticket.return_loans()
+            self._drop(ticket)
             return True
         if error is None and self.wire.immediate:
             self._queue.popleft()  # serving it may raise, or send others, and never happens twice
@@ -436,12 +462,16 @@ class Port(Replies):
         with self._lock:
             if ticket.sent[0]:
                 return
+            self._drop(ticket)
             try:
                 self._queue.remove(ticket)
             except ValueError:
                 pass  # it was just dropped from there
-            self._out.pop(ticket.number, None)
-            ticket.return_loans()
+
+    def _drop(self, ticket: Ticket) -> None:
+        """Of a ticket that was not sent: as long as it is in _out, this may be to be done."""
+        ticket.return_loans()
+        self._out.pop(ticket.number, None)
 
     def _expire_all(self) -> None:
         now = time.monotonic_ns()

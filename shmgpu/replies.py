@@ -7,7 +7,9 @@ discipline that all of this keeps, so that it may be interrupted anywhere, stand
 
 from __future__ import annotations
 
+import _thread
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -23,8 +25,11 @@ from shmgpu.tickets import Box, Ticket
 from shmgpu.wire import Wire
 
 SPARE_BYTES = 4096  # what a result may leave unused of its room
+JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
-LEFT = 0  # a key of _out that is nobody's: an exception struck, and work was left behind
+# Keys of _out that are nobody's. An exception struck:
+LEFT = 0  # and work was left behind;
+STRUCK = -1  # and what it struck is in _struck.
 ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of calls
 
 
@@ -36,11 +41,13 @@ class Replies:
         self.arena = arena
         self._lock = threading.RLock()
         self._queue: deque[Ticket] = deque()  # submitted, waiting for room in the window
-        # By number those that were submitted and by sequence those that were given up; also LEFT.
+        # By number those that were submitted, by sequence those that were given up; LEFT, STRUCK.
         self._out: dict[int, Ticket | None] = {}
         self._early: set[int] = set()  # late replies that came before _out knew of the call
         self._growing: deque[Any] = deque()  # replies that ask for room
         self._told: deque[tuple[Any, ...]] = deque()  # ends that no reply brought
+        # Calls and tickets that exceptions struck; what a helper may touch besides; what was done.
+        self._struck: deque[tuple[Any, Any, list[Any]]] = deque()
         self._boxes = [Box()]
         self._reader: threading.Thread | None = None
         self._deadlines = False
@@ -56,6 +63,10 @@ class Replies:
 
     def _expire_all(self) -> None:
         """End the calls whose time is over."""
+        raise NotImplementedError
+
+    def _tidy(self) -> None:
+        """Give up what exceptions have struck."""
         raise NotImplementedError
 
     def poll(self) -> int:
@@ -77,6 +88,8 @@ class Replies:
                 if looks:
                     ready = self.wire.await_replies(0)
                 self._out.pop(LEFT, None)
+                if self._struck:
+                    self._tidy()
                 growing = ready >> 32
                 if growing > 0 or self._growing:
                     done = self._serve_growing()
@@ -215,8 +228,22 @@ class Replies:
             if self._reader is not None or self._closed is not None:
                 return
             reader = threading.Thread(target=self._read, name="shmgpu-replies", daemon=True)
-            reader.start()  # where this is broken off, the thread may run, and makes itself known
-            self._reader = reader
+            _thread.start_new_thread(self._launch, (reader,))
+            self._reader = reader  # where this is broken off, the thread makes itself known
+
+    def _launch(self, reader: threading.Thread) -> None:
+        """Start it, from where no signal handler runs.
+
+        ``Thread.start`` waits, with a condition that Ctrl-C may leave locked; the thread that was
+        started would then wait for that for ever.
+        """
+        try:
+            reader.start()
+        except RuntimeError:  # no more threads: this is one
+            with self._lock:
+                if self._reader is reader:
+                    self._reader = threading.current_thread()
+            self._read()
 
     def _call_reader(self) -> None:
         """An exception has struck here: another thread is to go on."""
@@ -245,7 +272,7 @@ class Replies:
                 self._reader = None
                 self.close(core.error_of(ready))
                 return
-            if LEFT in self._out:
+            if LEFT in self._out or self._struck:
                 self._settle(False)
             if self._queue or self._told:
                 self.pump()
@@ -260,8 +287,14 @@ class Replies:
     def join(self) -> None:
         """Wait for the reader to end; call after :meth:`close`."""
         reader = self._reader
-        if reader is not None and reader is not threading.current_thread():
-            reader.join(timeout=5.0)
+        if reader is None or reader is threading.current_thread():
+            return
+        until = time.monotonic() + JOIN_S
+        while self._reader is reader and time.monotonic() < until:
+            if reader.is_alive():
+                reader.join(until - time.monotonic())
+                return
+            time.sleep(0.001)  # it is just being launched
 
     # ---- what a reply means --------------------------------------------------------------
 

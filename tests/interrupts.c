@@ -7,7 +7,8 @@
 static struct {
   int signum;
   long long at, count; /* the point to act at; those seen */
-  int is_armed;
+  long long gap;       /* points from there to a second act; < 0: there is none */
+  int is_armed, has_acted;
   PyObject *act;   /* what to call there; None: raise KeyboardInterrupt */
   PyObject *files; /* tuple of parts of file names: other files' points do not count */
 } state;
@@ -30,7 +31,13 @@ static PyObject *handle(PyObject *module, PyObject *args) {
   PyObject *frame = PyTuple_GetItem(args, 1);
   if (frame == NULL) return NULL;
   if (counts(frame) && state.count++ == state.at) {
-    state.is_armed = 0;
+    state.has_acted = 1;
+    state.is_armed = state.gap >= 0;
+    if (state.is_armed) {
+      state.at += 1 + state.gap;
+      state.gap = -1;
+      PyErr_SetInterruptEx(state.signum);
+    }
     if (state.act != NULL && state.act != Py_None) return PyObject_CallNoArgs(state.act);
     PyErr_SetNone(PyExc_KeyboardInterrupt);
     return NULL;
@@ -42,7 +49,8 @@ static PyObject *handle(PyObject *module, PyObject *args) {
 static PyObject *arm(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *act, *files;
-  if (!PyArg_ParseTuple(args, "iLOO!", &state.signum, &state.at, &act, &PyTuple_Type, &files)) {
+  if (!PyArg_ParseTuple(args, "iLLOO!", &state.signum, &state.at, &state.gap, &act, &PyTuple_Type,
+                        &files)) {
     return NULL;
   }
   Py_INCREF(act);
@@ -51,6 +59,7 @@ static PyObject *arm(PyObject *module, PyObject *args) {
   Py_XSETREF(state.files, files);
   state.count = 0;
   state.is_armed = 1;
+  state.has_acted = 0;
   PyErr_SetInterruptEx(state.signum);
   Py_RETURN_NONE;
 }
@@ -60,7 +69,7 @@ static PyObject *disarm(PyObject *module, PyObject *none) {
   (void)module, (void)none;
   state.is_armed = 0;
   Py_CLEAR(state.act);
-  return PyBool_FromLong(state.count > state.at);
+  return PyBool_FromLong(state.has_acted);
 }
 
 static PyMethodDef methods[] = {{"handle", handle, METH_VARARGS, NULL},

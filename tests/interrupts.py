@@ -58,7 +58,7 @@ class Interrupts:
 
     def interrupt(self) -> None:
         """Have KeyboardInterrupt raised in the main thread, which may be asleep, as Ctrl-C does."""
-        self._c.arm(SIGNAL, 0, None, ("",))
+        self._c.arm(SIGNAL, 0, -1, None, ("",))
         signal.pthread_kill(threading.main_thread().ident, SIGNAL)
 
     def at_every_point(
@@ -69,6 +69,7 @@ class Interrupts:
         files: tuple[str, ...] = LIBRARY,
         every: int = 1,
         start: int = 0,
+        gap: int = -1,
     ) -> int:
         """Do an operation again and again, interrupt it once each time, and check what is left.
 
@@ -79,17 +80,21 @@ class Interrupts:
             files: parts of the names of files whose points count.
             every: take each so many-th point only.
             start: the first of them.
+            gap: points until it is interrupted a second time; none: once only.
 
         Returns:
             How many points there were.
         """
         for at in range(start, MOST, every):
-            self._c.arm(SIGNAL, at, act, files)
+            self._c.arm(SIGNAL, at, gap, act, files)
             try:
-                operation()
-            except KeyboardInterrupt:
-                pass
-            reached = self._c.disarm()
+                try:
+                    operation()
+                except KeyboardInterrupt:
+                    pass
+                reached = self._c.disarm()
+            except KeyboardInterrupt:  # the second, in the line above
+                reached = self._c.disarm()
             try:
                 check()
             except BaseException as error:

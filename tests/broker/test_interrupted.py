@@ -19,7 +19,7 @@ import pytest
 from interrupts import PACKAGE, Interrupts
 
 import shmgpu
-from shmgpu import core, futures, runtime
+from shmgpu import core, futures, replies, runtime
 
 WINDOW = 4
 ENDS_WITHIN_S = 10
@@ -135,6 +135,12 @@ def submitted(others):
         future.result(ENDS_WITHIN_S)
 
 
+def submitted_to_nobody(others):
+    """The thread that reads replies is to be started."""
+    wait_until(lambda: runtime.require_port()._reader is None, "the reader never ends")
+    others.extra.append(add_one.submit(others.x))
+
+
 def submitted_beyond_the_window(others):
     for _ in range(2 * WINDOW):
         others.extra.append(full.submit(9000))
@@ -207,6 +213,22 @@ def test_f30_an_exception_in_an_event_loop_costs_no_other_call_anything(interrup
 )
 def test_f24_a_signal_handler_may_call_at_any_moment(interrupts, others, operation, way):
     call_at_every_point(interrupts, others, operation, way)
+
+
+@pytest.mark.parametrize("gap", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
+@pytest.mark.parametrize(
+    "operation",
+    [called, submitted, submitted_to_nobody],
+    ids=lambda operation: operation.__name__,
+)
+def test_an_exception_may_break_off_what_the_last_one_left_to_be_done(
+    interrupts, others, operation, gap, monkeypatch
+):
+    monkeypatch.setattr(replies, "LINGER_NS", 1_000_000)
+    operation(others)
+    others.check()
+    points = interrupts.at_every_point(lambda: operation(others), others.check, gap=gap)
+    assert points > 5
 
 
 @pytest.mark.slow

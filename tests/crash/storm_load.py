@@ -216,6 +216,7 @@ class Caller:
         self.by_forks = 0  # requests that processes forked from this one sent, for themselves
         self.is_in_alarm = False
         self.took_s = 0.001  # a plain call, lately
+        self.unjudged: dict[Any, Callable[..., None]] = {}
         signal.signal(signal.SIGALRM, self.alarm)
 
     def complain(self, text: str) -> None:
@@ -324,14 +325,22 @@ class Caller:
 
         def send(judge: Callable[..., None], *args: Any) -> Any:
             future = self.call(target.submit, *args)
-            future.add_done_callback(functools.partial(self.judge_future, judge))
+            self.unjudged[future] = judge
+            future.add_done_callback(self.judge_future)
             return future
 
         return self.ask(function, send, **how)
 
-    def judge_future(self, judge: Callable[..., None], future: Any) -> None:
+    def judge_future(self, future: Any) -> None:
+        """Once; an alarm that comes just before has it done by who waits for the future."""
+        was_calling = threading.current_thread() is threading.main_thread() and self.is_calling
+        if was_calling:
+            self.is_calling = False
+        judge = self.unjudged.pop(future, None)
         try:
-            if future.cancelled():
+            if judge is None:
+                pass
+            elif future.cancelled():
                 judge(None, concurrent.futures.CancelledError())
             elif future.exception() is not None:
                 judge(None, future.exception())
@@ -339,6 +348,9 @@ class Caller:
                 judge(future.result(), None)
         except Exception as error:  # a future swallows what its callbacks raise
             self.complain(f"judging a future: {type(error).__name__}: {error}")
+        finally:
+            if was_calling:
+                self.is_calling = True
 
     def judge(
         self,
@@ -368,9 +380,11 @@ class Caller:
 
     def gather(self, futures: list[Any]) -> None:
         waiting = [future for future in futures if future is not None]
-        _, late = concurrent.futures.wait(waiting, PATIENCE_S)
+        done, late = concurrent.futures.wait(waiting, PATIENCE_S)
         if late:
             self.complain(f"{len(late)} futures did not end within {PATIENCE_S:g} s")
+        for future in done:
+            self.judge_future(future)
 
     # -- its life --
 
@@ -795,6 +809,6 @@ MIXES: dict[str, tuple[int, Callable[[Caller], None]]] = {  # by name: how often
     "cancels at the end": (2, cancels_at_the_end),
     "callbacks": (1, in_callbacks),
     "handlers": (1, in_handlers),
-    "ctrl-c": (0, ctrl_c),
+    "ctrl-c": (1, ctrl_c),
     "forks": (1, forks),
 }

@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(
         "F06",
         "shmgpu/port.py",
-        "            self._struck.append((call, args))\n",
+        "            self._struck.append((call, args, []))\n",
         "",
         HANGS + "test_f06_a_deadline_frees_its_caller_and_nothing_else_happens",
     ),
@@ -541,9 +541,24 @@ MUTANTS = [
         "F30",
         "shmgpu/port.py",
         "            if status < 0:\n                status = self._go_on(call, target, status)\n"
-        "        except BaseException:\n            self._struck.append((call, args))",
+        "        except BaseException:\n            self._out[STRUCK] = None\n"
+        "            self._struck.append((call, args, []))",
         "        except BaseException:\n            self._struck.clear()",
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
+    ),
+    Mutant(
+        "F30",
+        "shmgpu/replies.py",
+        "            _thread.start_new_thread(self._launch, (reader,))",
+        "            reader.start()",
+        INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
+    ),
+    Mutant(
+        "F30",
+        "shmgpu/replies.py",
+        "                if self._struck:\n                    self._tidy()\n",
+        "",
+        INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
     ),
     Mutant(
         "F37",
