@@ -53,7 +53,7 @@ typedef struct shmi_helper {
   uint32_t heard_early; /* calls that its page said have ended, and whose replies are to come */
   int is_retiring;
   int is_to_hear;      /* that a child has left */
-  uint32_t told;       /* that, times since its last answer */
+  uint32_t told;       /* that, times since its last answer, or since its pipe was seen to be empty */
   uint64_t went_on_ns; /* of its page, when the last answer was heard */
   const shmi_function_t *answered; /* the function of that; NULL: there is none */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */

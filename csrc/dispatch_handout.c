@@ -215,9 +215,11 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
 /* Helpers keep things for children between their calls, and an idle one would keep them for those
  * that have left. On no books: there is no answer, and one that dies needs not hear of it. A helper
  * that does not read is told a few times only, so that its pipe has room for calls; one telling is
- * as good as many, and the next is due after its next answer. */
+ * as good as many, and the next is due when it has answered, or has read what it was told. */
 static void tell_gone(shmi_helper_t *helper) {
-  if (helper->state != SHMI_PEER_UP || helper->out_count > 0 || helper->told == TELL_MAX) return;
+  if (helper->state != SHMI_PEER_UP || helper->out_count > 0) return;
+  if (helper->told == TELL_MAX && shmi_channel_unread(helper->down_fd) == 0) helper->told = 0;
+  if (helper->told == TELL_MAX) return;
   helper->is_to_hear = 0;
   helper->told++;
   helper->out[helper->out_count++] = (shmi_frame_t){.kind = SHMI_FRAME_GONE};

@@ -171,6 +171,28 @@ TEST(a_batch_that_is_due_while_calls_are_held_back_is_waited_for_asleep) {
   close_peers();
 }
 
+TEST(an_idle_helper_hears_of_every_child_that_leaves_however_many_do) {
+  enum { LEAVE = 200 };
+  open_peers(1, 1, 1);
+  for (int i = 1; i <= LEAVE; i++) {
+    child_goes(0);
+    helper_reads(0);
+    CHECK_EQ(hands[0].gone, i);
+    child_comes(0);
+  }
+  for (int i = 0; i < LEAVE; i++) { /* it reads no more: its pipe keeps room for calls */
+    child_goes(0);
+    child_comes(0);
+  }
+  CHECK(shmi_channel_unread(hands[0].down_fd) <= 64 * SHMI_FRAME_BYTES);
+  helper_reads(0);
+  int heard = hands[0].gone;
+  turn(); /* and of the last ones in the end */
+  helper_reads(0);
+  CHECK_EQ(hands[0].gone, heard + 1);
+  close_peers();
+}
+
 TEST(what_did_not_fit_a_helpers_pipe_follows_when_it_has_read) {
   enum { CHILDREN = 64 };
   peer_credit[0] = 8;
