@@ -24,6 +24,7 @@
 
 enum {
   WAITING = 64,          /* guests that wait for a place */
+  KNOCKS = 256,          /* that are heard at once: who knocks without end holds up nobody inside */
   GUESTS = WAITING + 16, /* so that who only asks for something finds room beside them */
   GROUPS = 256
 };
@@ -37,6 +38,7 @@ typedef struct guest {
 } guest_t;
 
 static const char CROWDED[] = "too many processes stand at the broker's door";
+static const char NO_DESCRIPTORS[] = "the broker has no descriptors left: raise its ulimit -n";
 static int door_fd = -1;
 static int is_shut; /* nobody is let in any more */
 #define AGAIN_NS UINT64_C(100000000) /* after a knock that could not be answered */
@@ -161,7 +163,7 @@ static int count_waiting(void) {
 }
 
 static void open_to_all_who_knock(void) {
-  for (;;) {
+  for (int knocks = 0; knocks < KNOCKS; knocks++) { /* the others are reported again */
     int fd = shmi_descriptor_own(accept4(door_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -206,10 +208,12 @@ static int process_of(int fd, shmi_process_t *process) {
   int pidfd = -1;
   socklen_t bytes = sizeof pidfd;
   /* The very process that connected, whatever its number is by now (Linux 6.5). */
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0 && who.pid > 0) {
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0) {
     process->pid = who.pid;
     process->pidfd = shmi_descriptor_own(pidfd);
-    return process->pidfd >= 0 ? SHM_OK : SHM_ESYSTEM;
+    if (process->pidfd < 0) return SHM_ESYSTEM;
+    if (who.pid > 0) return SHM_OK;
+    shmi_process_forget(process); /* it has no number here, by which it could be told of */
   }
   return who.pid > 0 ? shmi_process_open(who.pid, process) : SHM_EUNSUPPORTED;
 }
@@ -220,7 +224,10 @@ static void let_in(guest_t *guest, int slot) {
   int towards[2], from[2], capacity;
   int status = process_of(guest->fd, &process);
   if (status != SHM_OK) {
-    refuse(guest, status, "the broker cannot watch a process of another process namespace");
+    refuse(guest, status,
+           status == SHM_EUNSUPPORTED
+               ? "the broker cannot watch a process of another process namespace"
+               : NO_DESCRIPTORS);
     return;
   }
   int page_fd = shmi_board_make_page(slot);
@@ -228,7 +235,7 @@ static void let_in(guest_t *guest, int slot) {
   if (status != SHM_OK) {
     shmi_descriptor_close(&page_fd);
     shmi_process_forget(&process);
-    refuse(guest, status, "the broker has no descriptors left: raise its ulimit -n");
+    refuse(guest, status, NO_DESCRIPTORS);
     return;
   }
   struct ucred who = {.uid = (uid_t)-1};

@@ -3,6 +3,7 @@
 #include "broker.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -69,21 +70,27 @@ static void expect_well(pid_t pid) {
 
 static int ends_by_itself; /* the broker, when the part has been played */
 
-/* A broker of so many slots, with that part played beside it, which ends it. */
-static void with_guests(int slots, void (*part)(void)) {
+/* Before a launch of so many slots: the socket where they are asked for. */
+static int open_with_door(int slots) {
   broker_open(0, 1);
   int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   struct sockaddr_un any = {.sun_family = AF_UNIX};
   CHECK_SYS(bind(door, (struct sockaddr *)&any, sizeof any.sun_family)); /* the kernel names it */
   address_bytes = sizeof address;
   CHECK_SYS(getsockname(door, (struct sockaddr *)&address, &address_bytes));
-  CHECK_SYS(listen(door, 128));
+  CHECK_SYS(listen(door, 512));
   config.slot_count = slots;
   config.helper_count = 3;
   config.helper_absent[1] = config.helper_absent[2] = 1;
   config.persistent = SHM_UNTIL_TOLD;
   config.door_fd = door;
   notes[0] = (uint64_t)getpid();
+  return door;
+}
+
+/* A broker of so many slots, with that part played beside it, which ends it. */
+static void with_guests(int slots, void (*part)(void)) {
+  int door = open_with_door(slots);
   pid_t guests = fork();
   if (guests == 0) {
     close(door);
@@ -335,6 +342,68 @@ static void stay_to_the_end(void) {
 TEST(one_that_is_told_to_retire_serves_who_has_joined_and_ends_with_them) {
   ends_by_itself = 1;
   with_guests(1, stay_to_the_end);
+}
+
+static void no_descriptors_inside(void) {
+  struct rlimit none = {.rlim_cur = 3}, before;
+  pid_t parent = (pid_t)notes[0];
+  int fd = knock();
+  harness_sleep_ms(50); /* it stands there */
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, NULL, &before));
+  none.rlim_max = before.rlim_max;
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, &none, NULL));
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  shmi_welcome_t welcome;
+  CHECK_EQ(send(fd, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(answer(fd, &welcome), SHM_ESYSTEM);
+  CHECK(strstr(welcome.sentence, "ulimit") != NULL);
+  CHECK_SYS(prlimit(parent, RLIMIT_NOFILE, &before, NULL));
+  close(fd);
+  CHECK_EQ(join_within(0), SHM_OK);
+  CHECK_EQ(shm_leave(), SHM_OK);
+}
+TEST(without_descriptors_whoever_asks_is_told_so) { with_guests(1, no_descriptors_inside); }
+
+static void a_crowd_knocks(void) {
+  enum { MANY = 400 }; /* more than are heard at once */
+  static int fds[MANY];
+  for (int i = 0; i < MANY; i++) fds[i] = knock();
+  shmi_hello_t hello = hello_of(SHMI_HELLO_ASK);
+  shmi_welcome_t welcome;
+  for (int i = 0; i < MANY; i++) {
+    send(fds[i], &hello, sizeof hello, MSG_NOSIGNAL);
+    int status = answer(fds[i], &welcome);
+    CHECK(status == SHM_OK || status == SHM_ENO_CHILD_SLOT);
+    close(fds[i]);
+  }
+}
+TEST(however_many_knock_at_once_each_is_answered) { with_guests(1, a_crowd_knocks); }
+
+/* ---- process namespaces ---- */
+
+static void notes_descriptors(const shm_event_t *event) {
+  if (event->kind != SHM_EVENT_CHILD_REFUSED) return;
+  notes[20 + notes[10]] = (uint64_t)harness_open_fds();
+  notes[10]++;
+}
+
+TEST(a_guest_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing) {
+  enum { TIMES = 8 };
+  int door = open_with_door(1);
+  host.on_event = notes_descriptors;
+  if (unshare(CLONE_NEWPID) != 0) SKIP("this user may not make a process namespace");
+  pid_t first = fork();
+  if (first == 0) { /* the namespace's first process, whose end is the end of all in it */
+    if (fork() == 0) _exit(launch(NULL) == SHM_OK ? 0 : 1);
+    for (;;) pause();
+  }
+  for (int i = 0; i < TIMES; i++) CHECK_EQ(join_within(0), SHM_EUNSUPPORTED);
+  AWAIT(notes[10] == TIMES);
+  CHECK_EQ(notes[20 + TIMES - 1], notes[20]);
+  CHECK_SYS(kill(first, SIGKILL));
+  int status;
+  CHECK_EQ(waitpid(first, &status, 0), first);
+  close(door);
 }
 
 /* ---- one thread at a time ---- */
