@@ -17,7 +17,7 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from doorstep.checks import AWAITED, Check, all_checks
+from doorstep.checks import Check, all_checks
 from doorstep.place import Failed, Place
 
 
@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         print("  an environment, as a newcomer makes it", end="", flush=True)
     place.prepare()
     prepared_s = time.monotonic() - began
-    failed = awaited = 0
+    failed = 0
     with concurrent.futures.ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
         running = {pool.submit(outcome, check, place): name for name, check in checks.items()}
         for done, future in enumerate(concurrent.futures.as_completed(running), 1):
@@ -63,9 +63,7 @@ def main(words: list[str]) -> int:
                 print(f"\r\033[K  {done} of {len(checks)}: {name}", end="", flush=True)
             if talks:
                 print(f"  {took_s:6.1f} s  {'FAILED' if why else 'ok'}  {name}", flush=True)
-            if why and name.startswith(AWAITED):
-                awaited += 1
-            elif why:
+            if why:
                 failed += 1
                 print(f"{chr(13) if shows else ''}FAILED {name}\n{why}\n", flush=True)
     left = sorted(names_in_shared_memory() - names_before)
@@ -74,9 +72,8 @@ def main(words: list[str]) -> int:
         print(f"FAILED left in /dev/shm: {left}")
     if shows:
         print("\r\033[K", end="")
-    waits = f", {awaited} wait for their mend" if awaited else ""
     print(
-        f"doorstep: {len(checks)} checks, {failed} failed{waits}, {time.monotonic() - began:.0f} s "
+        f"doorstep: {len(checks)} checks, {failed} failed, {time.monotonic() - began:.0f} s "
         f"({prepared_s:.0f} of them to set up), seed {seed}"
     )
     return 1 if failed else 0

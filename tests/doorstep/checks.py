@@ -32,9 +32,6 @@ HEAVY = {"digits_network.py"}  # it trains for as long as it takes; the slow tes
 OF_THE_INSTALLED = ("quickstart.py", "tensors_basic.py", "train_mlp.py")
 INTERRUPTED = ("quickstart.py", "train_mlp.py", "asyncio_child.py", "tensors_basic.py", "pools.py")
 
-# Their failure is counted apart until what they show is mended: automatic brokers keep old code.
-AWAITED = ("an edit between two runs", "two programs at once")
-
 TWO_LINES = "import shmgpu as gt\nprint(gt.randn(3, 3).data)\n"
 LAUNCH = "import shmgpu\nprint(shmgpu.launch(lambda rank: rank, children=2))\n"
 

@@ -218,11 +218,11 @@ class Home:
         return found
 
     def close(self) -> None:
-        """End the automatic broker; Failed where anything else is left: process, file or socket."""
+        """End the automatic brokers; Failed where anything else is left, of any kind."""
+        sockets = self.folder / "run" / "shmgpu"
         try:
-            socket = self.folder / "run" / "shmgpu" / "broker.sock"
-            if socket.exists():
-                self.run("-m", "shmgpu", "down").well()
+            if any(sockets.glob("broker.sock*")):
+                self.run("-m", "shmgpu", "down", "--all").well()
             deadline = time.monotonic() + GONE_WITHIN_S
             while (left := self.processes()) and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -230,7 +230,8 @@ class Home:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             expect(not left, "left running:", *(f"\n  {pid} {line}" for pid, line in left.items()))
-            expect(not socket.exists(), f"left behind: {socket.name}")
+            left_behind = [one.name for one in sockets.glob("*") if one.is_socket()]
+            expect(not left_behind, f"left behind: {left_behind}")
             files = sorted(os.listdir(self.folder / "tmp"))
             files = [name for name in files if not name.startswith("torchinductor")]  # torch's
             expect(not files, f"left in the temporary directory: {files}")
