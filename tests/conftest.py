@@ -194,6 +194,20 @@ def pytest_addoption(parser):
     )
 
 
+class AtOnce:
+    """Names what fails when it fails: a run that is stopped at its limit has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        printer = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and printer is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.partition("\n")[0] if crash is not None else ""
+            printer.write_line(f"\nFAILED in {report.when}: {report.nodeid} {why}"[:300])
+
+
 def pytest_configure(config):
     """No test joins a broker that its user happens to run; and Ctrl-C means what tests say it
     means, though a shell put them in the background."""
@@ -201,6 +215,8 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     given = getattr(config, "workerinput", {})
+    if not given:
+        config.pluginmanager.register(AtOnce(config), "at-once")
     if (seed := given.get("seed", config.getoption("shuffle"))) is not None:
         config.stash[SEED] = int(seed) if str(seed) else secrets.randbelow(1 << 31)
     if given:
