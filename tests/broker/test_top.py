@@ -60,6 +60,7 @@ def worker(rank):
         if there("load"):
             double(x)
             together(x)
+            time.sleep(0.002)  # the screen needs its share of the cores
         else:
             time.sleep(0.005)
 
