@@ -13,7 +13,7 @@ import tempfile
 import shmgpu as gt
 from shmgpu import debug
 
-CHILDREN, HELPERS, STEPS = 4, 2, 150
+CHILDREN, HELPERS, STEPS = 4, 2, 50
 
 
 def work(rank):

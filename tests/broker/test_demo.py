@@ -99,9 +99,9 @@ def test_the_demo_draws_progress_on_a_terminal(tmp_path):
     master, terminal = pty.openpty()
     # A terminal without a size, as openpty makes it, has no room for a bar.
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    options = "'trace', children=2, helpers=1, seconds=0.3, device='cpu', baseline=False, epochs=1"
     process = subprocess.Popen(
-        [*COMMAND, "demo", "--children", "2", "--helpers", "1", "--seconds", "0.3",
-         "--device", "cpu", "--no-baseline"],
+        [sys.executable, "-c", f"from shmgpu.demo.run import *; run(Options({options}))"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal,
         env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip

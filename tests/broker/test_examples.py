@@ -142,6 +142,7 @@ def test_an_example_shows_what_it_is_about(name):
         assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
 
 
+@pytest.mark.slow  # an export and a load more, of what own_model.py does above
 def test_own_model_serves_a_file_that_its_user_brings(tmp_path):
     model = tmp_path / "mine.pt2"
     program = str(EXAMPLES / "own_model.py")
