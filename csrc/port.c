@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -19,6 +18,8 @@
 #include "clock.h"
 #include "descriptor.h"
 #include "fault.h"
+#include "replies.h"
+#include "spin.h"
 
 enum { ENTRY_BITS = 10, ENTRY_MASK = (1 << ENTRY_BITS) - 1 };
 enum { SPARE_ENTRIES = 64 };
@@ -45,12 +46,6 @@ typedef struct entry {
   uint8_t follows;    /* its thread sleeps in the list of followers */
 } entry_t;
 
-typedef struct reply_queue { /* a ring that grows: replies outlive their entries */
-  shm_reply_t *replies;
-  shm_msg_t *msgs;
-  uint32_t head, count, capacity;
-} reply_queue_t;
-
 static struct port {
   pthread_mutex_t lock;
   int request_fd, reply_fd, event_fd;
@@ -70,18 +65,17 @@ static struct port {
   uint32_t closings; /* who finds another number after a wait was left behind, and touches nothing */
   int heeds; /* the host has signal handlers that want to be run */
   int tick_fd, tick_is_set; /* the timer that says when to look for them */
-  reply_queue_t queued, talk;
-  reply_queue_t growing; /* replies to submitted calls that ask for room: apart, because whoever waits
+  shmi_replies_t queued, talk;
+  shmi_replies_t growing; /* replies to submitted calls that ask for room: apart, because whoever waits
                             for a place in the window has to serve them, and nothing else */
   shmi_child_page_t *page;
   entry_t *entries;
   uint32_t entry_count;
   uint64_t arena_base, arena_bytes;
   uint64_t shift; /* what an address here lacks to be the broker's: 0 unless joined elsewhere */
-  int child, cores;
+  int child;
   int spins; /* one call is out, and it is waited for: watching for its answer may pay */
-  int spin_trust, spin_skipped;
-  uint64_t seen_answered;
+  shmi_spin_t spin;
 } port = {.lock = PTHREAD_MUTEX_INITIALIZER, .request_fd = -1, .reply_fd = -1, .event_fd = -1,
           .tick_fd = -1};
 
@@ -136,48 +130,6 @@ static int futex_wait(uint32_t *word, uint32_t seen, uint64_t deadline_ns) {
 static void futex_raise(uint32_t *word) {
   __atomic_add_fetch(word, 1, __ATOMIC_RELEASE);
   syscall(SYS_futex, word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, INT32_MAX, NULL, NULL, 0);
-}
-
-static int queue_push(reply_queue_t *queue, const shm_reply_t *reply, const shm_msg_t *msg) {
-  if (queue->count == queue->capacity) {
-    uint32_t capacity = queue->capacity > 0 ? queue->capacity * 2 : 64;
-    shm_reply_t *replies = malloc(capacity * sizeof *replies);
-    shm_msg_t *msgs = malloc(capacity * sizeof *msgs);
-    if (replies == NULL || msgs == NULL) {
-      free(replies);
-      free(msgs);
-      return SHM_ESYSTEM;
-    }
-    for (uint32_t i = 0; i < queue->count; i++) {
-      replies[i] = queue->replies[(queue->head + i) & (queue->capacity - 1)];
-      msgs[i] = queue->msgs[(queue->head + i) & (queue->capacity - 1)];
-    }
-    free(queue->replies);
-    free(queue->msgs);
-    queue->replies = replies;
-    queue->msgs = msgs;
-    queue->head = 0;
-    queue->capacity = capacity;
-  }
-  uint32_t at = (queue->head + queue->count++) & (queue->capacity - 1);
-  queue->replies[at] = *reply;
-  queue->msgs[at] = *msg;
-  return SHM_OK;
-}
-
-static int queue_pop(reply_queue_t *queue, shm_reply_t *reply, shm_msg_t *msg) {
-  if (queue->count == 0) return 0;
-  if (reply != NULL) *reply = queue->replies[queue->head];
-  if (msg != NULL) *msg = queue->msgs[queue->head];
-  queue->head = (queue->head + 1) & (queue->capacity - 1);
-  queue->count--;
-  return 1;
-}
-
-static void queue_free(reply_queue_t *queue) {
-  free(queue->replies);
-  free(queue->msgs);
-  memset(queue, 0, sizeof *queue);
 }
 
 static void event_signal(void) {
@@ -245,17 +197,17 @@ static void entry_settle(entry_t *entry, int led_by_drainer) {
       break;
     case ENTRY_TALK:
       port.talk_outstanding--;
-      queue_push(&port.talk, &entry->reply, &entry->msg);
+      shmi_replies_push(&port.talk, &entry->reply, &entry->msg);
       entry_free(entry);
       break;
     default: /* ENTRY_QUEUED; or growing when the broker died */
       if (entry->reply.status == SHM_ENEEDS_SPACE) {
-        queue_push(&port.growing, &entry->reply, &entry->msg);
+        shmi_replies_push(&port.growing, &entry->reply, &entry->msg);
         entry->state = ENTRY_GROWING;
         entry->grows_to = ENTRY_QUEUED;
         if (port.room_waiters > 0) futex_raise(&port.room_futex); /* one of them serves it */
       } else {
-        queue_push(&port.queued, &entry->reply, &entry->msg);
+        shmi_replies_push(&port.queued, &entry->reply, &entry->msg);
         entry_free(entry);
       }
       if (!led_by_drainer) event_signal();
@@ -323,61 +275,6 @@ static void lead_pass(void) {
   }
 }
 
-/* Waiting for a lone call without sleeping.
- *
- * A round trip is four wake-ups, and waking a core that fell idle costs more than all the rest.
- * So a caller whose replies have lately come within SPIN_NS watches, for that long, the count of
- * its answers that the dispatcher keeps on the board, and sleeps in the read only then. It
- * watches only while there are cores to spare: as many as twice the calls that are out in the
- * whole broker. Replies that come later cost it the habit; every SPIN_RETRY calls it looks again
- * whether times have changed, a few times in a row, because the first of a row finds cores that
- * still sleep deeply. At worst that is 3 x SPIN_NS in SPIN_RETRY calls of more than SPIN_NS. */
-enum {
-  SPIN_NS = 50000,
-  SPIN_TRUST = 12,
-  SPIN_SECOND_CHANCE = 6,
-  SPIN_LOSS = 2,
-  SPIN_RETRY = 128,
-  SPIN_LOOKS = 64
-};
-
-static int cores_allowed(void) {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
-
-/* 1: the answer is on its way. */
-static int spin(void) {
-  if (port.spin_trust <= 0) {
-    if (++port.spin_skipped < SPIN_RETRY) return 0;
-    port.spin_skipped = 0;
-    port.spin_trust = SPIN_SECOND_CHANCE;
-  }
-  const uint64_t *answered = &shmi_board()->child_stats[port.child].answered;
-  if (shmi_board_calls_out() * 2 > port.cores) return 0;
-  uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
-  do {
-    for (int look = 0; look < SPIN_LOOKS; look++) {
-      if (__atomic_load_n(answered, __ATOMIC_RELAXED) != port.seen_answered) {
-        if (port.spin_trust < SPIN_TRUST) port.spin_trust++;
-        return 1;
-      }
-      relax();
-    }
-    sched_yield(); /* whoever the answer waits for may have been put on this core */
-  } while (shmi_clock_ns() < end_ns);
-  port.spin_trust -= SPIN_LOSS;
-  return 0;
-}
-
 /* Read replies once as the leader; lock held on entry and on return, released while reading.
  * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out,
  * SHM_ENOT_RUNNING when the port was closed meanwhile. */
@@ -390,7 +287,7 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   port.leading = 1;
   pthread_mutex_unlock(&port.lock);
   int got = 1;
-  int is_near = spins && spin();
+  int is_near = spins && shmi_spin(&port.spin);
   if (!is_near && looks_up) got = wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
   if (got == 1) got = shmi_channel_read(reply_fd, frames, SHMI_CHANNEL_BURST);
@@ -456,7 +353,7 @@ static int entry_wait(entry_t *entry, uint64_t deadline_ns, shm_reply_t *reply) 
   if (reply->status == SHM_ETIMEOUT) {
     /* The broker was the first to see the deadline pass. The caller cannot tell that from its
      * own clock's word, so this call too has a late reply. */
-    queue_push(&port.queued, reply, &entry->msg);
+    shmi_replies_push(&port.queued, reply, &entry->msg);
     event_signal();
   }
   entry_free(entry);
@@ -560,11 +457,8 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   if (status == SHM_OK) {
     shmi_frame_t frame;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
-    port.spins = port.outstanding == 1 && port.cores > 1;
-    if (port.spins) {
-      port.seen_answered =
-          __atomic_load_n(&shmi_board()->child_stats[port.child].answered, __ATOMIC_RELAXED);
-    }
+    port.spins = port.outstanding == 1 && port.spin.cores > 1;
+    if (port.spins) shmi_spin_note(&port.spin);
     send_one(&frame); /* when the broker is gone this settles the entry, and the wait says so */
     status = entry_wait(entry, deadline_ns, reply);
     port.spins = 0;
@@ -610,7 +504,7 @@ int shm_port_abandon(uint64_t sequence) {
     int was = entry->state;
     if (was == ENTRY_GROWING) send_grow(entry, entry->reply.token, 0);
     if (was == ENTRY_DONE && entry->reply.status != SHM_ENEEDS_SPACE) {
-      queue_push(&port.queued, &entry->reply, &entry->msg);
+      shmi_replies_push(&port.queued, &entry->reply, &entry->msg);
       entry_free(entry);
       event_signal();
     } else if (entry->state != ENTRY_FREE) {
@@ -680,8 +574,8 @@ static void event_lower(void) {
 
 static int pop_replies(shm_reply_t *out, int max) {
   int count = 0;
-  while (count < max && (queue_pop(&port.growing, &out[count], NULL) ||
-                         queue_pop(&port.queued, &out[count], NULL))) {
+  while (count < max && (shmi_replies_pop(&port.growing, &out[count], NULL) ||
+                         shmi_replies_pop(&port.queued, &out[count], NULL))) {
     count++;
   }
   event_lower();
@@ -691,11 +585,11 @@ static int pop_replies(shm_reply_t *out, int max) {
   return count;
 }
 
-static shm_reply_t take_one(reply_queue_t *queue) {
+static shm_reply_t take_one(shmi_replies_t *queue) {
   shm_reply_t reply = {0};
   if (!port.open) return reply;
   pthread_mutex_lock(&port.lock);
-  queue_pop(queue, &reply, NULL);
+  shmi_replies_pop(queue, &reply, NULL);
   event_lower();
   pthread_mutex_unlock(&port.lock);
   return reply;
@@ -763,22 +657,7 @@ int shmi_port_claim(const uint64_t sequences[], int count) {
   if (!port.open) return count > 0 ? 0 : -1;
   pthread_mutex_lock(&port.lock);
   if (!port.leading && !port.broken) lead_once(0, 0);
-  int claimed = -1;
-  reply_queue_t *queue = &port.queued;
-  for (uint32_t i = 0; i < queue->count && claimed < 0; i++) {
-    uint32_t at = (queue->head + i) & (queue->capacity - 1);
-    for (int s = 0; s < count && claimed < 0; s++) {
-      if (queue->replies[at].sequence == sequences[s]) claimed = s;
-    }
-    if (claimed < 0) continue;
-    for (; i > 0; i--) { /* those before it move up */
-      uint32_t to = (queue->head + i) & (queue->capacity - 1);
-      uint32_t from = (queue->head + i - 1) & (queue->capacity - 1);
-      queue->replies[to] = queue->replies[from];
-      queue->msgs[to] = queue->msgs[from];
-    }
-    queue_pop(queue, NULL, NULL);
-  }
+  int claimed = shmi_replies_take(&port.queued, sequences, count);
   pthread_mutex_unlock(&port.lock);
   return claimed;
 }
@@ -853,7 +732,7 @@ int shmi_port_receive(shm_msg_t *msgs, int *statuses, int max) {
   }
   while (status == SHM_OK && count < max) {
     shm_reply_t reply;
-    if (!queue_pop(&port.talk, &reply, msgs != NULL ? &msgs[count] : NULL)) break;
+    if (!shmi_replies_pop(&port.talk, &reply, msgs != NULL ? &msgs[count] : NULL)) break;
     statuses[count++] = reply.status;
   }
   /* It may have been woken to lead, and has its answer instead. */
@@ -882,12 +761,10 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.window = window;
   port.page = shmi_board_child(child);
   port.child = child;
-  port.seen_answered = shmi_board()->child_stats[child].answered; /* by who had the slot before */
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
   port.shift = (uint64_t)shmi_arena_shift();
-  port.cores = cores_allowed();
-  port.spin_trust = SPIN_SECOND_CHANCE;
+  shmi_spin_open(&port.spin, &shmi_board()->child_stats[child].answered);
   port.broken = 0;
   port.open = 1;
   pthread_mutex_unlock(&port.lock);
@@ -904,9 +781,9 @@ static void empty(void) {
   shmi_descriptor_close(&port.tick_fd);
   free(port.entries);
   port.entries = NULL;
-  queue_free(&port.queued);
-  queue_free(&port.growing);
-  queue_free(&port.talk);
+  shmi_replies_free(&port.queued);
+  shmi_replies_free(&port.growing);
+  shmi_replies_free(&port.talk);
   port.window = port.entry_count = 0;
   port.free_list = port.followers = port.outstanding = port.talk_outstanding = 0;
   port.room_waiters = port.drainers = 0;

@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant(
         "F24",
         "csrc/port.c",
-        "if (port.tick_fd < 0) return",
+        "if (tick_fd < 0) return",
         "if (1) return",
         WAITING + "test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes",
     ),
@@ -786,6 +786,64 @@ MUTANTS = [
         "  } else if (port.room_waiters > 0) {\n    futex_raise(&port.room_futex);\n",
         "",
         CORE + "test_who_waits_for_a_place_reads_when_the_one_that_read_leaves",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "return port.closings == closings;",
+        "(void)closings;\n  return 1;",
+        CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "if (port.leading) port.reply_fd = port.tick_fd = -1;",
+        "",
+        CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "int is_full = port.free_list != 0 || port.outstanding >= window_now();",
+        "int is_full = 1;",
+        CORE
+        + "test_a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "if (!port.leading && status != SHM_ENOT_RUNNING) lead_pass();",
+        "",
+        CORE + "test_whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "if (!port.leading && port.drainers > 0) return;",
+        "",
+        CORE + "test_of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
+        "return until(deadline_ns) == 0 ? SHM_ETIMEOUT : SHM_ENEEDS_SPACE;",
+        "return SHM_ENEEDS_SPACE;",
+        CORE + "test_a_call_that_waits_for_others_to_make_room_has_a_deadline",
+    ),
+    Mutant(
+        "core",
+        "csrc/door.c",
+        "shmi_process_forget(process); /*",
+        "/*",
+        CORE
+        + "test_a_guest_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_handout.c",
+        "shmi_channel_unread(helper->down_fd) == 0) helper->told = 0;",
+        "0) helper->told = 0;",
+        CORE + "test_an_idle_helper_hears_of_every_child_that_leaves_however_many_do",
     ),
 ]
 

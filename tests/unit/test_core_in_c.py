@@ -21,12 +21,18 @@ ROOMS: dict[str, list[str] | None] = {
     "dispatch": None,
     "desk": None,
     "port": [
+        "a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
+        "a_call_that_waits_for_others_to_make_room_has_a_deadline",
+        "a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
         "calls_that_a_child_left_behind_are_not_out_for_ever",
+        "of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
+        "whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
         "who_waits_for_a_place_reads_when_the_one_that_read_leaves",
         "who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_answers",
     ],
     "door": [
         "a_crowd_that_waits_locks_nobody_out_who_only_asks",
+        "a_guest_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
         "without_descriptors_a_knock_waits_and_the_parent_sleeps",
     ],
 }

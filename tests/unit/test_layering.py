@@ -35,6 +35,8 @@ C_ROOMS = [
     "schedule",
     "process",
     "init",
+    "replies",
+    "spin",
     "port",
     "desk",
     "dispatch",

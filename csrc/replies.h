@@ -1,0 +1,26 @@
+/* replies -- a queue of replies, each with the message that it answers.
+ *
+ * A ring that grows: replies outlive the entries of their calls, and wait until somebody asks.
+ *
+ * Owns: its memory. Must never: take a lock, which is its owner's.
+ */
+#ifndef SHMI_REPLIES_H
+#define SHMI_REPLIES_H
+
+#include "status.h"
+
+typedef struct shmi_replies {
+  shm_reply_t *replies;
+  shm_msg_t *msgs;
+  uint32_t head, count, capacity;
+} shmi_replies_t;
+
+/* SHM_OK, or SHM_ESYSTEM where there is no memory. */
+int shmi_replies_push(shmi_replies_t *queue, const shm_reply_t *reply, const shm_msg_t *msg);
+/* 0: there is none. reply and msg may be NULL. */
+int shmi_replies_pop(shmi_replies_t *queue, shm_reply_t *reply, shm_msg_t *msg);
+/* Take out the first reply of one of these calls: the call's index, or -1. */
+int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count);
+void shmi_replies_free(shmi_replies_t *queue);
+
+#endif
