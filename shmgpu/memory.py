@@ -73,11 +73,11 @@ class Arena:
                     pass
         if self._may_search():
             begun = time.perf_counter()
-            if gc.collect() > 0:
-                try:
-                    return self._block(size_bytes)
-                except MemoryError:
-                    pass
+            gc.collect()  # what it finds tells nothing: the interpreter may have just been there
+            try:
+                return self._block(size_bytes)
+            except MemoryError:
+                pass
             ended = time.perf_counter()
             self._searched = (ended, ended - begun)
         raise self.refused(size_bytes)

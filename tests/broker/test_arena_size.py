@@ -132,6 +132,18 @@ def test_garbage_that_refers_to_itself_makes_room(running):
         del ring
 
 
+def test_garbage_that_the_interpreter_has_found_by_itself_makes_room_too(running, monkeypatch):
+    """It may do so at any allocation of Python's, between the refusal and the search."""
+    collect = gc.collect
+
+    def found_just_before():
+        collect()
+        return collect()
+
+    monkeypatch.setattr("shmgpu.memory.gc.collect", found_just_before)
+    test_garbage_that_refers_to_itself_makes_room(running)
+
+
 # ---- the page's promise ----------------------------------------------------------------------
 
 
