@@ -159,11 +159,19 @@ def remove(path: pathlib.Path, inode: int = 0) -> None:
 
 
 def clear(path: pathlib.Path, suffixes: Iterable[str]) -> None:
-    """Remove what a broker left beside its socket, where none listens there."""
-    with locked(path, ".starting"), locked(path):
-        if not path.exists():
-            for suffix in suffixes:
-                beside(path, suffix).unlink(missing_ok=True)
+    """Remove a broker's socket, and what it left beside it, where none listens there.
+
+    Raises:
+        LaunchError: somebody starts one there.
+    """
+    with locked(path, ".starting", 0.0), locked(path, limit=0.0):
+        connection = knock(path)
+        if connection is not None:
+            connection.close()
+            return
+        remove(path)
+        for suffix in suffixes:
+            beside(path, suffix).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

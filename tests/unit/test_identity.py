@@ -233,7 +233,11 @@ def test_it_is_the_same_in_every_process():
 
 
 @pytest.fixture
-def record(tmp_path):
+def record(tmp_path, monkeypatch):
+    for name, one in list(sys.modules.items()):  # of other tests, whose files are gone
+        path = getattr(one, "__file__", None)
+        if path and not os.path.exists(path):
+            monkeypatch.delitem(sys.modules, name)
     made = sources.Record(tmp_path / "record")
     yield made
     made.end()
