@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmgpu import carry, config, core, device, door, identity, manifest, sources, spawn
-from shmgpu.errors import ShmError
+from shmgpu.errors import SessionError, ShmError
 from shmgpu.logs import logger
 
 LETTERS = 10  # of a digest, in a socket's name; all of it stands in the manifest
 KEPT_LOGS = 16  # of brokers that have ended
+KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
 MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
 LEFT = (".log", ".sources", ".lock", ".starting")
@@ -82,9 +83,22 @@ class Shared:
         """
         self._retire()
         _sweep(self.base)
+        _end_idle(self.base)
         settings = dict(self.settings)
         settings.setdefault("max_helpers", _most_of(settings.get("helpers")))
-        spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
+        try:
+            spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
+        except SessionError as error:
+            others = running(self.base) if "out of memory" in str(error).lower() else []
+            if not others:
+                raise
+            raise SessionError(
+                f"{error}; other brokers of yours run, whose helpers have memory, too: "
+                f"{', '.join(map(described, others))}: end their programs, or end them all with "
+                "shmgpu down --all",
+                error.helper,
+                error.traceback_text,
+            ) from None
 
     def grow(self, pools: Mapping[str, int]) -> None:
         """Have the broker that was joined make the helpers that it lacks."""
@@ -101,14 +115,8 @@ class Shared:
             logger.warning("the broker makes no more helpers: %s", error)
 
     def _retire(self) -> None:
-        connection = door.knock(self.place)
-        if connection is None:
+        if not _retire(self.place):
             return
-        with connection:
-            try:
-                core.ask_retire(connection.fileno())
-            except ShmError:  # it is ending
-                pass
         if self.reason:
             logger.info(
                 "%s has changed since the broker loaded it: another one is started, and that one "
@@ -116,6 +124,39 @@ class Shared:
                 self.reason,
             )
         door.remove(self.place)
+
+
+def _retire(place: pathlib.Path) -> bool:
+    """Have a broker end with its last program; whether one listened there."""
+    connection = door.knock(place)
+    if connection is None:
+        return False
+    with connection, contextlib.suppress(ShmError):  # it is ending
+        core.ask_retire(connection.fileno())
+    return True
+
+
+def _end_idle(base: pathlib.Path) -> None:
+    """Have the oldest brokers end with their programs, and those without any at once.
+
+    Each that waits for a next program has its helpers' memory, of a device, too. Those that were
+    asked to stay until they are told to end do.
+    """
+    found = []
+    for place in _named(base, ""):
+        with contextlib.suppress(OSError, ShmError):
+            known = ask(place)
+            if known is not None and known.idle_timeout:
+                found.append((place.stat().st_mtime_ns, place))
+    for _, place in sorted(found)[: max(0, len(found) + 1 - KEPT_BROKERS)]:
+        with contextlib.suppress(ShmError):
+            _retire(place)
+
+
+def described(place: pathlib.Path) -> str:
+    """A broker's socket, and the program that started it."""
+    known = ask(place)
+    return f"{place} ({(known is not None and known.program) or 'it does not answer'})"
 
 
 def ask(place: pathlib.Path) -> manifest.Manifest | None:

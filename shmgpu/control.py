@@ -62,17 +62,12 @@ def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Pat
             f"no broker listens at {door.path_of(path)}: start one with shmgpu up MODULE"
         )
     if len(found) > 1:
-        told = ", ".join(f"{place} ({_program(place)})" for place in found)
+        told = ", ".join(map(automatic.described, found))
         raise ConfigError(
             f"{len(found)} brokers run that programs have started: name one with --path{also}; "
             f"they are {told}"
         )
     return found[0]
-
-
-def _program(place: pathlib.Path) -> str:
-    known = automatic.ask(place)
-    return (known is not None and known.program) or "it does not answer"
 
 
 def _knock(place: pathlib.Path) -> socket.socket:

@@ -17,6 +17,7 @@ from shmgpu import functions, identity
 from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
 
+WORDS = ("key", "instance", "program", "devices", "idle_timeout")
 _LIMIT = 16 << 20  # bytes of one that are read
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _VERSION = f"{sys.hexversion >> 16:04x}:"  # major and minor
@@ -37,6 +38,7 @@ class Manifest:
         instance: of its record of what it loaded; see :mod:`shmgpu.sources`.
         program: what the program was called that started it.
         devices: what its helpers have, with commas between.
+        idle_timeout: seconds for which it outlives its programs; "" where it does until it is told.
     """
 
     rows: Mapping[str, int]
@@ -47,6 +49,7 @@ class Manifest:
     instance: str = ""
     program: str = ""
     devices: str = ""
+    idle_timeout: str = ""
 
     def row_of(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function; 0: none of that name, or of a script's function, more than one.
@@ -94,7 +97,7 @@ class Manifest:
             pools = {str(name): int(number) for name, number in found["pools"].items()}
             prints = {int(row): str(text) for row, text in found["prints"].items()}
             pickles = frozenset([int(row) for row in found["pickles"]])
-            words = {name: str(found[name]) for name in ("key", "instance", "program", "devices")}
+            words = {name: str(found[name]) for name in WORDS}
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
         return cls(rows, pools, prints, pickles, **words)

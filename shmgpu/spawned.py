@@ -84,7 +84,8 @@ def _serve_all(request: Mapping[str, Any], report: Report) -> None:
         place = pathlib.Path(request["settings"]["path"])
         record = sources.Record(door.beside(place, ".sources"))
         record.begin()
-        words |= {"key": request["key"], "instance": record.instance}
+        idle = str(request["settings"].get("idle_timeout") or "")
+        words |= {"key": request["key"], "instance": record.instance, "idle_timeout": idle}
     try:
         daemon.up(
             request["modules"],

@@ -15,7 +15,7 @@ import pytest
 from attach.commands import Place, until
 from crash.programs import is_alive
 
-from shmgpu import door
+from shmgpu import automatic, door
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
@@ -311,8 +311,6 @@ def test_of_many_that_find_it_changed_at_once_all_have_the_same_next_one(place):
 
 
 def test_what_ended_brokers_left_is_cleared_away_but_for_the_newest_logs(place):
-    from shmgpu import automatic
-
     for number in range(automatic.KEPT_LOGS + 5):
         for suffix in automatic.LEFT:
             write(place, f"broker.sock.{number:010x}{suffix}", "")
@@ -328,6 +326,38 @@ def test_what_ended_brokers_left_is_cleared_away_but_for_the_newest_logs(place):
     assert (place.directory / f"broker.sock.{0:010x}.log").exists()
     assert not (place.directory / f"broker.sock.{4:010x}.starting").exists()
     assert len(sockets(place)) == 1
+
+
+def test_of_many_brokers_without_programs_the_newest_go_on(place):
+    """Each has the memory of its helpers; one that is in use, or was asked to stay, does."""
+    place.environment["SHMGPU_IDLE_TIMEOUT"] = "600"
+    asked = "shmgpu.ensure()\nprint(int(times("
+    write(place, "stays.py", SCRIPT.replace("print(int(times(", asked).replace("= 3", "= 1"))
+    stays = answer(place, "stays.py")[1]
+    write(place, "used.py", SCRIPT.replace("= 3", "= 2"))
+    program, told, _, used = staying(place, "used.py")
+    idle = []
+    for number in range(automatic.KEPT_BROKERS):
+        write(place, "script.py", SCRIPT.replace("FACTOR = 3", f"FACTOR = {number + 3}"))
+        idle.append(answer(place, "script.py")[1])
+    assert all(map(is_alive, (stays, used, *idle)))
+    write(place, "script.py", SCRIPT.replace("FACTOR = 3", "FACTOR = 9"))
+    idle.append(answer(place, "script.py")[1])
+    ends(idle[0])
+    assert all(map(is_alive, (stays, used, *idle[1:])))
+    os.close(told)
+    program.communicate(timeout=30)
+    ends(used)
+    assert is_alive(stays)
+
+
+def test_a_broker_for_which_no_memory_is_left_names_the_others(place):
+    write(place, "script.py", SCRIPT)
+    answer(place, "script.py")
+    write(place, "large.py", SCRIPT.replace("return 1", "raise MemoryError('out of memory')"))
+    status, _, complained = place.run("large.py")
+    assert status == 1
+    assert "(script.py)" in complained and "shmgpu down --all" in complained
 
 
 def test_a_broker_that_is_killed_is_followed_by_the_next(place):
