@@ -11,6 +11,7 @@ an installed package its first file stands for all, and an installer gives that 
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import importlib.machinery
@@ -25,6 +26,8 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
+
+from shmgpu.logs import logger
 
 INSTALLERS = {"site-packages", "dist-packages"}  # folders that nobody edits
 LARGEST = 64 << 20  # bytes of a module whose content is looked at
@@ -83,8 +86,13 @@ class Record:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(unfinished, flags, 0o600)
         self._inode = os.fstat(self._descriptor).st_ino
-        self._write(self.instance)
-        os.rename(unfinished, path)
+        try:
+            self._write(self.instance)
+            os.rename(unfinished, path)
+        except BaseException:
+            os.close(self._descriptor)
+            os.unlink(unfinished)
+            raise
 
     def begin(self) -> None:
         """Note what is loaded, and from now on what will be, here and in forked processes."""
@@ -116,12 +124,23 @@ class Record:
             return
         self._noted.add(path)
         try:
-            self._write([path, *_stamp(path), "" if is_installed(path) else _content(path)])
+            line = [path, *_stamp(path), "" if is_installed(path) else _content(path)]
         except OSError:  # it was imported, and is gone: whoever looks finds no such file
-            self._write([path, 0, 0, 0, ""])
+            line = [path, 0, 0, 0, ""]
+        try:
+            self._write(line)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be written (%s), so the next program gets a broker of its own",
+                self.path,
+                error,
+            )
+            os.ftruncate(self._descriptor, 0)  # what does not name all files would vouch for them
 
     def _write(self, line: Any) -> None:
-        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+        data = json.dumps(line).encode() + b"\n"
+        if os.write(self._descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _stamp(path: str) -> tuple[int, int, int]:
