@@ -386,7 +386,7 @@ def _share(
                     raise
                 time.sleep(LOOK_AGAIN_S)
             else:
-                if shared is not None:
+                if shared is not None and place == shared.place:
                     shared.grow(joined.manifest.pools)
                 return joined
         elif shared is not None:

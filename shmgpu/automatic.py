@@ -43,8 +43,9 @@ class Shared:
         self.settings = wanted
         session = wanted["session"]
         shaping = {name: value for name, value in wanted.items() if name != "session"}
-        if isinstance(shaping.get("helpers"), Mapping):  # pools are what it is, their sizes are not
-            shaping["pools"] = sorted(shaping["helpers"])
+        self._helpers = _counts(wanted.get("helpers"))
+        if isinstance(self._helpers, Mapping):  # pools are what it is, their sizes are not
+            shaping["pools"] = sorted(self._helpers)
         self.base = base
         self.reason = ""
         self._devices = _named_devices(shaping.pop("devices", None))
@@ -85,7 +86,7 @@ class Shared:
         _sweep(self.base)
         _end_idle(self.base)
         settings = dict(self.settings)
-        settings.setdefault("max_helpers", _most_of(settings.get("helpers")))
+        settings.setdefault("max_helpers", _most_of(self._helpers))
         try:
             spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
         except SessionError as error:
@@ -102,15 +103,15 @@ class Shared:
 
     def grow(self, pools: Mapping[str, int]) -> None:
         """Have the broker that was joined make the helpers that it lacks."""
-        wanted = self.settings.get("helpers")
-        if wanted is None and os.environ.get(config.PREFIX + "HELPERS"):
-            wanted = config.resolve("helpers")
+        wanted = self._helpers
+        if wanted is None:
+            return
         if not isinstance(wanted, Mapping):
-            wanted = {name: wanted for name, pool in pools.items() if pool == 0 and wanted}
+            wanted = {name: wanted for name, pool in pools.items() if pool == 0}
         try:
             for name, count in wanted.items():
-                if _asked(self.place, pools[str(name)]) < int(count):
-                    _asked(self.place, pools[str(name)], int(count))
+                if _asked(self.place, pools[name]) < count:
+                    _asked(self.place, pools[name], count)
         except ShmError as error:
             logger.warning("the broker makes no more helpers: %s", error)
 
@@ -238,11 +239,21 @@ def _named(base: pathlib.Path, suffix: str) -> list[pathlib.Path]:
     return [base.with_name(name) for name in names]
 
 
-def _most_of(helpers: Any) -> int | dict[str, int]:
+def _counts(helpers: Any) -> int | dict[str, int] | None:
+    """How many helpers a program asks for, of each pool where it names some; None: it does not."""
     if isinstance(helpers, Mapping):
+        parse = config.SETTINGS["helpers"].parse
+        return {str(name): parse(count, f"helpers[{name!r}]") for name, count in helpers.items()}
+    if helpers is None and not os.environ.get(config.PREFIX + "HELPERS"):
+        return None
+    return int(config.resolve("helpers", helpers))
+
+
+def _most_of(helpers: int | dict[str, int] | None) -> int | dict[str, int]:
+    if isinstance(helpers, dict):
         most = max(1, min(MAX_HELPERS, core.MAX_HELPERS // max(1, len(helpers))))
-        return {str(name): max(most, int(count)) for name, count in helpers.items()}
-    return max(MAX_HELPERS, int(config.resolve("helpers", helpers)))
+        return {name: max(most, count) for name, count in helpers.items()}
+    return max(MAX_HELPERS, helpers or 0)
 
 
 def _sweep(base: pathlib.Path) -> None:

@@ -33,6 +33,7 @@ PLANNED = (
     *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
     *("trace_records", "prefault", "huge_pages", "grace", "scratch", "seed", "max_helpers"),
 )
+SHOWN = ("progress", "trace_path")  # settings of what is seen of it
 
 
 def _held(run: Callable[P, None]) -> Callable[P, None]:
@@ -95,6 +96,10 @@ def up(
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
+    unknown = sorted(set(settings) - {*PLANNED, *SHOWN})
+    if unknown:
+        known = ", ".join((*PLANNED, "slots", "idle_timeout"))
+        raise ConfigError(f"a broker has no setting {unknown[0]!r}: it has {known}")
     idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
     trusted = config.parse_bool(trust_group, "trust_group")
     if trusted and group is None:

@@ -5,6 +5,7 @@ Owns its way from the request to a broker, and the one line on a pipe that says 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -16,7 +17,7 @@ from typing import Any
 
 from shmgpu import config, core, daemon, door, functions, manifest, runtime, settings, sources
 from shmgpu.door import PrivateDoor
-from shmgpu.errors import SessionError, ShmError
+from shmgpu.errors import LaunchError, SessionError, ShmError
 from shmgpu.modules import NotLoaded
 from shmgpu.roles import RoleHost
 
@@ -71,7 +72,10 @@ def main(request: Mapping[str, Any]) -> None:
         raise
     except BaseException as error:
         if request["outlives"] or report.descriptor < 0:
-            _log(error)
+            with contextlib.suppress(
+                OSError
+            ):  # on a disk that is full, say, which the report tells
+                _log(error)
         report.failed(error)
         sys.exit(1)
 
@@ -82,7 +86,13 @@ def _serve_all(request: Mapping[str, Any], report: Report) -> None:
     words = {"program": request["program"]}
     if request["key"]:
         place = pathlib.Path(request["settings"]["path"])
-        record = sources.Record(door.beside(place, ".sources"))
+        try:
+            record = sources.Record(door.beside(place, ".sources"))
+        except OSError as error:
+            raise LaunchError(
+                f"the broker cannot write beside its socket {place} ({error}): make room there, or "
+                "set XDG_RUNTIME_DIR to another directory of yours"
+            ) from error
         record.begin()
         idle = str(request["settings"].get("idle_timeout") or "")
         words |= {"key": request["key"], "instance": record.instance, "idle_timeout": idle}

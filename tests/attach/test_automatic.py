@@ -360,6 +360,37 @@ def test_a_broker_for_which_no_memory_is_left_names_the_others(place):
     assert "(script.py)" in complained and "shmgpu down --all" in complained
 
 
+NONSENSE = {
+    "helpers='two'": "helpers must be a whole number",
+    "helpers={'a': 'x'}": "helpers['a'] must be a whole number",
+    "helpres=2": "no setting 'helpres'",
+}
+
+
+@pytest.mark.parametrize("setting", NONSENSE)
+def test_nonsense_for_a_setting_is_refused_also_where_one_runs_and_leaves_nothing_joined(
+    place, setting
+):
+    answer(place, "-c", TENSORS)
+    code = (
+        "import shmgpu\n"
+        f"try: shmgpu.ensure({setting})\n"
+        "except shmgpu.ConfigError as error: print(error)\n"
+        "shmgpu.ensure(idle_timeout=30)\n"
+    )
+    assert NONSENSE[setting] in place.program(code)
+
+
+def test_a_directory_in_which_nothing_can_be_written_is_named(place):
+    answer(place, "-c", TENSORS)
+    (path,) = sockets(place)
+    assert place.run("shmgpu", "down")[0] == 0
+    door.beside(path, ".sources").mkdir()  # where a record cannot be
+    status, _, complained = place.run("-c", TENSORS)
+    assert status == 1
+    assert f"cannot write beside its socket {path}" in complained
+
+
 def test_a_broker_that_is_killed_is_followed_by_the_next(place):
     write(place, "script.py", SCRIPT)
     _, broker = answer(place, "script.py")
