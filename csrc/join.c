@@ -195,7 +195,10 @@ static void keep_privately(uint64_t mapping, size_t bytes) {
   }
   ptrdiff_t offset = own - (char *)here;
   shm_walk(copy_block, &offset);
-  mremap(own, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here);
+  if (mremap(own, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here) == MAP_FAILED) {
+    munmap(own, bytes);
+    mprotect(here, bytes, PROT_READ);
+  }
 }
 
 /* ---- questions and commands ---- */

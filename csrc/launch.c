@@ -150,16 +150,21 @@ static int become_first_child(void) {
     return forked;
   }
   int ends[3] = {request[1], reply[0], parent_process.pidfd};
-  shmi_arena_map_child(0);
+  int mapped = shmi_arena_map_child(0);
   shmi_arena_close_descriptors();
   shmi_descriptor_keep_only(ends, 3);
   shmi_role_set(SHM_ROLE_CHILD, 0);
   SHMI_FAULT_ROLE(SHM_ROLE_CHILD, 0, 1);
   uint32_t window = shmi_crew_window(settings.window, capacity);
   status = shmi_board_become(SHM_ROLE_CHILD, 0);
+  if (status == SHM_OK) status = mapped;
   if (status == SHM_OK) status = shmi_arena_populate(0);
   if (status == SHM_OK) status = shmi_port_open(request[1], reply[0], window, 0);
   if (status == SHM_OK) status = shmi_heap_open(shmi_arena_address(0), shmi_arena_bytes(), 0);
+  if (!shmi_port_is_open()) { /* then closing it is not what tells the parent to end */
+    shmi_descriptor_close(&request[1]);
+    shmi_descriptor_close(&reply[0]);
+  }
   if (host.on_signal != NULL) shmi_port_heed_signals();
   while (status == SHM_OK) {
     status = shmi_port_wait_ready();

@@ -1082,3 +1082,32 @@ TEST(children_with_full_windows_are_served_in_turn) {
     }
   }
 }
+
+/* ---- a caller that cannot take its place ---- */
+
+static int fork_and_lose_the_arena(void) {
+  static int forks; /* the first is the caller's own, the others its parent's */
+  forks++;
+  int pid = host_fork();
+  if (forks > 1) return pid;
+  for (int fd = 3; pid > 0 && fd < 1024; fd++) {
+    char path[64], name[64] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (readlink(path, name, sizeof name - 1) <= 0 || strstr(name, "shmgpu-arena") == NULL) continue;
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    CHECK_SYS(dup3(nothing, fd, O_CLOEXEC));
+    close(nothing);
+  }
+  return pid;
+}
+
+TEST(a_caller_that_cannot_map_its_arena_is_told_so_and_leaves_nothing) {
+  broker_open(1, 1);
+  config.caller_is_child = 1;
+  host.fork = fork_and_lose_the_arena;
+  int64_t began_ns = harness_now_ns();
+  CHECK_EQ(shm_run(&config, &host), SHM_ESYSTEM);
+  CHECK(strstr(shm_error_detail(), "mapping an arena") != NULL);
+  CHECK(harness_now_ns() - began_ns < 4 * SECOND_NS); /* nobody waits for it to send a word */
+  expect_nothing_left();
+}
