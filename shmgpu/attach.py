@@ -58,10 +58,13 @@ class Membership:
     def caution(self, target: Any) -> None:
         """At the first call of a function: say where the broker runs other code than is here."""
         if isinstance(target, functions.Function) and self.manifest.has_other_code(target):
+            what = "end it (shmgpu down) and start one with this program's"
+            if self.manifest.key:
+                what = "shmgpu.disconnect() and shmgpu.ensure() give it one that runs this code"
             logger.warning(
-                "the broker runs other code as %s than this program has: end it (shmgpu down) and "
-                "start one with this program's",
+                "the broker runs other code as %s than this program has: %s",
                 manifest.name_of(target),
+                what,
             )
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:

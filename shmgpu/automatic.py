@@ -41,6 +41,7 @@ class Shared:
         if wanted.get("session") is None:
             wanted["session"] = carry.session_here()
         self.settings = wanted
+        carry.name_apart()  # as the program did that started the one which this one may join
         session = wanted["session"]
         shaping = {name: value for name, value in wanted.items() if name != "session"}
         self._helpers = _counts(wanted.get("helpers"))

@@ -103,13 +103,24 @@ def load_of(module: Any) -> Any:
 
 
 def name_apart() -> None:
-    """Two functions of one name (a cell that was run again) get names of their own."""
-    taken: set[str] = set()
-    for row, target in functions.by_row.items():
+    """Two functions of one name (a cell run again, a module reloaded) get names of their own.
+
+    They are the same in every process of the program. The one that its module has keeps the name,
+    because that is what a broker gets that imports the module.
+    """
+    taken: dict[str, int] = {}
+    targets = list(functions.by_row.values())
+    for target in targets:
+        target.known_as = ""
+    for target in sorted(targets, key=_is_replaced):
         name = functions.name_of(target)
-        if name in taken:
-            name = target.known_as = f"{name}#{row}"
-        taken.add(name)
+        taken[name] = taken.get(name, 0) + 1
+        if taken[name] > 1:
+            target.known_as = f"{name}#{taken[name]}"
+
+
+def _is_replaced(target: functions.Function[Any, Any]) -> bool:
+    return functions.found(_module_of(target), target.name) is not target
 
 
 def is_importable(name: str) -> bool:

@@ -64,7 +64,7 @@ OWN = ("shmgpu.residents:", "shmgpu.serve.rows:")
 
 def of_users() -> list[Function[Any, Any]]:
     """The functions that programs decorated, without the package's own."""
-    return [one for one in by_row.values() if not name_of(one).startswith(OWN)]
+    return [one for one in list(by_row.values()) if not name_of(one).startswith(OWN)]
 
 
 def register_late() -> None:

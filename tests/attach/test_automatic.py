@@ -360,6 +360,57 @@ def test_a_broker_for_which_no_memory_is_left_names_the_others(place):
     assert "(script.py)" in complained and "shmgpu down --all" in complained
 
 
+TWICE = """
+import numpy as np, shmgpu
+
+@shmgpu.function(arrays="numpy")
+def f(helper, x):
+    return x + 1
+
+first = f
+
+@shmgpu.function(arrays="numpy")
+def f(helper, x):
+    return x + 2
+"""
+
+
+@pytest.mark.parametrize("where", ["script.py", "module.py"])
+def test_two_functions_of_one_name_are_two_to_every_program_that_shares_the_broker(place, where):
+    calls = (
+        "print(int(first(np.ones(1))[0]) * 10 + int(f(np.ones(1))[0]), "
+        "shmgpu.stats()['broker']['parent_pid'])\n"
+    )
+    write(place, where, TWICE)
+    if where == "module.py":
+        write(place, "script.py", f"import numpy as np, shmgpu\nfrom module import *\n{calls}")
+    else:
+        write(place, where, TWICE + calls)
+    starts = answer(place, "script.py")
+    assert starts[0] == 23
+    assert answer(place, "script.py") == starts
+
+
+def test_a_module_that_was_loaded_again_is_served_as_it_is_after_leaving(place):
+    write(place, "module.py", TWICE)
+    code = (
+        "import importlib, pathlib, numpy as np, shmgpu, module\n"
+        "def asked(): print(int(module.f(np.ones(1))[0]), end=' ')\n"
+        "asked()\n"
+        "path = pathlib.Path('module.py')\n"
+        "path.write_text(path.read_text().replace('x + 2', 'x + 12'))\n"
+        "importlib.invalidate_caches(); importlib.reload(module)\n"
+        "asked()\n"
+        "for _ in range(2):\n"
+        "    shmgpu.disconnect(); shmgpu.ensure(idle_timeout=30)\n"
+        "    asked()\n"
+        "    importlib.reload(module)\n"
+    )
+    status, said, complained = place.run("-B", "-c", code)
+    assert (status, said) == (0, "3 3 13 13 "), complained
+    assert "shmgpu.ensure() give it one that runs this code" in complained
+
+
 NONSENSE = {
     "helpers='two'": "helpers must be a whole number",
     "helpers={'a': 'x'}": "helpers['a'] must be a whole number",
