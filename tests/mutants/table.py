@@ -37,6 +37,8 @@ DUMPS = "tests/attach/test_dumps.py::"
 PICKLES = "tests/attach/test_pickles.py::"
 DOOR = "tests/attach/test_door.py::"
 GUESTS = "tests/attach/test_connect.py::"
+AUTOMATIC = "tests/attach/test_automatic.py::"
+IDENTITY = "tests/unit/test_identity.py::"
 HANDED_OUT = "tests/attach/test_handed_out.py::"
 DESCENDANTS = "tests/crash/test_descendants.py::"
 PINNED = "tests/unit/test_device.py::"
@@ -845,10 +847,47 @@ MUTANTS = [
         "0) helper->told = 0;",
         CORE + "test_an_idle_helper_hears_of_every_child_that_leaves_however_many_do",
     ),
+    Mutant(
+        "sharing",
+        "shmgpu/automatic.py",
+        "carry.name_apart()  # as",
+        "# as",
+        AUTOMATIC
+        + "test_two_functions_of_one_name_are_two_to_every_program_that_shares_the_broker",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/automatic.py",
+        "        _end_idle(self.base)\n",
+        "",
+        AUTOMATIC + "test_of_many_brokers_without_programs_the_newest_go_on",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/door.py",
+        'locked(path, ".starting", 0.0), locked(path, limit=0.0)',
+        'locked(path, ".starting"), locked(path)',
+        AUTOMATIC + "test_what_ended_brokers_left_is_cleared_away_but_for_the_newest_logs",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/identity.py",
+        "if _is_storage(value):",
+        "if False:",
+        IDENTITY + "test_torch_s_tensors_and_modules_count_by_their_elements",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "os.ftruncate(self._descriptor, 0)",
+        "pass",
+        IDENTITY + "test_a_disk_that_is_full_lets_imports_go_on_and_the_record_vouches_for_nothing",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
 THEMES: dict[str, str] = {
+    "sharing": "brokers that start by themselves: who shares which, and what they leave",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }

@@ -284,12 +284,13 @@ def test_a_record_that_is_anothers_or_unreadable_counts_as_changed(record, modul
     assert sources.changed(record.path, record.instance) == str(record.path)
 
 
+@pytest.mark.parametrize("room", [0, 10])
 def test_a_disk_that_is_full_lets_imports_go_on_and_the_record_vouches_for_nothing(
-    record, module, limit_on_files, caplog
+    record, module, limit_on_files, caplog, room
 ):
     assert sources.changed(record.path, record.instance) == ""
     (module.parent / "of_a_user_too.py").write_text("VALUE = 1\n")
-    limit_on_files(record.path.stat().st_size + 10)
+    limit_on_files(record.path.stat().st_size + room)
     try:
         assert importlib.import_module("of_a_user_too").VALUE == 1
     finally:
