@@ -143,6 +143,7 @@ def run(steps, alone=False, progress=None):
     if not alone:
         import torch
 
+        torch.set_num_threads(1)  # the helper computes in turn with it: more would wait for cores
         twin = torch_twin(characters)
         twin.load_state_dict({k: torch.tensor(v.numpy()) for k, v in ours.state_dict().items()})
         runs.append(
