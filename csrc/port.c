@@ -44,6 +44,7 @@ typedef struct entry {
   uint8_t state;
   uint8_t grows_to;   /* the state to return to after growing */
   uint8_t follows;    /* its thread sleeps in the list of followers */
+  const void *thread; /* whose call it is, of one that is waited for */
 } entry_t;
 
 static struct port {
@@ -93,6 +94,11 @@ static int is_main_thread(void) {
   static _Thread_local int known; /* 1: no, 2: yes */
   if (known == 0) known = syscall(SYS_gettid) == getpid() ? 2 : 1;
   return known == 2;
+}
+
+static const void *this_thread(void) {
+  static _Thread_local char here;
+  return &here;
 }
 
 static int heeds(void) { return port.heeds && is_main_thread(); }
@@ -166,6 +172,7 @@ static entry_t *entry_take(int state, const shm_msg_t *msg) {
   entry->ticket = 0;
   entry->state = (uint8_t)state;
   entry->follows = 0;
+  entry->thread = this_thread();
   entry->msg = *msg;
   return entry;
 }
@@ -193,6 +200,7 @@ static void entry_settle(entry_t *entry, int led_by_drainer) {
       entry->state = ENTRY_DONE;
       /* The broker has answered. Its thread may be in a signal handler that waits for a place. */
       if (entry->reply.status != SHM_ENEEDS_SPACE) entry_leave_window();
+      else if (port.room_waiters > 0) futex_raise(&port.room_futex); /* see is_in_own_way */
       if (entry->follows) futex_raise(&entry->futex);
       break;
     case ENTRY_TALK:
@@ -409,6 +417,20 @@ static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
   send_one(&frame);
 }
 
+/* Whether this thread waits for itself: a signal handler calls, and all places have calls that it
+ * has interrupted, which ask for room that they get when it returns. */
+static int is_in_own_way(void) {
+  uint32_t own = 0;
+  for (uint32_t i = 0; i < port.entry_count; i++) {
+    const entry_t *entry = &port.entries[i];
+    int asks = entry->state == ENTRY_DONE ? entry->reply.status == SHM_ENEEDS_SPACE
+                                          : entry->state == ENTRY_GROWING &&
+                                                entry->grows_to == ENTRY_WAITED;
+    own += asks && entry->thread == this_thread();
+  }
+  return own > 0 && own == port.outstanding;
+}
+
 /* An entry for a waiting caller: waits, leading if need be, until the window has room.
  * SHM_ENEEDS_SPACE: calls that have places ask for room. They may be all there are, and whoever
  * would give it may be this very thread, which reads replies in an event loop or has been called
@@ -421,6 +443,10 @@ static int take_when_room(entry_t **entry, const shm_msg_t *msg, uint64_t deadli
     if (port.growing.count > 0) {
       if (!port.leading) lead_pass(); /* it may have been woken to lead */
       return until(deadline_ns) == 0 ? SHM_ETIMEOUT : SHM_ENEEDS_SPACE;
+    }
+    if (is_in_own_way()) {
+      if (!port.leading) lead_pass();
+      return SHM_EWINDOW;
     }
     /* Where the window has room, all entries are taken by calls that are done: it is no reply that
      * frees one, but a thread that takes its own. */
@@ -445,6 +471,18 @@ static int take_when_room(entry_t **entry, const shm_msg_t *msg, uint64_t deadli
 
 /* ---- the binding's calls ---- */
 
+int shm_port_number(void) { return port.open ? (int)port.closings + 1 : SHM_ENOT_CHILD; }
+
+/* With the lock: whether the caller means another port than this one. */
+static int is_other(uint32_t number) {
+  return !port.open || (number != 0 && number != port.closings + 1);
+}
+
+static int check_port(uint32_t number) {
+  if (is_other(number)) return SHM_ENOT_RUNNING;
+  return port.broken ? SHM_EBROKER_DIED : SHM_OK;
+}
+
 int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
                   shm_reply_t *reply) {
   shm_msg_t msg = {.func_ptr = (shm_func_t)(uintptr_t)config->function,
@@ -453,7 +491,8 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
   reply->sequence = 0;
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
-  int status = port.broken ? SHM_EBROKER_DIED : take_when_room(&entry, &msg, deadline_ns);
+  int status = check_port(config->port);
+  if (status == SHM_OK) status = take_when_room(&entry, &msg, deadline_ns);
   if (status == SHM_OK) {
     shmi_frame_t frame;
     fill_call(&frame, config, params, entry->sequence, deadline_ns);
@@ -522,7 +561,7 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
                    .params = (void *)(uintptr_t)params};
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
-  int status = port.broken ? SHM_EBROKER_DIED : SHM_OK;
+  int status = check_port(config->port);
   entry_t *entry = status == SHM_OK ? entry_take(ENTRY_QUEUED, &msg) : NULL;
   if (status == SHM_OK && entry == NULL) status = SHM_EAGAIN;
   if (status == SHM_OK) {
@@ -585,18 +624,19 @@ static int pop_replies(shm_reply_t *out, int max) {
   return count;
 }
 
-static shm_reply_t take_one(shmi_replies_t *queue) {
+static shm_reply_t take_one(uint32_t number, shmi_replies_t *queue) {
   shm_reply_t reply = {0};
-  if (!port.open) return reply;
   pthread_mutex_lock(&port.lock);
-  shmi_replies_pop(queue, &reply, NULL);
-  event_lower();
+  if (!is_other(number)) {
+    shmi_replies_pop(queue, &reply, NULL);
+    event_lower();
+  }
   pthread_mutex_unlock(&port.lock);
   return reply;
 }
 
-shm_reply_t shm_port_take_end(void) { return take_one(&port.queued); }
-shm_reply_t shm_port_take_growing(void) { return take_one(&port.growing); }
+shm_reply_t shm_port_take_end(uint32_t number) { return take_one(number, &port.queued); }
+shm_reply_t shm_port_take_growing(uint32_t number) { return take_one(number, &port.growing); }
 
 static int event_fd_make(void) {
   if (port.event_fd < 0) {
@@ -636,10 +676,10 @@ static int64_t await_replies(int64_t timeout_ns) {
   }
 }
 
-int64_t shm_port_await(int64_t timeout_ns) {
+int64_t shm_port_await(uint32_t number, int64_t timeout_ns) {
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
-  int64_t here = await_replies(timeout_ns);
+  int64_t here = is_other(number) ? SHM_ENOT_RUNNING : await_replies(timeout_ns);
   pthread_mutex_unlock(&port.lock);
   return here;
 }

@@ -375,6 +375,8 @@ typedef struct shm_call_config {  /* what does not change between calls of one s
   uint8_t priority;            /* 0 to 3, higher first */
   uint8_t gang;                /* 1: run on every helper of placement at once, as one call */
   uint8_t reserved;
+  uint32_t port;               /* shm_port_number() of the port it was made for; 0: of any */
+  uint32_t unused;
 } shm_call_config_t;
 
 typedef struct shm_reply {
@@ -393,7 +395,9 @@ typedef struct shm_reply {
  * with SHM_ENEEDS_SPACE when submitted calls that fill the window ask for room: give it to those
  * that shm_port_take_growing tells of, and call again. */
 int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
-                  shm_reply_t *reply);
+                  shm_reply_t *reply); /* SHM_EWINDOW: every place of the window has a call of this
+                                          very thread, which this one interrupts and which asks
+                                          for room: none would ever become free */
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 int shm_port_abandon(uint64_t sequence);
 /* A call that differs from the last one only in where its one array argument and the room for its
@@ -426,9 +430,13 @@ int shm_port_cancel(uint64_t sequence);
 int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
 /* The same wait without taking anything: how many ends of calls are here, plus 2^32 for each reply
  * that asks for room. Then these take one at a time; its sequence is 0 where there is none. */
-int64_t shm_port_await(int64_t timeout_ns);
-shm_reply_t shm_port_take_end(void);
-shm_reply_t shm_port_take_growing(void);
+int64_t shm_port_await(uint32_t port, int64_t timeout_ns);
+shm_reply_t shm_port_take_end(uint32_t port);
+shm_reply_t shm_port_take_growing(uint32_t port);
+/* Which of this process's ports is open: they are numbered from 1. A thread that was held up while
+ * the process left its broker and joined another can neither send to that, nor take what has come
+ * from it, with the number of the one before. */
+int shm_port_number(void);
 int shm_port_fd(void);         /* readable when replies may have come */
 int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
 int shm_port_outstanding(void);

@@ -105,10 +105,14 @@ class Declared:
 
 
 class Arguments:
-    """What one child's calls are prepared with: its arena, its pools, its functions' plans."""
+    """What one child's calls are prepared with: its arena, its pools, its functions' plans.
 
-    def __init__(self, arena: Arena, pools: dict[str, int]) -> None:
+    ``port`` is the number of the port that they are for.
+    """
+
+    def __init__(self, arena: Arena, pools: dict[str, int], port: int = 0) -> None:
         self.arena = arena
+        self._port = port
         self.pools = pools
         self._base = arena.base
         self._end = arena.end
@@ -189,7 +193,7 @@ class Arguments:
             self._adopt(target)
         plan = target.plans.get(arity)
         if plan is None:
-            plan = Letters(target.row, self._pool(target), arity, target.name)
+            plan = Letters(target.row, self._pool(target), arity, target.name, self._port)
             target.plans.add(arity, plan)
         letter = plan.idle.pop() if plan.idle else Letter(plan, self.arena)
         assert isinstance(letter, Letter)
@@ -256,6 +260,7 @@ class Arguments:
                 target.batch_max_rows,
                 target.name,
                 target.units_per_row,
+                self._port,
             )
             target.plans.add(full, plan)
         # What a function writes to must be looked at each time: it never goes the fast way.

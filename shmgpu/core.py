@@ -361,9 +361,10 @@ port_is_lost: Callable[[], int] = _lib.shm_port_is_lost
 port_outstanding: Callable[[], int] = _lib.shm_port_outstanding
 count_bytes: Callable[[int, int], None] = _lib.shm_count_bytes
 port_submit: Callable[[Any, int, int, int, Any], int] = _lib.shm_port_submit
-port_await: Callable[[int], int] = _lib.shm_port_await
-port_take_end: Callable[[], Any] = _lib.shm_port_take_end  # .sequence is 0 where there is none
-port_take_growing: Callable[[], Any] = _lib.shm_port_take_growing
+port_number: Callable[[], int] = _lib.shm_port_number
+port_await: Callable[[int, int], int] = _lib.shm_port_await
+port_take_end: Callable[[int], Any] = _lib.shm_port_take_end  # .sequence is 0 where there is none
+port_take_growing: Callable[[int], Any] = _lib.shm_port_take_growing
 
 
 def new_reply() -> Any:
@@ -380,9 +381,12 @@ def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, r
     return _ffi.new("shm_repeat_t *", [config[0], params, argument_bytes, room_bytes, reply])
 
 
-def new_call_config(function: int, pool: int, priority: int = 0, placement: int = 0) -> Any:
+def new_call_config(
+    function: int, pool: int, priority: int = 0, placement: int = 0, port: int = 0
+) -> Any:
     """What does not change between calls of one signature; .batch_key and .rows may be set."""
     config = _ffi.new("shm_call_config_t *")
+    config.port = port
     config.function = function
     config.pool = pool
     config.priority = priority

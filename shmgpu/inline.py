@@ -20,6 +20,7 @@ class InlineWire:
     """Serves each call at once, on a desk in this process."""
 
     immediate = True
+    number = 0
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

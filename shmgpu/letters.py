@@ -28,8 +28,8 @@ class Letters(Plan):
 
     __slots__ = ("begin", "put", "shift")
 
-    def __init__(self, row: int, pool: int, arity: int, name: str) -> None:
-        super().__init__(row, pool, _EMPTY, None, False, None, False, 0, name)
+    def __init__(self, row: int, pool: int, arity: int, name: str, port: int = 0) -> None:
+        super().__init__(row, pool, _EMPTY, None, False, None, False, 0, name, port=port)
         self.arity = arity
         self.pack = packer(arity)
         self.fixed = True

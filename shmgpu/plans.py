@@ -51,6 +51,7 @@ class Plan:
 
     Attributes:
         row, pool: the function's row and the number of its pool.
+        port: the number of the port that row is known to.
         arguments: layout of (args, kwargs).
         as_torch: whether results are tensors of torch.
         result: makes of an array what the caller gets; None where that is the array.
@@ -75,6 +76,7 @@ class Plan:
         "pack",
         "pickle",
         "pool",
+        "port",
         "result",
         "room",
         "row",
@@ -95,8 +97,10 @@ class Plan:
         batch_max_rows: int,
         name: str,
         units_per_row: int = 1,
+        port: int = 0,
     ) -> None:
         self.row = row
+        self.port = port
         self.pool = pool
         self.arguments = arguments
         self.as_torch = as_torch
@@ -220,7 +224,7 @@ class Call:
         self.signature: Signature | None = None
         self.value_bytes = b""
         self.reply = core.new_reply()
-        self.config = core.new_call_config(plan.row, plan.pool)
+        self.config = core.new_call_config(plan.row, plan.pool, port=plan.port)
         self.config.rows = plan.batch_units or 1
         self.priority = 0
         self.placement = 0

@@ -69,7 +69,7 @@ class Port(Replies):
 
     def __init__(self, wire: Wire, arena: Arena, pools: dict[str, int]) -> None:
         super().__init__(wire, arena)
-        self.arguments = Arguments(arena, pools)
+        self.arguments = Arguments(arena, pools, wire.number)
         self.prepare = self.arguments.prepare
         self._call = wire.call
         self._allocate = arena.allocate
@@ -220,6 +220,12 @@ class Port(Replies):
             # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
             call.is_late = True
             raise self._timeout(target.name)
+        if status == core.EWINDOW:
+            raise ShmError(
+                f"{target.name} was called from a signal handler, or from __del__, in the middle "
+                "of calls that have every place of the window and wait for room for their results: "
+                "launch with a larger window, or submit() there"
+            )
         return status
 
     def _finish(self, call: Call, status: int) -> Any:

@@ -7,6 +7,7 @@ process serves; and the one of them that speaks to the broker.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ class Wire(Protocol):
     """What carries messages: the broker, or (inline) this very process."""
 
     last_error: BaseException | None  # inline: what the function raised
+    number: int  # of the port in C
 
     @property
     def immediate(self) -> bool:
@@ -74,20 +76,23 @@ class BrokerWire:
     grow = staticmethod(core.port_grow)
     cancel = staticmethod(core.port_cancel)
     submit = staticmethod(core.port_submit)
-    await_replies = staticmethod(core.port_await)
     outstanding = staticmethod(core.port_outstanding)
     immediate = False
     last_error: BaseException | None = None
 
-    @staticmethod
-    def take_ends(count: int, box: deque[Any]) -> None:
-        """Replies of submitted and abandoned calls."""
-        box.extend(islice(iter(core.port_take_end, None), count))
+    def __init__(self) -> None:
+        self.number = max(core.port_number(), 0)
+        self.await_replies = partial(core.port_await, self.number)
+        self._take_end = partial(core.port_take_end, self.number)
+        self._take_growing = partial(core.port_take_growing, self.number)
 
-    @staticmethod
-    def take_growing(box: deque[Any]) -> None:
+    def take_ends(self, count: int, box: deque[Any]) -> None:
+        """Replies of submitted and abandoned calls."""
+        box.extend(islice(iter(self._take_end, None), count))
+
+    def take_growing(self, box: deque[Any]) -> None:
         """Their requests for room."""
-        box.extend(takewhile(_is_one, iter(core.port_take_growing, None)))
+        box.extend(takewhile(_is_one, iter(self._take_growing, None)))
 
     @staticmethod
     def descriptors() -> tuple[int, ...]:

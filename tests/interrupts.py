@@ -56,9 +56,9 @@ class Interrupts:
             self._c.disarm()
             signal.signal(SIGNAL, before)
 
-    def interrupt(self) -> None:
-        """Have KeyboardInterrupt raised in the main thread, which may be asleep, as Ctrl-C does."""
-        self._c.arm(SIGNAL, 0, -1, None, ("",))
+    def interrupt(self, act: Callable[[], object] | None = None) -> None:
+        """Interrupt the main thread, be it asleep; KeyboardInterrupt unless ``act`` is given."""
+        self._c.arm(SIGNAL, 0, -1, act, ("",))
         signal.pthread_kill(threading.main_thread().ident, SIGNAL)
 
     def at_every_point(

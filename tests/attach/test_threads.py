@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 from attach import brokers, served
 from attach.brokers import said
 
 import shmgpu
+from shmgpu import core, runtime
 
 THREADS = 8
 LATELY = brokers.DEADLINE_S
@@ -153,3 +155,60 @@ def test_a_process_that_is_forked_while_a_thread_joins_can_join_for_itself(tmp_p
     with brokers.up(full, slots=1, helpers=1), brokers.up(free, helpers=1), shmgpu.connect(full):
         code = f"import sys\nsys.argv = ['', {str(full)!r}, {str(free)!r}]\n{JOINS_BESIDE}"
         assert said(code) == "[1.0]"
+
+
+def test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker(place):
+    class Held:
+        @property
+        def __array_interface__(self):
+            entered.set()
+            assert gate.wait(LATELY)
+            return np.ones(2).__array_interface__
+
+    def call(number):
+        if number:
+            return served.add_one(Held())
+        entered.wait(LATELY)
+        shmgpu.disconnect()
+        shmgpu.connect(place, wait=LATELY)
+        gate.set()
+        return served.add_one(np.ones(3)).tolist()
+
+    entered, gate = threading.Event(), threading.Event()
+    shmgpu.connect(place, wait=LATELY)
+    assert served.add_one(np.ones(2)).tolist() == [2, 2]
+    outcomes = at_once(call, 2)
+    assert [2, 2, 2] in outcomes
+    assert any(isinstance(one, shmgpu.NotRunning) for one in outcomes), outcomes
+
+
+def test_a_port_takes_no_replies_of_the_next_one(place):
+    class Sink:
+        def done(self, call, result, error):
+            self.result = result
+
+    def submit():
+        port, sink = runtime.require_port(), Sink()
+        port.submit(served.add_one, (np.ones(2),), {}, None, sink, False)
+        return port, sink
+
+    def is_answered():
+        stats = core.child_stats(core.child_id())
+        return stats["answered"] == stats["submitted"] > 0
+
+    def poll_until(condition, *ports):
+        end = time.monotonic() + LATELY
+        while not condition() and time.monotonic() < end:
+            for port in ports:
+                port.poll()
+
+    shmgpu.connect(place, wait=LATELY)
+    before, _ = submit()
+    shmgpu.disconnect()
+    shmgpu.connect(place, wait=LATELY)
+    after, sink = submit()
+    poll_until(is_answered, before)
+    before.poll()
+    assert not hasattr(sink, "result")
+    poll_until(lambda: hasattr(sink, "result"), before, after)
+    assert sink.result.tolist() == [2, 2]

@@ -40,6 +40,17 @@ def fails(helper, x):
     raise ValueError(str(x))
 
 
+@shmgpu.function(arrays="numpy")
+def large(helper, x):
+    return np.full(9000, len(x), np.uint16)
+
+
+@shmgpu.function(arrays="numpy")
+def large_and_late(helper, x):
+    time.sleep(0.05)
+    return np.full(9000, len(x), np.uint16)
+
+
 @pytest.fixture(scope="module")
 def handler(tmp_path_factory):
     return Interrupts(tmp_path_factory.mktemp("interrupts"))
@@ -120,6 +131,12 @@ def called_with_more(others):
 def grown(others):
     others.number += 1
     assert len(full(5000 * (1 + others.number % 7))) > 0
+
+
+def always_grown(others):
+    """Nobody has seen a result for an array of that shape."""
+    others.number += 1
+    assert large(np.zeros(others.number, np.uint8))[-1] == others.number
 
 
 def failed(others):
@@ -259,3 +276,27 @@ def call_at_every_point(interrupts, others, operation, way):
 
     operation(others)
     assert interrupts.at_every_point(lambda: operation(others), others.check, act) > 5
+
+
+def test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so(handler):
+    """At window 1 that call has the only place, and gets room when the handler returns."""
+    told = []
+
+    def act():
+        try:
+            called(others)
+        except shmgpu.ShmError as error:
+            told.append(str(error))
+
+    with shmgpu.init(helpers=1, devices="cpu", arena="32MiB", window=1), handler.installed():
+        others = Others()
+        points = handler.at_every_point(lambda: always_grown(others), others.check, act, PACKAGE)
+        seen = len(told)
+        threading.Timer(0.02, handler.interrupt, (act,)).start()
+        assert large_and_late(np.zeros(3, np.uint8))[-1] == 3
+        others.check()
+        vars(others).clear()
+        gc.collect()
+    assert points > 5
+    assert 0 < seen < len(told)
+    assert all("signal handler" in one and "larger window" in one for one in told)

@@ -499,7 +499,7 @@ static int serves_what_asks_for_room(int child) {
   shm_reply_t reply;
   CHECK_EQ(call_row(fourth, 0, &reply), SHM_ENEEDS_SPACE);
   CHECK_EQ(reply.sequence, 0);
-  reply = shm_port_take_growing();
+  reply = shm_port_take_growing(0);
   CHECK_EQ(reply.sequence, sequence);
   CHECK_EQ(shm_port_grow(sequence, reply.token, at(large)), SHM_OK);
   CHECK_EQ(call_row(fourth, 0, &reply), SHM_OK);
@@ -1453,6 +1453,6 @@ TEST(a_call_that_waits_for_others_to_make_room_has_a_deadline) {
   CHECK_EQ(shmi_channel_write(broker_side.replies[1], &wants_room, 1), 1);
   shm_msg_t msg = {0};
   CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
-  CHECK_EQ(shm_port_take_growing().status, SHM_ENEEDS_SPACE);
+  CHECK_EQ(shm_port_take_growing(0).status, SHM_ENEEDS_SPACE);
   close_lone_port();
 }

@@ -549,6 +549,21 @@ MUTANTS = [
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
     Mutant(
+        "F24",
+        "csrc/port.c",
+        "return own > 0 && own == port.outstanding;",
+        "return 0;",
+        INTERRUPTED + "test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so",
+    ),
+    Mutant(
+        "F37",
+        "csrc/port.c",
+        "(number != 0 && number != port.closings + 1)",
+        "0",
+        "tests/attach/test_threads.py::"
+        "test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker",
+    ),
+    Mutant(
         "F30",
         "shmgpu/replies.py",
         "            _thread.start_new_thread(self._launch, (reader,))",
