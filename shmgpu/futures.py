@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 CANCELLED = concurrent.futures._base.CANCELLED
+CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
 PENDING = concurrent.futures._base.PENDING
 
 
@@ -47,13 +48,22 @@ class _Condition(threading.Condition):
         self.__exit__ = lock.__exit__  # type: ignore[method-assign]
         self._waiters: deque[Any] = deque()
 
+    has_told = False
+
+    def notify_all(self) -> None:
+        """The future has ended."""
+        self.has_told = True
+        super().notify_all()
+
     def wait(self, timeout: float | None = None) -> bool:
         """As of any condition, for one that was entered once."""
         waiter = threading.Lock()
         waiter.acquire()
         seconds = -1 if timeout is None else max(timeout, 0.0)
         woken = False
-        self._waiters.append(waiter)  # left there by Ctrl-C it harms nobody
+        self._waiters.append(waiter)  # left there it harms nobody
+        if self.has_told:  # a handler of this thread ended the future after it was looked at
+            return True
         try:  # nothing before the release can raise, and nothing stands before the lock below
             self.release()
             woken = waiter.acquire(True, seconds)
@@ -90,9 +100,16 @@ class CallFuture(concurrent.futures.Future[R]):
         ticket = self._ticket
         if ticket is not None:
             self._port.cancel(ticket)
-        if self._state == CANCELLED:
-            self.set_running_or_notify_cancel()
+        self._notify_cancelled()
         return True
+
+    def _notify_cancelled(self) -> None:
+        """As ``set_running_or_notify_cancel``, which does not expect that a handler did it, too."""
+        with self._condition:
+            if self._state == CANCELLED:
+                self._state = CANCELLED_AND_NOTIFIED
+                for waiter in self._waiters:
+                    waiter.add_cancelled(self)
 
     def end(self, result: Any, error: BaseException | None) -> None:
         """The call has ended. Does what is left to do where an earlier end was interrupted."""
@@ -100,7 +117,7 @@ class CallFuture(concurrent.futures.Future[R]):
             self._tell_again()
         elif error is not None and isinstance(error, CallCancelled):
             super().cancel()
-            self.set_running_or_notify_cancel()
+            self._notify_cancelled()
         else:
             try:
                 if error is not None:

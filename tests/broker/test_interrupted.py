@@ -148,8 +148,10 @@ def submitted(others):
     others.submit()
     future = add_one.submit(others.x)
     others.extra.append(future)
+    began = time.monotonic()
     with contextlib.suppress(concurrent.futures.CancelledError):
         future.result(ENDS_WITHIN_S)
+    assert time.monotonic() < began + ENDS_WITHIN_S, "nobody woke it"
 
 
 def submitted_to_nobody(others):
