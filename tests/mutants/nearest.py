@@ -112,8 +112,8 @@ def nearest(file: str, inside: str) -> list[str]:
         ):
             weights[name] += 0.5
     speaking = speak_of(inside)
-    for name in speaking:
-        weights[name] += 2 / len(speaking)
+    for name in speaking:  # of what may be another's, where it does not know the file
+        weights[name] += (2.0 if name in weights else 0.2) / len(speaking)
     if file.endswith(".py"):
         weights = Counter({name: w for name, w in weights.items() if name.endswith(".py")})
     return [name for name, _ in weights.most_common()]

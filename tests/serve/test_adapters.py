@@ -16,7 +16,7 @@ from serve import servers
 
 import shmgpu
 from shmgpu.entries import Helper
-from shmgpu.serve.adapters import ADAPTERS
+from shmgpu.serve.adapters import ADAPTERS, beside
 from shmgpu.serve.repository import KINDS, find
 
 torch = pytest.importorskip("torch")
@@ -159,6 +159,21 @@ def test_what_the_file_says_is_shown(triton):
     assert triton.get_model_config("traced")["max_batch_size"] == 8  # as was said beside it
     assert triton.get_model_config("named")["max_batch_size"] == 0
     assert triton.get_model_metadata("traced")["outputs"][0]["shape"] == [-1, 3]
+
+
+def test_what_stands_beside_a_model_has_its_place_its_keys_and_the_models_name(tmp_path):
+    (tmp_path / "net" / "1").mkdir(parents=True)
+    files = {"small.toml": "max_batch_size = 4", "net/config.json": '{"max_delay_ms": 2.5}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert beside.read(tmp_path / "small.pt2") == beside.Config(
+        tmp_path / "small.toml", {"max_batch_size": 4}, "small"
+    )
+    assert beside.read(tmp_path / "net/1/model.pt") == beside.Config(
+        tmp_path / "net/config.json", {"max_delay_ms": 2.5}, "net"
+    )
+    alone = tmp_path / "alone.onnx"
+    assert beside.read(alone) == beside.Config(alone, {}, "alone")
 
 
 def test_labels_beside_a_model_name_its_classes(triton, net):

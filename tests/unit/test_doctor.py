@@ -630,6 +630,14 @@ def test_text_is_folded_at_a_terminals_width(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_text_is_folded_only_where_a_column_of_twenty_is_left(tmp_path):
+    found = doctor.examine(Plan(), MadeUp(tmp_path))
+    plain = cli.show(Plan(), found)
+    margin = 2 + len("failure") + 2 + max(len(one.name) for one in found) + 2
+    assert cli.show(Plan(), found, width=margin + 20) == plain
+    assert cli.show(Plan(), found, width=margin + 21) != plain
+
+
 def test_quiet_text_holds_only_what_is_not_fine(tmp_path):
     found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
     text = cli.show(Plan(), found, quiet=True)
