@@ -142,6 +142,32 @@ TEST(a_helper_that_writes_without_end_gets_its_share_of_a_turn) {
   close_peers();
 }
 
+TEST(a_child_that_writes_without_end_gets_its_share_of_a_turn) {
+  enum { FRAMES = 4096 };
+  static shmi_frame_t nothing[FRAMES];
+  open_peers(2, 1, 1);
+  int bytes = fcntl(kids[0].request_fd, F_SETPIPE_SZ, (FRAMES + 64) * SHMI_FRAME_BYTES);
+  if (bytes < (FRAMES + 64) * SHMI_FRAME_BYTES) SKIP("this user may not have a pipe that large");
+  for (int i = 0; i < FRAMES; i++) {
+    nothing[i] = (shmi_frame_t){.kind = SHMI_FRAME_CANCEL, .sequence = UINT64_MAX};
+  }
+  CHECK_EQ(shmi_channel_write(kids[0].request_fd, nothing, FRAMES), FRAMES);
+  child_calls(0);
+  child_calls(1);
+  turn();
+  CHECK_EQ(helper_reads(0), 1); /* the other's call is not behind all that */
+  CHECK_EQ(hands[0].frames[0].slot, 1);
+  helper_ends(0, 0, SHM_OK);
+  for (int i = 0; i < FRAMES && shmi_channel_unread(kids[0].request_fd) > 0; i++) turn();
+  CHECK_EQ(helper_reads(0), 1); /* and nothing of it is forgotten, though it writes no more */
+  CHECK_EQ(hands[0].frames[0].slot, 0);
+  helper_ends(0, 0, SHM_OK);
+  turn();
+  CHECK_EQ(child_reads(0) + child_reads(1), 2);
+  expect_all_ended();
+  close_peers();
+}
+
 /* ---- waiting ---- */
 
 /* How many turns it takes until that moment, when each may last for long. */
