@@ -132,8 +132,8 @@ void shmi_dispatch_hold(shmi_dispatch_t *d, int on) {
   shmi_dispatch_flush_replies(d);
 }
 
+/* A reply that could not be written is one of a child whose pipe is full. */
 int shmi_dispatch_is_drained(const shmi_dispatch_t *d) {
-  if (d->dirty != 0) return 0;
   for (int h = 0; h < d->config.helpers; h++) {
     if (d->helpers[h].in_flight > 0 || d->helpers[h].grow_head != SHMI_NONE) return 0;
   }

@@ -185,8 +185,6 @@ static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
     sooner(next_ns, now.idle_since_ns + crew.config.idle_ns);
     return;
   }
-  shmi_door_look(-1); /* one who knocks at this very moment is let in */
-  if (shmi_door_has_somebody()) return;
   shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_IDLE, .delay_ns = crew.config.idle_ns});
   begin_closing();
 }

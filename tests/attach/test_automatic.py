@@ -212,16 +212,14 @@ def test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks(
     more = TENSORS.replace('gt.set_backend("numpy")', 'gt.set_backend("numpy")\ngt.gpu_workers(2)')
     _, broker = answer(place, "-c", TENSORS)
     assert answer(place, "-c", more) == (1, broker)
-    helpers = "print(sum(row['state'] == 2 for row in shmgpu.stats()['helpers']), 0)\n"
-    write(place, "script.py", SCRIPT)
-    first = answer(place, "script.py")
-    assert answer(place, "script.py", SHMGPU_HELPERS="2") == first
-    write(
-        place,
-        "counts.py",
-        SCRIPT + "import time\nwhile not " + helpers[6:-5] + " == 2: time.sleep(0.01)\n",
+    grows = SCRIPT + (
+        "import os, time\nuntil = time.monotonic() + 20\nwanted = int(os.environ['WANTED'])\n"
+        "while sum(row['state'] == 2 for row in shmgpu.stats()['helpers']) != wanted:\n"
+        "    assert time.monotonic() < until\n    time.sleep(0.01)\n"
     )
-    assert place.run("counts.py", SHMGPU_HELPERS="2")[0] == 0
+    write(place, "script.py", grows)
+    first = answer(place, "script.py", WANTED="1")
+    assert answer(place, "script.py", SHMGPU_HELPERS="2", WANTED="2") == first
 
 
 def test_one_that_stands_by_itself_is_joined_as_it_is_and_only_calls_of_other_code_warn(place):

@@ -50,6 +50,8 @@ CORE = "tests/unit/test_core_in_c.py::"
 LAUNCH = "tests/broker/test_launch.py::"
 PARKING = "tests/unit/test_parking.py::"
 SCALE = "tests/attach/test_scale.py::"
+MUTATES = "tests/broker/test_mutates.py::"
+KEPT = "tests/broker/test_arena_size.py::"
 
 MUTANTS = [
     Mutant(
@@ -549,14 +551,14 @@ MUTANTS = [
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
     Mutant(
-        "F24",
+        "interrupted",
         "csrc/port.c",
         "return own > 0 && own == port.outstanding;",
         "return 0;",
         INTERRUPTED + "test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so",
     ),
     Mutant(
-        "F37",
+        "interrupted",
         "csrc/port.c",
         "(number != 0 && number != port.closings + 1)",
         "0",
@@ -564,14 +566,14 @@ MUTANTS = [
         "test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker",
     ),
     Mutant(
-        "F30",
+        "interrupted",
         "shmgpu/replies.py",
         "            _thread.start_new_thread(self._launch, (reader,))",
         "            reader.start()",
         INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
     ),
     Mutant(
-        "F30",
+        "interrupted",
         "shmgpu/replies.py",
         "                if self._struck:\n                    self._tidy()\n",
         "",
@@ -615,8 +617,8 @@ MUTANTS = [
     Mutant(
         "F37",
         "shmgpu/port.py",
-        "                self._keep(call, sequence, keep)\n",
-        "",
+        "                self._keep(call, int(call.reply.sequence), keep, done)\n",
+        "                pass\n",
         HOSTILE
         + "test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_then",
     ),
@@ -898,11 +900,147 @@ MUTANTS = [
         "pass",
         IDENTITY + "test_a_disk_that_is_full_lets_imports_go_on_and_the_record_vouches_for_nothing",
     ),
+    Mutant(
+        "core",
+        "csrc/dispatch_children.c",
+        "      shmi_dispatch_watch_anew(d, child->request_fd, SHMI_PEER_IS_CHILD, slot);\n",
+        "",
+        CORE + "test_a_child_that_writes_without_end_gets_its_share_of_a_turn",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "if list(_stamp(file)) == list(stamp):",
+        "if list(_stamp(file)):",
+        IDENTITY + "test_a_record_names_what_was_changed_since",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "if not lines or json.loads(lines[0]) != instance:",
+        "if not lines:",
+        IDENTITY + "test_a_record_that_is_anothers_or_unreadable_counts_as_changed",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "is_newer = kept > os.stat(path).st_mtime_ns",
+        "is_newer = kept > 0",
+        IDENTITY + "test_bytecode_of_the_same_second_is_not_taken_for_the_source_s",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "return bool(content) and _content(file) == content",
+        "return False",
+        AUTOMATIC + "test_a_file_that_is_written_anew_with_the_same_content_has_not_changed",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/sources.py",
+        "            self.record.note(spec)\n",
+        "",
+        AUTOMATIC + "test_what_a_function_imports_only_when_it_runs_counts_too",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/identity.py",
+        "                self.value(cell.cell_contents)\n",
+        "                cell.cell_contents\n",
+        IDENTITY + "test_what_a_function_has_closed_over_counts",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/identity.py",
+        "                self.value(function.__globals__[name])\n",
+        "",
+        IDENTITY + "test_functions_and_classes_that_it_uses_count_as_deeply_as_they_go",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/identity.py",
+        "        walk.value(session)\n",
+        "",
+        AUTOMATIC + "test_a_script_that_was_edited_is_served_by_what_it_says",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/identity.py",
+        "if k.startswith(READ_BY_LIBRARIES)",
+        "if not k",
+        IDENTITY + "test_variables_that_libraries_read_count",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/automatic.py",
+        "return known.key == self.key and not self.reason",
+        "return known.key == self.key",
+        AUTOMATIC
+        + "test_an_edit_of_a_module_that_helpers_loaded_gives_the_next_program_another_broker",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/desk.py",
+        "memory = self.memory if target.mutates else self._read_only",
+        "memory = self.memory",
+        MUTATES + "test_writing_to_an_argument_is_an_error_and_changes_nothing",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/batches.py",
+        "joined.flags.writeable = target.mutates",
+        "joined.flags.writeable = True",
+        MUTATES + "test_what_is_an_error_in_a_batch_is_one_alone",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/arguments.py",
+        "is_inside = is_inside and not target.mutates",
+        "is_inside = bool(is_inside)",
+        MUTATES + "test_the_elements_of_a_tensor_stay_as_they_are",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/arguments.py",
+        "elif is_inside and target.mutates and not source.memory.flags.writeable:",
+        "elif False:",
+        MUTATES + "test_what_is_read_only_to_its_owner_is_not_mutated",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/arguments.py",
+        "        kept += sum(repeat.kept_bytes for turns in ready for repeat in tuple(turns))\n",
+        "",
+        KEPT + "test_calls_that_repeat_keep_no_more_than_their_share",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/arguments.py",
+        "        idle.sort(key=lambda one: one[0].used)\n",
+        "        idle.sort(key=lambda one: -one[0].used)\n",
+        KEPT + "test_what_was_not_used_for_longest_goes_first",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/arguments.py",
+        "        if kept <= self._may_keep:\n            return\n",
+        "        return\n",
+        KEPT + "test_copies_of_many_shapes_keep_no_more_than_their_share",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/memory.py",
+        "return time.perf_counter() >= ended + 9 * took or not self.awaits()",
+        "return True",
+        KEPT + "test_refused_submits_do_not_search_for_garbage_each_time",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
 THEMES: dict[str, str] = {
     "sharing": "brokers that start by themselves: who shares which, and what they leave",
+    "calls": "what a call may write to, and what an idle one keeps of the arena",
+    "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }

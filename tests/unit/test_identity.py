@@ -40,6 +40,17 @@ def test_code_and_all_that_it_refers_to_count_and_where_it_stands_does_not():
     assert plain != digest(script(LOAD.format("'1'")))
 
 
+def test_what_a_function_has_closed_over_counts():
+    def made(number):
+        return "def around(n):\n    def load(helper):\n        return n\n    return load\n" + (
+            f"load = around({number})\n"
+        )
+
+    first = digest(script(made(1)))
+    assert first == digest(script(made(1)))
+    assert first != digest(script(made(2)))
+
+
 VALUES = [
     (1, 2),
     ("a", b"a"),
