@@ -95,6 +95,13 @@ def test_the_demo_draws_nothing_into_a_pipe(demo):
     assert "\r" not in done.stdout
 
 
+def test_the_demo_leaves_multiprocessing_out_where_it_is_told_to(monkeypatch):
+    asked = []
+    monkeypatch.setattr("shmgpu.demo.run.run", lambda options: asked.append(options) or 0)
+    assert cli.main(["demo"]) == cli.main(["demo", "--no-baseline"]) == 0
+    assert [options.baseline for options in asked] == [True, False]
+
+
 def test_the_demo_draws_progress_on_a_terminal(tmp_path):
     master, terminal = pty.openpty()
     # A terminal without a size, as openpty makes it, has no room for a bar.

@@ -224,15 +224,18 @@ def test_python_files_lie_in_the_same_folder(triton):
 def test_requests_run_as_one_where_the_first_axis_is_open(server, triton):
     http = client.InferenceServerClient(server.address, concurrency=16)
     with contextlib.closing(http):
-        for _ in range(8):
+        for _ in range(100):  # on one core requests may come and be answered one by one
             waiting = [
                 http.async_infer("exported", [servers.tensor("images", rows_of(1), "FP32")])
                 for _ in range(16)
             ]
             for one in waiting:
                 one.get_result()
-    (told,) = triton.get_inference_statistics("exported")["model_stats"]
-    assert told["execution_count"] < told["inference_count"]
+            (told,) = triton.get_inference_statistics("exported")["model_stats"]
+            if told["execution_count"] < told["inference_count"]:
+                break
+        else:
+            pytest.fail(f"no two requests ran as one: {told}")
 
 
 # ---- what is wrong is said in a sentence ---------------------------------------------------
