@@ -295,7 +295,7 @@ def shmgpu_fair(seconds: float) -> dict[str, float]:
 
 
 _RATE = {"rate": "1/s"}
-_BUSY = {"rate": "of alone", "processor": "of alone", "processor_us": "us"}
+_BUSY = {"rate": "of alone", "processor": "times alone", "processor_us": "us"}
 
 WORKLOAD = Workload(
     "training",

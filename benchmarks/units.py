@@ -14,6 +14,8 @@ BETTER: dict[str, int] = {
     "share": MORE,
     "index": MORE,
     "0 or 1": MORE,
+    "of alone": MORE,
+    "times alone": LESS,
     "ns": LESS,
     "us": LESS,
     "ms": LESS,

@@ -23,12 +23,13 @@ UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
 
 
 @pytest.fixture
-def nowhere(tmp_path, monkeypatch):
+def nowhere(monkeypatch):
     """No runtime directory exists, and the one for temporary files is the test's."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(door, "_warned_of", set())
-    return tmp_path
+    with tempfile.TemporaryDirectory() as folder:  # short enough for a socket's path
+        monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.join(folder, "missing"))
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setattr(door, "_warned_of", set())
+        yield pathlib.Path(folder)
 
 
 def a_file(path):

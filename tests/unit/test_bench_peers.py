@@ -241,9 +241,9 @@ def test_a_run_that_is_told_to_end_ends_its_probes_and_removes_their_files(tmp_p
         command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
         until = time.monotonic() + 60
-        while not list(tmp_path.glob("*")) and time.monotonic() < until:
+        while not (probes := list(tmp_path.glob("shmgpu-bench-*"))) and time.monotonic() < until:
             time.sleep(0.01)
-        assert list(tmp_path.glob("*"))
+        assert probes
         process.terminate()
         assert process.wait() == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("*"))
