@@ -15,7 +15,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import automatic, box, config, core, door, functions, logs, manifest, runtime, spawn
+from shmgpu import (
+    automatic,
+    box,
+    config,
+    core,
+    door,
+    functions,
+    logs,
+    manifest,
+    runtime,
+    seeds,
+    spawn,
+)
 from shmgpu.config import parse_seconds
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 from shmgpu.logs import logger
@@ -236,7 +248,9 @@ def _enter(
             trusts = config.parse_bool(trust_broker, "trust_broker")
             unpickles = trusts or door.is_trusted(connection)
             _is_entering = True
+            seed = config.resolve("seed")
             slot, link, known = enter(connection, wait)
+        seeds.seed_joined(seed, slot)
         membership = Membership(str(place), known, unpickles)
         membership.leaving = NotRunning(runtime.NOT_RUNNING), None  # what an interruption comes to
         _membership = membership

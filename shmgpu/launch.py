@@ -147,7 +147,7 @@ def launch(
     before = logs.role()
     logs.set_role("parent")
     try:
-        config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
+        config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms, seed=seed)
         status = core.run(
             host,
             **host.open_private_door(),
@@ -328,7 +328,7 @@ def init(
         arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
         seed: see :func:`launch` for this and all that follow. Of the calling process only tensors
-            are seeded, as child 0's, and only where a seed is given.
+            are seeded, as child 0's; without a seed, what :func:`manual_seed` said before holds.
         window: see there.
         threads: see there.
         gpu_memory: see there.
@@ -359,6 +359,8 @@ def init(
     own_seed = config.resolve("seed", seed)
     if own_seed is not None:
         seeds.seed_caller(own_seed)
+    else:
+        seeds.draw_afresh()
     wanted: dict[str, Any] = {
         "helpers": helpers,
         "session": session,
@@ -389,6 +391,7 @@ def init(
                 trace_path=None if trace_path is None else os.path.abspath(trace_path),
                 progress=progress,
             )
+            config.give(seed=seed)  # for those that are forked, and claim
             atexit.register(shutdown)
             return _session
     plan = Settings(children=1, **wanted)
@@ -421,6 +424,7 @@ def init(
         _session = Session(host, backend)
         if address:
             _session.restore_environment = _export(address)
+    config.give(seed=seed)  # for those that are forked, and claim
     atexit.register(shutdown)
     return _session
 

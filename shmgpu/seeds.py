@@ -6,6 +6,7 @@ from what. It lies here because a role is seeded before the rooms of tensors are
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 
@@ -13,7 +14,10 @@ import numpy as np
 
 _64_BITS = (1 << 64) - 1
 
-TENSORS = random.Random(0)  # outside of a launch the same in every run, as torch's
+TENSORS = random.Random()  # of the system's numbers, until it is known from what they follow
+
+_AFRESH, _OF_ROLE, _OF_USER = range(3)
+_from = _AFRESH
 
 
 def _mixed(number: int) -> int:
@@ -40,7 +44,7 @@ def seed_all(seed: int, role: str) -> None:
     mine = of_role(seed, role)
     random.seed(mine)
     np.random.seed(mine & 0xFFFFFFFF)
-    TENSORS.seed(mine)
+    _seed_tensors(mine, _OF_ROLE)
     torch = sys.modules.get("torch")
     if torch is not None:
         # Not torch.manual_seed: that looks for every kind of accelerator (2 MiB of pages a
@@ -50,4 +54,33 @@ def seed_all(seed: int, role: str) -> None:
 
 def seed_caller(seed: int) -> None:
     """Seed tensors of a process that becomes child 0; its other generators are the program's."""
-    TENSORS.seed(of_role(seed, "child 0"))
+    _seed_tensors(of_role(seed, "child 0"), _OF_ROLE)
+
+
+def seed_by_user(seed: int) -> None:
+    """Seed tensors with a program's own number, which holds in what it joins, and forks, too."""
+    _seed_tensors(seed, _OF_USER)
+
+
+def seed_joined(seed: int | None, place: int) -> None:
+    """Seed tensors of a process that has a place in a broker it was not forked by.
+
+    Once in its life: who loses a broker, and joins the next, does not draw the same again.
+    """
+    if seed is not None and _from == _AFRESH:
+        _seed_tensors(of_role(seed, f"child {place}"), _OF_ROLE)
+
+
+def draw_afresh() -> None:
+    """What tensors draw follows from nothing that is known, unless the program has seeded them."""
+    if _from != _OF_USER:
+        _seed_tensors(None, _AFRESH)
+
+
+def _seed_tensors(seed: int | None, origin: int) -> None:
+    global _from
+    TENSORS.seed(seed)
+    _from = origin
+
+
+os.register_at_fork(after_in_child=draw_afresh)  # siblings are not to draw alike

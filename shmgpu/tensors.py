@@ -543,17 +543,19 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 def manual_seed(seed: int) -> None:
     """What is drawn from now on follows from this number, whatever ``launch(seed=)`` was given."""
-    seeds.TENSORS.seed(seed)
+    seeds.seed_by_user(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn from the normal distribution of mean 0 and variance 1."""
+    lazy.current()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 
 
 def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn evenly from 0 (included) to 1 (not included)."""
+    lazy.current()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 

@@ -9,8 +9,9 @@ from shmgpu import seeds
 
 
 @pytest.fixture(autouse=True)
-def _own_numbers():
+def _own_numbers(monkeypatch):
     before = seeds.TENSORS.getstate()
+    monkeypatch.setattr(seeds, "_from", seeds._AFRESH)
     yield
     seeds.TENSORS.setstate(before)
 
