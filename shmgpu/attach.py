@@ -57,6 +57,12 @@ NO_PLACES = (
 )
 
 
+MORE_PLACES = (
+    "shmgpu.ensure(wait=SECONDS) waits; and with SHMGPU_MAX_CHILDREN set to more, and SHMGPU_ARENA "
+    "to less where memory is short, these programs share another broker"
+)
+
+
 class Membership:
     """This process's place in a broker; leave it with :func:`disconnect`, or as a context."""
 
@@ -368,6 +374,7 @@ def ensure(
         with door.locked(place, ".starting", door.STARTED_WITHIN_S if timeout is None else timeout):
             connection = door.knock(place, SETTLES_WITHIN_S)
             if connection is None:
+                settings["slots"] = automatic.slots_of(settings)
                 spawn.start(modules, place, timeout=timeout, **settings)
                 connection = door.knock(place, SETTLES_WITHIN_S)
         if until is None:
@@ -402,6 +409,10 @@ def _share(
                 if until is not None and time.monotonic() > until:
                     raise
                 time.sleep(LOOK_AGAIN_S)
+            except core.NoPlace as error:
+                if shared is None or place != shared.place:
+                    raise
+                raise core.NoPlace(f"{error}: {MORE_PLACES}") from None
             else:
                 if shared is not None and place == shared.place:
                     shared.grow(joined.manifest.pools)

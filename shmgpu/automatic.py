@@ -8,6 +8,7 @@ and the clearing away of what ended ones left. Must never end a broker that some
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import pathlib
@@ -16,13 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmgpu import carry, config, core, device, door, identity, manifest, sources, spawn
-from shmgpu.errors import SessionError, ShmError
+from shmgpu.errors import LaunchError, SessionError, ShmError
 from shmgpu.logs import logger
 
 LETTERS = 10  # of a digest, in a socket's name; all of it stands in the manifest
 KEPT_LOGS = 16  # of brokers that have ended
 KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
 MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
+MOST_PLACES = 64  # of a broker whose places nobody has counted
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
 LEFT = (".log", ".sources", ".lock", ".starting")
 
@@ -88,6 +90,7 @@ class Shared:
         _end_idle(self.base)
         settings = dict(self.settings)
         settings.setdefault("max_helpers", _most_of(self._helpers))
+        settings["slots"] = slots_of(settings)
         try:
             spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
         except SessionError as error:
@@ -126,6 +129,43 @@ class Shared:
                 self.reason,
             )
         door.remove(self.place)
+
+
+def slots_of(settings: Mapping[str, Any]) -> Any:
+    """How many places a broker has that is started with these: as was said, or as many as fit."""
+    said = settings.get("slots")
+    if said is None:
+        said = config.resolve("max_children")
+    return places(settings.get("arena")) if said is None else said
+
+
+def places(arena: Any = None) -> int:
+    """How many programs' arenas half of what this machine has to give can hold; one at least.
+
+    Raises:
+        LaunchError: there is no room for one.
+    """
+    each = config.resolve("arena", arena)
+    count = bisect.bisect_left(
+        range(MOST_PLACES), True, key=lambda fewer: not _has_room_for(2 * (fewer + 1) * each)
+    )
+    if count == 0:
+        try:
+            core.check_memory(each)
+        except LaunchError as error:
+            raise LaunchError(
+                f"there is no memory for the arena of one program: {error}: set SHMGPU_ARENA to "
+                "less, such as 16MiB, or end what else has memory"
+            ) from None
+    return max(1, count)
+
+
+def _has_room_for(size_bytes: int) -> bool:
+    try:
+        core.check_memory(size_bytes)
+    except LaunchError:
+        return False
+    return True
 
 
 def _retire(place: pathlib.Path) -> bool:

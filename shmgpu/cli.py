@@ -148,8 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--arena", type=_setting("arena"), metavar="SIZE", help="of each program, such as 64MiB")
     add(
         "--max-children",
-        type=_whole(1, 4096),
-        default=64,
+        type=_setting("max_children"),
         metavar="N",
         help="programs at once (64)",
     )
@@ -377,7 +376,7 @@ def show(
 
 def _up(options: argparse.Namespace) -> int:
     settings = {
-        "slots": options.max_children,
+        "slots": config.resolve("max_children", options.max_children) or 64,
         "idle_timeout": options.idle_timeout,
         "group": _group(options.group),
         "trust_group": options.trust_group,

@@ -170,6 +170,9 @@ SETTINGS: dict[str, Setting] = {
     "idle_timeout": Setting(
         parse_seconds, 60.0, "how long a broker that a first call started outlives its programs"
     ),
+    "max_children": Setting(
+        _whole(1, 4096), None, "programs at once in a broker that is started for many"
+    ),
     "max_restarts": Setting(_whole(1, 1000000), 5, "how often one child is restarted at most"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),
     "progress": Setting(parse_bool, True, "show progress bars on a terminal"),
