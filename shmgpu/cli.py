@@ -34,7 +34,7 @@ from shmgpu import (
     top,
     trace,
 )
-from shmgpu.errors import ConfigError, ShmError
+from shmgpu.errors import ConfigError, NotRunning, ShmError
 from shmgpu.serve import flags
 from shmgpu.views import align
 
@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     add = ended.add_argument
     add("--path", metavar="PATH", help="of the broker's socket")
     add("--timeout", type=_seconds, default=60.0, metavar="S", help="to wait for its end (60)")
-    add("--all", action="store_true", help="all that programs have started by themselves")
+    add("--all", action="store_true", help="that one, and all that started by themselves")
     ended.set_defaults(run=_down)
 
     live = commands.add_parser(
@@ -430,10 +430,20 @@ def _scale(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    for path in (options.all and control.running(options.path)) or [options.path]:
-        pid = control.down(path=path, timeout=options.timeout)
-        print(f"the broker, process {pid}, has ended")
-    return 0
+    many = control.all_running(options.path) if options.all else []
+    status = 0
+    for path in many or [options.path]:
+        try:
+            pid = control.down(path=path, timeout=options.timeout)
+        except ShmError as error:  # the others are ended, too
+            if len(many) < 2:
+                raise
+            if not isinstance(error, NotRunning):  # it has just ended
+                print(f"shmgpu: {error}", file=sys.stderr)
+                status = 1
+        else:
+            print(f"the broker, process {pid}, has ended")
+    return status
 
 
 # ---- shmgpu top ----------------------------------------------------------------------------

@@ -55,6 +55,18 @@ def running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
     return [place]
 
 
+def all_running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
+    """The sockets of all brokers of the user: that of ``shmgpu up``, and those that programs made.
+
+    With a path, the one that listens there alone.
+    """
+    found = running(path)
+    place = door.path_of(path)
+    if path is None and found == [place]:
+        found += automatic.running(place)
+    return found
+
+
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
     found = running(path)
     if not found:

@@ -45,6 +45,8 @@ print(int(gt.ones(1).data[0]), gt.stats()["broker"]["parent_pid"], flush=True)
 sys.stdin.readline()
 """
 
+UP_DETACHED = ("shmgpu", "up", "--detach", "--arena", "1MiB", "--devices", "cpu", "served_here")
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -208,6 +210,15 @@ def test_commands_say_which_brokers_there_are_where_there_are_several(place):
     for pid in pids:
         ends(pid)
     assert sockets(place) == []
+
+
+def test_down_all_ends_that_of_up_and_those_that_started_by_themselves_at_once(place):
+    _, pid = answer(place, "-c", TENSORS)
+    assert place.run(*UP_DETACHED)[0] == 0
+    status, said, complained = place.run("shmgpu", "down", "--all")
+    assert status == 0 and said.count("has ended") == 2, complained
+    ends(pid)
+    assert sockets(place) == [] and not place.path.exists()
 
 
 def test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks(place):
