@@ -391,7 +391,11 @@ def _up(options: argparse.Namespace) -> int:
     }
     if options.detach:
         place = door.path_of(options.path)
-        spawn.start(options.modules, place, **settings)
+        try:
+            spawn.start(options.modules, place, **settings)
+        except KeyboardInterrupt:
+            print("shmgpu: interrupted: the broker was told to end", file=sys.stderr)
+            raise
         print(f"a broker serves at {place}; its log is {door.beside(place, '.log')}")
         return 0
 

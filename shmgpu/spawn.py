@@ -6,12 +6,14 @@ serves, or why it does not. What the new process does with it: :mod:`shmgpu.spaw
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
 import pickle
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -53,8 +55,10 @@ class Spawned:
         report: int,
         log: pathlib.Path | None,
         log_begins: int,
+        pid: int = 0,
     ) -> None:
         self.process = process
+        self._pid = pid  # of one that outlives this process; 0: it is this one's child, or nowhere
         self._report = report
         self._log = log
         self._log_begins = log_begins  # what stands before that is of earlier starts
@@ -84,6 +88,12 @@ class Spawned:
         told = json.loads(said)
         if "error" in told:
             raise self._error(told)
+
+    def abandon(self) -> None:
+        """Nobody waits for one that was to outlive this process: have it end, however far it is."""
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
 
     def end(self, timeout: float) -> None:
         """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
@@ -131,7 +141,8 @@ def spawn(
     file = os.memfd_create("shmgpu-request", os.MFD_CLOEXEC)
     report, reporting = os.pipe2(os.O_CLOEXEC)
     output: IO[bytes] | None = None
-    log_begins = 0
+    log_begins = pid = 0
+    process: subprocess.Popen[bytes] | None = None
     environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
     environment["SHMGPU_AUTO"] = "never"  # a script that calls as it is loaded: not in the broker
     try:
@@ -162,10 +173,15 @@ def spawn(
         )
         if log is not None:
             process.wait()  # it has forked the broker, or failed to
+            pid = _number_told(report)
     except OSError as error:
         os.close(report)
         raise LaunchError(f"no interpreter could be started for the broker ({error})") from error
     except BaseException:
+        if process is not None and log is not None:
+            process.kill()
+            process.wait()
+            Spawned(process, -1, log, 0, pid or _number_told(report)).abandon()
         os.close(report)
         raise
     finally:
@@ -173,7 +189,15 @@ def spawn(
         os.close(reporting)
         if output is not None:
             output.close()
-    return Spawned(process, report, log, log_begins)
+    return Spawned(process, report, log, log_begins, pid)
+
+
+def _number_told(report: int) -> int:
+    """The process that an interpreter which has ended forked; 0 where it did not come to that."""
+    line = b""
+    while not line.endswith(b"\n") and select.select([report], [], [], 0)[0]:
+        line += os.read(report, 1)
+    return int(line or 0)
 
 
 def _flags() -> list[str]:
@@ -234,7 +258,12 @@ def start(
             "key": key,
             "program": os.path.basename(sys.argv[0]),
         }
-        spawn(request, words=words, log=door.beside(path, ".log")).wait_ready(timeout)
+        spawned = spawn(request, words=words, log=door.beside(path, ".log"))
+        try:
+            spawned.wait_ready(timeout)
+        except (KeyboardInterrupt, SystemExit):
+            spawned.abandon()
+            raise
 
     asked: dict[str, Any] = {"session": None if session_by_name else session}
     if modules is None:

@@ -13,6 +13,7 @@ import stat
 
 import pytest
 from attach.commands import Place, until
+from crash.programs import is_alive
 
 from shmgpu import cli, monitor
 
@@ -225,3 +226,25 @@ def test_pools_are_called_by_their_names(place):
         status, shown, complained = place.run(*words)
         assert status == 0, complained
         assert re.search(r"^ *0 +ready +small ", shown, re.M), shown
+
+
+def test_ctrl_c_while_a_detached_broker_starts_ends_that_too(place):
+    (place.directory / "slow.py").write_text(
+        "import os, pathlib, time\n"
+        "import shmgpu\n"
+        "@shmgpu.function(arrays='numpy')\n"
+        "def nothing(helper): ...\n"
+        "def load(helper):\n"
+        "    time.sleep(60)\n"
+        "pathlib.Path('loading').write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    words = ("shmgpu", "up", "--detach", "--arena", "1MiB", "--devices", "cpu", "slow.py")
+    program = place.start(*words)
+    loading = place.directory / "loading"
+    until(lambda: loading.exists() and loading.read_text(), "the broker loads its module")
+    program.send_signal(signal.SIGINT)
+    _, complained = program.communicate(timeout=30)
+    assert program.returncode == cli.INTERRUPTED
+    assert "interrupted: the broker was told to end" in complained
+    until(lambda: not is_alive(int(loading.read_text())), "the broker has ended")
