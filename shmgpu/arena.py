@@ -39,7 +39,7 @@ def empty(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
     """
     spec = _spec(shape, dtype)
     kind = spec.dtype.numpy
-    buffer, _ = runtime.require().arena.allocate(max(spec.nbytes, 1))
+    buffer, _ = runtime.joined().arena.allocate(max(spec.nbytes, 1))
     return np.ndarray(spec.shape, kind, buffer)
 
 
@@ -74,7 +74,7 @@ def placed(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any],
             data = data.view(kind.numpy)
     target = dtype or kind
     nbytes = data.size * target.itemsize
-    buffer, address = runtime.require().arena.allocate(nbytes or 1)
+    buffer, address = runtime.joined().arena.allocate(nbytes or 1)
     made = np.ndarray(data.shape, target.numpy, buffer)
     made[...] = data
     core.count_bytes(core.BYTES_COPIED_IN, nbytes)
@@ -113,7 +113,7 @@ def shm_malloc(nbytes: int) -> Block:
         ArenaFull: the arena has no such block free.
     """
     size = memory.checked_size(nbytes)
-    owner, buffer, address = runtime.require().arena.block(size)
+    owner, buffer, address = runtime.joined().arena.block(size)
     block = np.ndarray.__new__(Block, (size,), np.uint8, buffer)
     block._owner = owner
     _blocks[address] = block

@@ -12,6 +12,7 @@ import grp
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except ShmError as error:
-        print(f"shmgpu: {error}", file=sys.stderr)
+        print(f"shmgpu: {_as_flags(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -63,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read has had enough; the interpreter must not try to flush to them at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
+
+
+def _as_flags(sentence: str) -> str:
+    """What Python calls ``path=``, a shell does ``--path``."""
+    return re.sub(
+        r"(?<!\w)path=(['\"]?)", lambda found: "--path" + " " * bool(found[1]) + found[1], sentence
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

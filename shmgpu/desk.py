@@ -510,7 +510,7 @@ class Desk:
                 -MAX_TRACEBACK:
             ]
             message = _message(error)
-            if self.helper.session is None and "NoneType" in message:
+            if self.helper.session is None and "NoneType" in message and _uses_session(error):
                 message += NO_SESSION
             values = (_type_name(error), message, text)
             flat = flatten(values, arrays.is_array)
@@ -604,6 +604,12 @@ def _user_frames(error: BaseException) -> Any:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace or error.__traceback__
+
+
+def _uses_session(error: BaseException) -> bool:
+    """Whether what raised has to do with ``helper.session``, by its code or its callers'."""
+    frames = traceback.walk_tb(_user_frames(error))
+    return any("session" in frame.f_code.co_names for frame, _ in frames)
 
 
 def _same_place(out: Any, array: Any) -> bool:

@@ -97,9 +97,7 @@ def path_of(path: str | bytes | os.PathLike[str] | None) -> pathlib.Path:
     except UnicodeEncodeError:
         raise ConfigError(f"path={chosen!r} cannot be a file's name: pass another path") from None
     if length > LONGEST:
-        raise ConfigError(
-            f"path={str(found)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer"
-        )
+        raise ConfigError(_too_long(found, chosen))
     if str(found).startswith("@"):  # no file
         return found
     absolute = found.absolute()  # a process that is forked may work in another directory
@@ -142,10 +140,20 @@ def prepare(path: pathlib.Path) -> None:
 def check_length(path: pathlib.Path) -> None:
     """Raise ConfigError for a path that no socket can have."""
     if len(os.fsencode(path)) > LONGEST:
+        chosen = os.environ.get("SHMGPU_SOCKET")
         raise ConfigError(
-            f"path={str(path)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer (the "
-            "socket of a broker that starts by itself has eleven more than SHMGPU_SOCKET)"
+            f"{_too_long(path, chosen)} (the socket of a broker that starts by itself has eleven "
+            "more than that of shmgpu up)"
         )
+
+
+def _too_long(path: pathlib.Path, chosen: str | None) -> str:
+    if chosen:
+        return f"path={str(path)!r} is too long for a Unix socket: use {LONGEST} bytes or fewer"
+    return (
+        f"the broker's socket would be {str(path)!r}, which is too long for a Unix socket: set "
+        f"XDG_RUNTIME_DIR to a shorter directory, so that it has {LONGEST} bytes or fewer"
+    )
 
 
 def remove(path: pathlib.Path, inode: int = 0) -> None:

@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 NOT_RUNNING = (
     "no broker is running in this process: call this inside a child's main of "
-    "shmgpu.launch(), or call shmgpu.init() first"
+    "shmgpu.launch(), or call shmgpu.init(), or shmgpu.ensure(), first"
 )
 FORKED = (
     "this process was forked from a process that uses shmgpu, and only that one may use its "
@@ -138,9 +138,18 @@ def require_port() -> Port:
     The first call of a program that is in no broker joins or starts one, and then any call that
     finds it gone does the like: see :mod:`shmgpu.attach`.
     """
+    if current is None:
+        refuse_while_loading()
     if _may_join():
         _join_once()
     return require().port
+
+
+def joined() -> Runtime:
+    """The child's means, as :func:`require_port` has this process become one."""
+    if current is None:
+        require_port()
+    return require()
 
 
 def _may_join() -> bool:

@@ -225,6 +225,11 @@ def refuse_nested(what: str) -> None:
     runtime.refuse_while_loading()
     role = core.role()
     forked = runtime.inherited_door is not None
+    if runtime.current is not None and runtime.current.if_lost:
+        raise LaunchError(
+            f"{what} cannot start a broker in a process that has joined one, as the first call of "
+            "a program in none does: call shmgpu.disconnect() before"
+        )
     if role in (core.ROLE_CHILD, core.ROLE_HELPER, core.ROLE_PARENT) or runtime.current or forked:
         where = {
             core.ROLE_HELPER: "a helper",

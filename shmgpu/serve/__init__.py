@@ -18,6 +18,12 @@ def __getattr__(name: str) -> Any:
     """From :mod:`shmgpu.serve.models`, which needs packages that the command line does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shmgpu.serve import models
+    try:
+        from shmgpu.serve import models
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
+            '"shmgpu[serve]"'
+        ) from error
 
     return getattr(models, name)

@@ -44,7 +44,7 @@ def test_as_many_places_as_fit_in_half_of_the_memory(machine, mib, arena, count)
 
 def test_where_not_one_arena_fits_it_is_said_what_to_set(machine):
     machine(63)
-    with pytest.raises(shmgpu.LaunchError, match="64 MiB are asked.*63 MiB.*SHMGPU_ARENA") as told:
+    with pytest.raises(shmgpu.LaunchError, match=r"64 MiB are asked.*63 MiB.*SHMGPU_ARENA") as told:
         automatic.places()
     assert "SHM_" not in str(told.value)
 

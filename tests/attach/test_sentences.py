@@ -1,0 +1,73 @@
+"""What a newcomer is told who has done a thing too early, too late or too often."""
+
+from __future__ import annotations
+
+import pytest
+from attach.commands import Place
+
+FUNCTION = (
+    "import numpy as np, shmgpu\n"
+    "@shmgpu.function(arrays='numpy')\n"
+    "def double(helper, x): return 2 * x\n"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    made = Place(tmp_path_factory.mktemp("sentences"))
+    made.environment |= {
+        "SHMGPU_AUTO": "start",
+        "SHMGPU_ARENA": "1MiB",
+        "SHMGPU_THREADS": "1",
+        "SHMGPU_IDLE_TIMEOUT": "20",
+    }
+    yield made
+    made.run("shmgpu", "down", "--all")
+
+
+def complaint(place, code, **more):
+    (place.directory / "script.py").write_text(code)
+    status, _, complained = place.run("script.py", **more)
+    assert status == 1
+    return complained
+
+
+@pytest.mark.parametrize("start", ["shmgpu.launch(print)", "shmgpu.init()"])
+def test_who_has_joined_by_a_call_is_told_to_disconnect_before_a_launch(place, start):
+    said = complaint(place, FUNCTION + f"double(np.ones(1))\n{start}\n")
+    assert "call shmgpu.disconnect() before" in said, said
+
+
+@pytest.mark.parametrize("early", ["double(np.ones(1))", "shmgpu.ones(1)"])
+def test_an_imported_module_that_calls_as_a_broker_loads_it_is_told_where_to(place, early):
+    (place.directory / "early.py").write_text(FUNCTION + f"{early}\n")
+    said = complaint(place, "import early\n")
+    assert 'under if __name__ == "__main__":' in said, said
+
+
+def test_an_array_of_the_arena_may_be_a_programs_first_thing(place):
+    assert place.program("import shmgpu; print(shmgpu.arena.zeros(2).sum())") == "0.0"
+
+
+def test_a_runtime_directory_that_is_too_long_is_named(place, tmp_path):
+    long = tmp_path / ("l" * 100)
+    long.mkdir()
+    more = {"SHMGPU_SOCKET": "", "XDG_RUNTIME_DIR": str(long)}
+    assert "set XDG_RUNTIME_DIR to a shorter" in complaint(place, FUNCTION + "double(1)", **more)
+
+
+def test_the_command_line_speaks_of_its_own_flags(place):
+    status, _, complained = place.run("shmgpu", "down", "--path", "l" * 120)
+    assert status == 1 and "--path 'lll" in complained and "path=" not in complained
+
+
+def test_a_missing_session_is_told_of_only_where_the_function_uses_it(place):
+    code = FUNCTION.replace("2 * x", "{}.get(1).shape") + "double(np.ones(1))\n"
+    assert "session" not in complaint(place, code)
+    assert "helper.session is None" in complaint(place, code.replace("{}.get(1)", "helper.session"))
+
+
+def test_the_server_without_its_extra_says_what_to_install(place):
+    code = "import sys; sys.modules['orjson'] = None; from shmgpu.serve import Model\n"
+    said = complaint(place, code)
+    assert 'pip install "shmgpu[serve]"' in said, said
