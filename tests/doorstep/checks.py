@@ -107,7 +107,7 @@ def hear(message):
 for cell in (
     "import numpy as np\\nimport shmgpu as gt",
     "@gt.function(arrays='numpy')\\ndef f(helper, x):\\n    return x * 2\\n",
-    "with gt.init():\\n    print(f(np.ones(2)).tolist())",
+    "print(f(np.ones(2)).tolist())",
     "x = gt.ones(3)\\nprint((x + 1).data.tolist())",
 ):
     client.execute_interactive(cell, output_hook=hear, timeout=60)
