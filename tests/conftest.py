@@ -20,6 +20,8 @@ import random
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -29,6 +31,7 @@ import parallel
 import pytest
 
 GRACE_S = 5.0
+FRESH = "TESTS_FRESH"  # set to "yes" in a process that was started for one test
 FAILED = pytest.StashKey[bool]()
 PLACE = pytest.StashKey[pathlib.Path]()  # what all workers of a run share; its first process's
 MACHINE = pytest.StashKey[parallel.Machine]()
@@ -262,6 +265,33 @@ def pytest_runtest_protocol(item):
         return (yield)
     with item.config.stash[MACHINE].held(item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A test that is marked ``fresh`` runs here only when this process was started for it."""
+    if pyfuncitem.get_closest_marker("fresh") is None or os.environ.get(FRESH) == "yes":
+        return None
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-pno:xdist",
+            "-pno:cacheprovider",
+            pyfuncitem.nodeid,
+        ],
+        cwd=pyfuncitem.config.rootpath,
+        env={**os.environ, FRESH: "yes"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode != 0:
+        pytest.fail(f"In a process of its own:\n{done.stdout}", pytrace=False)
+    return True
 
 
 def shuffle(items: list[pytest.Item], seed: int) -> list[pytest.Item]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import gc
+import os
 import random
+import time
 
 import numpy as np
 import pytest
@@ -104,19 +106,29 @@ def test_a_full_arena_takes_back_all_that_is_kept(running):
     assert used() == 0
 
 
-def test_refused_submits_do_not_search_for_garbage_each_time(monkeypatch):
+@shmgpu.function(arrays="numpy")
+def awaited(helper, name):
+    while not os.path.exists(name):
+        time.sleep(0.001)
+
+
+def test_refused_submits_do_not_search_for_garbage_each_time(monkeypatch, tmp_path):
     searches = []
     collect = gc.collect
     monkeypatch.setattr("shmgpu.memory.gc.collect", lambda: searches.append(1) or collect())
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         x = shmgpu.arena.zeros(1000)
         assert len(echo(x)) == 1000
+        all_are_out = tmp_path / "all-are-out"
+        first = awaited.submit(str(all_are_out))  # so none of those behind it ends before
         out, refused = [], 0
         for _ in range(1000):
             try:
                 out.append(echo.submit(x))
             except shmgpu.ArenaFull:
                 refused += 1
+        all_are_out.touch()
+        first.result(20)
         ends = [type(call.exception(20)) for call in out]
         refused += ends.count(shmgpu.ArenaFull)
         assert refused > 500 and set(ends) == {type(None), shmgpu.ArenaFull}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pathlib
@@ -76,24 +75,6 @@ def held(pid="self"):
     return found
 
 
-def kept_by_forks():
-    """Those of this process that a plain fork has too: libraries of other tests close theirs."""
-    mine = held()
-    ready, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with contextlib.suppress(OSError), open(told, "w") as file:
-            json.dump(held(), file)
-            file.flush()
-            os._exit(0)
-        os._exit(1)
-    os.close(told)
-    with open(ready) as file:
-        forked = json.load(file)
-    os.waitpid(pid, 0)
-    return {number: name for number, name in mine.items() if forked.get(str(number)) == name}
-
-
 def kinds(descriptors):
     """What they are, without what tells one from another."""
     return sorted(re.sub(r"[\d\[\]-]+", "", name) for name in descriptors.values())
@@ -130,8 +111,9 @@ def users(tmp_path):
             os.close(end)
 
 
+@pytest.mark.fresh
 def test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others(users):
-    before, mine = held(), kept_by_forks()
+    mine = held()
 
     def main(rank):
         return beyond(held(), mine), beyond(held(os.getppid()), mine), every_helper(3)
@@ -147,7 +129,7 @@ def test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others(use
         assert sum(map(len, ends)) == len(set().union(*ends)) == count  # each is one role's only
     pipes = [ends_of("pipe:", own) for own in (*roles, *helpers)]
     assert set().union(*pipes) <= ends_of("pipe:", parent)
-    assert held() == before
+    assert held() == mine
 
 
 def held_before_and_after(respawns, monkeypatch):
@@ -156,7 +138,7 @@ def held_before_and_after(respawns, monkeypatch):
     monkeypatch.setattr(Settings, "for_core", lambda self: {**of_settings(self), **without_give_up})
     logger = logging.getLogger("shmgpu")
     monkeypatch.setattr(logger, "disabled", True)
-    mine = kept_by_forks()
+    mine = held()
 
     def look():
         helpers = [kinds(beyond(descriptors, mine)) for _, descriptors in every_helper(2).values()]
@@ -177,11 +159,13 @@ def held_before_and_after(respawns, monkeypatch):
     return before, after
 
 
+@pytest.mark.fresh
 def test_f17_after_many_respawns_every_role_holds_what_it_held(users, monkeypatch):
     before, after = held_before_and_after(200, monkeypatch)
     assert after == before
 
 
+@pytest.mark.fresh
 @pytest.mark.slow
 def test_after_a_thousand_respawns_every_role_holds_what_it_held(users, monkeypatch):
     before, after = held_before_and_after(1000, monkeypatch)

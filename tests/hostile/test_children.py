@@ -69,35 +69,42 @@ def raw_call(row, params, sequence=1, rows=1, key=0, pool=0, placement=0) -> byt
     return FRAME.pack(row, params, sequence, 0, pool, CALL, 0, 0, 0, 0, rows, key, 0, placement)
 
 
-def own_pipes() -> tuple[int, int]:
-    """The descriptors of this child's request and reply pipe."""
-    reply = core.port_fd()
-    ours = {}
-    for name in os.listdir("/proc/self/fd"):
+def pipes_of(pid: int) -> dict[int, str]:
+    """Number and name of each end of a pipe that a process holds."""
+    found = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-            flags = pathlib.Path(f"/proc/self/fdinfo/{name}").read_text().split("flags:")[1]
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
         except OSError:
             continue
-        if target.startswith("pipe:") and int(flags.split()[0], 8) & 3 == os.O_WRONLY:
-            ours[int(name)] = target
-    inherited = set(_before)
-    written = [fd for fd, target in ours.items() if target not in inherited]
-    assert len(written) == 1, written
-    return written[0], reply
+        if target.startswith("pipe:"):
+            found[int(number)] = target
+    return found
 
 
-_before: list[str] = []
+def is_written(descriptor: int) -> bool:
+    return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
+
+
+def own_pipes() -> tuple[int, int]:
+    """The descriptors of this child's request and reply pipe.
+
+    The parent has the request pipe's other end. What libraries of other tests make anew in whoever
+    is forked (libuv its pipe for signals), it has not.
+    """
+    of_the_broker = set(pipes_of(os.getppid()).values()) - _before
+    mine = {number for number, pipe in pipes_of(os.getpid()).items() if pipe in of_the_broker}
+    [request] = filter(is_written, mine)
+    return request, core.port_fd()
+
+
+_before: set[str] = set()
 
 
 def note_pipes() -> None:
     """Before a launch: the pipes that are somebody else's, pytest's among them."""
     _before.clear()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            _before.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue
+    _before.update(pipes_of(os.getpid()).values())
 
 
 class Shared:

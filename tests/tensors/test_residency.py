@@ -11,7 +11,6 @@ import pytest
 from attach import brokers
 
 import shmgpu
-from shmgpu import lazy
 from shmgpu.residents import engine_figures
 
 MB = 1 << 20
@@ -79,8 +78,7 @@ def test_tensors_of_a_child_that_left_are_freed_while_its_helper_is_idle(tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
-def test_tensors_of_a_program_that_disconnected_are_freed(tmp_path, backend, monkeypatch):
-    monkeypatch.setattr(lazy, "_backend", "torch")  # put back as it was
+def test_tensors_of_a_program_that_disconnected_are_freed(tmp_path, backend):
     place = tmp_path / "door"
     with brokers.up(place, slots=1, helpers=1, arena="64MiB"):
         shmgpu.connect(place, wait=5)
