@@ -45,7 +45,7 @@ def run(*words, cwd, **more):
         "SHMGPU_AUTO": "start",
         "SHMGPU_ARENA": "1MiB",
         "SHMGPU_IDLE_TIMEOUT": "0.1",
-        "SHMGPU_SOCKET": str(cwd / "broker.sock"),
+        "SHMGPU_SOCKET": str(cwd / "b"),  # short: a socket's path has 100 bytes
         **more,
     }
     done = subprocess.run(
