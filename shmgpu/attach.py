@@ -296,6 +296,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
     The connection is closed, whatever comes of it; raises what :func:`connect` does.
     """
     wait_ns = -1 if wait is None else int(parse_seconds(wait, "wait") * 1e9)
+    config.warn_unknown()
     logs.configure()
     core.dump_arenas(config.resolve("dump_arenas"))
     descriptor = core.new_descriptor()

@@ -219,23 +219,47 @@ def resolve(name: str, argument: Any = None) -> Any:
     return setting.parse(setting.default, name)
 
 
-def warn_unknown() -> list[str]:
-    """Warn of SHMGPU_* variables that mean nothing; returns their names."""
+_warned_of: set[str] = set()
+
+
+def known_variables() -> list[str]:
+    """The SHMGPU_* variables that mean something."""
     known = {PREFIX + name.upper() for name in SETTINGS}
     known.add(PREFIX + "SOCKET")  # a broker's: see door.py
     if core.HAS_FAULTS:
         known.add(PREFIX + "FAULTS")
-    unknown = [
+    return sorted(known)
+
+
+def unknown_variables() -> list[str]:
+    """Those of the environment that mean nothing, misspelt ones above all."""
+    known = set(known_variables())
+    return [
         name
         for name in sorted(os.environ)
         if name.startswith(PREFIX)
         and name not in known
         and name.removeprefix(PREFIX).split("_")[0] not in _KNOWN_ELSEWHERE
     ]
-    for name in unknown:
+
+
+def warn_unknown() -> None:
+    """Warn of variables that mean nothing, once in a process of each."""
+    for name in unknown_variables():
+        if name in _warned_of:
+            continue
+        import difflib  # here, because most programs do without
+
+        _warned_of.add(name)
+        known = [variable.removeprefix(PREFIX) for variable in known_variables()]
+        meant = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+        instead = PREFIX + (meant[0] if meant else f"{{{','.join(known)}}}")
         warnings.warn(
-            f"the environment variable {name} means nothing to shmgpu: "
-            f"unset it, or use one of {', '.join(sorted(known))}",
+            f"the environment variable {name} means nothing to shmgpu: unset it, or use {instead}",
             stacklevel=3,
         )
-    return unknown
+
+
+def leave_unknown() -> None:
+    """Warn of none of them any more: whoever started this process has."""
+    _warned_of.update(unknown_variables())

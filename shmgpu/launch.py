@@ -437,7 +437,6 @@ def _openmp_pool_would_be_lost() -> bool:
 def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     """An init() where forking is not safe: the parent is a fresh interpreter."""
     functions.register_late()
-    config.warn_unknown()
     spawned, connection, address = spawn.start_private(settings)
     try:
         slot, link, known = attach.enter(connection, 0.0)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from shmgpu import carry, door, errors
+from shmgpu import carry, config, door, errors
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 
@@ -138,6 +138,7 @@ def spawn(
     With a log the process has that for its output and outlives this one; without, it shares this
     one's, and is this one's child.
     """
+    config.warn_unknown()
     file = os.memfd_create("shmgpu-request", os.MFD_CLOEXEC)
     report, reporting = os.pipe2(os.O_CLOEXEC)
     output: IO[bytes] | None = None

@@ -61,6 +61,7 @@ class Report:
 def main(request: Mapping[str, Any]) -> None:
     """Be a broker until it ends; the interpreter's exit status says how."""
     sys.argv[:] = ["shmgpu"]
+    config.leave_unknown()
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
     try:

@@ -5,8 +5,6 @@ Owns the checks of the interpreter and the table of variables that spoil roles.
 
 from __future__ import annotations
 
-import warnings
-
 from shmgpu import config
 from shmgpu.doctor.machine import CAP_SYS_ADMIN, Machine
 from shmgpu.doctor.plan import Plan
@@ -145,9 +143,7 @@ def environment(machine: Machine, plan: Plan) -> Verdict:
 
 def settings(machine: Machine, plan: Plan) -> Verdict:
     """Variables that look like ours."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        unknown = config.warn_unknown()
+    unknown = config.unknown_variables()
     if unknown:
         return warn(f"{', '.join(unknown)} means nothing to shmgpu", f"unset {' '.join(unknown)}")
     return fine("all SHMGPU_ variables are known")

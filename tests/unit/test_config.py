@@ -41,10 +41,16 @@ def test_an_error_names_the_variable_it_came_from(monkeypatch):
         config.resolve("window", 0)
 
 
-def test_a_variable_that_means_nothing_warns(monkeypatch):
+def test_a_variable_that_means_nothing_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(config, "_warned_of", set())
     monkeypatch.setenv("SHMGPU_WINDWO", "32")
-    with pytest.warns(UserWarning, match="SHMGPU_WINDWO"):
-        assert config.warn_unknown() == ["SHMGPU_WINDWO"]
+    monkeypatch.setenv("SHMGPU_QUITE_DIFFERENT", "1")
+    with pytest.warns(UserWarning) as warned:
+        config.warn_unknown()
+        config.warn_unknown()
+    other, close = (str(one.message) for one in warned)
+    assert close.endswith("SHMGPU_WINDWO means nothing to shmgpu: unset it, or use SHMGPU_WINDOW")
+    assert "use SHMGPU_{ARENA,AUTO," in other
 
 
 def test_records_carry_the_role(caplog):
