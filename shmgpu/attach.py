@@ -262,6 +262,7 @@ def _enter(
         _membership = membership
         _is_entering = False
         link.arguments.when_adopted = membership.caution
+        link.arena.made_larger_by = automatic.larger_arena(place, known)
         functions.resolve_by(membership.resolve, sorted(known.rows), automatic.advice(known))
         atexit.register(disconnect)
         runtime.start(

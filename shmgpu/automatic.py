@@ -256,6 +256,18 @@ def advice(known: manifest.Manifest) -> str:
     )
 
 
+def larger_arena(place: pathlib.Path, known: manifest.Manifest) -> str:
+    """How a program that has joined that broker comes by a larger arena, of ``{size}``."""
+    if known.key:
+        return (
+            'run it with SHMGPU_ARENA={size} in its environment, or call ensure(arena="{size}") '
+            "before anything else"
+        )
+    if str(place).startswith("@"):
+        return 'launch(..., arena="{size}") or init(arena="{size}"), whichever started the broker'
+    return "end the broker (shmgpu down), and start it with shmgpu up --arena {size}"
+
+
 def running(base: pathlib.Path) -> list[pathlib.Path]:
     """The sockets of those that run beside that place."""
     return [place for place in _named(base, "") if _answers(place)]

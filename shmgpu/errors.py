@@ -133,8 +133,13 @@ class RemoteError(ShmError):
         self.message = message
         self.traceback_text = traceback_text
 
+    @property
+    def sentence(self) -> str:
+        """What happened, without the traceback."""
+        return f"the function raised {self.type_name} in the helper: {self.message}"
+
     def __str__(self) -> str:
-        text = f"the function raised {self.type_name} in the helper: {self.message}"
+        text = self.sentence
         if self.traceback_text:
             text += "\n\nIn the helper:\n" + self.traceback_text.rstrip()
         return text

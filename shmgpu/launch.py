@@ -40,6 +40,8 @@ from shmgpu.settings import (
 )
 from shmgpu.wire import BrokerWire
 
+OWN_ARENA = 'init(arena="{size}")'
+
 # ---- launch --------------------------------------------------------------------------------
 
 
@@ -420,6 +422,7 @@ def init(
         address = host.private_address
         host.leave_door()
         port = Port(BrokerWire(), SharedArena(0), plan.pools)
+        port.arena.made_larger_by = OWN_ARENA
         runtime.start(Runtime(0, port, port.arena, plan.pools, door=address))
         _session = Session(host, backend)
         if address:
@@ -443,6 +446,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     except BaseException:
         spawned.end(0.0)
         raise
+    link.arena.made_larger_by = OWN_ARENA
     functions.resolve_by(known.row_of, None)
     has_room = config.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
@@ -475,6 +479,7 @@ def _export(address: str) -> Callable[[], None]:
 def _start_inline(plan: Settings) -> None:
     setup = plan.setups[0]
     arena = LocalArena(plan.arena)
+    arena.made_larger_by = OWN_ARENA
     context = Helper(0, setup.device, setup.pool, 1)
     place = device.make(setup.device, setup.gpu_memory, [(arena.base, arena.capacity)])
     if setup.session is not None:

@@ -35,7 +35,10 @@ class Arena:
             allocation is refused; each says whether it gave back anything.
         set_aside: bytes taken for what calls may keep, since whoever counts that set it to 0.
         awaits: whether submitted calls have not ended, whose ends will bring memory back.
+        made_larger_by: how whoever started the broker says how large an arena is, with ``{size}``.
     """
+
+    made_larger_by = 'launch(..., arena="{size}")'
 
     def __init__(self, base: int, capacity: int) -> None:
         self.base = base
@@ -51,15 +54,17 @@ class Arena:
         try:
             return self._allocate(size_bytes)
         except MemoryError:
-            _, buffer, address = self._insist(size_bytes)
-            return buffer, address
+            pass  # what is raised in its place says all that it does
+        _, buffer, address = self._insist(size_bytes)
+        return buffer, address
 
     def block(self, size_bytes: int) -> tuple[Any, Any, int]:
         """The same for blocks that may be freed early: (owner, buffer, address)."""
         try:
             return self._block(size_bytes)
         except MemoryError:
-            return self._insist(size_bytes)
+            pass
+        return self._insist(size_bytes)
 
     def shrink(self, buffer: Any, size_bytes: int) -> None:
         """Give back the tail of a block's memory; nobody may use it any more."""
@@ -110,15 +115,17 @@ class Arena:
         return ArenaFull(
             f"the arena has no room for {size_bytes:,} bytes: {free:,} of {capacity:,} are free "
             f"and the largest block is {largest:,}; drop arrays that are no longer needed, or "
-            f"{self._way_to_more(capacity)}",
+            f"{self._way_to_more(size_bytes, capacity)}",
             size_bytes,
             free,
             largest,
             capacity,
         )
 
-    def _way_to_more(self, capacity: int) -> str:
-        return "launch with a larger arena="
+    def _way_to_more(self, size_bytes: int, capacity: int) -> str:
+        wanted = 1 << (2 * max(size_bytes, capacity) - 1).bit_length()
+        size = f"{wanted >> 30}GiB" if wanted >= 1 << 30 else f"{max(wanted >> 20, 1)}MiB"
+        return f"have a larger arena: {self.made_larger_by.format(size=size)}"
 
 
 class SharedArena(Arena):
@@ -151,10 +158,10 @@ class SharedArena(Arena):
             )
         return super().refused(size_bytes)
 
-    def _way_to_more(self, capacity: int) -> str:
+    def _way_to_more(self, size_bytes: int, capacity: int) -> str:
         whole = core.broker_stats()["arena_bytes"]
         if capacity >= whole:
-            return super()._way_to_more(capacity)
+            return super()._way_to_more(size_bytes, capacity)
         return (
             f"have this program's quota raised, which leaves it that much of the {whole:,} that an "
             "arena of its broker has"

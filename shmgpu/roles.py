@@ -22,7 +22,7 @@ from typing import Any
 from shmgpu import core, device, events, helper, logs, manifest, runtime, trace, waiting
 from shmgpu.blas import BlasThreads
 from shmgpu.door import Door, PrivateDoor
-from shmgpu.errors import NotRunning
+from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
@@ -206,8 +206,8 @@ class RoleHost(core.Host):
         if frames is not None and frames.tb_next is not None:
             frames = frames.tb_next  # without this file's own
         text = "".join(traceback.format_exception(type(error), error, frames))
-        try:
-            said = str(error)
+        try:  # the traceback below ends with all of it, the helper's own traceback too
+            said = error.sentence if isinstance(error, RemoteError) else str(error)
         except Exception:
             said = "(its text could not be made)"
         message = f"{type(error).__name__}: {said}"

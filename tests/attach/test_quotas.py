@@ -196,7 +196,7 @@ def test_a_program_whose_quota_is_used_up_is_told_of_the_quota(place, broker):
     put(place, broker, '[default]\narena = "256KiB"\n')
     assert "quota raised, which leaves it that much of the 1,048,576" in place.program(ask)
     put(place, broker, "")
-    assert place.program(ask).endswith("or launch with a larger arena=")
+    assert place.program(ask).endswith("shmgpu up --arena 16MiB")
 
 
 @contextlib.contextmanager

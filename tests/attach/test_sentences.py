@@ -81,3 +81,17 @@ def test_a_misspelt_variable_is_warned_of_once_whoever_starts_the_broker(place):
         (place.directory / "script.py").write_text(FUNCTION + code)
         status, _, complained = place.run("script.py", SHMGPU_HELPRS="2")
         assert status == 0 and complained.count(told) == 1, complained
+
+
+@pytest.mark.parametrize(
+    ("joins", "way"),
+    [
+        ("", 'run it with SHMGPU_ARENA=4MiB in its environment, or call ensure(arena="4MiB")'),
+        ("shmgpu.init(arena='1MiB')", 'init(arena="4MiB")'),
+        ("shmgpu.init(arena='1MiB', inline=True)", 'init(arena="4MiB")'),
+    ],
+)
+def test_who_needs_a_larger_arena_is_told_how_this_program_gets_one(place, joins, way):
+    said = complaint(place, f"{FUNCTION}{joins}\ndouble(np.ones(1 << 18))\n")
+    assert f"have a larger arena: {way}" in said, said
+    assert "During handling" not in said

@@ -116,6 +116,19 @@ def test_a_child_that_raises_is_an_error_with_its_traceback():
     assert "in main" in str(caught.value) and package not in str(caught.value)
 
 
+def test_a_helpers_traceback_is_told_once_where_a_child_fails_by_it():
+    with pytest.raises(shmgpu.ChildError) as caught:
+        launch(lambda rank: add_one("text"))
+    said = str(caught.value)
+    assert said.startswith("child 0 failed: RemoteError: the function raised TypeError in the")
+    assert said.count("In the helper:") == said.count("in add_one") == 1, said
+
+
+def test_a_child_whose_arena_is_full_is_told_of_launchs_setting():
+    with pytest.raises(shmgpu.ChildError, match=r'launch\(\.\.\., arena="4MiB"\)'):
+        launch(lambda rank: shmgpu.arena.zeros(1 << 19), arena="1MiB")
+
+
 def test_a_child_that_is_killed_is_an_error_that_names_the_signal():
     with pytest.raises(shmgpu.ChildError, match="SIGKILL") as caught:
         launch(lambda rank: os.kill(os.getpid(), signal.SIGKILL))
