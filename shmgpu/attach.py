@@ -452,7 +452,8 @@ runtime.first_call = _first_call
 def disconnect() -> None:
     """Leave the broker that :func:`connect` or :func:`claim` joined.
 
-    Calls that are out are given up; arrays of the arena stay readable. Does nothing when no broker
+    Calls that are out are given up; arrays of the arena stay readable. Later calls raise
+    NotRunning, until :func:`ensure`, :func:`connect` or :func:`init`. Does nothing when no broker
     was joined.
     """
     _undo()

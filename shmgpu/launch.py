@@ -347,7 +347,8 @@ def init(
         tick_rate_ms: see there.
 
     Returns:
-        A context manager that calls :func:`shutdown`.
+        A context manager that calls :func:`shutdown`. Calls after its block are refused, as they
+        are after that.
 
     Raises:
         SessionError: a session function raised.
@@ -509,7 +510,10 @@ def _start_inline(plan: Settings) -> None:
 def shutdown() -> None:
     """Leave the broker that :func:`init` started: helpers end, futures that are out fail.
 
-    Arrays of the arena stay readable. Does nothing when no broker was started.
+    Arrays of the arena stay readable. Calls raise NotRunning from then on, also in a program
+    whose first call would have joined or started a broker: one that was given settings is not
+    followed by one without. :func:`ensure` or another :func:`init` begins anew. Does nothing when
+    no broker was started.
     """
     global _session
     current, session = _session, runtime.current

@@ -39,13 +39,19 @@ IN_HELPER = (
     "call the Python function itself with .local(helper, ...)"
 )
 SHUT_DOWN = (
-    "shmgpu was shut down in this process: call shmgpu.init() or shmgpu.launch() again first"
+    "shmgpu was shut down in this process, and calls start no broker again by themselves: call "
+    "shmgpu.ensure() first, which joins the one that programs share and starts it where none runs, "
+    "or shmgpu.init() again, which starts one for this program alone"
 )
 LOADING = (
     "a broker is loading this module for its functions, and can neither join nor start another "
     'meanwhile: put what the program does, this call too, under if __name__ == "__main__":'
 )
-DISCONNECTED = "this process has left its broker: call shmgpu.connect() again first"
+DISCONNECTED = (
+    "this process has left its broker, and calls join none again by themselves: call "
+    "shmgpu.ensure() first, which joins one and starts it where none runs, or shmgpu.connect(), "
+    "which joins one that runs"
+)
 
 
 @contextlib.contextmanager

@@ -95,3 +95,17 @@ def test_who_needs_a_larger_arena_is_told_how_this_program_gets_one(place, joins
     said = complaint(place, f"{FUNCTION}{joins}\ndouble(np.ones(1 << 18))\n")
     assert f"have a larger arena: {way}" in said, said
     assert "During handling" not in said
+
+
+def test_who_has_left_on_purpose_stays_outside_and_is_told_the_way_back(place):
+    """The rest of a block that ended would be served with other settings than it asks for."""
+    said = place.program(
+        FUNCTION + "def tried():\n"
+        "    try: return double(np.ones(1))[0]\n"
+        "    except shmgpu.NotRunning as error: return 'call shmgpu.ensure() first' in str(error)\n"
+        "with shmgpu.init(devices='cpu'): print(tried())\n"
+        "print(tried(), shmgpu.is_running())\n"
+        "with shmgpu.ensure(): print(tried())\n"
+        "print(tried(), shmgpu.is_running())\n"
+    )
+    assert said.split() == ["2.0", "True", "False", "2.0", "True", "False"]
