@@ -18,6 +18,7 @@ from shmgpu import arrays, core, dtypes, layout
 from shmgpu.arrays import Spec
 from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
+from shmgpu.hints import hint, user_frames
 from shmgpu.layout import Block, Layout, Signature
 from shmgpu.logs import logger
 from shmgpu.parking import Parking
@@ -33,12 +34,6 @@ MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth r
 MAX_KEPT = 8 << 20  # bytes of all that are remembered
 MAX_VIEWS = 4096  # on arrays of letters
 MAX_TRACEBACK = 200_000  # characters
-
-
-NO_SESSION = (
-    " (helper.session is None: it is what the session function returned, and that is a function "
-    "called load beside the decorated ones, or what session= names)"
-)
 
 
 class Desk:
@@ -506,12 +501,13 @@ class Desk:
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             self.broken = True
         try:
-            text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))[
-                -MAX_TRACEBACK:
-            ]
+            text = "".join(
+                traceback.format_exception(type(error), error, user_frames(error, __file__))
+            )
+            text = text[-MAX_TRACEBACK:]
             message = _message(error)
-            if self.helper.session is None and "NoneType" in message and _uses_session(error):
-                message += NO_SESSION
+            target = self.functions.get(entry.function) if isinstance(entry, Entry) else None
+            message += hint(error, message, target, self.helper.session)
             values = (_type_name(error), message, text)
             flat = flatten(values, arrays.is_array)
             found = Layout(bytes(flat.structure), ())
@@ -596,20 +592,6 @@ def _message(error: BaseException) -> str:
         return str(error)[:MAX_TRACEBACK]
     except Exception:
         return "(its text could not be made)"
-
-
-def _user_frames(error: BaseException) -> Any:
-    """The traceback from the user's function on, without the desk's own frames."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace or error.__traceback__
-
-
-def _uses_session(error: BaseException) -> bool:
-    """Whether what raised has to do with ``helper.session``, by its code or its callers'."""
-    frames = traceback.walk_tb(_user_frames(error))
-    return any("session" in frame.f_code.co_names for frame, _ in frames)
 
 
 def _same_place(out: Any, array: Any) -> bool:

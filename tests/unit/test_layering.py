@@ -84,6 +84,7 @@ PYTHON_ROOMS = [
     "entries",
     "watching",
     "parking",
+    "hints",
     "desk",
     "joins",
     "batches",

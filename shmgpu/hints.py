@@ -1,0 +1,84 @@
+"""What the caller is told beside an exception that a function raised in its helper.
+
+Owns the guesses at a misunderstanding of shmgpu itself: a session that was never made, a function
+without a parameter for the helper. A guess stands in parentheses after the exception's own text,
+and is made only where the traceback speaks for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import traceback
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+OURS = str(pathlib.Path(__file__).parent) + os.sep
+
+NO_SESSION = (
+    " (helper.session is None: it is what the session function returned, and that is a function "
+    "called load beside the decorated ones, or what session= names)"
+)
+
+
+class Named(Protocol):
+    """What the guesses need to know of a function."""
+
+    name: str
+    body: Any
+
+
+def user_frames(error: BaseException, own: str) -> TracebackType | None:
+    """The traceback from the user's function on, without the frames of the file that called it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def hint(error: BaseException, message: str, target: Named | None, session: Any) -> str:
+    """What to say after the exception's text; "" where there is nothing to guess.
+
+    Args:
+        error: what the function raised.
+        message: its text.
+        target: the function; None where it is not known.
+        session: the helper's.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if session is None and "NoneType" in message and _uses_session(frames):
+        return NO_SESSION
+    return "" if target is None else _about_parameters(frames, message, target, error)
+
+
+def _uses_session(frames: list[FrameType]) -> bool:
+    """Whether what raised has to do with ``helper.session``, by its code or its callers'."""
+    return any("session" in one.f_code.co_names for one in frames if not _is_ours(one))
+
+
+def _about_parameters(
+    frames: list[FrameType], message: str, target: Named, error: BaseException
+) -> str:
+    """A function that was written, or called, as if it had no parameter for the helper."""
+    was_called = any(not _is_ours(one) for one in frames)
+    misfits = isinstance(error, TypeError) and not was_called and f"{target.name}() " in message
+    if not misfits and "'Helper'" not in message:
+        return ""
+    try:
+        names = list(inspect.signature(target.body).parameters)
+    except (TypeError, ValueError):
+        return ""
+    if names and names[0] not in ("helper", "self", "_", "_helper"):
+        called = ", ".join(["helper", *names])
+        return (
+            " (a decorated function's first parameter is the helper that runs it, which callers "
+            f"leave out: write def {target.name}({called}))"
+        )
+    if not misfits:
+        return ""
+    return f" (the helper counts, which callers leave out: they pass {', '.join(names[1:]) or '-'})"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(OURS)
