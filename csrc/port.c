@@ -56,6 +56,7 @@ static struct port {
   uint32_t free_list; /* entry + 1 */
   uint32_t followers; /* entry + 1 */
   uint64_t counter;
+  uint32_t asks; /* for room, of all calls: each has a number of its own */
   uint32_t room_futex; /* rises when an entry becomes free and somebody waits for one */
   uint32_t room_waiters;
   uint32_t drainers; /* threads asleep on the eventfd */
@@ -223,6 +224,12 @@ static void entry_settle(entry_t *entry, int led_by_drainer) {
   }
 }
 
+/* A result may ask again, of the same helper: by its token an offer that comes late is told from
+ * one for the last ask. The helper's own token is the lower half. */
+static uint64_t token_of_ask(const shmi_frame_t *frame) {
+  return (uint64_t)++port.asks << 32 | (uint32_t)frame->result.token;
+}
+
 static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drainer) {
   shmi_count(&port.page->frames_received, (uint64_t)count);
   for (int i = 0; i < count; i++) {
@@ -235,6 +242,7 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
                                  .token = frame->result.token,
                                  .status = shmi_status_from_wire(frame->status),
                                  .helper = frame->slot};
+    if (entry->reply.status == SHM_ENEEDS_SPACE) entry->reply.token = token_of_ask(frame);
     entry_settle(entry, led_by_drainer);
   }
 }
@@ -410,7 +418,7 @@ static void fill_call(shmi_frame_t *frame, const shm_call_config_t *config, uint
 }
 
 static void send_grow(entry_t *entry, uint64_t token, uint64_t params) {
-  shmi_frame_t frame = {.result = {.token = token, .value = abroad(params)},
+  shmi_frame_t frame = {.result = {.token = (uint32_t)token, .value = abroad(params)},
                         .sequence = entry->sequence,
                         .kind = SHMI_FRAME_GROW};
   frame.slot = (uint16_t)entry->reply.helper;
@@ -579,7 +587,8 @@ int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params) {
   if (!port.open) return SHM_ENOT_CHILD;
   pthread_mutex_lock(&port.lock);
   entry_t *entry = entry_of(sequence);
-  int status = entry != NULL && entry->state == ENTRY_GROWING ? SHM_OK : SHM_EBAD_FRAME;
+  int asks = entry != NULL && entry->state == ENTRY_GROWING && entry->reply.token == token;
+  int status = asks ? SHM_OK : SHM_EBAD_FRAME;
   if (entry == NULL && port.broken) status = SHM_EBROKER_DIED;
   if (status == SHM_OK) {
     entry->state = entry->grows_to;

@@ -383,7 +383,7 @@ typedef struct shm_reply {
   uint64_t sequence;
   uint64_t ticket;             /* what the call was submitted with; 0 for others */
   uint64_t value;              /* what the helper passed to shm_helper_finish */
-  uint64_t token;              /* names the parked result after SHM_ENEEDS_SPACE */
+  uint64_t token;              /* after SHM_ENEEDS_SPACE: of this ask for room, and of no other */
   int32_t status;
   int32_t helper;
 } shm_reply_t;
@@ -420,7 +420,8 @@ int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t d
                     uint64_t ticket, uint64_t *sequence);
 /* Offer a parked result more room at params; the same call goes on under the same sequence.
  * (after a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.)
- * params == 0 drops the parked result. */
+ * params == 0 drops the parked result. SHM_EBAD_FRAME when that is not what the call asks for, or
+ * not any more: nothing was sent. */
 int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params);
 /* Remove the call from the queue if it has not been handed to a helper; either way exactly one
  * reply comes (SHM_ECANCELLED when it was removed). */

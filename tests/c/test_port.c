@@ -882,6 +882,30 @@ TEST(a_parked_result_lands_where_there_is_room) {
   CHECK_EQ(notes[1], 0);
 }
 
+static int offers_late(int child) {
+  (void)child;
+  block_t *small = block_new(PARK, 7), *stale = block_new(PARK_TWICE, 0), *large = block_new(PARK, 0);
+  uint64_t sequence = submit_row(small, 0);
+  shm_reply_t first = drain_one();
+  CHECK_EQ(first.status, SHM_ENEEDS_SPACE);
+  CHECK_EQ(shm_port_grow(sequence, first.token, at(stale)), SHM_OK);
+  shm_reply_t again = drain_one(); /* still too small: it asks once more, the same helper */
+  CHECK_EQ(again.status, SHM_ENEEDS_SPACE);
+  CHECK_EQ(again.sequence, sequence);
+  CHECK_EQ(shm_port_grow(sequence, first.token, at(stale)), SHM_EBAD_FRAME); /* by another thread */
+  CHECK_EQ(shm_port_grow(sequence, again.token, at(large)), SHM_OK);
+  CHECK_EQ(drain_one().status, SHM_OK);
+  CHECK_EQ(large->out, 8);
+  CHECK_EQ(stale->out, 0);
+  expect_no_more_replies();
+  return 0;
+}
+
+TEST(room_that_is_offered_late_is_not_taken_for_what_is_asked_since) {
+  open_here(1, 1);
+  launch_well(offers_late);
+}
+
 static int grows_submitted(int child) {
   (void)child;
   enum { MANY = 4 };

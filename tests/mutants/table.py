@@ -838,6 +838,13 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/port.c",
+        "entry->state == ENTRY_GROWING && entry->reply.token == token;",
+        "entry->state == ENTRY_GROWING;",
+        CORE + "test_room_that_is_offered_late_is_not_taken_for_what_is_asked_since",
+    ),
+    Mutant(
+        "core",
+        "csrc/port.c",
         "if (!port.leading && port.drainers > 0) return;",
         "",
         CORE + "test_of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",

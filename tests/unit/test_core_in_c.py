@@ -25,6 +25,7 @@ ROOMS: dict[str, list[str] | None] = {
         "a_call_that_waits_for_others_to_make_room_has_a_deadline",
         "a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
         "calls_that_a_child_left_behind_are_not_out_for_ever",
+        "room_that_is_offered_late_is_not_taken_for_what_is_asked_since",
         "of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
         "whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
         "who_waits_for_a_place_reads_when_the_one_that_read_leaves",
