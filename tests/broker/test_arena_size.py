@@ -137,6 +137,75 @@ def test_refused_submits_do_not_search_for_garbage_each_time(monkeypatch, tmp_pa
         assert len(echo(x)) == 1000
 
 
+def leave(size_bytes):
+    """Take the arena but for one piece of that size, until the result is dropped."""
+    hole, kept, n = shmgpu.arena.empty(size_bytes, "u1"), [], 1 << 20
+    while n >= 64:
+        try:
+            kept.append(shmgpu.arena.empty(n, "u1"))
+        except shmgpu.ArenaFull:
+            n //= 2
+    del hole
+    return kept
+
+
+WAYS = ["answered", "answered in a loop", "cancelled", "late", "withdrawn from the queue"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_waits_for_memory_ends_when_nobody_is_left_to_bring_some(way, tmp_path):
+    """Whatever was out has ended, and what it had is the program's: no reply will bring more."""
+    gate = tmp_path / "gate"
+
+    async def in_a_loop(x):
+        first = asyncio.ensure_future(awaited.aio(str(gate)))
+        await asyncio.sleep(0)
+        kept = leave(3000)
+        waits = asyncio.ensure_future(echo.aio(x))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        gate.touch()
+        with pytest.raises(shmgpu.ArenaFull):
+            await asyncio.wait_for(waits, 20)
+        await first
+        del kept
+
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB", window=2):
+        x = shmgpu.arena.zeros(1000)
+        assert len(echo(x)) == 1000
+        awaited(str(tmp_path))
+        if way == "answered in a loop":
+            asyncio.run(in_a_loop(x))
+        else:
+            call = awaited.options(timeout=0.2) if way == "late" else awaited
+            first = call.submit(str(gate))
+            others = [awaited.submit(str(gate)) for _ in range(3 if way == WAYS[4] else 0)]
+            kept = leave(3000)
+            waits = echo.submit(x)
+            assert not waits.done()
+            if way == "late":
+                assert type(first.exception(20)) is shmgpu.CallTimeout
+            elif way == "cancelled":
+                assert first.cancel()
+            for other in others:
+                assert other.cancel()
+            gate.touch()
+            assert type(waits.exception(20)) is shmgpu.ArenaFull
+            del kept
+        assert len(echo(x)) == 1000
+
+
+def test_a_call_for_which_there_is_no_memory_and_none_to_come_ends_where_it_is_submitted():
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
+        x = shmgpu.arena.zeros(1000)
+        assert len(echo(x)) == 1000
+        kept = leave(3000)
+        waits = echo.submit(x)
+        assert type(waits.exception(0)) is shmgpu.ArenaFull
+        del kept
+        assert len(echo.submit(x).result(20)) == 1000
+
+
 def test_garbage_that_refers_to_itself_makes_room(running):
     for _ in range(20):  # each takes more than half
         ring = [shmgpu.arena.empty(ARENA * 5 // 8, "uint8")]
