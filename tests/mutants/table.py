@@ -594,6 +594,13 @@ MUTANTS = [
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
     Mutant(
+        "interrupted",
+        "shmgpu/futures.py",
+        "        if self.has_told:",
+        "        if False:",
+        INTERRUPTED + "test_a_signal_handler_may_do_more_than_call",
+    ),
+    Mutant(
         "F30",
         "shmgpu/attach.py",
         "membership.leaving = NotRunning(runtime.NOT_RUNNING), None",
@@ -882,6 +889,13 @@ MUTANTS = [
     Mutant(
         "sharing",
         "shmgpu/automatic.py",
+        "                    _asked(self.place, pools[name], count)",
+        "                    pass",
+        AUTOMATIC + "test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks",
+    ),
+    Mutant(
+        "sharing",
+        "shmgpu/automatic.py",
         "        _end_idle(self.base)\n",
         "",
         AUTOMATIC + "test_of_many_brokers_without_programs_the_newest_go_on",
@@ -984,6 +998,14 @@ MUTANTS = [
         "return known.key == self.key",
         AUTOMATIC
         + "test_an_edit_of_a_module_that_helpers_loaded_gives_the_next_program_another_broker",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/port.py",
+        "                if self._is_anything_out():",
+        "                if True:",
+        KEPT
+        + "test_a_call_for_which_there_is_no_memory_and_none_to_come_ends_where_it_is_submitted",
     ),
     Mutant(
         "calls",
