@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, core, dtypes, graph, lazy, plans, runtime, seeds
+from shmgpu import (
+    arena,
+    arrays,
+    autograd,
+    core,
+    dtypes,
+    graph,
+    interop,
+    lazy,
+    plans,
+    runtime,
+    seeds,
+)
 from shmgpu.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.graph import Node, spec_of
@@ -175,6 +187,13 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return interop.with_numpy(Tensor, function, args, kwargs)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        return interop.with_torch(cls, function, args, kwargs or {}, FUNCTIONS)
 
     def __shmgpu_array__(self) -> np.ndarray[Any, Any]:
         """What a call carries: the elements where they lie in the arena."""

@@ -124,6 +124,7 @@ PYTHON_ROOMS = [
     "residents",
     "lazy",
     "autograd",
+    "interop",
     "tensors",
     "factories",
     "optim",
