@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -247,10 +248,19 @@ def why_not_fork(what: str) -> str:
     if threading.current_thread() is not threading.main_thread():
         return f"{what} must be called from the main thread, because it forks: call it there"
     others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    if others and _is_interactive():
+        return (
+            f"{what} forks, and a notebook, or a prompt of IPython, has threads of its own, which "
+            "can hang what is forked: call decorated functions here without it, as they are (they "
+            "run in helpers of a broker that the first call joins or starts), or after "
+            f"shmgpu.init(), which forks nothing here; what needs {what} goes into a script, which "
+            "a cell can run: !python script.py"
+        )
     if others:
         return (
-            f"{what} forks, and forking while Python threads run can hang what is forked: end "
-            f"these threads first, or start them afterwards: {', '.join(sorted(others))}"
+            f"{what} forks, and forking while Python threads run can hang what is forked, because "
+            "a lock that one of them holds stays locked there: end these threads before it, or "
+            f"start them after it: {', '.join(sorted(others))}"
         )
     if device.cuda_is_initialised():
         return (
@@ -258,6 +268,12 @@ def why_not_fork(what: str) -> str:
             "launch before the first CUDA operation, and leave CUDA to the helpers"
         )
     return ""
+
+
+def _is_interactive() -> bool:
+    """Whether IPython runs this process: a notebook's kernel, or its own prompt."""
+    found = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return found is not None and found() is not None
 
 
 def descriptors_needed(roles: int, open_now: int) -> int:

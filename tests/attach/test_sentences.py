@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import types
+
 import pytest
 from attach.commands import Place
+
+import shmgpu
 
 FUNCTION = (
     "import numpy as np, shmgpu\n"
@@ -109,3 +115,30 @@ def test_who_has_left_on_purpose_stays_outside_and_is_told_the_way_back(place):
         "print(tried(), shmgpu.is_running())\n"
     )
     assert said.split() == ["2.0", "True", "False", "2.0", "True", "False"]
+
+
+@pytest.fixture
+def ticker():
+    """A thread of the program's own."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="ticker")
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+
+
+def test_a_launch_beside_threads_names_them_and_says_why_they_matter(ticker, monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    with pytest.raises(shmgpu.LaunchError, match="stays locked there: end these .*: .*ticker"):
+        shmgpu.launch(print)
+
+
+def test_a_launch_in_a_notebook_says_what_works_there_instead(ticker, monkeypatch):
+    shell = types.SimpleNamespace(get_ipython=lambda: object())
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    with pytest.raises(shmgpu.LaunchError) as caught:
+        shmgpu.launch(print)
+    said = str(caught.value)
+    assert "as they are" in said and "shmgpu.init()" in said and "!python script.py" in said
+    assert "ticker" not in said
