@@ -179,6 +179,7 @@ class Function(Generic[P, R]):
     ) -> None:
         if not callable(body):
             raise ConfigError(f"function() decorates functions, not {body!r}")
+        _refuse_kinds(body)
         if not isinstance(arrays, str) or arrays not in ("torch", "numpy"):
             raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
         if isinstance(batch, int) and not isinstance(batch, bool):
@@ -555,6 +556,21 @@ def function(
         )
 
     return decorate if body is None else decorate(body)
+
+
+def _refuse_kinds(body: Callable[..., Any]) -> None:
+    """Raise ConfigError for a function whose call does not end with its result."""
+    name = getattr(body, "__name__", "the function")
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise ConfigError(
+            f"{name} is a generator function, and a result travels as a whole: return a list or an "
+            "array, or make one call for each part"
+        )
+    if inspect.iscoroutinefunction(body):
+        raise ConfigError(
+            f"{name} is an async function, and helpers have no event loop: write def {name}, "
+            f"without async, and await {name}.aio(...) where it is called"
+        )
 
 
 def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:

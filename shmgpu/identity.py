@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import carry, config, functions, installed
+from shmgpu import carry, config, functions, installed, modules
 from shmgpu.logs import logger
 
 # Variables that a helper's libraries read where no Python sees it, or that decide what is loaded.
@@ -68,7 +68,7 @@ def _of_program(session: Any, settings: Mapping[str, Any]) -> str:
     targets = functions.of_users()
     if targets or session is not None:
         # A script's relative paths, and what its functions import when they run.
-        walk.value([os.getcwd(), [os.path.abspath(entry) for entry in sys.path]])
+        walk.value([modules.working_directory(), list(map(modules.absolute, sys.path))])
         walk.value(session)
         for target in sorted(targets, key=functions.name_of):
             walk.value(functions.name_of(target))

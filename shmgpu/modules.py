@@ -57,6 +57,23 @@ def anew(name: str, path: str, *, is_listed: bool = False) -> ModuleType:
     return module
 
 
+def working_directory() -> str:
+    """Where this process is; raises LaunchError where that is nowhere any more."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the directory in which this program runs has been deleted, and a broker that is "
+            "started here would find none of its files: change into one that exists (cd), and "
+            "start the program there"
+        ) from None
+
+
+def absolute(path: str) -> str:
+    """The path from the root; raises as :func:`working_directory`."""
+    return os.path.normpath(path if os.path.isabs(path) else f"{working_directory()}/{path}")
+
+
 def load(name: str) -> ModuleType:
     """Import a module by its dotted name, or a file by its path.
 
@@ -97,7 +114,7 @@ def _file(name: str, path: pathlib.Path) -> ModuleType:
 def _module(name: str) -> ModuleType:
     if not all(name.split(".")):
         raise ConfigError(f"{name!r} is no module's name: name a module, or a file ending in .py")
-    here = os.getcwd()
+    here = working_directory()
     sys.path.insert(0, here)
     try:
         with _told(name):

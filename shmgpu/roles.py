@@ -264,6 +264,11 @@ class RoleHost(core.Host):
 
     def _on_draining(self, event: dict[str, int]) -> None:
         self._end_bar()
+        if event["exit_status"] == core.ESIGNALLED and core.stop_signal() == signal.SIGINT:
+            _tell_terminal(
+                "shmgpu: ending as soon as helpers have finished the calls that they hold, or in "
+                f"{self.plan.grace:g} s (grace=); Ctrl-C again ends them at once"
+            )
         if self.on_draining is not None:
             self.on_draining()
 
@@ -345,6 +350,15 @@ def flush() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):
             pass
+
+
+def _tell_terminal(sentence: str) -> None:
+    """Say it to whoever sits there; to nobody where standard error is none's."""
+    try:
+        if sys.stderr.isatty():
+            print(sentence, file=sys.stderr, flush=True)
+    except (AttributeError, OSError, ValueError):
+        pass
 
 
 def _end_by_signal(number: int, frame: Any) -> None:

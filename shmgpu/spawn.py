@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from shmgpu import carry, config, door, errors
+from shmgpu import carry, config, door, errors, modules
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 
@@ -207,7 +207,7 @@ def _flags() -> list[str]:
 
 def _as_it_was(entry: str) -> str:
     """An entry of ``sys.path`` that means the same elsewhere; an importer's own mark stays one."""
-    return os.path.abspath(entry) if not entry or os.path.exists(entry) else entry
+    return modules.absolute(entry) if not entry or os.path.exists(entry) else entry
 
 
 def _open_log(log: pathlib.Path) -> int:
@@ -280,7 +280,7 @@ def start(
 
 
 def _absolute(module: str) -> str:
-    return os.path.abspath(module) if module.endswith(".py") else module
+    return modules.absolute(module) if module.endswith(".py") else module
 
 
 # ---- a broker for this process alone -----------------------------------------------------------

@@ -117,6 +117,14 @@ def test_who_has_left_on_purpose_stays_outside_and_is_told_the_way_back(place):
     assert said.split() == ["2.0", "True", "False", "2.0", "True", "False"]
 
 
+@pytest.mark.parametrize("first", ["double(np.ones(1))", "shmgpu.ensure(['early'])"])
+def test_a_program_whose_directory_was_deleted_is_told_to_change_into_another(place, first):
+    """Its own entry in the search path, "", is a place that is no more."""
+    gone = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')\n"
+    status, _, complained = place.run("-c", f"{gone}{FUNCTION}{first}")
+    assert status == 1 and "LaunchError: the directory in which" in complained, complained
+
+
 @pytest.fixture
 def ticker():
     """A thread of the program's own."""
@@ -130,7 +138,7 @@ def ticker():
 
 def test_a_launch_beside_threads_names_them_and_says_why_they_matter(ticker, monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    with pytest.raises(shmgpu.LaunchError, match="stays locked there: end these .*: .*ticker"):
+    with pytest.raises(shmgpu.LaunchError, match=r"stays locked there: end these .*: .*ticker"):
         shmgpu.launch(print)
 
 

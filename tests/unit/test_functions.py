@@ -64,6 +64,19 @@ def test_a_function_without_a_place_for_the_helper_is_refused(body):
         shmgpu.function(arrays="numpy")(body)
 
 
+def test_a_function_that_a_helper_could_only_begin_is_refused_where_it_is_decorated():
+    def parts(helper, x):
+        yield x
+
+    async def later(helper, x):
+        return x
+
+    with pytest.raises(shmgpu.ConfigError, match=r"parts is a generator .* return a list"):
+        shmgpu.function(parts)
+    with pytest.raises(shmgpu.ConfigError, match=r"write def later, .* later.aio\(\.\.\.\)"):
+        shmgpu.function(later)
+
+
 @pytest.mark.parametrize(
     "settings", [{"max_size": 0}, {"max_size": 1.5}, {"max_delay": -1}, {"max_delay": 100}], ids=str
 )
