@@ -18,6 +18,7 @@ from typing import Any
 from shmgpu import (
     automatic,
     box,
+    carry,
     config,
     core,
     door,
@@ -263,7 +264,12 @@ def _enter(
         _is_entering = False
         link.arguments.when_adopted = membership.caution
         link.arena.made_larger_by = automatic.larger_arena(place, known)
-        functions.resolve_by(membership.resolve, sorted(known.rows), automatic.advice(known))
+        functions.resolve_by(
+            membership.resolve,
+            sorted(known.rows),
+            automatic.advice(known),
+            carry.obstacle if known.key else None,
+        )
         atexit.register(disconnect)
         runtime.start(
             Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place))

@@ -8,8 +8,10 @@ functions are never carried: every broker has them. Starts nothing.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from shmgpu import functions, sources
@@ -38,27 +40,17 @@ def pack(
 
     targets = [] if only_session else functions.of_users()
     asked = [one for v in session.values() for one in (v.values() if _is_table(v) else [v])]
-    here = {name for one in (*targets, *asked) if (name := _module_of(one))}
-    here = {name for name in here if name in sys.modules and not is_importable(name)}
     told = dict(session)
-    with _by_value(here | set(unfindable)):
+    with _by_value(_found_here_only([*targets, *asked]) | set(unfindable)):
         try:
             return bytes(cloudpickle.dumps({"functions": targets, "settings": told}))
         except Exception:
             pass  # which of them it is comes out one by one
         carried = []
         for target in targets:
-            try:
-                cloudpickle.dumps(target)
-            except Exception as error:
-                logger.warning(
-                    "%s cannot be carried over to the broker, which is started as a process of its "
-                    "own (%s: %s), so it cannot be called: put it into a module that can be "
-                    "imported",
-                    functions.name_of(target),
-                    type(error).__name__,
-                    error,
-                )
+            reason = _why_not(target)
+            if reason:
+                logger.warning("%s", reason)
             else:
                 carried.append(target)
         try:
@@ -69,6 +61,50 @@ def pack(
                 f"carried over to it ({type(error).__name__}: {error}): put it into a module that "
                 "can be imported"
             ) from error
+
+
+def obstacle(target: functions.Function[Any, Any]) -> str:
+    """Why a broker that was started by exec lacks the function, in a sentence; "" where it can go.
+
+    It is tried anew, for the program that asks may have joined what another one started.
+    """
+    with _by_value(_found_here_only([target])):
+        return _why_not(target)
+
+
+def _found_here_only(values: Iterable[Any]) -> set[str]:
+    """The modules of functions that the broker's interpreter cannot import."""
+    here = {name for one in values if (name := _module_of(one))}
+    return {name for name in here if name in sys.modules and not is_importable(name)}
+
+
+def _why_not(target: functions.Function[Any, Any]) -> str:
+    """Why it cannot be pickled as things stand; "" where it can."""
+    error = _refusal_of(target)
+    if error is None:
+        return ""
+    body, names = target.body, ""
+    if isinstance(body, FunctionType):
+        found = inspect.getclosurevars(body)
+        refers = {**found.globals, **found.nonlocals}
+        names = ", ".join(name for name, one in refers.items() if _refusal_of(one) is not None)
+    told = f"{type(error).__name__}: {error}"
+    return (
+        f"{functions.name_of(target)} is not in the broker, which is a process of its own: "
+        f"{names or 'what it refers to'} cannot be carried there ({told}): make "
+        f"{names or 'that'} in the function or in load(), or put both into a module that can be "
+        "imported"
+    )
+
+
+def _refusal_of(value: Any) -> Exception | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:
+        return error
+    return None
 
 
 def _is_table(value: Any) -> bool:

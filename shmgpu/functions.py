@@ -52,6 +52,7 @@ by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
 _advice = ""  # how to come by a broker that has more
+_obstacle: Callable[[Function[Any, Any]], str] | None = None  # why that one could not get it
 _names: list[str] | None = None  # of what that broker has; None: what this process had
 # While functions are carried to a broker that is started by exec: the modules that no fresh
 # interpreter finds, so that theirs go by value; else None.
@@ -79,14 +80,17 @@ def resolve_by(
     resolver: Callable[[Function[Any, Any]], int] | None,
     names: list[str] | None,
     advice: str = "",
+    obstacle: Callable[[Function[Any, Any]], str] | None = None,
 ) -> None:
     """From now on functions have the rows that ``resolver`` says; None: this process's own.
 
     ``names`` are what the broker has; None where it has all that this process had decorated.
-    ``advice`` says how to come by a broker that has another.
+    ``advice`` says how to come by a broker that has another; ``obstacle`` says of one why it could
+    not go there, where it could not.
     """
-    global _resolver, _names, _advice
+    global _resolver, _names, _advice, _obstacle
     _advice = advice
+    _obstacle = obstacle
     _resolver = resolver
     _names = names
     for own_row, target in by_row.items():
@@ -249,6 +253,8 @@ class Function(Generic[P, R]):
         """Why helpers do not have this function, or it is not called, in a sentence."""
         if self.refused:
             return self.refused
+        if _obstacle is not None and (reason := _obstacle(self)):
+            return reason
         if _resolver is None or _names is None:
             return (
                 f"{self.name} was decorated after the broker had started, so helpers do not "

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, config, core, device, functions, logs, runtime, seeds, spawn
+from shmgpu import attach, carry, config, core, device, functions, logs, runtime, seeds, spawn
 from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -448,7 +448,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
         spawned.end(0.0)
         raise
     link.arena.made_larger_by = OWN_ARENA
-    functions.resolve_by(known.row_of, None)
+    functions.resolve_by(known.row_of, None, obstacle=carry.obstacle)
     has_room = config.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
         Runtime(slot, link, link.arena, dict(known.pools), door=address if has_room else "")

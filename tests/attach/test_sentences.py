@@ -125,6 +125,20 @@ def test_a_program_whose_directory_was_deleted_is_told_to_change_into_another(pl
     assert status == 1 and "LaunchError: the directory in which" in complained, complained
 
 
+@pytest.mark.parametrize(
+    "joins",
+    ["", "threading.Thread(target=threading.Event().wait, daemon=True).start(); shmgpu.init()\n"],
+)
+def test_a_function_that_could_not_be_carried_says_what_it_refers_to(place, joins):
+    """Also to who joins the broker that another program has started without it."""
+    code = FUNCTION.replace("2 * x", "LOCK and 2 * x").replace("import", "import threading,", 1)
+    code += f"LOCK = threading.Lock()\n{joins}double(np.ones(1))\n"
+    for _ in range(1 if joins else 2):
+        (error,) = complaint(place, code).split("BadFunction: ")[1:]
+        assert error.startswith("script:double is not in the broker, which is a process of its own")
+        assert "LOCK cannot be carried there (TypeError" in error and "make LOCK in the" in error
+
+
 @pytest.fixture
 def ticker():
     """A thread of the program's own."""

@@ -258,7 +258,7 @@ def test_a_function_that_cannot_be_carried_is_left_out_with_a_warning(busybody, 
         assert local(np.ones(1)).tolist() == [2]
         with pytest.raises(shmgpu.BadFunction):
             locked()
-    assert "locked cannot be carried over" in caplog.text
+    assert "locked is not in the broker" in caplog.text
 
 
 def test_a_function_that_is_defined_anew_is_not_taken_for_the_one_that_the_broker_has(busybody):
