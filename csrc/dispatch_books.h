@@ -126,6 +126,8 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d);
 /* dispatch_handout.c */
 void shmi_dispatch_hand_out(shmi_dispatch_t *d);
 /* Request `number`, room for a result that helper h keeps, waits for its turn in h's pipe. */
+/* The status of a call that none of these helpers will run: they were let go, or given up. */
+int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement);
 void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number);
 /* Room that a dead child made for results is no room any more. */
 void shmi_dispatch_drop_grows(shmi_dispatch_t *d, int slot);

@@ -21,6 +21,15 @@ static void protocol_error(shmi_dispatch_t *d, int slot) {
   }
 }
 
+/* A place among the helpers may be empty: only what is none was named by mistake. */
+static int why_not_there(const shmi_dispatch_t *d, const shmi_frame_t *frame, uint64_t expected) {
+  uint64_t beyond = d->config.helpers < 64 ? UINT64_MAX << d->config.helpers : 0;
+  uint64_t named = frame->placement;
+  int is_gang = (frame->flags & SHMI_FRAME_GANG) != 0;
+  if ((named & ~beyond) == 0 || (is_gang && (named & beyond) != 0)) return SHM_EPLACEMENT;
+  return shmi_dispatch_why_gone(d, named & ~expected);
+}
+
 static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   shmi_child_t *child = &d->children[slot];
   if (child->outstanding >= child->window) {
@@ -34,6 +43,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
                                 .pool_count = d->config.pools};
   int status = shmi_frame_check_request(frame, &bounds);
   const shmi_function_t *function = NULL;
+  if (status == SHM_EPLACEMENT) status = why_not_there(d, frame, expected);
   if (status == SHM_OK) {
     function = shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
     if (function == NULL) status = SHM_EBAD_FUNCTION;

@@ -264,7 +264,8 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
                ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
   if (again) {
     if (!shmi_schedule_requeue(d->schedule, number)) {
-      shmi_dispatch_answer_plain(d, number, SHM_ENO_HELPERS);
+      shmi_dispatch_answer_plain(d, number,
+                                 shmi_dispatch_why_gone(d, r->frame.placement | UINT64_C(1) << h));
       return;
     }
     /* A call that was never begun may be handed over as often as helpers die. */
@@ -318,18 +319,29 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   shmi_dispatch_flush_replies(d);
 }
 
-void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
+int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement) {
+  for (int h = 0; h < d->config.helpers; h++) {
+    int is_named = (placement >> h & 1) != 0;
+    if (is_named && d->board->helper_stats[h].state == SHM_HELPER_GIVEN_UP) return SHM_ENO_HELPERS;
+  }
+  return SHM_EHELPER_GONE;
+}
+
+static void drop_helper(shmi_dispatch_t *d, int h, int pool_too, int state, int status) {
   uint32_t number;
-  d->board->helper_stats[h].state = SHM_HELPER_GIVEN_UP;
+  d->board->helper_stats[h].state = state;
   while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
-    shmi_dispatch_answer_plain(d, number, SHM_ENO_HELPERS);
+    shmi_dispatch_answer_plain(d, number, status);
   }
   shmi_dispatch_flush_replies(d);
 }
 
+void shmi_dispatch_give_up_helper(shmi_dispatch_t *d, int h, int pool_too) {
+  drop_helper(d, h, pool_too, SHM_HELPER_GIVEN_UP, SHM_ENO_HELPERS);
+}
+
 void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
-  shmi_dispatch_give_up_helper(d, h, 0);
-  d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
+  drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);
   if (d->helpers[h].state == SHMI_PEER_NONE) return; /* dead, and not replaced yet */
   shmi_schedule_helper_down(d->schedule, h);
   d->helpers[h].is_retiring = 1;

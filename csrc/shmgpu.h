@@ -77,7 +77,8 @@ enum shm_status {
   SHM_EPLACEMENT = -35,
   SHM_ENO_CHILD_SLOT = -36,
   SHM_ENO_BOARD = -37,
-  SHM_EREFUSED = -38
+  SHM_EREFUSED = -38,
+  SHM_EHELPER_GONE = -39
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */

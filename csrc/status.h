@@ -65,7 +65,7 @@
   X(SHM_ENOT_RUNNING, -32, "no broker is running: launch one first")                               \
   X(SHM_ETOO_LARGE, -33, "the result is larger than a helper keeps for its caller")                \
   X(SHM_EUNSUPPORTED, -34, "this kernel lacks what the broker needs: use Linux 5.10 or newer")     \
-  X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")                       \
+  X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")  \
   X(SHM_ENO_CHILD_SLOT, -36,                                                                       \
     "every place for a child is taken: wait for one, or start the broker with more")                  \
   X(SHM_ENO_BOARD, -37,                                                                            \
@@ -73,6 +73,9 @@
     "version of shmgpu that it runs")                                                              \
   X(SHM_EREFUSED, -38,                                                                             \
     "the broker does not let this process in: it must be started by the same user, with the same "  \
-    "version of shmgpu")
+    "version of shmgpu")                                                                           \
+  X(SHM_EHELPER_GONE, -39,                                                                         \
+    "the helper that it was to run on is not there, because its pool was scaled (shmgpu scale, "    \
+    "gpu_workers): name one that is, or none")
 
 #endif

@@ -60,6 +60,7 @@ ENO_HELPERS: int = _lib.SHM_ENO_HELPERS
 ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
 ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
 EPLACEMENT: int = _lib.SHM_EPLACEMENT
+EHELPER_GONE: int = _lib.SHM_EHELPER_GONE
 
 # The value of a reply whose status is EBAD_PARAMS: the block lies where it may, and is none that
 # the function reads. 0: it does not lie there.
@@ -119,6 +120,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     EBAD_POOL: errors.ConfigError,
     EPLACEMENT: errors.ConfigError,
     ENO_HELPERS: errors.NoHelpers,
+    EHELPER_GONE: errors.NoHelpers,
     ETOO_LARGE: errors.ResultTooLarge,
 }
 

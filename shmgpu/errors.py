@@ -103,7 +103,7 @@ class HelperDied(ShmError):
 
 
 class NoHelpers(ShmError):
-    """Every helper that could serve the call is gone and will not be replaced."""
+    """Every helper that could serve the call is gone: given up, or let go by a scaling."""
 
 
 class CallTimeout(ShmError, TimeoutError):

@@ -24,7 +24,7 @@ from shmgpu import arrays, config, core, residents, runtime
 from shmgpu.arena import placed
 from shmgpu.arrays import aligned
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
-from shmgpu.errors import HelperDied, NotRunning, RemoteError
+from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.futures import CallFuture
 from shmgpu.graph import Node, Scalar
@@ -35,6 +35,7 @@ from shmgpu.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
+NOT_THERE = core.status_text(core.EHELPER_GONE)
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
@@ -61,7 +62,8 @@ class HelperLife:
         answered: order of the newest message that it has answered.
         reading: arrays of that, where it goes on with it after the answer: it may read them until
             it answers the next.
-        is_over: it died.
+        is_over: it died, or was let go.
+        was_let_go: its pool was scaled.
         died_over: order of the first message that told so: what is later, its replacement has done.
     """
 
@@ -74,6 +76,7 @@ class HelperLife:
         "reading",
         "told",
         "unneeded",
+        "was_let_go",
     )
 
     def __init__(self, number: int) -> None:
@@ -84,6 +87,7 @@ class HelperLife:
         self.answered = 0
         self.reading: list[Any] = []
         self.is_over = False
+        self.was_let_go = False
         self.died_over = 0
 
     def heard(self, message: Message) -> None:
@@ -291,7 +295,7 @@ class Recorder:
                 if self._deliver(message, wait):
                     break
             else:
-                self._spoil(message, HelperDied("helpers died over these tensors again and again"))
+                self._spoil(message, HelperDied(_given_up(message.life)))
         except BaseException:
             # Ctrl-C, an arena without room: what was not done can be asked for again.
             self.pending = [node for node in roots if node.value is None] + self.pending
@@ -306,11 +310,11 @@ class Recorder:
         while self._sent and (len(self._sent) > at_most or self._sent[0][0].done()):
             future, message = self._sent.popleft()
             error = future.exception()  # not raised: its traceback would keep the message alive
-            if isinstance(error, (HelperDied, RemoteError)):
+            if error is not None:
+                if not isinstance(error, (HelperDied, RemoteError)) and not _is_let_go(error):
+                    raise error
                 self._fell(message, error)
                 continue
-            if error is not None:
-                raise error
             if message.life.is_over:
                 self._rehome(message)
             message.life.heard(message)
@@ -374,7 +378,7 @@ class Recorder:
         if not _is_death(error):
             self._spoil(message, error)
             return
-        self._bury(message.life, message.order)
+        self._bury(message.life, message.order, error)
         if message.handles or message.tries >= MAX_TRIES:
             self._spoil(message, HelperDied(_lost(message.life, message.kept)))
             return
@@ -390,22 +394,32 @@ class Recorder:
         """A message that waited while its helper died was done by the replacement."""
         if message.order < message.life.died_over:
             return
-        message.life = life = self._lives[message.life.number]
+        number = message.life.number
+        message.life = life = self._lives.setdefault(number, HelperLife(number))
         life.told.add(message.known.number)
         for node in message.kept:
             if type(node.value) is Resident and node.value.life.is_over:
                 node.value.life = life
                 life.nbytes += node.value.nbytes
 
-    def _bury(self, life: HelperLife, order: int) -> None:
-        """That helper is dead; whoever has its number now holds nothing."""
+    def _bury(self, life: HelperLife, order: int, error: BaseException) -> None:
+        """That helper is dead; whoever has its number now, if anybody, holds nothing."""
         life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
+        life.was_let_go = _is_let_go(error)
         life.reading = []
-        if self._lives[life.number] is life:
+        if self._lives.get(life.number) is life:
             self._lives[life.number] = HelperLife(life.number)
+            if life.was_let_go:
+                self._forget_absent()
             if observer is not None:
                 observer.died(life.number)
+
+    def _forget_absent(self) -> None:
+        """Place nothing any more at helpers that were let go, as long as there are others."""
+        rows = stats()["helpers"]
+        there = {n: life for n, life in self._lives.items() if rows[n]["state"] in IN_USE}
+        self._lives = there or self._lives
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
@@ -528,18 +542,18 @@ class Recorder:
                     if code or UNKNOWN_PROGRAM not in str(error):
                         raise
                     self._ask(message, known.code, port)
-        except (HelperDied, RemoteError) as error:
+        except BaseException as error:
+            if not isinstance(error, (HelperDied, RemoteError)) and not _is_let_go(error):
+                life.unneeded.extendleft(reversed(message.freed))
+                raise
             if not _is_death(error):
                 self._spoil(message, error)
                 return True
-            self._bury(life, message.order)
+            self._bury(life, message.order, error)
             if observer is not None:
                 observer.failed(message, error)
             self._settle(0)  # what was in flight beside it may be done again, and this then as well
             return False
-        except BaseException:
-            life.unneeded.extendleft(reversed(message.freed))
-            raise
         if wait:
             life.heard(message)
         life.told.add(known.number)
@@ -585,17 +599,39 @@ class Recorder:
 
 def _is_death(error: BaseException) -> bool:
     """Whether that says that the helper died, or is another one than the child knew."""
+    if isinstance(error, HelperDied) or _is_let_go(error):
+        return True
     told = str(error)
-    return isinstance(error, HelperDied) or UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
+    return UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
+
+
+def _is_let_go(error: BaseException) -> bool:
+    """Whether that says that the helper is not there because its pool was scaled."""
+    return isinstance(error, NoHelpers) and NOT_THERE in str(error)
+
+
+def _end_of(life: HelperLife) -> str:
+    if life.was_let_go:
+        return f"helper {life.number} was let go when its pool was scaled"
+    return f"helper {life.number} has died"
 
 
 def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
     shapes = ", ".join(f"{node.spec.dtype.name} {node.spec.shape}" for node in nodes[:8])
     return (
-        f"helper {life.number} has died, and with it tensors that it held ({shapes}"
+        f"{_end_of(life)}, and with it went tensors that it held ({shapes}"
         f"{', ...' if len(nodes) > 8 else ''}): make them anew, or load the state_dict that was "
         "saved last"
     )
+
+
+def _given_up(life: HelperLife) -> str:
+    if life.was_let_go:
+        return (
+            f"{_end_of(life)}, and with it the last one that these tensors may live on: have it "
+            "made again (shmgpu scale), or choose with gpu_workers() after shmgpu.disconnect()"
+        )
+    return "helpers died over these tensors again and again"
 
 
 # ---- walks over nodes --------------------------------------------------------------------------

@@ -148,10 +148,15 @@ def test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason(place):
         "shmgpu.connect()\n"
         "try:\n"
         "    served_here.double.options(helpers=[2])(np.zeros(1))\n"
-        "except shmgpu.ShmError as error:\n"
+        "except shmgpu.NoHelpers as error:\n"
         "    print(error)\n"
-    )
-    assert "none of the helpers asked for exists" in said
+        "try:\n"
+        "    served_here.double.options(helpers=[3])(np.zeros(1))\n"
+        "except shmgpu.ConfigError as error:\n"
+        "    print(error)\n"
+    ).splitlines()
+    assert "is not there, because its pool was scaled" in said[0]
+    assert "none of the helpers asked for exists" in said[1]
 
 
 def test_the_log_says_what_was_scaled_and_what_was_refused(tmp_path):
@@ -198,7 +203,50 @@ def test_a_call_that_waits_for_company_at_one_that_is_let_go_fails_at_once(place
         "try:\n"
         "    alone.result(timeout=20)\n"
         "except shmgpu.NoHelpers as error:\n"
-        "    print(type(error).__name__)\n"
+        "    print(error)\n"
     )
-    assert said.splitlines()[-1] == "NoHelpers"
+    assert "is not there, because its pool was scaled" in said.splitlines()[-1]
+    states(place, [READY, ABSENT, ABSENT])
+
+
+TENSORS = """
+import collections, subprocess, sys
+import shmgpu as gt
+gt.connect()
+held = collections.defaultdict(list)
+for n in range(9):
+    one = gt.ones(1000) + n
+    assert one.sum().item() == 1000 * (n + 1)
+    held[one._node.value.life.number].append((n, one))
+print(sorted(held))
+subprocess.run([sys.executable, "-m", "shmgpu.cli", "scale", "1"], check=True)
+while [row["state"] for row in gt.stats()["helpers"]] != [2, 6, 6]: pass
+unasked = []
+for n in range(3):
+    unasked.append(gt.ones(1000) * n)
+    gt.lazy.current().send()  # nobody waits for it
+for n in range(9):
+    assert (gt.ones(1000) + n).sum().item() == 1000 * (n + 1)
+assert [one.sum().item() for one in unasked] == [0, 1000, 2000]
+print(len({one.data[1] == n + 1 for n, one in held[0]}))
+for _, one in held[1] + held[2]:
+    try:
+        (one * 2).data
+    except gt.HelperDied as error:
+        print(error)
+"""
+
+
+def test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_are_gone(
+    place,
+):
+    scale(place, "3")
+    states(place, [READY, READY, READY])
+    said = place.program(TENSORS).splitlines()
+    assert said[0] == "[0, 1, 2]"
+    assert said[2] == "1"
+    gone = [
+        f"helper {n} was let go when its pool was scaled, and with it went tensors" for n in (1, 2)
+    ]
+    assert len(said) > 4 and all(any(one in told for one in gone) for told in said[3:])
     states(place, [READY, ABSENT, ABSENT])

@@ -314,7 +314,7 @@ TEST(a_call_that_is_held_for_a_helper_that_is_let_go_is_answered) {
   turn();
   shmi_dispatch_retire_helper(d, 1);
   CHECK_EQ(child_reads(0), 1);
-  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_ENO_HELPERS);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_EHELPER_GONE);
   expect_all_ended();
   close_peers();
 }
@@ -337,7 +337,34 @@ TEST(a_call_that_a_dead_helper_had_goes_to_another_or_is_answered) {
   shmi_dispatch_retire_helper(d, 1 - at);
   helper_dies(1 - at);
   CHECK_EQ(child_reads(0), 3);
-  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_ENO_HELPERS);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_EHELPER_GONE);
+  expect_all_ended();
+  close_peers();
+}
+
+TEST(a_call_for_a_helper_that_is_not_there_is_told_why) {
+  open_peers(1, 3, 1);
+  const struct {
+    uint64_t mask;
+    int status;
+  } cases[] = {{2, SHM_EHELPER_GONE}, {4, SHM_ENO_HELPERS}, {6, SHM_ENO_HELPERS},
+               {8, SHM_EPLACEMENT},   {10, SHM_EHELPER_GONE}};
+  shmi_dispatch_retire_helper(d, 1);
+  shmi_dispatch_give_up_helper(d, 2, 0);
+  for (int i = 0; i < 5; i++) {
+    child_sends(0, bound_to(fn_plain, cases[i].mask));
+    turn();
+    CHECK_EQ(child_reads(0), 1);
+    CHECK_EQ(shmi_status_from_wire(kids[0].last.status), cases[i].status);
+  }
+  shmi_frame_t gang = bound_to(fn_plain, 3);
+  gang.flags = SHMI_FRAME_GANG;
+  child_sends(0, gang);
+  gang.placement = 9; /* one is none of the broker's */
+  child_sends(0, gang);
+  turn();
+  CHECK_EQ(child_reads(0), 2);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_EPLACEMENT);
   expect_all_ended();
   close_peers();
 }

@@ -851,6 +851,36 @@ MUTANTS = [
     ),
     Mutant(
         "core",
+        "csrc/dispatch_helpers.c",
+        "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);",
+        "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_ENO_HELPERS);",
+        CORE + "test_a_call_that_is_held_for_a_helper_that_is_let_go_is_answered",
+    ),
+    Mutant(
+        "core",
+        "csrc/dispatch_children.c",
+        "if (status == SHM_EPLACEMENT) status = why_not_there(d, frame, expected);",
+        "(void)why_not_there;",
+        CORE + "test_a_call_for_a_helper_that_is_not_there_is_told_why",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/lazy.py",
+        "    return isinstance(error, NoHelpers) and NOT_THERE in str(error)",
+        "    return False",
+        SCALE + "test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_"
+        "are_gone",
+    ),
+    Mutant(
+        "calls",
+        "shmgpu/lazy.py",
+        "                self._forget_absent()",
+        "                pass",
+        SCALE + "test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_"
+        "are_gone",
+    ),
+    Mutant(
+        "core",
         "csrc/port.c",
         "if (!port.leading && port.drainers > 0) return;",
         "",
