@@ -123,6 +123,7 @@ class _Digest:
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # so that no two have one address
         self._storages: dict[tuple[int, int], bytes] = {}  # digests of what views share
+        self._importable: dict[str, bool] = {}  # of modules: importers look through all folders
 
     def put(self, *words: str | bytes) -> None:
         for word in words:
@@ -172,6 +173,7 @@ class _Digest:
                 digests.append(_plain(type(one), one))
                 continue
             walk = _Digest(self.is_plain, self.module)
+            walk._importable = self._importable
             walk._seen = dict(self._seen)  # an element may refer to the set that it is in
             walk.value(one)
             digests.append(walk.hash.hexdigest())
@@ -208,12 +210,17 @@ class _Digest:
         if self.is_plain:
             if name == self.module:
                 return False
-        elif functions.found(name, value.__qualname__) is None or not carry.is_importable(name):
+        elif functions.found(name, value.__qualname__) is None or not self._can_import(name):
             return False
         self.put("named", "" if self.is_plain else name, value.__qualname__)
         if not self.is_plain:
             self._file(sys.modules.get(name))
         return True
+
+    def _can_import(self, name: str) -> bool:
+        if name not in self._importable:
+            self._importable[name] = carry.is_importable(name)
+        return self._importable[name]
 
     def _file(self, module: Any) -> None:
         path = getattr(module, "__file__", None)
