@@ -7,6 +7,7 @@ its end. A member is a child like any other, but the broker did not fork it and 
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import pathlib
 import socket
@@ -73,18 +74,35 @@ class Membership:
         self.unpickles = unpickles  # what this broker answers with
         self.pid = os.getpid()
         self.leaving: tuple[ShmError, Runtime | None] | None = None  # why, and what is given up
+        self._told: set[str] = set()
 
     def caution(self, target: Any) -> None:
         """At the first call of a function: say where the broker runs other code than is here."""
-        if isinstance(target, functions.Function) and self.manifest.has_other_code(target):
-            what = "end it (shmgpu down) and start one with this program's"
-            if self.manifest.key:
-                what = "shmgpu.disconnect() and shmgpu.ensure() give it one that runs this code"
-            logger.warning(
-                "the broker runs other code as %s than this program has: %s",
-                manifest.name_of(target),
-                what,
-            )
+        if not isinstance(target, functions.Function):
+            return
+        if self.manifest.has_other_code(target):
+            self._warn(f"runs other code as {manifest.name_of(target)} than this program has")
+        session = carry.load_of(sys.modules.get(getattr(target.body, "__module__", "")))
+        if session is not None and self.manifest.has_other_session(session):
+            self._warn_of_session(session)
+
+    def caution_asked(self, session: Any) -> None:
+        """Say so where the broker, which somebody else has started, lacks the session asked for."""
+        if callable(session) and not self.manifest.makes(session):
+            self._warn_of_session(session)
+
+    def _warn_of_session(self, session: Any) -> None:
+        name = functions.name_of_body(session)
+        self._warn(f"made its sessions with other code than {name} has in this program")
+
+    def _warn(self, what: str) -> None:
+        if what in self._told:
+            return
+        self._told.add(what)
+        way = "end it (shmgpu down) and start one with this program's"
+        if self.manifest.key:
+            way = "shmgpu.disconnect() and shmgpu.ensure() give it one that runs this code"
+        logger.warning("the broker %s: %s", what, way)
 
     def resolve(self, target: functions.Function[Any, Any]) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
@@ -267,7 +285,7 @@ def _enter(
         functions.resolve_by(
             membership.resolve,
             sorted(known.rows),
-            automatic.advice(known),
+            functools.partial(automatic.advice, known),
             carry.obstacle if known.key else None,
         )
         atexit.register(disconnect)
@@ -373,10 +391,13 @@ def ensure(
     while True:
         if connection is not None:
             try:
-                return _wait_in(place, connection, wait, trust_broker)
+                joined = _wait_in(place, connection, wait, trust_broker)
             except (BrokerDied, core.NoAnswer):  # it is ending, or loading
                 if until is not None and time.monotonic() > until:
                     raise
+            else:
+                joined.caution_asked(settings.get("session"))
+                return joined
             time.sleep(LOOK_AGAIN_S)
         # Whoever starts one has this until it can be joined.
         with door.locked(place, ".starting", door.STARTED_WITHIN_S if timeout is None else timeout):
@@ -424,6 +445,8 @@ def _share(
             else:
                 if shared is not None and place == shared.place:
                     shared.grow(joined.manifest.pools)
+                else:
+                    joined.caution_asked(settings.get("session"))
                 return joined
         elif shared is not None:
             # Whoever starts one has this until it can be joined.

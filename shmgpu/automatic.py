@@ -13,10 +13,22 @@ import contextlib
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import carry, config, core, device, door, identity, manifest, sources, spawn
+from shmgpu import (
+    carry,
+    config,
+    core,
+    device,
+    door,
+    functions,
+    identity,
+    manifest,
+    sources,
+    spawn,
+)
 from shmgpu.errors import LaunchError, SessionError, ShmError
 from shmgpu.logs import logger
 
@@ -243,16 +255,21 @@ def _asked(place: pathlib.Path, pool: int, helpers: int = 0) -> int:
         return before
 
 
-def advice(known: manifest.Manifest) -> str:
+def advice(known: manifest.Manifest, target: functions.Function[Any, Any]) -> str:
     """What to do for a function that this broker does not have."""
     if known.key:
         return (
             "it was decorated after this program had joined; call shmgpu.disconnect() and "
             "shmgpu.ensure(), which starts one that has it"
         )
+    module = getattr(target.body, "__module__", "MODULE")
+    if module in functions.MAIN:
+        module = os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or "FILE")
     return (
-        "end it (shmgpu down) and start one with the module that defines it (shmgpu up MODULE), or "
-        "call shmgpu.init(), which starts one for this program alone"
+        "a broker of shmgpu up serves the modules that it was started with, as they were then: "
+        f"restart it with this one, too (shmgpu down, then shmgpu up ... {module}), or have a "
+        "broker of this program's own: call shmgpu.init() before anything else, or set "
+        "SHMGPU_SOCKET to a path where none listens, and the first call starts one there"
     )
 
 

@@ -167,6 +167,7 @@ def up(
             entrance,
             manifest.of_this_process(
                 plan.pools,
+                {setup.session for setup in plan.setups if setup.session is not None},
                 devices=",".join(sorted({setup.device for setup in plan.setups})),
                 **(words or {}),
             ),

@@ -51,7 +51,7 @@ MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing run
 by_row: dict[int, Function[Any, Any]] = {}
 _late: list[Function[Any, Any]] = []  # decorated while a broker ran
 _resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
-_advice = ""  # how to come by a broker that has more
+_advice: Callable[[Function[Any, Any]], str] | None = None  # on how to come by one that has it
 _obstacle: Callable[[Function[Any, Any]], str] | None = None  # why that one could not get it
 _names: list[str] | None = None  # of what that broker has; None: what this process had
 # While functions are carried to a broker that is started by exec: the modules that no fresh
@@ -79,14 +79,14 @@ def register_late() -> None:
 def resolve_by(
     resolver: Callable[[Function[Any, Any]], int] | None,
     names: list[str] | None,
-    advice: str = "",
+    advice: Callable[[Function[Any, Any]], str] | None = None,
     obstacle: Callable[[Function[Any, Any]], str] | None = None,
 ) -> None:
     """From now on functions have the rows that ``resolver`` says; None: this process's own.
 
     ``names`` are what the broker has; None where it has all that this process had decorated.
-    ``advice`` says how to come by a broker that has another; ``obstacle`` says of one why it could
-    not go there, where it could not.
+    ``advice`` says how to come by a broker that has one it lacks; ``obstacle`` why one could not go
+    there, where it could not.
     """
     global _resolver, _names, _advice, _obstacle
     _advice = advice
@@ -127,9 +127,18 @@ class Batch:
 
 def name_of(target: Function[Any, Any]) -> str:
     """``module:qualname``; a script that is run is called what it would be imported as."""
-    if target.known_as:
-        return target.known_as
-    module = getattr(target.body, "__module__", "") or ""
+    return target.known_as or name_of_body(target.body)
+
+
+def name_of_body(body: Callable[..., Any]) -> str:
+    """The same of what is not decorated."""
+    name = getattr(body, "__qualname__", type(body).__name__)
+    return f"{module_of(body)}:{name}"
+
+
+def module_of(body: Callable[..., Any]) -> str:
+    """The name by which another program imports the module that a function stands in."""
+    module = getattr(body, "__module__", "") or ""
     if module in MAIN:
         main = sys.modules.get(module) or sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
@@ -140,7 +149,7 @@ def name_of(target: Function[Any, Any]) -> str:
             module = os.path.splitext(os.path.basename(os.path.dirname(path)))[0]
         elif path:
             module = os.path.splitext(os.path.basename(path))[0]
-    return f"{module}:{target.name}"
+    return module
 
 
 def found(module: str, name: str) -> Any:
@@ -261,9 +270,10 @@ class Function(Generic[P, R]):
                 "know it: move its definition above launch() or init()"
             )
         there = ", ".join(name for name in _names if not name.startswith(OWN))
+        advice = f"{_advice(self)}; " if _advice is not None else ""
         return (
-            f"the broker that was joined has no {self.body.__module__}:{self.name}: {_advice}; it "
-            f"has {there or 'no functions'}"
+            f"the broker that was joined has no {name_of(self)}: {advice}it has "
+            f"{there or 'no functions'}"
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

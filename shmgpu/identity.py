@@ -87,16 +87,16 @@ def _meant(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def fingerprint(target: functions.Function[Any, Any]) -> str:
+def fingerprint(body: Any) -> str:
     """Of a function's code, and of the plain values and functions of its own module it refers to.
 
     "" for a body that has none (a callable), and for values that are nested too deeply.
     """
-    if not isinstance(target.body, types.FunctionType):
+    if not isinstance(body, types.FunctionType):
         return ""
-    walk = _Digest(is_plain=True, module=target.body.__module__)
+    walk = _Digest(is_plain=True, module=body.__module__)
     try:
-        walk.value(target.body)
+        walk.value(body)
     except RecursionError:
         return ""
     return walk.hash.hexdigest()

@@ -9,13 +9,15 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from shmgpu import functions, identity
 from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
+
+T = TypeVar("T")
 
 WORDS = ("key", "instance", "program", "devices", "idle_timeout")
 _LIMIT = 16 << 20  # bytes of one that are read
@@ -32,6 +34,7 @@ class Manifest:
         rows: row of each function, by ``module:qualname``.
         pools: number of each pool, by name.
         prints: fingerprint of each function's code, by its row; none where it has no code.
+        sessions: fingerprint of each session function, by ``module:qualname``.
         pickles: rows of the functions whose arguments and results may be pickled.
         key: what its programs have in common, where it started by itself; see
             :class:`shmgpu.automatic.Shared`.
@@ -45,6 +48,7 @@ class Manifest:
     pools: Mapping[str, int]
     prints: Mapping[int, str] = field(default_factory=dict)
     pickles: frozenset[int] = frozenset()
+    sessions: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
     instance: str = ""
     program: str = ""
@@ -56,18 +60,21 @@ class Manifest:
 
         What is run as a script may have been imported from its package by the broker.
         """
-        name = name_of(target)
-        row = self.rows.get(name, 0)
-        if row or getattr(target.body, "__module__", "") not in functions.MAIN:
-            return row
-        found = [row for known, row in self.rows.items() if known.endswith(f".{name}")]
-        return found[0] if len(found) == 1 else 0
+        return _of_name(self.rows, name_of(target), target.body) or 0
 
     def has_other_code(self, target: functions.Function[Any, Any]) -> bool:
         """Whether the broker runs other code by that function's name than this process has."""
-        known, own = self.prints.get(self.row_of(target), ""), _print_of(target)
-        # What two interpreters compile of one source differs.
-        return known[:_VERSION_LETTERS] == own[:_VERSION_LETTERS] and known != own
+        return _differ(self.prints.get(self.row_of(target), ""), _print_of(target.body))
+
+    def has_other_session(self, session: Callable[..., Any]) -> bool:
+        """Whether it makes its sessions with other code by that function's name."""
+        known = _of_name(self.sessions, functions.name_of_body(session), session)
+        return known is not None and _differ(known, _print_of(session))
+
+    def makes(self, session: Callable[..., Any]) -> bool:
+        """Whether it makes sessions with the very code of that function, whatever its name."""
+        own = _print_of(session)
+        return not own or any(not _differ(known, own) for known in self.sessions.values())
 
     def write(self) -> int:
         """Into a memory file that nobody can change any more; a descriptor for reading it."""
@@ -97,20 +104,41 @@ class Manifest:
             pools = {str(name): int(number) for name, number in found["pools"].items()}
             prints = {int(row): str(text) for row, text in found["prints"].items()}
             pickles = frozenset([int(row) for row in found["pickles"]])
+            sessions = {str(name): str(text) for name, text in found["sessions"].items()}
             words = {name: str(found[name]) for name in WORDS}
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             raise ConfigError(f"the broker's manifest cannot be read ({error})") from error
-        return cls(rows, pools, prints, pickles, **words)
+        return cls(rows, pools, prints, pickles, sessions, **words)
 
 
-def of_this_process(pools: Mapping[str, int], **words: str) -> Manifest:
-    """Of a broker that this process is about to start; ``words`` are its key and the like."""
+def of_this_process(
+    pools: Mapping[str, int], sessions: Iterable[Callable[..., Any]] = (), **words: str
+) -> Manifest:
+    """Of a broker that this process is about to start, and that makes its sessions with these.
+
+    ``words`` are its key and the like.
+    """
     rows = functions.by_row
-    prints = {row: text for row, f in rows.items() if (text := _print_of(f))}
+    prints = {row: text for row, f in rows.items() if (text := _print_of(f.body))}
+    makers = {functions.name_of_body(one): _print_of(one) for one in sessions}
     pickles = frozenset([row for row, f in rows.items() if f.pickle])
-    return Manifest({name_of(f): row for row, f in rows.items()}, pools, prints, pickles, **words)
+    names = {name_of(f): row for row, f in rows.items()}
+    return Manifest(names, pools, prints, pickles, makers, **words)
 
 
-def _print_of(target: functions.Function[Any, Any]) -> str:
-    found = identity.fingerprint(target)
+def _of_name(known: Mapping[str, T], name: str, body: Any) -> T | None:
+    """What is known by that name, or by that of a package's module which is run as a script."""
+    if name in known or getattr(body, "__module__", "") not in functions.MAIN:
+        return known.get(name)
+    found = [value for other, value in known.items() if other.endswith(f".{name}")]
+    return found[0] if len(found) == 1 else None
+
+
+def _differ(known: str, own: str) -> bool:
+    """Whether two fingerprints are of different code: what two interpreters compile differs."""
+    return known[:_VERSION_LETTERS] == own[:_VERSION_LETTERS] and known != own
+
+
+def _print_of(body: Any) -> str:
+    found = identity.fingerprint(body)
     return found and _VERSION + found

@@ -256,7 +256,28 @@ def test_one_that_stands_by_itself_is_joined_as_it_is_and_only_calls_of_other_co
     assert "unused" not in complained and "shmgpu down" in complained
     write(place, "other.py", SCRIPT.replace("times", "product"))
     status, _, complained = place.run("other.py")
-    assert status == 1 and "BadFunction" in complained and "shmgpu down" in complained
+    assert status == 1 and "BadFunction: the broker that was joined has no other:pr" in complained
+    assert "(shmgpu down, then shmgpu up ... other.py)" in complained
+    more = {"SHMGPU_SOCKET": str(place.directory / "mine.sock")}  # as it advises, too
+    assert place.run("other.py", **more)[1].startswith("3 ")
+    assert place.run("shmgpu", "down", "--all", **more)[0] == 0
+
+
+OTHER_SESSION = "the broker made its sessions with other code than mine:load has in this program"
+
+
+def test_so_does_a_session_function_that_is_not_what_the_broker_made_its_sessions_with(place):
+    script = SCRIPT.replace("print(int", 'if __name__ == "__main__": print(int')
+    write(place, "mine.py", script)
+    assert place.run("shmgpu", "up", "--detach", "--devices", "cpu", "mine.py")[0] == 0
+    asks = "import numpy as np, shmgpu, mine\nshmgpu.ensure(session=mine.load)\n"
+    for session, times in (("return 1", 0), ("return 1000", 1)):
+        write(place, "mine.py", script.replace("return 1", session))
+        for words in (("mine.py",), ("-c", f"{asks}print(mine.times(np.ones(1))[0])\n")):
+            status, said, complained = place.run(*words)
+            assert status == 0 and said[:1] == "3", complained
+            assert complained.count(OTHER_SESSION) == times, (words, complained)
+            assert "times" not in complained
 
 
 @pytest.mark.parametrize("name", ["make", "from json import load\ndef make"])
