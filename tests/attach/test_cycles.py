@@ -40,12 +40,16 @@ print("right" if not wrong and turn > 10 else f"{{wrong}} wrong of {{turn}}", fl
 
 
 def held(pid: int) -> dict[str, int]:
-    """What a process holds that could be held for nothing."""
+    """What a process holds that could be held for nothing.
+
+    Mappings of files only: how many pieces the allocator's own memory is in is its affair.
+    """
     process = pathlib.Path(f"/proc/{pid}")
+    maps = (process / "maps").read_text()
     return {
         "descriptors": len(os.listdir(process / "fd")),
         "threads": len(os.listdir(process / "task")),
-        "mappings": len((process / "maps").read_text().splitlines()),
+        "mappings": len(re.findall(r"^.* [1-9]\d* +/.*$", maps, re.MULTILINE)),
     }
 
 

@@ -102,6 +102,7 @@ def test_the_demo_leaves_multiprocessing_out_where_it_is_told_to(monkeypatch):
     assert [options.baseline for options in asked] == [True, False]
 
 
+@pytest.mark.slow  # another training, to see what is drawn meanwhile
 def test_the_demo_draws_progress_on_a_terminal(tmp_path):
     master, terminal = pty.openpty()
     # A terminal without a size, as openpty makes it, has no room for a bar.

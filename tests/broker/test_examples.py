@@ -127,13 +127,13 @@ def test_every_example_is_run_here():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWN) | ATTACHED | SERVED
 
 
-# They train, or serve a large network, for as long as it takes: seconds.
-SLOW = {"characters.py", "digits_network.py", "own_model.py"}
+# The others cost a start of Python and of torch each; `make doorstep` runs them all, as installed.
+AT_ONCE = {"quickstart.py", "tensors_basic.py"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow) if one in SLOW else one for one in SHOWN],
+    [one if one in AT_ONCE else pytest.param(one, marks=pytest.mark.slow) for one in SHOWN],
 )
 def test_an_example_shows_what_it_is_about(name):
     lines = run(sys.executable, str(EXAMPLES / name)).splitlines()

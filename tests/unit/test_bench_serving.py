@@ -53,6 +53,7 @@ def test_a_server_answers_rightly_and_is_measured(name, configuration):
     }
 
 
+@pytest.mark.slow  # a server each, with wrk or without; tests/serve asks the same of one
 @pytest.mark.parametrize("configuration", SHMGPU.configurations)
 def test_shmgpu_serves_what_the_peers_do_and_shared_memory(configuration):
     for module in ("shmgpu._core", *SHMGPU.needs):

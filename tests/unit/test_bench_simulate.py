@@ -170,6 +170,7 @@ def test_a_load_that_nobody_runs_is_refused(wrong):
         Load(**{"children": 1, "helpers": 1, **wrong})
 
 
+@pytest.mark.slow  # hundreds of predictions
 def test_costs_are_found_again_from_three_runs_and_predict_a_fourth():
     # A machine half as fast, and dear to wake: not where the search begins.
     true = Costs(**{name: 2 * getattr(COSTS, name) for name in calibration.NAMES})
@@ -193,6 +194,7 @@ def test_ten_loads_are_judged_and_none_of_them_is_calibrated_on():
     assert {10, 20_000} <= services
 
 
+@pytest.mark.slow  # builds a program, and waits until it has run
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_measured_side_says_what_the_model_says():
     try:
