@@ -1,4 +1,4 @@
-"""The command line: ``shmgpu demo``, ``doctor``, ``up``, ``serve``, ``top``, ``trace`` and more.
+"""The command line: ``shmgpu demo``, ``doctor``, ``up``, ``list``, ``serve``, ``top`` and more.
 
 Owns arguments, exit statuses, and what a saved trace's summary and the doctor's findings look
 like. A misuse or a failure that shmgpu knows ends in one sentence on standard error: status 2
@@ -30,6 +30,7 @@ from shmgpu import (
     device,
     doctor,
     door,
+    logs,
     modules,
     spawn,
     top,
@@ -201,6 +202,16 @@ def _parser() -> argparse.ArgumentParser:
     add("helpers", type=_pools, metavar="N", help="or POOL=N,POOL=N where there are pools")
     add("--path", metavar="PATH", help="of the broker's socket")
     changed.set_defaults(run=_scale)
+
+    listed = commands.add_parser(
+        "list",
+        help="name the brokers that run, with their logs",
+        description="Name the running brokers of yours: the one of shmgpu up, and those that "
+        "programs have started, each with its socket, and the log that has what it and its "
+        "helpers print.",
+    )
+    listed.add_argument("--path", metavar="PATH", help="of one broker's socket")
+    listed.set_defaults(run=_list)
 
     ended = commands.add_parser(
         "down",
@@ -379,7 +390,7 @@ def show(
     return "\n".join(lines)
 
 
-# ---- shmgpu up, scale, down ----------------------------------------------------------------
+# ---- shmgpu up, scale, list, down ----------------------------------------------------------------
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -411,6 +422,7 @@ def _up(options: argparse.Namespace) -> int:
         place = door.path_of(options.path)
         print(f"a broker serves at {place}: end it with Ctrl-C, or with shmgpu down", flush=True)
 
+    logs.write_by_line()
     try:
         daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
     except modules.NotLoaded as error:
@@ -438,6 +450,12 @@ def _group(name: str | None) -> int | None:
 def _scale(options: argparse.Namespace) -> int:
     for scaled in control.scale(options.helpers, path=options.path):
         print(scaled)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = control.listed(options.path)
+    print("\n".join(map(str, found)) or "no broker of yours runs")
     return 0
 
 

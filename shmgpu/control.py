@@ -1,7 +1,7 @@
-"""Commands for a broker that runs: how many helpers each pool has, and its end.
+"""Commands for brokers that run: how many helpers each pool has, which there are, and their end.
 
-Owns what ``shmgpu scale`` and ``shmgpu down`` do. What a scaling means is C's (csrc/crew.h), and
-the end is a SIGTERM: the broker drains.
+Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. What a scaling means is
+C's (csrc/crew.h), and the end is a SIGTERM: the broker drains.
 """
 
 from __future__ import annotations
@@ -65,6 +65,51 @@ def all_running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path
     if path is None and found == [place]:
         found += automatic.running(place)
     return found
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A broker that runs."""
+
+    pid: int
+    program: str
+    path: pathlib.Path
+    log: pathlib.Path | None
+
+    def __str__(self) -> str:
+        log = f"log     {self.log}" if self.log else "output  where shmgpu up was started"
+        by = f", started by {self.program}" if self.program else ""
+        return f"process {self.pid}{by}\n  socket  {self.path}\n  {log}"
+
+
+def listed(path: str | os.PathLike[str] | None = None) -> list[Listed]:
+    """All brokers of the user, or the one at that path."""
+    found = []
+    for place in all_running(path):
+        known, connection = automatic.ask(place), door.knock(place)
+        if known is None or connection is None:  # it has just ended
+            continue
+        with connection:
+            pid = _process_of(connection)
+        log = door.beside(place, ".log")
+        found.append(Listed(pid, known.program, place, log if _prints_to(pid, log) else None))
+    return found
+
+
+def _prints_to(pid: int, log: pathlib.Path) -> bool:
+    """Whether that is its output, and not what another broker left at the same place."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/fd/1", log)
+    except PermissionError:  # another user's
+        return log.exists()
+    except OSError:
+        return False
+
+
+def _process_of(connection: socket.socket) -> int:
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
@@ -152,9 +197,7 @@ def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -
         ConfigError: several run, and none is named.
     """
     with _knock(_the_one(path, ", or all of them with --all")) as connection:
-        size = struct.calcsize("3i")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        pid: int = struct.unpack("3i", credentials)[0]
+        pid = _process_of(connection)
         try:
             process = os.pidfd_open(pid)
         except OSError as error:

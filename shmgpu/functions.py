@@ -535,6 +535,8 @@ def function(
     ``__array_interface__``), plain values, and tuples, lists and dicts of them; so is the
     result. Arrays that lie in the caller's arena are not copied, and are there to be read: NumPy
     arrays are read-only, and writing to tensors in place is an error that ``debug=True`` finds.
+    What it prints is the broker's output: of one that the first call started, a log that
+    ``shmgpu list`` names.
 
     Args:
         body: the function, when used without parentheses.

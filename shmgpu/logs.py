@@ -6,7 +6,9 @@ optional handler that ``SHMGPU_LOG=INFO`` asks for. Never touches the root logge
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
 
 from shmgpu import config
@@ -48,6 +50,13 @@ class Pause:
         left_out, self._left_out = self._left_out, 0
         self._next = now + self._seconds
         return left_out
+
+
+def write_by_line() -> None:
+    """Write out each line as it is printed, also into a file that somebody reads meanwhile."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def set_role(name: str) -> None:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, daemon, door, functions, manifest, runtime, settings, sources
+from shmgpu import config, core, daemon, door, functions, logs, manifest, runtime, settings, sources
 from shmgpu.door import PrivateDoor
 from shmgpu.errors import LaunchError, SessionError, ShmError
 from shmgpu.modules import NotLoaded
@@ -62,6 +62,7 @@ def main(request: Mapping[str, Any]) -> None:
     """Be a broker until it ends; the interpreter's exit status says how."""
     sys.argv[:] = ["shmgpu"]
     config.leave_unknown()
+    logs.write_by_line()
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import sys
 import threading
 import types
@@ -137,6 +139,20 @@ def test_a_function_that_could_not_be_carried_says_what_it_refers_to(place, join
         (error,) = complaint(place, code).split("BadFunction: ")[1:]
         assert error.startswith("script:double is not in the broker, which is a process of its own")
         assert "LOCK cannot be carried there (TypeError" in error and "make LOCK in the" in error
+
+
+def test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names(place):
+    prints = FUNCTION.replace("return", "print('seen in a helper'); return")
+    (place.directory / "prints.py").write_text(f"{prints}double(np.ones(1))\n")
+    status, _, complained = place.run("prints.py", PYTHONUNBUFFERED="")
+    assert status == 0, complained
+    status, said, complained = place.run("shmgpu", "list")
+    assert status == 0, complained
+    found = re.search(r"process \d+, started by prints.py\n  socket  (.+)\n  log     (.+)\n", said)
+    socket, log = found.groups()
+    assert "seen in a helper\n" in pathlib.Path(log).read_text()
+    assert place.run("shmgpu", "list", "--path", socket)[1] == found[0]
+    assert place.run("shmgpu", "list", "--path", f"{place.path}.none")[1].startswith("no broker")
 
 
 @pytest.fixture
