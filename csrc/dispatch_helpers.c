@@ -182,6 +182,11 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
   }
 }
 
+/* Each has a share of the cores: have them look how many they are. */
+static void let_all_look(shmi_dispatch_t *d) {
+  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].is_to_hear = 1;
+}
+
 int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int files_fd,
                              int pid, uint32_t generation) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -201,6 +206,7 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->is_blocked = 0;
   helper->heard_early = 0;
   helper->is_retiring = 0;
+  if (d->board->helper_stats[h].state != SHM_HELPER_UNUSED) let_all_look(d);
   helper->is_to_hear = 0;
   helper->told = 0;
   helper->answered = NULL;
@@ -347,6 +353,7 @@ void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
   d->helpers[h].is_retiring = 1;
   d->retiring |= UINT64_C(1) << h;
   d->board->helper_stats[h].state = SHM_HELPER_LEAVING;
+  let_all_look(d);
   shmi_dispatch_close_retired(d);
 }
 

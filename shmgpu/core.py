@@ -70,6 +70,8 @@ HAS_FAULTS = hasattr(_lib, "shm_fault_arm")  # the test build, in which roles ca
 
 CHILD_RUNNING: int = _lib.SHM_CHILD_RUNNING
 HELPER_GIVEN_UP: int = _lib.SHM_HELPER_GIVEN_UP
+HELPER_LEAVING: int = _lib.SHM_HELPER_LEAVING
+HELPER_ABSENT: int = _lib.SHM_HELPER_ABSENT
 MAX_HELPERS: int = _lib.SHM_MAX_HELPERS
 MAX_POOLS: int = _lib.SHM_MAX_POOLS
 MAX_CHILDREN: int = _lib.SHM_MAX_CHILDREN

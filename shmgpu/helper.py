@@ -20,6 +20,7 @@ from shmgpu.batches import BatchDesk
 from shmgpu.entries import Helper
 from shmgpu.logs import logger
 from shmgpu.modules import own_traceback
+from shmgpu.shares import Share
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack
@@ -38,6 +39,7 @@ class Setup:
         gpu_memory: cap on device memory, bytes; 0 means none.
         parked: bytes of results that may wait for room.
         children: how many arenas there are.
+        share: of the cores; None where the threads are what was asked for.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Setup:
         gpu_memory: int,
         parked: int,
         children: int,
+        share: Share | None = None,
     ) -> None:
         self.session = session
         self.device = device_name
@@ -57,6 +60,7 @@ class Setup:
         self.gpu_memory = gpu_memory
         self.parked = parked
         self.children = children
+        self.share = share
 
 
 def run(number: int, generation: int, setup: Setup, report: Callable[[str, str], None]) -> int:
@@ -75,6 +79,8 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         regions = [(core.arena_base(child), size) for child in range(setup.children)]
         place = device.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
         helper.when_children_leave.append(place.let_go_of_old_arenas)
+        if setup.share is not None:
+            helper.when_children_leave.append(setup.share.look)
         if setup.session is not None:
             helper.session = setup.session(helper)
     except BaseException as error:

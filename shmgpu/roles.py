@@ -152,6 +152,10 @@ class RoleHost(core.Host):
         if not waiting.calm() and setup.threads > 1 and not plan.threads_given:
             logger.info("compute threads would spin while they wait: this helper has one")
             setup.threads = 1
+            setup.share = None
+        if setup.share is not None:
+            setup.share.blas = self._blas
+            setup.threads = setup.share.threads = setup.share.wanted()
         if setup.threads:
             self._blas.set(setup.threads)
         else:

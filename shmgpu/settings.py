@@ -16,6 +16,7 @@ from shmgpu import config, core, device, functions, logs, runtime
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.helper import Setup
 from shmgpu.logs import logger
+from shmgpu.shares import Share
 
 # Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
 # two pipes, a pidfd, the file in which it leaves its report, and of a helper one end of a socket.
@@ -96,7 +97,9 @@ class Settings:
             name == "cpu" and not absent
             for name, absent in zip(names, self.helper_absent, strict=True)
         )
-        share = threads or device.threads_of_helper(device.cores(), on_cpu)
+        cores = device.cores()
+        share = threads or device.threads_of_helper(cores, on_cpu)
+        is_shared = not threads
         if share > 1 and on_cpu and device.openmp_pool_is_used():
             logger.warning(
                 "an OpenMP pool was used in this process before the launch, and a forked "
@@ -105,6 +108,8 @@ class Settings:
                 share,
             )
             share = 1
+            is_shared = False
+        computing = [number for number, place in enumerate(names) if place == "cpu"]
         for number, place in enumerate(names):
             pool = list(counts)[self.helper_pool[number]]
             made = _of_pool(session, pool, counts, "session")
@@ -121,6 +126,9 @@ class Settings:
                     gpu_memory,
                     self.parked,
                     self.slots,
+                    Share(number, computing, cores, share)
+                    if is_shared and place == "cpu"
+                    else None,
                 )
             )
         # A GPU helper holds two messages, so that copy and compute can overlap.

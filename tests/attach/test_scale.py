@@ -250,3 +250,55 @@ def test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_
     ]
     assert len(said) > 4 and all(any(one in told for one in gone) for told in said[3:])
     states(place, [READY, ABSENT, ABSENT])
+
+
+NINE_CORES = """
+import os, sys
+import numpy as np
+import torch
+import shmgpu
+from shmgpu import device
+device.cores = lambda: 9
+
+def load(helper):
+    if helper.id == 1:
+        torch.set_num_threads(7)  # of its own choice
+
+@shmgpu.function(arrays="numpy")
+def threads(helper, x):
+    return np.array([torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])])
+"""
+
+SHARES = """
+import time
+import numpy as np, nine_cores, shmgpu
+from shmgpu import control
+shmgpu.connect()
+
+def become(wanted):
+    until = time.monotonic() + 30
+    found = None
+    while found != wanted and time.monotonic() < until:
+        states = [row["state"] for row in shmgpu.stats()["helpers"]]
+        ready = [n for n, state in enumerate(states) if state == 2]
+        found = [nine_cores.threads.options(helpers=[n])(np.zeros(1)).tolist() for n in ready]
+    assert found == wanted, found
+
+become([[8, 8]])
+control.scale(2)
+become([[4, 4], [7, 4]])
+control.scale(3)
+become([[2, 2], [7, 4], [2, 2]])
+control.scale(1)
+become([[8, 8]])
+"""
+
+
+def test_helpers_share_the_cores_among_as_many_as_there_are(tmp_path):
+    """A number of threads that a session function chose stays."""
+    place = Place(tmp_path)
+    (tmp_path / "nine_cores.py").write_text(NINE_CORES)
+    environment = {"PYTHONPATH": f"{tmp_path}:{place.environment['PYTHONPATH']}"}
+    words = ("--helpers", "1", "--max-helpers", "3", "--threads", "0")
+    with place.up(*words, "--session", "nine_cores:load", "nine_cores", **environment):
+        place.program(SHARES, **environment)

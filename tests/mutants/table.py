@@ -873,6 +873,20 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
+        "shmgpu/shares.py",
+        "if torch is not None and torch.get_num_threads() != self.threads:",
+        "if False:",
+        SCALE + "test_helpers_share_the_cores_among_as_many_as_there_are",
+    ),
+    Mutant(
+        "calls",
+        "csrc/dispatch_helpers.c",
+        "  let_all_look(d);\n  shmi_dispatch_close",
+        "  shmi_dispatch_close",
+        SCALE + "test_helpers_share_the_cores_among_as_many_as_there_are",
+    ),
+    Mutant(
+        "calls",
         "shmgpu/lazy.py",
         "                self._forget_absent()",
         "                pass",

@@ -80,6 +80,7 @@ PYTHON_ROOMS = [
     "waiting",
     "blas",
     "device",
+    "shares",
     "functions",
     "entries",
     "watching",
