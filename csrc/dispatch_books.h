@@ -122,12 +122,12 @@ void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* likewi
 void shmi_dispatch_look_at_pages(shmi_dispatch_t *d);
 /* Those that are retiring and hold nothing any more: close their pipes. */
 void shmi_dispatch_close_retired(shmi_dispatch_t *d);
+/* The status of a call that none of these helpers will run: they were let go, or given up. */
+int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement);
 
 /* dispatch_handout.c */
 void shmi_dispatch_hand_out(shmi_dispatch_t *d);
 /* Request `number`, room for a result that helper h keeps, waits for its turn in h's pipe. */
-/* The status of a call that none of these helpers will run: they were let go, or given up. */
-int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement);
 void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number);
 /* Room that a dead child made for results is no room any more. */
 void shmi_dispatch_drop_grows(shmi_dispatch_t *d, int slot);
