@@ -167,7 +167,7 @@ def up(
             entrance,
             manifest.of_this_process(
                 plan.pools,
-                {setup.session for setup in plan.setups if setup.session is not None},
+                _sessions_of(plan),
                 devices=",".join(sorted({setup.device for setup in plan.setups})),
                 **(words or {}),
             ),
@@ -178,6 +178,11 @@ def up(
     finally:
         signal.signal(signal.SIGHUP, lambda number, frame: None)
         core.set_quotas([])
+
+
+def _sessions_of(plan: Settings) -> list[Any]:
+    """The functions that make its helpers' sessions, each once."""
+    return list({id(s.session): s.session for s in plan.setups if s.session is not None}.values())
 
 
 def _refuse_pickles() -> None:

@@ -83,9 +83,9 @@ def test_the_server_without_its_extra_says_what_to_install(place):
 
 def test_a_misspelt_variable_is_warned_of_once_whoever_starts_the_broker(place):
     told = "SHMGPU_HELPRS means nothing to shmgpu: unset it, or use SHMGPU_HELPERS"
-    joins = "double(np.ones(1)); shmgpu.disconnect(); shmgpu.ensure()\n"
+    starts = joins = "double(np.ones(1)); shmgpu.disconnect(); shmgpu.ensure()\n"
     by_exec = "import threading; threading.Thread(target=shmgpu.init).start()\n"
-    for code in (joins, by_exec):
+    for code in (starts, joins, by_exec):
         (place.directory / "script.py").write_text(FUNCTION + code)
         status, _, complained = place.run("script.py", SHMGPU_HELPRS="2")
         assert status == 0 and complained.count(told) == 1, complained

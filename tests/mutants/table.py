@@ -52,6 +52,7 @@ PARKING = "tests/unit/test_parking.py::"
 SCALE = "tests/attach/test_scale.py::"
 MUTATES = "tests/broker/test_mutates.py::"
 KEPT = "tests/broker/test_arena_size.py::"
+SENTENCES = "tests/attach/test_sentences.py::"
 
 MUTANTS = [
     Mutant(
@@ -1107,6 +1108,65 @@ MUTANTS = [
         "return True",
         KEPT + "test_refused_submits_do_not_search_for_garbage_each_time",
     ),
+    Mutant(
+        "sentences",
+        "shmgpu/attach.py",
+        "    config.warn_unknown()\n",
+        "",
+        SENTENCES + "test_a_misspelt_variable_is_warned_of_once_whoever_starts_the_broker",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/config.py",
+        "if name in _warned_of:",
+        "if False:",
+        "tests/unit/test_config.py::test_a_variable_that_means_nothing_is_warned_of_once",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/logs.py",
+        "            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]\n",
+        "            pass\n",
+        SENTENCES + "test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/attach.py",
+        "if session is not None and self.manifest.has_other_session(session):",
+        "if False:",
+        AUTOMATIC
+        + "test_so_does_a_session_function_that_is_not_what_the_broker_made_its_sessions_with",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/attach.py",
+        "if callable(session) and not self.manifest.makes(session):",
+        "if False:",
+        AUTOMATIC
+        + "test_so_does_a_session_function_that_is_not_what_the_broker_made_its_sessions_with",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/attach.py",
+        "            carry.obstacle if known.key else None,\n",
+        "            None,\n",
+        SENTENCES + "test_a_function_that_could_not_be_carried_says_what_it_refers_to",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/interop.py",
+        "    if name in INDEXING:\n",
+        "    if False:\n",
+        "tests/tensors/test_interop.py::"
+        "test_tensors_of_pytorch_are_indexed_and_sized_by_those_of_shmgpu",
+    ),
+    Mutant(
+        "sentences",
+        "shmgpu/roles.py",
+        "said = error.sentence if isinstance(error, RemoteError) else str(error)",
+        "said = str(error)",
+        LAUNCH + "test_a_helpers_traceback_is_told_once_where_a_child_fails_by_it",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
@@ -1115,6 +1175,7 @@ THEMES: dict[str, str] = {
     "calls": "what a call may write to, and what an idle one keeps of the arena",
     "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
+    "sentences": "what a newcomer is told, once and at the right moment",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
 
