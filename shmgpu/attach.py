@@ -369,8 +369,9 @@ def ensure(
             of ``shmgpu up`` does, and one that listens there is taken as it is.
         path: see :func:`connect`; one that is named is used as with modules.
         wait: see :func:`connect`.
-        timeout: seconds that its start may take, and that another program's is waited for; None
-            waits until it is ready or has failed, and ten minutes for another program's.
+        timeout: seconds that its start may take, and that another program's is waited for; one
+            that takes longer is ended. None waits until it is ready or has failed, and ten minutes
+            for another program's.
         trust_broker: see :func:`connect`.
         settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
             session (a function, or its name), slots, idle_timeout, ... One that runs already and

@@ -27,6 +27,7 @@ from shmgpu.errors import ConfigError, LaunchError, SessionError
 
 T = TypeVar("T")
 
+ENDS_WITHIN_S = 5.0  # a broker that was told to; then it is killed
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
 # The program of the new interpreter: a file, so that its command line says what it serves.
@@ -44,6 +45,10 @@ class NotFoundThere(LaunchError):
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
         self.module = module
+
+
+class NotInTime(LaunchError):
+    """Nobody waits for a broker any longer that is not ready."""
 
 
 class Spawned:
@@ -67,8 +72,8 @@ class Spawned:
         """Return when programs can join.
 
         Raises:
-            LaunchError, SessionError, ConfigError: as the broker did; or it ended without a word,
-                or is not ready in time.
+            LaunchError, SessionError, ConfigError: as the broker did; or it ended without a word.
+            NotInTime: it goes on starting.
         """
         until = None if timeout is None else time.monotonic() + timeout
         said = b""
@@ -76,7 +81,7 @@ class Spawned:
             while not said.endswith(b"\n"):
                 left = None if until is None else max(0.0, until - time.monotonic())
                 if not select.select([self._report], [], [], left)[0]:
-                    raise LaunchError(
+                    raise NotInTime(
                         f"the broker was not ready within {timeout:g} s{self._last_words()}"
                     )
                 piece = os.read(self._report, 65536)
@@ -90,10 +95,21 @@ class Spawned:
             raise self._error(told)
 
     def abandon(self) -> None:
-        """Nobody waits for one that was to outlive this process: have it end, however far it is."""
-        if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+        """Nobody waits for one that was to outlive this process: have it end, however far it is.
+
+        Returns when it has, for whoever comes next starts another in its place.
+        """
+        if not self._pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(self._pid)
+            try:
+                signal.pidfd_send_signal(process, signal.SIGTERM)
+                if not select.select([process], [], [], ENDS_WITHIN_S)[0]:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)  # and so end its helpers
+                    select.select([process], [], [], ENDS_WITHIN_S)
+            finally:
+                os.close(process)
 
     def end(self, timeout: float) -> None:
         """Wait until it has ended, for so many seconds; then kill it, and its helpers with it."""
@@ -262,7 +278,7 @@ def start(
         spawned = spawn(request, words=words, log=door.beside(path, ".log"))
         try:
             spawned.wait_ready(timeout)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, NotInTime):
             spawned.abandon()
             raise
 

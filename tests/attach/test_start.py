@@ -96,13 +96,15 @@ def test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines(place)
     )
     code = textwrap.dedent(
         """
-        import os, time
+        import os, select, time
         from shmgpu import spawn
         from shmgpu.attach import ensure
 
         class Clock:
             @staticmethod
-            def select(*_):  # the three seconds are over once the helper loads
+            def select(*what):  # the three seconds are over once the helper loads
+                if what[3] in (0, spawn.ENDS_WITHIN_S):
+                    return select.select(*what)
                 while not os.path.exists("loading"):
                     time.sleep(0.01)
                 return [], [], []
@@ -116,8 +118,37 @@ def test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines(place)
         _, complained = process.communicate(timeout=30)
         assert "was not ready within 3 s" in complained
         assert "still loading" in complained
+        assert place.program(JOIN).startswith("[2.0]")  # by the next one, which serves others
     finally:
         place.run("shmgpu", "down")
+
+
+@pytest.mark.parametrize("moment", ["imports", "loading"])
+def test_of_a_start_that_takes_too_long_nothing_goes_on(place, moment):
+    """Neither while modules are imported nor while a session is made, whatever that heeds."""
+    (place.directory / "stuck.py").write_text(
+        "import os, signal, sys, time, shmgpu\n"
+        "def stay():\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    open('pid', 'w').write(str(os.getpid()))\n"
+        "    os.rename('pid', 'here')\n"
+        "    time.sleep(60)\n"
+        "@shmgpu.function(arrays='numpy')\ndef f(helper): pass\n"
+        + ("stay()\n" if moment == "imports" else "def load(helper):\n    stay()\n")
+    )
+    code = (
+        "from shmgpu import spawn\n"
+        "from shmgpu.attach import ensure\n"
+        "spawn.ENDS_WITHIN_S = 0.5\n"
+        "ensure(['stuck.py'], devices='cpu', arena='1MiB', threads=1, timeout=2)\n"
+    )
+    status, _, complained = place.run("-c", code)
+    assert status == 1 and "was not ready within 2 s" in complained
+    found = place.directory / "here"
+    if found.exists():  # on a busy machine it has not come so far
+        until(lambda: not is_alive(int(found.read_text())), "it has ended")
+    assert place.program(JOIN).startswith("[2.0]")
+    place.run("shmgpu", "down")
 
 
 def test_a_script_is_served_by_its_own_functions(place):

@@ -933,6 +933,14 @@ MUTANTS = [
     ),
     Mutant(
         "sharing",
+        "shmgpu/spawn.py",
+        "(KeyboardInterrupt, SystemExit, NotInTime)",
+        "(KeyboardInterrupt, SystemExit)",
+        "tests/attach/test_start.py::"
+        "test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines",
+    ),
+    Mutant(
+        "sharing",
         "shmgpu/automatic.py",
         "                    _asked(self.place, pools[name], count)",
         "                    pass",
