@@ -49,7 +49,7 @@ def test_f28_a_start_with_threads_running_is_refused_and_names_them():
     try:
         with pytest.raises(shmgpu.LaunchError, match=r"busybody") as caught:
             launch()
-        assert "end these threads first" in str(caught.value)
+        assert "end these threads before it" in str(caught.value)
         assert init()[0] == [1]  # which starts a fresh interpreter then
     finally:
         stop.set()
