@@ -270,8 +270,8 @@ class RoleHost(core.Host):
         self._end_bar()
         if event["exit_status"] == core.ESIGNALLED and core.stop_signal() == signal.SIGINT:
             _tell_terminal(
-                "shmgpu: ending as soon as helpers have finished the calls that they hold, or in "
-                f"{self.plan.grace:g} s (grace=); Ctrl-C again ends them at once"
+                "shmgpu: ending as soon as helpers have finished the calls that they hold, or "
+                f"after {self.plan.grace:g} s of grace; Ctrl-C again ends them at once"
             )
         if self.on_draining is not None:
             self.on_draining()

@@ -59,7 +59,7 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_does_not_wait(tmp_path):
     try:
         said(terminal, "at work")
         os.killpg(program.pid, signal.SIGINT)
-        said(terminal, "or in 500 s (grace=); Ctrl-C again ends them at once")
+        said(terminal, "or after 500 s of grace; Ctrl-C again ends them at once")
         os.killpg(program.pid, signal.SIGINT)
         assert program.wait(DEADLINE_S) == -signal.SIGINT
     finally:
