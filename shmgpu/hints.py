@@ -73,7 +73,7 @@ def _about_parameters(
         called = ", ".join(["helper", *names])
         return (
             " (a decorated function's first parameter is the helper that runs it, which callers "
-            f"leave out: write def {target.name}({called}))"
+            f"leave out: if {names[0]} is an argument, write def {target.name}({called}))"
         )
     if not misfits:
         return ""

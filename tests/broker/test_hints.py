@@ -47,7 +47,8 @@ def running():
 def test_a_function_without_a_parameter_for_the_helper_is_told_how_to_write_one(function):
     with pytest.raises(shmgpu.RemoteError) as caught:
         function(np.ones((1, 2)))
-    assert f"leave out: write def {function.name}(helper, x))" in caught.value.message
+    told = f"leave out: if x is an argument, write def {function.name}(helper, x))"
+    assert told in caught.value.message
 
 
 def test_so_is_one_that_takes_the_helper_for_an_argument():
