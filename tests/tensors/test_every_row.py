@@ -178,11 +178,12 @@ def test_a_sentence_names_what_is_wrong_where_it_is_recorded(engine):
 
 def test_the_page_of_operations_is_current():
     page = importlib.import_module("shmgpu.ops.page")
-    assert page.PAGE.read_text(encoding="utf-8") == page.text(), (
+    text = page.text()
+    assert page.PAGE.read_text(encoding="utf-8") == text, (
         "run python -m shmgpu.ops.page and commit what it writes"
     )
     for name in ops.TABLE:
-        assert f"| `{name}` |" in page.text()
+        assert f"| `{name}` |" in text
 
 
 def test_shapes_that_do_not_fit_a_layer_are_refused_where_it_is_recorded(engine):
