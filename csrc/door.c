@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,7 +27,7 @@ enum {
   WAITING = 64,          /* guests that wait for a place */
   KNOCKS = 256,          /* that are heard at once: who knocks without end holds up nobody inside */
   GUESTS = WAITING + 16, /* so that who only asks for something finds room beside them */
-  GROUPS = 256
+  GROUPS = 64 /* of a user; more are counted first */
 };
 #define HELLO_NS UINT64_C(2000000000) /* how long a guest may stand there and say nothing */
 
@@ -124,20 +125,28 @@ static int may_command(int fd) {
   return peer_of(fd, &who) && (who.uid == geteuid() || who.uid == 0);
 }
 
+/* Whether a group is one of those that whoever stands there has beside its first. */
+static int is_member(int fd, gid_t wanted) {
+  gid_t few[GROUPS], *groups = few, *many = NULL;
+  socklen_t bytes = sizeof few;
+  int got = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, few, &bytes), found = 0;
+  if (got != 0 && errno == ERANGE && bytes > sizeof few) { /* it says how many there are */
+    groups = many = malloc(bytes);
+    if (many != NULL) got = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, many, &bytes);
+  }
+  for (size_t i = 0; got == 0 && i < bytes / sizeof *groups && !found; i++) {
+    found = groups[i] == wanted;
+  }
+  free(many);
+  return found;
+}
+
 static int may_enter(int fd) {
   if (may_command(fd)) return 1;
   struct ucred who;
-  socklen_t bytes;
   if (!peer_of(fd, &who)) return 0;
-  gid_t wanted = (gid_t)shmi_crew.config.door_gid, groups[GROUPS];
-  if (wanted == 0) return 0;
-  if (who.gid == wanted) return 1;
-  bytes = sizeof groups;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &bytes) != 0) return 0;
-  for (size_t i = 0; i < bytes / sizeof *groups; i++) {
-    if (groups[i] == wanted) return 1;
-  }
-  return 0;
+  gid_t wanted = (gid_t)shmi_crew.config.door_gid;
+  return wanted != 0 && (who.gid == wanted || is_member(fd, wanted));
 }
 
 /* Whoever knocks waits outside until there may be a descriptor for it: who looked again at once would

@@ -852,6 +852,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
+        "csrc/door.c",
+        "got != 0 && errno == ERANGE && bytes > sizeof few",
+        "0",
+        "tests/attach/test_other_users.py::"
+        "test_a_member_is_let_in_whether_the_group_is_its_first_or_one_of_its_others",
+    ),
+    Mutant(
+        "core",
         "csrc/dispatch_helpers.c",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_ENO_HELPERS);",
