@@ -276,7 +276,8 @@ typedef struct shm_event {
   int is_final;                /* a death: the helper (the child) is not replaced */
   int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a helper's death: 1: it is given up, and yet tried again;
+  int attempts;                /* a helper's death: 1: it is given up, and yet tried again; 2: it was
+                                * let go by then, because its pool needs fewer, and is not replaced;
                                 * a child's: how often it was restarted so far, since its last
                                 * long life; of a delay: how often it was tried in vain */
   uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */

@@ -306,14 +306,24 @@ static int others_are_up(int index) {
   return 0;
 }
 
-/* One that its pool no longer needs has ended; maybe the pool needs one again by now. */
-static void retired(int index, int pid, uint64_t at_ns) {
+/* One that its pool no longer needs has ended, or has died over what it still held; maybe the pool
+ * needs one again by now. */
+static void retired(int index, int pid, int exit_status, int has_died, const shmi_victim_t *victim,
+                    uint64_t at_ns) {
   shmi_crew_helper_t *helper = &crew.helpers[index];
   helper->was_let_go = 0;
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_RETIRED,
-                               .index = index,
-                               .pid = pid,
-                               .generation = helper->generation});
+  helper->deaths += has_died;
+  shmi_crew_tell((shm_event_t){
+      .kind = has_died ? SHM_EVENT_HELPER_DIED : SHM_EVENT_HELPER_RETIRED,
+      .index = index,
+      .pid = pid,
+      .exit_status = exit_status,
+      .generation = helper->generation,
+      .deaths = helper->deaths,
+      .reason = helper->reason,
+      .attempts = has_died && !helper->is_wanted ? 2 : 0,
+      .sequence = victim->sequence,
+      .function = victim->function});
   if (helper->is_wanted) helper->respawn_ns = at_ns;
 }
 
@@ -321,11 +331,12 @@ static void helper_ended(int index, int pid, int exit_status) {
   shmi_crew_helper_t *helper = &crew.helpers[index];
   uint64_t at_ns = shmi_clock_ns();
   shmi_victim_t victim;
+  int was_asked = shmi_dispatch_helper_is_closed(crew.dispatch, index);
   shmi_dispatch_remove_helper(crew.dispatch, index, &victim);
   crew.helpers_alive--;
   if (now.phase >= ENDING) return;
   if (now.phase != STARTING && helper->was_let_go) {
-    retired(index, pid, at_ns);
+    retired(index, pid, exit_status, !was_asked, &victim, at_ns);
     return;
   }
   helper->deaths++;

@@ -18,6 +18,7 @@ from shmgpu import core
 from shmgpu.logs import logger
 
 VMSTAT = "/proc/vmstat"  # has the kernel's count of processes it killed for want of memory
+LET_GO = 2  # the attempts of one that died when its pool needed it no longer
 
 Fields = dict[str, Any]
 
@@ -337,6 +338,8 @@ def _in(event: dict[str, int]) -> str:
 
 
 def _replacement(event: dict[str, int]) -> str:
+    if event["attempts"] == LET_GO:
+        return "not replaced: its pool needs fewer"
     if not event["is_final"]:
         tried = "given up, and tried again" if event["attempts"] else "replaced"
         return f"{tried} {_in(event)}"

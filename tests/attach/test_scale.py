@@ -173,6 +173,28 @@ def test_the_log_says_what_was_scaled_and_what_was_refused(tmp_path):
     assert "child_refused" not in log
 
 
+def test_one_that_dies_over_what_it_held_when_it_was_let_go_is_told_of_as_dead(tmp_path):
+    place = Place(tmp_path)
+    with place.up("--helpers", "2", "--max-helpers", "2", SHMGPU_LOG="info") as broker:
+        place.program(
+            "import pathlib, served_here, shmgpu\n"
+            "from shmgpu import control\n"
+            "shmgpu.connect()\n"
+            "one = served_here.crash.options(helpers=[1]).submit('let_go')\n"
+            "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
+            "control.scale(1)\n"
+            f"while shmgpu.stats()['helpers'][1]['state'] != {LEAVING}: pass\n"
+            "pathlib.Path('let_go').touch()\n"
+            "assert isinstance(one.exception(20), shmgpu.HelperDied)\n"
+            f"while shmgpu.stats()['helpers'][1]['state'] != {ABSENT}: pass\n"
+        )
+        broker.process.send_signal(signal.SIGTERM)
+        log = broker.end()
+    [told] = [line for line in log.splitlines() if "helper_died" in line]
+    assert "crash" in told and 'action="not replaced: its pool needs fewer"' in told
+    assert "helper_retired" not in log
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -158,10 +158,7 @@ def check_counts(ledger: Ledger, log: Counting, stats: dict[str, Any], window: i
         "nothing is queued or in flight": broker["queued"] == broker["in_flight"] == 0,
         "nobody broke the protocol": broker["protocol_errors"] == 0,
         "helper_deaths == the helpers' deaths": broker["helper_deaths"] == total(helpers, "deaths"),
-        # One that was let go and is killed meanwhile is told of as retired.
-        "helper_deaths == helper_died in the log": 0
-        <= broker["helper_deaths"] - told["helper_died"]
-        <= told["helper_retired"],
+        "helper_deaths == helper_died in the log": broker["helper_deaths"] == told["helper_died"],
         "helper_hangs == helper_hung in the log": broker["helper_hangs"] == told["helper_hung"],
         "helper_respawns == helper_respawned in the log": broker["helper_respawns"]
         == told["helper_respawned"],

@@ -860,6 +860,13 @@ MUTANTS = [
     ),
     Mutant(
         "core",
+        "csrc/supervise.c",
+        ".kind = has_died ? SHM_EVENT_HELPER_DIED : SHM_EVENT_HELPER_RETIRED,",
+        ".kind = SHM_EVENT_HELPER_RETIRED,",
+        SCALE + "test_one_that_dies_over_what_it_held_when_it_was_let_go_is_told_of_as_dead",
+    ),
+    Mutant(
+        "core",
         "csrc/dispatch_helpers.c",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_EHELPER_GONE);",
         "drop_helper(d, h, 0, SHM_HELPER_ABSENT, SHM_ENO_HELPERS);",
