@@ -170,11 +170,8 @@ def check_counts(ledger: Ledger, log: Counting, stats: dict[str, Any], window: i
         == broker["child_restarts"]
         == total(children, "restarts")
         == told["child_restarted"],
-        "every dead child's arena was cleared": broker["arenas_cleared"] >= deaths,
-        "no arena was cleared but a dead child's, or that of a process that a child forked": broker[
-            "arenas_cleared"
-        ]
-        <= deaths + sum(row["generation"] for row in children[ledger.children :]),
+        "every arena that was cleared was some slot's": broker["arenas_cleared"]
+        == total(children, "arenas"),
         "nobody died who was not killed": broker["helper_deaths"] + deaths
         <= ledger.get("kills") + broker["helper_hangs"],
         "no helper was taken for hung that was not": broker["helper_hangs"]
@@ -190,6 +187,13 @@ def check_counts(ledger: Ledger, log: Counting, stats: dict[str, Any], window: i
         ends = row["restarts"] if row["pid"] or slot < ledger.children else forks_killed
         claims[f"child {slot}: submitted == answered + dropped"] = (
             row["submitted"] == row["answered"] + row["dropped"]
+        )
+        # Of what is forked here, each that died; of others, each but one that is there at the end.
+        least, most = row["generation"] - 1, row["generation"]
+        if slot < ledger.children:
+            least = most = row["restarts"]
+        claims[f"child {slot}: its arena was cleared once for each who left it"] = (
+            least <= row["arenas"] <= most
         )
         claims[f"child {slot}: at most a window was dropped a death"] = (
             row["dropped"] <= window * ends
