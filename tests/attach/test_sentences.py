@@ -12,6 +12,7 @@ import pytest
 from attach.commands import Place
 
 import shmgpu
+from shmgpu import cli
 
 FUNCTION = (
     "import numpy as np, shmgpu\n"
@@ -141,18 +142,25 @@ def test_a_function_that_could_not_be_carried_says_what_it_refers_to(place, join
         assert "LOCK cannot be carried there (TypeError" in error and "make LOCK in the" in error
 
 
-def test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names(place):
+def test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names(
+    place, monkeypatch, capsys
+):
+    monkeypatch.setenv("SHMGPU_SOCKET", str(place.path))
+
+    def listed(*words):
+        assert cli.main(["list", *words]) == 0
+        return capsys.readouterr().out
+
     prints = FUNCTION.replace("return", "print('seen in a helper'); return")
     (place.directory / "prints.py").write_text(f"{prints}double(np.ones(1))\n")
     status, _, complained = place.run("prints.py", PYTHONUNBUFFERED="")
     assert status == 0, complained
-    status, said, complained = place.run("shmgpu", "list")
-    assert status == 0, complained
-    found = re.search(r"process \d+, started by prints.py\n  socket  (.+)\n  log     (.+)\n", said)
+    lines = r"process \d+, started by prints.py\n  socket  (.+)\n  log     (.+)\n"
+    found = re.search(lines, listed())
     socket, log = found.groups()
     assert "seen in a helper\n" in pathlib.Path(log).read_text()
-    assert place.run("shmgpu", "list", "--path", socket)[1] == found[0]
-    assert place.run("shmgpu", "list", "--path", f"{place.path}.none")[1].startswith("no broker")
+    assert listed("--path", socket) == found[0]
+    assert listed("--path", f"{place.path}.none").startswith("no broker")
 
 
 @pytest.fixture
