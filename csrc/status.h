@@ -63,7 +63,9 @@
   X(SHM_ECORRUPT, -31,                                                                             \
     "the arena's free lists were overwritten: something wrote past the end of its block")          \
   X(SHM_ENOT_RUNNING, -32, "no broker is running: launch one first")                               \
-  X(SHM_ETOO_LARGE, -33, "the result is larger than a helper keeps for its caller")                \
+  X(SHM_ETOO_LARGE, -33,                                                                           \
+    "the result is larger than a helper keeps for its caller: declare its shape with out=, or "    \
+    "raise SHMGPU_PARKED, or parked in the broker's quotas")                                       \
   X(SHM_EUNSUPPORTED, -34, "this kernel lacks what the broker needs: use Linux 5.10 or newer")     \
   X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")  \
   X(SHM_ENO_CHILD_SLOT, -36,                                                                       \

@@ -341,6 +341,7 @@ def test_a_view_keeps_its_result_alive(running):
 
 
 def test_exceptions_bring_type_message_and_traceback(running):
+    before = who()
     with pytest.raises(shmgpu.RemoteError) as caught:
         raises("value", "bad apple")
     assert caught.value.type_name == "ValueError"
@@ -352,6 +353,7 @@ def test_exceptions_bring_type_message_and_traceback(running):
         raises("own", "x" * 100_000)
     assert caught.value.type_name.endswith("OwnError")
     assert caught.value.message == "x" * 100_000
+    assert who() == before  # the helper lives on
 
 
 def test_inline_exceptions_have_the_original_as_their_cause():

@@ -15,6 +15,11 @@ def ones(helper, count):
     return np.ones(count, "uint8")
 
 
+@shmgpu.function(arrays="numpy", out=lambda count: shmgpu.Declared(count, "uint8"))
+def declared_ones(helper, count):
+    helper.out[...] = 1
+
+
 @shmgpu.function(arrays="numpy", batch=4)
 def first_row(helper, x):
     return x[:1]
@@ -49,6 +54,22 @@ def test_a_result_is_had_when_the_remembered_room_is_not(broker):
     with pytest.raises(shmgpu.ArenaFull):
         ones(40 << 20)
     assert ones(7).sum() == 7
+
+
+def test_a_result_larger_than_a_helper_keeps_is_refused_and_can_be_had_otherwise(monkeypatch):
+    def settled(parked):
+        monkeypatch.setenv("SHMGPU_PARKED", parked)
+        return shmgpu.init(helpers=1, devices="cpu", arena="4MiB")
+
+    with settled("64KiB"):
+        assert ones(60_000).sum() == 60_000
+        for ask in (ones, lambda count: ones.submit(count).result(20)):
+            with pytest.raises(shmgpu.ResultTooLarge, match=r"out=, or raise SHMGPU_PARKED, or"):
+                ask(100_000)
+        assert declared_ones(100_000).sum() == 100_000
+        assert ones(7).sum() == 7
+    with settled("128KiB"):
+        assert ones(100_000).sum() == 100_000
 
 
 def test_a_batched_function_is_held_to_its_rows_alone_too(broker):

@@ -35,6 +35,7 @@ def wait_for_go(helper, name: str) -> str:
     note(name)
     while not (FOLDER / "go").exists():
         time.sleep(0.005)
+    note(f"{name} and ended")
     return "answer"
 
 

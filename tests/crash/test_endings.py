@@ -99,7 +99,7 @@ def test_f30_a_second_signal_ends_everything_at_once(start, number, code):
 def test_f30_a_whole_process_group_that_is_told_ends_in_order(start):
     """As `timeout` and service managers do it: every role gets the signal, too."""
     for case, note in (("idle", "began"), ("busy", "began")):
-        for old in ("began", "finally", "draining", "go"):
+        for old in ("began", "began and ended", "finally", "draining", "go"):
             (start.folder / old).unlink(missing_ok=True)
         ending = start(case)
         ending.wait_for(note)
@@ -109,6 +109,7 @@ def test_f30_a_whole_process_group_that_is_told_ends_in_order(start):
         returned, _, err = ending.end()
         assert returned == 143, err
         assert ending.has("finally")
+        assert ending.has("began and ended") == (case == "busy")  # the helper finished its call
         # Nobody is said to have failed, and no helper died.
         assert "child_failed" not in err and "helper_died" not in err
 

@@ -135,6 +135,7 @@ def test_f01_five_quick_deaths_end_the_launch_with_the_reason():
     def main(rank):
         for number in itertools.count(1):
             try:
+                pid()  # one that goes well between them changes nothing
                 die()
             except shmgpu.HelperDied:
                 if number > 6:
@@ -142,8 +143,26 @@ def test_f01_five_quick_deaths_end_the_launch_with_the_reason():
             except shmgpu.NoHelpers:
                 time.sleep(30)  # until it is told to end
 
-    with pytest.raises(shmgpu.ShmError, match=r"helper 0 died 5 times, each within 10 s"):
+    with pytest.raises(shmgpu.LaunchError, match=r"helper 0 died 5 times, each within 10 s"):
         shmgpu.launch(main, children=2, **ONE_HELPER)
+
+
+def test_f01_replacements_that_cannot_make_their_session_end_the_launch_with_that(tmp_path):
+    mark = tmp_path / "made"
+
+    def session(helper):
+        if mark.exists():
+            raise FileNotFoundError("the weights are gone")
+        mark.touch()
+
+    def main(rank):
+        with pytest.raises(shmgpu.HelperDied):
+            die()
+        pid()  # waits for a replacement
+
+    with pytest.raises(shmgpu.SessionError, match="the weights are gone") as caught:
+        shmgpu.launch(main, children=1, session=session, **ONE_HELPER)
+    assert caught.value.helper == 0 and "in session" in caught.value.traceback_text
 
 
 # ---- F04 -------------------------------------------------------------------------------------

@@ -75,6 +75,45 @@ def use_a_pool_and_launch():
     say(launch(main, children=1, helpers=1, arena="16MiB"))
 
 
+def use_a_pool_and_init():
+    import torch
+
+    os.sched_getaffinity = lambda pid: {0, 1, 2}
+    torch.set_num_threads(2)
+    big = torch.randn(1500, 1500)
+    (big * big).sum()
+    with shmgpu.init(helpers=1, devices="cpu", arena="16MiB", threads=2):
+        say(threads_of_helper(np.ones(1)), add_one(np.zeros(1)).tolist())
+
+
+@shmgpu.function(arrays="numpy")
+def threads_of_helper(helper, x):
+    import torch
+
+    return torch.get_num_threads()
+
+
+def test_f28_an_init_after_a_used_openmp_pool_starts_afresh_and_helpers_have_their_threads():
+    done = programs.run(use_a_pool_and_init)
+    assert done.stdout.strip() == "2 [1.0]", done.stderr
+    assert "OpenMP" not in done.stderr
+
+
+def test_f28_a_launch_outside_the_main_thread_is_refused():
+    refused = []
+
+    def run():
+        with pytest.raises(shmgpu.LaunchError) as caught:
+            launch()
+        refused.append(str(caught.value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    [sentence] = refused
+    assert "from the main thread, because it forks: call it there" in sentence
+
+
 def test_f28_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning():
     done = programs.run(use_a_pool_and_launch)
     assert done.stdout.strip() == "[(1, 2250000.0)]", done.stderr

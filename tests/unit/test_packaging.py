@@ -114,4 +114,8 @@ def test_building_elsewhere_ends_in_a_sentence():
         sentence = run(f"{functions}\n{change}\nprint(why_not_here())")
         assert word in sentence
         assert sentence.endswith(".")
-    assert run(f"{functions}\nprint(why_not_here())") == ""
+    here = ["", "platform.machine = lambda: 'aarch64'", "platform.machine = lambda: 'x86_64'"]
+    here += ["platform.release = lambda: '5.10.0-27-amd64'"]
+    here += [f"sys.version_info = (3, {minor}, 0)" for minor in range(10, 15)]
+    for change in here:
+        assert run(f"{functions}\n{change}\nprint(why_not_here())") == ""
