@@ -234,6 +234,36 @@ def test_pools_have_their_own_helpers_and_sessions():
     assert {pool for _, pool in big} == {"big"}
 
 
+def test_as_many_helpers_pools_and_messages_as_there_may_be_are_served():
+    def of_pool(name):
+        @shmgpu.function(arrays="numpy", pool=name)
+        def told(helper, gate):
+            while not gate[0]:
+                time.sleep(0.001)
+            return (helper.pool, helper.id)
+
+        return told
+
+    asks = {f"p{n}": of_pool(f"p{n}") for n in range(16)}
+
+    def main(rank):
+        gate = shmgpu.arena.zeros(1)
+        calls = [asks["p0"].submit(gate[:]) for _ in range(900)]
+        until = time.monotonic() + 30
+        while shmgpu.stats()["children"][0]["submitted"] < 896 and time.monotonic() < until:
+            time.sleep(0.005)
+        out = shmgpu.stats()["children"][0]["submitted"]
+        gate[0] = 1
+        assert {call.result(30)[0] for call in calls} == {"p0"}
+        for n, ask in enumerate(asks.values()):
+            numbers = range(4 * n, 4 * n + 4)
+            found = [ask.options(helpers=[number])(gate) for number in numbers]
+            assert found == [(f"p{n}", number) for number in numbers]
+        return out
+
+    assert launch(main, helpers=dict.fromkeys(asks, 4), window=896, arena="16MiB") == [896]
+
+
 def test_random_numbers_differ_by_rank_and_repeat_with_the_seed():
     def main(rank):
         return (random.random(), float(np.random.rand()), float(torch.rand(1)))

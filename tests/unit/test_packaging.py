@@ -109,6 +109,7 @@ def test_building_elsewhere_ends_in_a_sentence():
         "platform.machine = lambda: 'riscv64'": "riscv64",
         "sys.version_info = (3, 9, 1)": "3.10",
         "sys.implementation.name = 'pypy'": "CPython",
+        "sysconfig.get_config_var = {'Py_GIL_DISABLED': 1}.get": "free-threaded",
     }
     for change, word in elsewhere.items():
         sentence = run(f"{functions}\n{change}\nprint(why_not_here())")
