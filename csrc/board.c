@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "descriptor.h"
@@ -55,6 +56,39 @@ static shmi_child_page_t **pages_apart;
 /* Of an attached program: its own. */
 static shmi_child_page_t *own_page;
 static int own_child = -1;
+
+/* Any thread may read while another one leaves the broker. So what is mapped stays until the last who
+ * had begun has read to his end, and who comes later finds nothing. */
+static _Atomic int is_shown;
+static _Atomic int readers;
+static pid_t shown_in; /* whose threads they are: a forked process has none of them */
+
+static void show(void) {
+  shown_in = getpid();
+  atomic_store(&readers, 0);
+  atomic_store(&is_shown, 1);
+}
+
+static void hide(void) {
+  atomic_store(&is_shown, 0);
+  while (shown_in == getpid() && atomic_load(&readers) != 0) {
+    struct timespec moment = {.tv_nsec = 10000};
+    nanosleep(&moment, NULL);
+  }
+}
+
+static int begin_reading(void) {
+  atomic_fetch_add(&readers, 1);
+  if (atomic_load(&is_shown)) return 1;
+  atomic_fetch_sub(&readers, 1);
+  return 0;
+}
+
+/* Passes on what was found. */
+static int end_reading(int found) {
+  atomic_fetch_sub(&readers, 1);
+  return found;
+}
 
 static size_t pages(size_t bytes) { return shmi_memory_in_pages(bytes); }
 
@@ -169,6 +203,7 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
   *header() = header_of(children, helpers, ring);
   atomic_thread_fence(memory_order_release);
   memcpy(header()->magic, MAGIC, sizeof MAGIC);
+  show();
   return SHM_OK;
 }
 
@@ -190,6 +225,7 @@ static void drop_pages(void) {
 }
 
 void shmi_board_destroy(void) {
+  hide();
   drop_pages();
   drop_page(&own_page);
   own_child = -1;
@@ -210,6 +246,7 @@ const shmi_board_t *shmi_board(void) {
 int shmi_board_become(int role, int index) {
   close_descriptor();
   view = ROLE;
+  show(); /* anew: who read in the parent has no thread here */
   drop_pages(); /* copies of the parent's mappings */
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
   char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)
@@ -314,32 +351,34 @@ void shmi_board_trace(const shm_trace_record_t *record) {
 /* ---- the public readers ---- */
 
 void shm_count_bytes(int kind, uint64_t bytes) {
-  if (own_bytes != NULL && kind >= 0 && kind < SHM_BYTES_KINDS) shmi_count(&own_bytes[kind], bytes);
+  if (kind < 0 || kind >= SHM_BYTES_KINDS || !begin_reading()) return;
+  if (own_bytes != NULL) shmi_count(&own_bytes[kind], bytes);
+  end_reading(0);
 }
 
 int shm_get_broker_stats(shm_broker_stats_t *stats) {
-  if (mapping == NULL) return SHM_ENOT_RUNNING;
+  if (!begin_reading()) return SHM_ENOT_RUNNING;
   *stats = *board.broker;
   stats->in_flight = 0; /* added up by who wants to know: the dispatcher has better to do */
   for (int h = 0; h < board.helpers; h++) stats->in_flight += board.helper_stats[h].in_flight;
-  return SHM_OK;
+  return end_reading(SHM_OK);
 }
 
 int shm_get_child_stats(int child, shm_child_stats_t *stats) {
-  if (mapping == NULL) return SHM_ENOT_RUNNING;
-  if (child < 0 || child >= board.children) return SHM_EBAD_CONFIG;
+  if (!begin_reading()) return SHM_ENOT_RUNNING;
+  if (child < 0 || child >= board.children) return end_reading(SHM_EBAD_CONFIG);
   *stats = board.child_stats[child];
   shmi_child_page_t *page = shmi_board_child(child);
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
   stats->arena_used_bytes = load(&page->arena_used_bytes);
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) stats->bytes[kind] = load(&page->bytes[kind]);
-  return SHM_OK;
+  return end_reading(SHM_OK);
 }
 
 int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
-  if (mapping == NULL) return SHM_ENOT_RUNNING;
-  if (helper < 0 || helper >= board.helpers) return SHM_EBAD_CONFIG;
+  if (!begin_reading()) return SHM_ENOT_RUNNING;
+  if (helper < 0 || helper >= board.helpers) return end_reading(SHM_EBAD_CONFIG);
   *stats = board.helper_stats[helper];
   shmi_helper_page_t *page = shmi_board_helper(helper);
   stats->frames_sent = load(&page->frames_sent);
@@ -348,16 +387,19 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   stats->goes_on = load(&page->going_on) != 0;
   stats->busy_ns += load(&page->went_on_ns);
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) stats->bytes[kind] = load(&page->bytes[kind]);
-  return SHM_OK;
+  return end_reading(SHM_OK);
 }
 
 int shm_helper_goes_on(int helper) {
-  if (mapping == NULL || helper < 0 || helper >= board.helpers) return 0;
-  return atomic_load_explicit(&shmi_board_helper(helper)->going_on, memory_order_acquire) != 0;
+  if (!begin_reading()) return 0;
+  return end_reading(helper >= 0 && helper < board.helpers &&
+                     atomic_load_explicit(&shmi_board_helper(helper)->going_on,
+                                          memory_order_acquire) != 0);
 }
 
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
-  if (mapping == NULL || board.trace_records == 0) return 0;
+  if (!begin_reading()) return 0;
+  if (board.trace_records == 0) return end_reading(0);
   uint64_t ring = board.trace_records;
   /* The oldest place is the one that is written next: only the writer itself may read there. */
   uint64_t kept = view == WRITER ? ring : ring - 1;
@@ -369,16 +411,16 @@ int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
     out[count++] = board.trace[*next & (ring - 1)];
     ++*next;
   }
-  if (view == WRITER) return count;
+  if (view == WRITER) return end_reading(count);
   /* What was overwritten while it was copied may be torn: it goes out at the front. */
   atomic_thread_fence(memory_order_acquire);
   written = __atomic_load_n(&board.broker->trace_written, __ATOMIC_RELAXED);
   oldest = written > kept ? written - kept : 0;
   uint64_t first = *next - (uint64_t)count;
-  if (oldest <= first) return count;
+  if (oldest <= first) return end_reading(count);
   int torn = oldest - first < (uint64_t)count ? (int)(oldest - first) : count;
   memmove(out, out + torn, (size_t)(count - torn) * sizeof *out);
-  return count - torn;
+  return end_reading(count - torn);
 }
 
 /* ---- the monitor: somebody else's board, read-only ---- */
@@ -437,7 +479,11 @@ static int map_foreign(int fd, enum view as) {
   return SHM_OK;
 }
 
-int shm_monitor_open(int fd) { return map_foreign(fd, MONITOR); }
+int shm_monitor_open(int fd) {
+  int status = map_foreign(fd, MONITOR);
+  if (status == SHM_OK) show();
+  return status;
+}
 
 int shmi_board_join(int fd, int child, int page_fd) {
   shm_monitor_close();
@@ -458,6 +504,7 @@ int shmi_board_join(int fd, int child, int page_fd) {
   own_page = made;
   own_child = child;
   own_bytes = own_page->bytes;
+  show();
   return SHM_OK;
 }
 
@@ -468,15 +515,19 @@ void shm_monitor_close(void) {
 }
 
 const char *shmi_board_function_name(uint64_t function) {
+  static _Thread_local char name[sizeof function_rows->name];
+  if (!begin_reading()) return NULL;
+  int is_known = 0;
   uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);
-  for (uint32_t i = 0; i < count && i < SHM_MAX_FUNCTIONS; i++) {
-    if (function_rows[i].function == function) return function_rows[i].name;
+  for (uint32_t i = 0; i < count && i < SHM_MAX_FUNCTIONS && !is_known; i++) {
+    is_known = function_rows[i].function == function;
+    if (is_known) memcpy(name, function_rows[i].name, sizeof name - 1);
   }
-  return NULL;
+  return end_reading(is_known) ? name : NULL;
 }
 
 int shm_get_functions(shm_function_row_t *out, int max) {
-  if (mapping == NULL) return SHM_ENOT_RUNNING;
+  if (!begin_reading()) return SHM_ENOT_RUNNING;
   uint32_t count = atomic_load_explicit(&header()->functions, memory_order_acquire);
   if (count > SHM_MAX_FUNCTIONS) count = SHM_MAX_FUNCTIONS;
   if (max < 0) max = 0;
@@ -485,5 +536,5 @@ int shm_get_functions(shm_function_row_t *out, int max) {
     out[i] = function_rows[i];
     out[i].name[sizeof out[i].name - 1] = '\0';
   }
-  return (int)count;
+  return end_reading((int)count);
 }

@@ -188,7 +188,9 @@ typedef struct shm_function_config {
   uint64_t hang_after_ns;      /* 0: an executing call is never taken for hung */
 } shm_function_config_t;
 int shm_register_function(const shm_function_config_t *config, uint64_t *row);
-const char *shm_function_name(uint64_t row); /* NULL when row is no row */
+/* NULL when row is no row. Copy what you keep: an attached program's is good until the same thread
+ * asks again. */
+const char *shm_function_name(uint64_t row);
 
 enum shm_role { SHM_ROLE_NONE = 0, SHM_ROLE_PARENT = 1, SHM_ROLE_HELPER = 2, SHM_ROLE_CHILD = 3 };
 int shm_get_role(void);

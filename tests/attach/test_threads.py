@@ -72,6 +72,44 @@ def test_of_threads_that_connect_one_succeeds(place):
         assert not shmgpu.is_running()
 
 
+READS = """
+import threading, shmgpu
+from attach import served
+from shmgpu import core
+
+ends, looks = threading.Event(), 0
+
+def reads():
+    global looks
+    while not ends.is_set():
+        for row in rows:
+            core.function_name(row)
+        core.helper_goes_on(0)
+        try:
+            shmgpu.stats()
+        except shmgpu.NotRunning:
+            pass
+        looks += 1
+
+with shmgpu.connect():
+    rows = [served.add_one.row, served.held.row]
+threads = [threading.Thread(target=reads) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(100):
+    with shmgpu.connect():
+        pass
+ends.set()
+for thread in threads:
+    thread.join()
+print("read" if looks else "")
+"""
+
+
+def test_threads_that_look_while_another_comes_and_leaves_find_it_or_nothing(place):
+    assert said(READS, SHMGPU_SOCKET=str(place)) == "read"
+
+
 def test_threads_that_call_while_another_leaves_hear_that_it_has_left(place):
     outcomes = []
     left = threading.Event()
