@@ -285,11 +285,41 @@ MUTANTS = [
         START + "test_f28_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning",
     ),
     Mutant(
+        "F28",
+        "shmgpu/settings.py",
+        "if threading.current_thread() is not threading.main_thread():",
+        "if False:",
+        START + "test_f28_a_launch_outside_the_main_thread_is_refused",
+    ),
+    Mutant(
+        "F28",
+        "shmgpu/launch.py",
+        'if why_not_fork("init()") or _openmp_pool_would_be_lost():',
+        'if why_not_fork("init()"):',
+        START
+        + "test_f28_an_init_after_a_used_openmp_pool_starts_afresh_and_helpers_have_their_threads",
+    ),
+    Mutant(
         "F29",
         "shmgpu/device.py",
         "return torch is not None and bool(torch.cuda.is_initialized())",
         "return False",
         START + "test_f29_a_start_after_cuda_was_initialised_is_refused_in_a_sentence",
+    ),
+    Mutant(
+        "F01",
+        "csrc/supervise.c",
+        "fail(helper->failed ? SHM_ESESSION : SHM_ENO_HELPERS);",
+        "fail(SHM_ENO_HELPERS);",
+        HELPER_DEATHS
+        + "test_f01_replacements_that_cannot_make_their_session_end_the_launch_with_that",
+    ),
+    Mutant(
+        "F30",
+        "csrc/signals.c",
+        "role == SHM_ROLE_HELPER ? &term : &standard",
+        "role == SHM_ROLE_NONE ? &term : &standard",
+        ENDINGS + "test_f30_a_whole_process_group_that_is_told_ends_in_order",
     ),
     Mutant(
         "F30",
