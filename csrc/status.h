@@ -51,7 +51,7 @@
   X(SHM_ESYSTEM, -22, "a system call failed")                                                      \
   X(SHM_ESEALED, -23,                                                                              \
     "the function table is sealed while a broker runs: register before launching")                 \
-  X(SHM_ETABLE_FULL, -24, "the function table is full: register fewer functions")                  \
+  X(SHM_ETABLE_FULL, -24, "the function table is full: register fewer functions, 4,096 at most")   \
   X(SHM_ECHILD_FAILED, -25, "a child ended with an error")                                         \
   X(SHM_ESESSION, -26, "a helper could not make its session")                                      \
   X(SHM_ESIGNALLED, -27, "a signal asked the broker to stop")                                      \

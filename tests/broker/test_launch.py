@@ -264,6 +264,27 @@ def test_as_many_helpers_pools_and_messages_as_there_may_be_are_served():
     assert launch(main, helpers=dict.fromkeys(asks, 4), window=896, arena="16MiB") == [896]
 
 
+def test_as_many_functions_as_there_may_be_are_served_and_one_more_is_refused():
+    program = """
+        import shmgpu
+        def decorated(number):
+            def told(helper):
+                return number
+            return shmgpu.function(arrays="numpy")(told)
+        functions = [decorated(number) for number in range(4092)]
+        with shmgpu.init(devices="cpu", arena="1MiB"):
+            print(functions[0](), functions[-1]())
+        try:
+            functions.append(decorated(4092))
+            shmgpu.init(devices="cpu", arena="1MiB")
+        except shmgpu.BadFunction as error:
+            print(error)
+    """
+    served, refused = run_program(program).stdout.splitlines()
+    assert served == "0 4091"
+    assert "register fewer functions, 4,096 at most" in refused
+
+
 def test_random_numbers_differ_by_rank_and_repeat_with_the_seed():
     def main(rank):
         return (random.random(), float(np.random.rand()), float(torch.rand(1)))

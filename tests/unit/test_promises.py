@@ -231,11 +231,12 @@ build).
   tests/unit/test_packaging.py::test_the_extension_serves_every_supported_python
   tests/unit/test_installed.py::test_a_free_threaded_python_is_refused_in_a_sentence
 
-**One machine**: up to 4,096 children, 64 helpers in 16 pools, 4,096 functions, 896 messages out for
-each child.
+**One machine**: up to 4,096 children, 64 helpers in 16 pools, 4,096 functions (in Python, four are
+its own), 896 messages out for each child.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/broker/test_launch.py::test_as_many_helpers_pools_and_messages_as_there_may_be_are_served
   tests/c/test_launch.c::settings_out_of_range_are_refused_with_a_sentence_and_nothing_is_left
+  tests/broker/test_launch.py::test_as_many_functions_as_there_may_be_are_served_and_one_more_is_refused
   tests/c/test_registry.c::every_row_can_be_filled_and_found_and_one_more_is_refused
 
 Call `launch` from the main thread,
@@ -414,5 +415,6 @@ def test_numbers_of_the_pages_are_those_of_the_code():
     assert f"has {len(rows)} rows" in joined(text_of("deaths"))
     assert (
         f"up to {core.MAX_CHILDREN:,} children, {core.MAX_HELPERS} helpers in {core.MAX_POOLS} "
-        f"pools, {core._lib.SHM_MAX_FUNCTIONS:,} functions, {core.MAX_WINDOW} messages out"
+        f"pools, {core._lib.SHM_MAX_FUNCTIONS:,} functions (in Python, four are its own), "
+        f"{core.MAX_WINDOW} messages out"
     ) in joined(text_of("limits"))
