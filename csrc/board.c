@@ -64,8 +64,8 @@ static _Atomic int readers;
 static pid_t shown_in; /* whose threads they are: a forked process has none of them */
 
 static void show(void) {
+  if (shown_in != getpid()) atomic_store(&readers, 0);
   shown_in = getpid();
-  atomic_store(&readers, 0);
   atomic_store(&is_shown, 1);
 }
 
@@ -246,7 +246,7 @@ const shmi_board_t *shmi_board(void) {
 int shmi_board_become(int role, int index) {
   close_descriptor();
   view = ROLE;
-  show(); /* anew: who read in the parent has no thread here */
+  show(); /* anew: in this process */
   drop_pages(); /* copies of the parent's mappings */
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
   char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)

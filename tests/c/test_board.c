@@ -3,6 +3,8 @@
 #include "harness.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "board.h"
 #include "descriptor.h"
@@ -139,6 +141,31 @@ TEST(a_trace_of_nothing_costs_nothing) {
   CHECK_EQ(shm_read_trace(&next, &got, 1), 0);
   CHECK_EQ(shmi_board()->broker->trace_written, 0);
   shmi_board_destroy();
+}
+
+static _Atomic int goes_on;
+
+static void *read_all_names(void *names) {
+  while (goes_on) {
+    int count = shm_get_functions(names, SHM_MAX_FUNCTIONS);
+    CHECK(count == SHM_ENOT_RUNNING || (count >= 0 && count <= SHM_MAX_FUNCTIONS));
+  }
+  return NULL;
+}
+
+TEST(a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
+  shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);
+  pthread_t reader;
+  goes_on = 1;
+  CHECK_EQ(pthread_create(&reader, NULL, read_all_names, names), 0);
+  for (int turn = 0; turn < 30; turn++) {
+    open_board(0);
+    for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_board_name(i, i + 1, "f");
+    shmi_board_destroy();
+  }
+  goes_on = 0;
+  CHECK_EQ(pthread_join(reader, NULL), 0);
+  free(names);
 }
 
 TEST(making_and_destroying_leaves_nothing) {

@@ -882,6 +882,20 @@ MUTANTS = [
     ),
     Mutant(
         "core",
+        "csrc/board.c",
+        "while (shown_in == getpid() && atomic_load(&readers) != 0) {",
+        "while (0) {",
+        CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
+    ),
+    Mutant(
+        "core",
+        "csrc/board.c",
+        "if (atomic_load(&is_shown)) return 1;",
+        "if (mapping != NULL) return 1;",
+        CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
+    ),
+    Mutant(
+        "core",
         "csrc/door.c",
         "got != 0 && errno == ERANGE && bytes > sizeof few",
         "0",
