@@ -357,6 +357,16 @@ def leak_guard(request):
         now = everything(again=True)
 
 
+@pytest.fixture(autouse=True)
+def chosen_backend():
+    """What a test chooses for its tensors is chosen for it alone, wherever the test stands."""
+    lazy = sys.modules.get("shmgpu.lazy")
+    before = "torch" if lazy is None else lazy._backend
+    yield
+    if (lazy := sys.modules.get("shmgpu.lazy")) is not None:
+        lazy._backend = before
+
+
 def cuda_devices() -> int:
     """Asks the driver, not torch: no test process shall hold a CUDA context for this."""
     if not (os.path.exists("/dev/nvidiactl") and ctypes.util.find_library("cuda")):

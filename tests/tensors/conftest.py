@@ -18,14 +18,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def chosen_backend():
-    """What a test chooses is chosen for it alone."""
-    before = lazy._backend
-    yield
-    lazy._backend = before
-
-
 @pytest.fixture(params=["torch", "numpy"])
 def engine(request, monkeypatch):
     """Each engine in turn, in this very process."""
