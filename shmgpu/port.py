@@ -191,6 +191,7 @@ class Port(Replies):
                     status = ELSEWHERE
                 else:
                     call.result = again.result.base
+                    call.addresses = (core.address_of(args[0]),)  # for another room, beside them
                     status = self._go_on(call, target, status) or 1
         except BaseException:
             self._out[STRUCK] = None

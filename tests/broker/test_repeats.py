@@ -92,6 +92,18 @@ def test_a_call_that_raises_dies_or_answers_otherwise_says_so(broker):
             assert act(x).tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("more", range(4))
+def test_a_result_that_does_not_fit_whichever_of_the_ready_calls_it_meets_is_given(broker, more):
+    x = warm()
+    for _ in range(more):
+        act(x)
+    for _ in range(3):
+        x[0] = 4
+        assert act(x).tolist() == [7] * 100_000
+        x[0] = 0
+        assert act(x).tolist() == [1] * 4
+
+
 def test_ctrl_c_in_one_leaves_the_next_in_order(broker):
     x = warm()
     x[0] = 1

@@ -895,6 +895,14 @@ MUTANTS = [
         CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
     ),
     Mutant(
+        "calls",
+        "shmgpu/port.py",
+        "call.addresses = (core.address_of(args[0]),)",
+        "pass",
+        "tests/broker/test_repeats.py::"
+        "test_a_result_that_does_not_fit_whichever_of_the_ready_calls_it_meets_is_given",
+    ),
+    Mutant(
         "core",
         "csrc/door.c",
         "got != 0 && errno == ERANGE && bytes > sizeof few",
