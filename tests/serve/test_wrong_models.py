@@ -111,6 +111,7 @@ def test_a_process_forked_while_a_model_is_loaded_takes_no_requests(tmp_path, fo
 def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(problems, "_tracebacks", problems.Pause(1.0))  # others' clock is another
     error = RemoteError("ValueError", "no", "Traceback\n  line 7 of the model\nValueError: no\n")
     for passed in (0.0, 0.1, 0.1, 2.0):
         now += passed
