@@ -38,14 +38,18 @@ def ask(server, model, data):
 
 
 def test_requests_and_failures_are_seen_by_model(server):
+    def by_model():
+        return {one["model"]: one for one in json.loads(top(server, "--json"))["models"]}
+
+    before = by_model()
     for _ in range(5):
         assert ask(server, "scale", [1.0]) == 200
     for _ in range(2):
         assert ask(server, "fails", [1.0]) == 500
-    models = {one["model"]: one for one in json.loads(top(server, "--json"))["models"]}
-    assert models["scale 1"]["requests"] == 5
+    models = by_model()
+    assert models["scale 1"]["requests"] == before["scale 1"]["requests"] + 5
     assert models["scale 1"]["failed"] == models["scale 1"]["pending"] == 0
-    assert models["fails 1"]["failed"] == 2
+    assert models["fails 1"]["failed"] == before["fails 1"]["failed"] + 2
     assert models["scale 1"]["request_us"] is None, "none in the interval"
     text = top(server)
     assert "requests/s" in text and "scale 1" in text
