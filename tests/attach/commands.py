@@ -130,3 +130,21 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"waited in vain: {what}"
         time.sleep(0.01)
     return value
+
+
+@contextlib.contextmanager
+def starting_by_themselves(directory: pathlib.Path, **more: str) -> Iterator[Place]:
+    """A place whose programs start small brokers, which are ended with the block."""
+    place = Place(directory)
+    place.environment |= {
+        "SHMGPU_AUTO": "start",
+        "SHMGPU_ARENA": "1MiB",
+        "SHMGPU_THREADS": "1",
+        "SHMGPU_IDLE_TIMEOUT": "20",
+        **more,
+    }
+    try:
+        yield place
+    finally:
+        if any(path.is_socket() for path in directory.iterdir()):
+            place.run("shmgpu", "down", "--all")

@@ -12,7 +12,7 @@ import signal
 import socket
 
 import pytest
-from attach.commands import Place, until
+from attach.commands import starting_by_themselves, until
 from crash.programs import is_alive
 
 from shmgpu import automatic, door
@@ -50,16 +50,8 @@ UP_DETACHED = ("shmgpu", "up", "--detach", "--arena", "1MiB", "--devices", "cpu"
 
 @pytest.fixture
 def place(tmp_path):
-    made = Place(tmp_path)
-    made.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_THREADS": "1",
-        "SHMGPU_IDLE_TIMEOUT": "30",
-    }
-    yield made
-    if sockets(made):
-        made.run("shmgpu", "down", "--all")
+    with starting_by_themselves(tmp_path, SHMGPU_IDLE_TIMEOUT="30") as made:
+        yield made
 
 
 def write(place, name, text):

@@ -13,7 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from attach.commands import Place
+from attach.commands import starting_by_themselves
 
 import shmgpu
 from shmgpu import carry, functions, runtime
@@ -49,19 +49,11 @@ CALLS = "print(triple(np.ones(2)).tolist())\n"
 
 @pytest.fixture
 def place(tmp_path):
-    made = Place(tmp_path)
-    made.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_THREADS": "1",
-        "SHMGPU_IDLE_TIMEOUT": "20",
-    }
     # Nothing but the package, and no other module of the tests.
     (tmp_path / "found").mkdir()
     (tmp_path / "found" / "shmgpu").symlink_to(PACKAGE)
-    made.environment["PYTHONPATH"] = str(tmp_path / "found")
-    yield made
-    made.run("shmgpu", "down")
+    with starting_by_themselves(tmp_path, PYTHONPATH=str(tmp_path / "found")) as made:
+        yield made
 
 
 def says(place, *words, **more):

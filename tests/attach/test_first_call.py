@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from attach.commands import Place, until
+from attach.commands import starting_by_themselves, until
 from crash.programs import is_alive
 
 # Calls as it stands: no launch, no init, no guard against being imported.
@@ -28,17 +28,9 @@ sys.stdin.read()
 
 @pytest.fixture
 def place(tmp_path):
-    made = Place(tmp_path)
-    made.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_THREADS": "1",
-        "SHMGPU_IDLE_TIMEOUT": "20",
-        "SHMGPU_LOG": "info",
-    }
     (tmp_path / "script.py").write_text(SCRIPT)
-    yield made
-    made.run("shmgpu", "down")
+    with starting_by_themselves(tmp_path, SHMGPU_LOG="info") as made:
+        yield made
 
 
 def answer(said):

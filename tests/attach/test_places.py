@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attach.commands import Place
+from attach.commands import starting_by_themselves
 
 import shmgpu
 from shmgpu import automatic, core
@@ -57,13 +57,6 @@ def test_who_says_how_many_places_gets_them(machine, monkeypatch):
 
 
 def test_a_program_that_finds_its_broker_full_is_told_how_to_get_places(tmp_path):
-    place = Place(tmp_path)
-    place.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_IDLE_TIMEOUT": "20",
-        "SHMGPU_MAX_CHILDREN": "1",
-    }
     code = (
         "import subprocess, sys, shmgpu as gt\n"
         "gt.set_backend('numpy')\n"
@@ -72,10 +65,8 @@ def test_a_program_that_finds_its_broker_full_is_told_how_to_get_places(tmp_path
         "    sys.exit(subprocess.call([sys.executable, sys.argv[0], 'again']))\n"
     )
     (tmp_path / "one.py").write_text(code)
-    try:
+    with starting_by_themselves(tmp_path, SHMGPU_MAX_CHILDREN="1") as place:
         status, _, complained = place.run("one.py")
         assert status == 1
         assert "every place for a child is taken" in complained, complained
         assert "SHMGPU_MAX_CHILDREN" in complained
-    finally:
-        place.run("shmgpu", "down", "--all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from attach.commands import Place
+from attach.commands import starting_by_themselves
 
 DRAW = """
 import json
@@ -57,15 +57,8 @@ print(json.dumps(gt.launch(two, children=1, devices="cpu", slots=2, seed={seed})
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = Place(tmp_path_factory.mktemp("seeds"))
-    made.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_THREADS": "1",
-        "SHMGPU_IDLE_TIMEOUT": "20",
-    }
-    yield made
-    made.run("shmgpu", "down", "--all")
+    with starting_by_themselves(tmp_path_factory.mktemp("seeds")) as made:
+        yield made
 
 
 def drawn(place, code, **more):

@@ -9,7 +9,7 @@ import threading
 import types
 
 import pytest
-from attach.commands import Place
+from attach.commands import starting_by_themselves
 
 import shmgpu
 from shmgpu import cli
@@ -23,15 +23,8 @@ FUNCTION = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    made = Place(tmp_path_factory.mktemp("sentences"))
-    made.environment |= {
-        "SHMGPU_AUTO": "start",
-        "SHMGPU_ARENA": "1MiB",
-        "SHMGPU_THREADS": "1",
-        "SHMGPU_IDLE_TIMEOUT": "20",
-    }
-    yield made
-    made.run("shmgpu", "down", "--all")
+    with starting_by_themselves(tmp_path_factory.mktemp("sentences")) as made:
+        yield made
 
 
 def complaint(place, code, **more):
