@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,23 +62,28 @@ static int own_child = -1;
  * had begun has read to his end, and who comes later finds nothing. */
 static _Atomic int is_shown;
 static _Atomic int readers;
-static pid_t shown_in; /* whose threads they are: a forked process has none of them */
+static pthread_once_t forks_are_told = PTHREAD_ONCE_INIT;
+
+/* Those who read when a process forked are no threads of the fork. */
+static void forget_readers(void) { atomic_store(&readers, 0); }
+static void tell_forks(void) { pthread_atfork(NULL, NULL, forget_readers); }
 
 static void show(void) {
-  if (shown_in != getpid()) atomic_store(&readers, 0);
-  shown_in = getpid();
+  pthread_once(&forks_are_told, tell_forks);
   atomic_store(&is_shown, 1);
 }
 
 static void hide(void) {
   atomic_store(&is_shown, 0);
-  while (shown_in == getpid() && atomic_load(&readers) != 0) {
+  while (atomic_load(&readers) != 0) {
     struct timespec moment = {.tv_nsec = 10000};
     nanosleep(&moment, NULL);
   }
 }
 
+/* Nobody is counted before the first board is shown, when forks are not told yet. */
 static int begin_reading(void) {
+  if (!atomic_load(&is_shown)) return 0;
   atomic_fetch_add(&readers, 1);
   if (atomic_load(&is_shown)) return 1;
   atomic_fetch_sub(&readers, 1);
@@ -246,7 +252,6 @@ const shmi_board_t *shmi_board(void) {
 int shmi_board_become(int role, int index) {
   close_descriptor();
   view = ROLE;
-  show(); /* anew: in this process */
   drop_pages(); /* copies of the parent's mappings */
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
   char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)

@@ -18,6 +18,16 @@ static int ended_by(pid_t pid) {
   return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+static void run_in_a_process(void (*body)(void)) {
+  fflush(NULL);
+  pid_t pid = fork();
+  if (pid == 0) {
+    body();
+    _exit(0);
+  }
+  CHECK_EQ(ended_by(pid), 0);
+}
+
 TEST(without_a_broker_there_is_nothing_to_read) {
   shm_broker_stats_t broker;
   shm_child_stats_t child;
@@ -168,6 +178,25 @@ TEST(a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
   free(names);
 }
 
+static void destroy_what_is_inherited(void) {
+  alarm(20); /* who waits for a thread that is not here waits for ever */
+  shmi_board_destroy();
+}
+
+TEST(a_fork_has_none_of_the_threads_that_read_when_it_was_made) {
+  shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);
+  pthread_t reader;
+  open_board(0);
+  for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_board_name(i, i + 1, "f");
+  goes_on = 1;
+  CHECK_EQ(pthread_create(&reader, NULL, read_all_names, names), 0);
+  for (int turn = 0; turn < 30; turn++) run_in_a_process(destroy_what_is_inherited);
+  goes_on = 0;
+  CHECK_EQ(pthread_join(reader, NULL), 0);
+  shmi_board_destroy();
+  free(names);
+}
+
 TEST(making_and_destroying_leaves_nothing) {
   int fds = harness_open_fds();
   for (int i = 0; i < 20; i++) {
@@ -192,16 +221,6 @@ static int find_board(void) {
     }
   }
   return -1;
-}
-
-static void run_in_a_process(void (*body)(void)) {
-  fflush(NULL);
-  pid_t pid = fork();
-  if (pid == 0) {
-    body();
-    _exit(0);
-  }
-  CHECK_EQ(ended_by(pid), 0);
 }
 
 /* A forked copy has no broker of its own once it has let go of the one it was forked with. */

@@ -883,7 +883,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/board.c",
-        "while (shown_in == getpid() && atomic_load(&readers) != 0) {",
+        "while (atomic_load(&readers) != 0) {",
         "while (0) {",
         CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
     ),
@@ -893,6 +893,13 @@ MUTANTS = [
         "if (atomic_load(&is_shown)) return 1;",
         "if (mapping != NULL) return 1;",
         CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
+    ),
+    Mutant(
+        "core",
+        "csrc/board.c",
+        "static void forget_readers(void) { atomic_store(&readers, 0); }",
+        "static void forget_readers(void) {}",
+        CORE + "test_a_fork_has_none_of_the_threads_that_read_when_it_was_made",
     ),
     Mutant(
         "calls",
