@@ -389,7 +389,7 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
     if (helper->state != SHMI_PEER_UP || (helper->in_flight == 0 && going_on == NULL)) continue;
     /* What it begins next, it does not tell anybody: so look again in time for any function. */
     uint64_t again_ns = now_ns + d->least_hang_ns;
-    if (*next_ns == 0 || again_ns < *next_ns) *next_ns = again_ns;
+    shmi_clock_earliest(next_ns, again_ns);
     shmi_helper_page_t *page = shmi_board_helper(h);
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
     uint64_t since_ns, hang_after_ns;

@@ -36,10 +36,13 @@ typedef struct guest {
   int has_said_hello, may_wait;
   char program[SHMI_GUEST_NAME_BYTES];
   uint64_t until_ns; /* sent away then; 0: never */
+  uint64_t again_ns; /* not looked at before; 0: at any time */
 } guest_t;
 
 static const char CROWDED[] = "too many processes stand at the broker's door";
 static const char NO_DESCRIPTORS[] = "the broker has no descriptors left: raise its ulimit -n";
+static const char TOO_MANY_AT_ONCE[] =
+    "more programs join at once than the broker's ulimit -n allows: connect again, or raise it";
 static int door_fd = -1;
 static int is_shut; /* nobody is let in any more */
 #define AGAIN_NS UINT64_C(100000000) /* after a knock that could not be answered */
@@ -162,7 +165,7 @@ static void open_again(uint64_t at_ns, uint64_t *next_ns) {
     int status = shmi_crew_watch(door_fd, SHMI_WATCH_DOOR, 0);
     again_ns = status == SHM_OK ? 0 : at_ns + AGAIN_NS;
   }
-  if (again_ns != 0 && (*next_ns == 0 || again_ns < *next_ns)) *next_ns = again_ns;
+  shmi_clock_earliest(next_ns, again_ns);
 }
 
 static int count_waiting(void) {
@@ -227,7 +230,13 @@ static int process_of(int fd, shmi_process_t *process) {
   return who.pid > 0 ? shmi_process_open(who.pid, process) : SHM_EUNSUPPORTED;
 }
 
-/* Give the guest that slot. Its socket is closed either way. */
+/* As many of this user's descriptors are on their way as may be: they arrive in a moment. */
+static void later(guest_t *guest) {
+  if (guest->may_wait) guest->again_ns = shmi_clock_ns() + AGAIN_NS;
+  else refuse(guest, SHM_EAGAIN, TOO_MANY_AT_ONCE);
+}
+
+/* Give the guest that slot. Its socket is closed, unless it waits for a better moment. */
 static void let_in(guest_t *guest, int slot) {
   shmi_process_t process = {.pid = 0, .pidfd = -1};
   int towards[2], from[2], capacity;
@@ -269,24 +278,34 @@ static void let_in(guest_t *guest, int slot) {
       [SHMI_GUEST_REPLIES] = towards[0],
       [SHMI_GUEST_MANIFEST] = shmi_crew.config.manifest_fd};
   int count = shmi_crew.config.manifest_fd > 0 ? SHMI_GUEST_DESCRIPTORS : SHMI_GUEST_MANIFEST;
-  status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
-  /* Should it be gone already, its pipe has ended, and the slot is freed by that. */
-  if (status == SHM_OK) {
-    shmi_crew_child_t *child = &shmi_crew.children[slot];
-    child->uid = who.uid;
-    memcpy(child->program, guest->program, sizeof child->program);
-    shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
-                              quota.parked_bytes);
-    shmi_passing_send(guest->fd, &welcome, sizeof welcome, descriptors, count);
-  }
+  status = shmi_passing_send(guest->fd, &welcome, sizeof welcome, descriptors, count);
   shmi_descriptor_close(&page_fd);
   shmi_descriptor_close(&from[1]);
   shmi_descriptor_close(&towards[0]);
-  if (status != SHM_OK) refuse(guest, status, "the broker could not watch this process");
-  else send_away(guest);
+  if (status != SHM_OK) {
+    shmi_descriptor_close(&from[0]);
+    shmi_descriptor_close(&towards[1]);
+    shmi_process_forget(&process);
+    if (status == SHM_EAGAIN) later(guest);
+    else send_away(guest); /* it has left */
+    return;
+  }
+  status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
+  /* Should it be gone already, its pipe has ended, and the slot is freed by that. */
+  if (status != SHM_OK) {
+    refuse(guest, status, "the broker could not watch this process");
+    return;
+  }
+  shmi_crew_child_t *child = &shmi_crew.children[slot];
+  child->uid = who.uid;
+  memcpy(child->program, guest->program, sizeof child->program);
+  shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
+                            quota.parked_bytes);
+  send_away(guest);
 }
 
 static void serve(guest_t *guest) {
+  guest->again_ns = 0;
   int slot = free_slot();
   if (slot >= 0) let_in(guest, slot);
   else if (!guest->may_wait) {
@@ -381,7 +400,7 @@ void shmi_door_look(int guest) {
 
 void shmi_door_slot_freed(void) {
   for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
-    if (guests[i].fd >= 0 && guests[i].has_said_hello) serve(&guests[i]);
+    if (guests[i].fd >= 0 && guests[i].has_said_hello && guests[i].again_ns == 0) serve(&guests[i]);
   }
 }
 
@@ -389,9 +408,12 @@ void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns) {
   open_again(at_ns, next_ns);
   for (int i = 0; door_fd >= 0 && i < GUESTS; i++) {
     guest_t *guest = &guests[i];
-    if (guest->fd < 0 || guest->until_ns == 0) continue;
+    if (guest->fd >= 0 && guest->again_ns != 0 && guest->again_ns <= at_ns) serve(guest);
+    if (guest->fd < 0) continue;
+    shmi_clock_earliest(next_ns, guest->again_ns);
+    if (guest->until_ns == 0) continue;
     if (guest->until_ns > at_ns) {
-      if (*next_ns == 0 || guest->until_ns < *next_ns) *next_ns = guest->until_ns;
+      shmi_clock_earliest(next_ns, guest->until_ns);
     } else if (guest->has_said_hello) {
       refuse(guest, SHM_ENO_CHILD_SLOT, "no place of the broker became free in time");
     } else {

@@ -28,7 +28,7 @@ void shmi_door_look(int guest);
 void shmi_door_slot_freed(void);
 /* Is there anybody who has not been let in or sent away? */
 int shmi_door_has_somebody(void);
-/* Send away who has waited too long; sooner(*next_ns): when to come again. */
+/* Send away who has waited too long; *next_ns, made earlier: when to come again. */
 void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns);
 
 #endif

@@ -45,10 +45,6 @@ static struct {
 
 #define crew shmi_crew
 
-static void sooner(uint64_t *at_ns, uint64_t candidate_ns) {
-  if (candidate_ns != 0 && (*at_ns == 0 || candidate_ns < *at_ns)) *at_ns = candidate_ns;
-}
-
 /* ---- the phases ---- */
 
 static void enter_phase(enum phase phase) {
@@ -165,7 +161,7 @@ static void drain(uint64_t at_ns, uint64_t *next_ns) {
     begin_ending(SIGTERM);
     return;
   }
-  sooner(next_ns, at_ns + DRAIN_LOOK_MS * MS);
+  shmi_clock_earliest(next_ns, at_ns + DRAIN_LOOK_MS * MS);
 }
 
 static int is_in_use(void) {
@@ -182,7 +178,7 @@ static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
   }
   if (now.idle_since_ns == 0) now.idle_since_ns = at_ns;
   if (at_ns - now.idle_since_ns < crew.config.idle_ns) {
-    sooner(next_ns, now.idle_since_ns + crew.config.idle_ns);
+    shmi_clock_earliest(next_ns, now.idle_since_ns + crew.config.idle_ns);
     return;
   }
   shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_IDLE, .delay_ns = crew.config.idle_ns});
@@ -195,7 +191,7 @@ static void release(uint64_t at_ns, uint64_t *next_ns) {
     now.release_ns = 0;
     shmi_dispatch_hold(crew.dispatch, 0);
   }
-  sooner(next_ns, now.release_ns);
+  shmi_clock_earliest(next_ns, now.release_ns);
 }
 
 /* The time for the present phase is up: on to the next, or TERM first, then KILL. */
@@ -454,7 +450,7 @@ static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
         tell_delay(SHM_EVENT_HELPER_DELAYED, i, &helper->delays);
       }
     }
-    if (helper->process.pid == 0) sooner(next_ns, helper->respawn_ns);
+    if (helper->process.pid == 0) shmi_clock_earliest(next_ns, helper->respawn_ns);
   }
 }
 
@@ -463,7 +459,7 @@ static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
     shmi_crew_child_t *child = &crew.children[i];
     if (child->process.pid != 0 || child->respawn_ns == 0) continue;
     if (child->respawn_ns > at_ns) {
-      sooner(next_ns, child->respawn_ns);
+      shmi_clock_earliest(next_ns, child->respawn_ns);
     } else if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_NONE) {
       child->restarts++;
       if (shmi_crew_start_child(i) == SHM_OK) {
@@ -474,7 +470,7 @@ static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
       } else {
         child->restarts--;
         child->respawn_ns = at_ns + SECOND;
-        sooner(next_ns, child->respawn_ns);
+        shmi_clock_earliest(next_ns, child->respawn_ns);
         tell_delay(SHM_EVENT_CHILD_DELAYED, i, &child->delays);
       }
     } /* else its arena is not clear yet: the dispatcher will say */
@@ -485,7 +481,7 @@ static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
 static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
   uint64_t look_ns;
   uint64_t hung = shmi_dispatch_hung(crew.dispatch, at_ns, &look_ns);
-  sooner(next_ns, look_ns);
+  shmi_clock_earliest(next_ns, look_ns);
   for (; hung != 0; hung &= hung - 1) {
     int i = __builtin_ctzll(hung);
     shmi_crew_helper_t *helper = &crew.helpers[i];
@@ -509,7 +505,7 @@ static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
       shmi_process_signal(&helper->process, SIGKILL);
       helper->kill_ns = 0;
     }
-    sooner(next_ns, helper->kill_ns);
+    shmi_clock_earliest(next_ns, helper->kill_ns);
   }
 }
 
@@ -526,7 +522,7 @@ static void copy_pages(uint64_t at_ns, uint64_t *next_ns) {
     now.copied_at = messages;
     now.copy_pages_ns = 0;
   }
-  sooner(next_ns, now.copy_pages_ns);
+  shmi_clock_earliest(next_ns, now.copy_pages_ns);
 }
 
 /* What is due by the clock; returns when something will be, 0: never. */
@@ -534,7 +530,7 @@ static uint64_t timers(uint64_t at_ns) {
   uint64_t next_ns = 0;
   press(at_ns);
   if (now.phase == DRAINING) drain(at_ns, &next_ns);
-  if (now.phase >= DRAINING) sooner(&next_ns, now.deadline_ns);
+  if (now.phase >= DRAINING) shmi_clock_earliest(&next_ns, now.deadline_ns);
   if (now.phase == ENDING) release(at_ns, &next_ns);
   if (now.phase == RUNNING) {
     replace_helpers(at_ns, &next_ns);

@@ -1,13 +1,12 @@
 /* Arenas: the arithmetic before, who sees what, and that nothing is left. */
 #include "harness.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "arena.h"
+#include "filter.h"
 #include "memory.h"
 
 enum { KIB = 1024, MIB = 1024 * 1024 };
@@ -197,22 +196,8 @@ static void populates_and_changes_nothing(void) {
 TEST(prefault_populates_and_changes_nothing) { populates_and_changes_nothing(); }
 
 #ifdef MADV_POPULATE_WRITE
-/* From now on that advice is one that the kernel has never heard of. */
-static int forget_advice(int advice) {
-  struct sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)SYS_madvise, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)advice, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  struct sock_fprog program = {.len = sizeof rules / sizeof *rules, .filter = rules};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 TEST(before_linux_5_14_prefault_touches_each_page_and_changes_nothing) {
-  if (!forget_advice(MADV_POPULATE_WRITE)) SKIP("no seccomp filter can be installed here");
+  FILTER_OR_SKIP(filter_refuse_with(SYS_madvise, 2, MADV_POPULATE_WRITE, EINVAL));
   CHECK_EQ(madvise(NULL, 0, MADV_POPULATE_WRITE), -1);
   populates_and_changes_nothing();
 }

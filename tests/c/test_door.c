@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include "guest.h"
+#include "passing.h"
 
 static struct sockaddr_un address;
 static socklen_t address_bytes;
@@ -330,6 +331,47 @@ static void no_descriptors(void) {
   CHECK_EQ(shm_leave(), SHM_OK);
 }
 TEST(without_descriptors_a_knock_waits_and_the_parent_sleeps) { with_guests(2, no_descriptors); }
+
+/* ---- more descriptors on their way than a user may have there ---- */
+
+enum { IN_FLIGHT = 256, ALLOWED = 200 };
+
+static void no_more_in_flight(void) {
+  int ends[2], passed[SHMI_PASSING_MOST], before;
+  shmi_welcome_t welcome;
+  shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
+  struct rlimit allowed = {.rlim_cur = ALLOWED, .rlim_max = ALLOWED};
+  CHECK_SYS(prlimit((pid_t)notes[0], RLIMIT_NOFILE, &allowed, NULL));
+  CHECK_EQ(shmi_passing_make(ends), SHM_OK);
+  for (int i = 0; i < SHMI_PASSING_MOST; i++) passed[i] = ends[0];
+  for (int sent = 0; sent < IN_FLIGHT; sent += SHMI_PASSING_MOST) {
+    CHECK_EQ(shmi_passing_send(ends[0], "", 1, passed, SHMI_PASSING_MOST), SHM_OK);
+  }
+  int hasty = knock();
+  CHECK_EQ(send(hasty, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(answer(hasty, &welcome), SHM_EAGAIN);
+  CHECK(strstr(welcome.sentence, "at once") != NULL);
+  close(hasty);
+  hello.wait_ns = 200000000;
+  int impatient = knock();
+  CHECK_EQ(send(impatient, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(answer(impatient, &welcome), SHM_ENO_CHILD_SLOT); /* its time is up */
+  close(impatient);
+  hello.wait_ns = -1;
+  int patient = knock();
+  CHECK_EQ(send(patient, &hello, sizeof hello, 0), sizeof hello);
+  CHECK_EQ(scale(2, &before), SHM_OK); /* so the broker has heard it, and serves others meanwhile */
+  close(ends[0]);
+  close(ends[1]);
+  CHECK_EQ(answer(patient, &welcome), SHM_OK);
+  close(patient);
+}
+TEST(while_too_many_descriptors_are_on_their_way_who_joins_waits_or_is_told_so) {
+  /* No limit holds for root. */
+  if (geteuid() == 0) CHECK_SYS(setresuid(65534, 65534, 65534));
+  CHECK_SYS(prctl(PR_SET_DUMPABLE, 1));
+  with_guests(1, no_more_in_flight);
+}
 
 static void stay_to_the_end(void) {
   CHECK_EQ(join_within(0), SHM_OK);

@@ -1,10 +1,10 @@
 /* Deaths, hangs and signals: the one who must hear of it does, and nobody else notices. */
 #include "broker.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+
+#include "filter.h"
 
 /* Everything that this process has forked, and what that has forked, is gone: it is their
  * subreaper, so they become its children. */
@@ -315,21 +315,9 @@ TEST_WITHIN(a_call_beyond_its_hang_after_ends_its_helper_and_only_that, 20) {
 
 /* ---- calls that a container's filter does not know ---- */
 
-/* From now on that system call is refused with EPERM; 0: no filter can be installed here. */
-static int refuse_call(long number) {
-  struct sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  struct sock_fprog program = {.len = sizeof rules / sizeof *rules, .filter = rules};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
 #ifdef SYS_epoll_pwait2
 TEST_WITHIN(where_a_filter_refuses_the_precise_wait_a_coarse_one_does, 20) {
-  if (!refuse_call(SYS_epoll_pwait2)) SKIP("no seccomp filter can be installed here");
+  FILTER_OR_SKIP(filter_refuse(SYS_epoll_pwait2, EPERM));
   broker_open(2, 2);
   shm_function_config_t hanging = {.name = "hangs",
                                    .func = fn_hangs,
@@ -346,7 +334,7 @@ TEST_WITHIN(where_a_filter_refuses_the_precise_wait_a_coarse_one_does, 20) {
 static int never_runs(int child) { return child + 1; }
 
 TEST(where_a_filter_refuses_pidfds_the_launch_says_that_they_are_missing) {
-  if (!refuse_call(SYS_pidfd_open)) SKIP("no seccomp filter can be installed here");
+  FILTER_OR_SKIP(filter_refuse(SYS_pidfd_open, EPERM));
   broker_open(1, 1);
   CHECK_EQ(launch(never_runs), SHM_EUNSUPPORTED);
   expect_nothing_left();

@@ -896,6 +896,13 @@ MUTANTS = [
     ),
     Mutant(
         "core",
+        "csrc/door.c",
+        "if (status == SHM_EAGAIN) later(guest);\n    else send_away(guest);",
+        "send_away(guest);",
+        CORE + "test_while_too_many_descriptors_are_on_their_way_who_joins_waits_or_is_told_so",
+    ),
+    Mutant(
+        "core",
         "csrc/board.c",
         "static void forget_readers(void) { atomic_store(&readers, 0); }",
         "static void forget_readers(void) {}",
