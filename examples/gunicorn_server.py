@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 
 import numpy as np
 
@@ -44,7 +45,12 @@ def pre_fork(server, worker):
 
 def post_fork(server, worker):
     """In each worker, and in each that replaces one."""
-    shmgpu.claim(wait=10)
+    try:
+        shmgpu.claim(wait=10)
+    except shmgpu.NotRunning as error:
+        # An exception here would end the master. So this worker ends, and before the next one is
+        # forked another broker starts.
+        sys.exit(f"worker {worker.pid} joins no broker: {error}")
 
 
 def on_exit(server):

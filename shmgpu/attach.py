@@ -49,6 +49,11 @@ IN_ONE = (
     "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
     "launch(), use that one"
 )
+NOBODY = "no broker listens at {place}: start one with shmgpu up MODULE"
+ENDED = (
+    "the broker of the process that this one was forked from has ended: start another there, and "
+    "claim in a process that is forked after it"
+)
 LOST = (
     "the broker that this process had joined is gone: call shmgpu.connect() to join the next one, "
     "or, in a program that never did, just call again"
@@ -210,7 +215,8 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
     _refuse_where_taken()
     if runtime.inherited_door == "":
         raise LaunchError(NO_PLACES)
-    return _join(door.path_of(runtime.inherited_door), wait, trust_broker)
+    place = door.path_of(runtime.inherited_door)
+    return _join(place, wait, trust_broker, NOBODY if runtime.inherited_door is None else ENDED)
 
 
 def _refuse_where_taken() -> None:
@@ -222,9 +228,11 @@ def _refuse_where_taken() -> None:
         raise LaunchError(ALREADY.get(role, IN_ONE))
 
 
-def _join(place: pathlib.Path, wait: float | None, trust_broker: bool) -> Membership:
+def _join(
+    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = NOBODY
+) -> Membership:
     seconds = None if wait is None else parse_seconds(wait, "wait")
-    return _wait_in(place, door.knock(place, seconds), seconds, trust_broker)
+    return _wait_in(place, door.knock(place, seconds), seconds, trust_broker, nobody)
 
 
 def _find(base: pathlib.Path, wait: float | None) -> tuple[pathlib.Path, socket.socket] | None:
@@ -244,13 +252,14 @@ def _wait_in(
     connection: socket.socket | None,
     wait: float | None,
     trust_broker: bool,
+    nobody: str = NOBODY,
 ) -> Membership:
     """Enter; and knock again, while there is time, where as many wait as the broker watches."""
     until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")
     left = wait
     while True:
         if connection is None:
-            raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+            raise NotRunning(nobody.format(place=place))
         try:
             return _enter(place, connection, left, trust_broker)
         except core.NoPlace:

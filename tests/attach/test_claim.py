@@ -19,8 +19,8 @@ import shmgpu
 from shmgpu import core
 
 
-def in_fork(body) -> str:
-    """What the function returns in a forked process, as text."""
+def in_fork(body, meanwhile=lambda: None) -> str:
+    """What the function returns in a forked process, as text; here something is done meanwhile."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -34,6 +34,7 @@ def in_fork(body) -> str:
         finally:
             os._exit(code)
     os.close(write)
+    meanwhile()
     with open(read) as pipe:
         text = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, text
@@ -147,6 +148,25 @@ def test_until_it_claims_a_forked_process_is_told_what_to_do(place):
 
         assert in_fork(body) == "[1.0, 1.0, 1.0]"
         assert served.add_one(kept).tolist() == [2, 2, 2]
+
+
+def test_a_fork_whose_broker_has_ended_says_so():
+    read, write = os.pipe()
+
+    def body():
+        os.close(write)
+        os.read(read, 1)
+        with pytest.raises(shmgpu.NotRunning, match="forked from has ended: start another there"):
+            shmgpu.claim()
+        return "told"
+
+    def ends():
+        shmgpu.shutdown()
+        os.close(write)
+
+    shmgpu.init(helpers=1, devices="cpu", slots=1)
+    assert in_fork(body, ends) == "told"
+    os.close(read)
 
 
 def test_a_launch_without_places_says_so():

@@ -219,17 +219,48 @@ def test_fastapi_under_uvicorns_workers_joins_a_broker(tmp_path):
     assert "Traceback" not in text, text
 
 
+def gunicorn(tmp_path, path, config):
+    command = ["gunicorn", "--config", config, "--chdir", EXAMPLES, "--bind", f"unix:{path}"]
+    return server(tmp_path / "log", *command, "--no-control-socket", "gunicorn_server:app")
+
+
 @needs("gunicorn")
 def test_gunicorn_starts_another_broker_when_its_own_is_killed(tmp_path):
     path = tmp_path / "web.sock"
-    command = ["gunicorn", "--config", EXAMPLES / "gunicorn_server.py", "--chdir", EXAMPLES]
-    command += ["--bind", f"unix:{path}", "--no-control-socket", "gunicorn_server:app"]
-    with server(tmp_path / "log", *command) as master:
+    with gunicorn(tmp_path, path, EXAMPLES / "gunicorn_server.py") as master:
         until(lambda: path.exists() and answers(path), "the server answers")
         (broker,) = (pid for pid in children_of(master.pid) if children_of(pid))
         os.kill(broker, signal.SIGKILL)
         until(lambda: broker not in children_of(master.pid), "it has ended")
         until(lambda: all(answers(path) for _ in range(10)), "the server answers again")
+
+
+# The first worker kills the broker that it is about to join.
+KILLS_FIRST = """
+import os, pathlib, signal, sys
+sys.path.insert(0, {examples!r})
+from gunicorn_server import *
+import gunicorn_server
+
+def post_fork(server, worker):
+    mark = pathlib.Path(__file__).with_suffix(".mark")
+    if not mark.exists():
+        mark.touch()
+        master = os.getppid()
+        pids = pathlib.Path(f"/proc/{{master}}/task/{{master}}/children").read_text().split()
+        (broker,) = {{int(pid) for pid in pids}} - {{os.getpid()}}
+        os.kill(broker, signal.{end})
+    gunicorn_server.post_fork(server, worker)
+"""
+
+
+@needs("gunicorn")
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+def test_gunicorn_goes_on_when_its_broker_dies_while_a_worker_joins(tmp_path, end):
+    path, config = tmp_path / "web.sock", tmp_path / "config.py"
+    config.write_text(KILLS_FIRST.format(end=end, examples=str(EXAMPLES)))
+    with gunicorn(tmp_path, path, config):
+        until(lambda: path.exists() and answers(path), "the server answers")
 
 
 @needs("uvicorn")
