@@ -1,9 +1,11 @@
 """``make mutants SAMPLE=100 SEED=7``: random small changes; the tests nearest to each must fail.
 
-Each is made in a copy of the tree, one copy for each job, and the tests are run file by file, the
-nearest first, until one fails that passes without the change. What survives is listed with its
-line: a test that is missing, code that is not needed, or something that cannot be seen, which gets
-a remark in unseen.py. The exit status is 1 when more survive than MOST in a hundred.
+First the suite runs once in a marked copy of the tree, which tells the tests that pass through each
+place. Then each change is made in a copy, one copy for each job, and those tests are run, the
+nearest and quickest first, until one fails that passes without the change. In C, and where the
+marks tell nothing, it is the nearest files of tests. What survives is listed with its line: a test
+that is missing, code that is not needed, or something that cannot be seen, which gets a remark in
+unseen.py. The exit status is 1 when more survive than MOST in a hundred.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import mutations
+import through
 from mutations import Mutation
-from nearest import nearest
+from nearest import LEFT_OUT, nearest
 from trees import FAULTS, NORMAL, ROOT, CannotBuild, Copy, adopt_orphans
 from unseen import UNSEEN
 
@@ -34,20 +38,25 @@ sys.path.insert(0, str(ROOT / "tests"))
 import parallel
 
 SOURCES = ("shmgpu/**/*.py", "csrc/*.c", "csrc/*.h")
-LEFT_OUT = ("csrc/build_core.py", "csrc/shmgpu.h")
-FILE_S = 150.0  # for the tests of one file
+NOT_CHANGED = ("csrc/build_core.py", "csrc/shmgpu.h")
+FILE_S = 150.0  # for what is run at once
+CHUNK_S = 20.0  # of tests that pass through a place, as long as they took
+CHUNK_TESTS = 200
 C_TEST_S = 300.0
+SUITE_S = 3600.0
 
 copy: Copy  # a job's
 good: set[str] = set()  # tests that were seen to pass without any change
 unfit: set[str] = set()  # tests that fail without any change
+passing: dict[Mutation, through.Passing] = {}  # what the marked copy told
+seconds_of: dict[str, float] = {}  # of each test, there
 
 
 def sources() -> list[str]:
     found = {
         str(path.relative_to(ROOT)) for pattern in SOURCES for path in sorted(ROOT.glob(pattern))
     }
-    return sorted(found - set(LEFT_OUT))
+    return sorted(found - set(NOT_CHANGED))
 
 
 def draw(count: int, seed: int, only: str = "") -> list[Mutation]:
@@ -73,7 +82,14 @@ def remark(mutation: Mutation, text: str) -> str:
 # ---- one job -----------------------------------------------------------------------------------
 
 
-def begin(place: str, ready: Any) -> None:
+def tracked() -> list[str]:
+    """The files of the tree."""
+    words = ["git", "ls-files"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.splitlines() if (ROOT / name).is_file()]
+
+
+def begin(place: pathlib.Path, ready: Any) -> None:
     """A job's copy, its /dev/shm, its temporary files."""
     global copy
     adopt_orphans()
@@ -83,10 +99,7 @@ def begin(place: str, ready: Any) -> None:
         (mine / name).mkdir(mode=0o700)
     os.environ.update(TMPDIR=str(mine / "t"), XDG_RUNTIME_DIR=str(mine / "run"))
     os.environ["SHMGPU_AUTO"] = "never"
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    copy = Copy(mine / "tree", [name for name in listed if name and (ROOT / name).is_file()])
+    copy = Copy(mine / "tree", tracked())
     os.symlink(ROOT / ".venv", copy.root / ".venv")
 
 
@@ -104,16 +117,39 @@ def c_test_passes(name: str) -> bool:
     return done.returncode == 0
 
 
-def failing(file: str) -> list[str]:
-    """Tests of a file that fail in the copy as it is; the file's name when they have no end."""
-    if file.endswith(".c"):
-        return [] if c_test_passes(pathlib.Path(file).stem.removeprefix("test_")) else [file]
+def failing(tests: list[str]) -> list[str]:
+    """Which fail in the copy as it is, of files of tests or of single ones; all, without an end."""
+    if tests[0].endswith(".c"):
+        return [] if c_test_passes(pathlib.Path(tests[0]).stem.removeprefix("test_")) else tests
     skipped = [word for test in sorted(unfit) for word in ("--deselect", test)]
     options = ["-x", "-m", "not slow", *skipped]
-    found, _ = copy.outcomes([file], FILE_S, *options)
+    found, _ = copy.outcomes(tests, FILE_S, *options)
     if found is None:
-        return [file]
+        return tests
     return [test for test, outcome in found.items() if outcome in ("failed", "broken")]
+
+
+def to_run(mutation: Mutation) -> Iterator[list[str]]:
+    """What is run at once, the most promising first."""
+    files = nearest(mutation.file, mutation.inside)
+    told = passing.get(mutation)
+    if told is None or not (told.tests or told.files):
+        yield from ([file] for file in files)
+        return
+    rank = {file: number for number, file in enumerate(files)}
+
+    def promise(test: str) -> tuple[int, float]:
+        return rank.get(test.partition("::")[0], len(rank)) // 4, seconds_of.get(test, 0.0)
+
+    chunk: list[str] = []
+    for test in sorted(told.tests, key=promise):
+        chunk.append(test)
+        if len(chunk) == CHUNK_TESTS or sum(seconds_of.get(one, 0.0) for one in chunk) > CHUNK_S:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+    yield from ([file] for file in sorted(told.files, key=lambda file: rank.get(file, len(rank))))
 
 
 def fails_without(tests: list[str]) -> bool:
@@ -122,7 +158,7 @@ def fails_without(tests: list[str]) -> bool:
         if test in unfit:
             return True
         if test not in good:
-            if failing(test):
+            if failing([test]):
                 unfit.add(test)
                 return True
             good.add(test)
@@ -134,30 +170,33 @@ def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
     started = time.monotonic()
     known = set(unfit)
     text = (copy.root / mutation.file).read_text()
-    told = {"mutation": mutation, "line": mutation.line(text), "by": "", "files": 0}
+    told: dict[str, Any] = {"mutation": mutation, "line": mutation.line(text), "by": "", "runs": 0}
     if why := remark(mutation, text):
         return {**told, "verdict": "remark", "by": why}
-    files = nearest(mutation.file, mutation.inside)
+    ran: list[str] = []
     try:
         changed = mutation.apply(text)
-        for file in files:
-            if time.monotonic() - started > seconds and told["files"]:
+        for tests in to_run(mutation):
+            if time.monotonic() - started > seconds and ran:
                 break
-            told["files"] += 1
+            files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+            ran += [file for file in files if file not in ran]
             with contextlib.ExitStack() as stack:
-                if file.endswith(".py"):
-                    text_of_tests = (copy.root / file).read_text()
-                    builds = [NORMAL, FAULTS] if "with_faults" in text_of_tests else [NORMAL]
-                    stack.enter_context(copy.changed(mutation.file, changed, *builds))
-                else:
+                if tests[0].endswith(".c"):
                     (copy.root / mutation.file).write_text(changed)
                     stack.callback((copy.root / mutation.file).write_text, text)
-                tests = failing(file)
-            if tests and not fails_without(tests):
-                return {**told, "verdict": "seen", "by": tests[0]}
+                else:
+                    use_faults = any(
+                        "with_faults" in (copy.root / one).read_text() for one in files
+                    )
+                    builds = [NORMAL, FAULTS] if use_faults else [NORMAL]
+                    stack.enter_context(copy.changed(mutation.file, changed, *builds))
+                failed = failing(tests)
+            if failed and not fails_without(failed):
+                return {**told, "verdict": "seen", "by": failed[0], "runs": len(ran)}
     except CannotBuild:
         return {**told, "verdict": "no build"}
-    by = " ".join(files[: told["files"]])
+    by = " ".join(ran)
     return {**told, "verdict": "survives", "by": by, "unfit": sorted(unfit - known)}
 
 
@@ -185,38 +224,81 @@ def show(told: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--sample", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=None, help="several: one after another"
+    )
     parser.add_argument("--only", default="", help="part of the paths of the files to change")
+    parser.add_argument(
+        "--tests", nargs="+", default=["tests"], help="those that are run in a marked tree"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=max(1, parallel.workers()))
     parser.add_argument("--seconds", type=float, default=240.0, help="of tests for each")
     parser.add_argument("--most", type=float, default=10.0, help="in a hundred may survive")
     options = parser.parse_args()
-    seed = secrets.randbelow(1 << 31) if options.seed is None else options.seed
-    drawn = draw(options.sample, seed, options.only)
-    print(f"mutants: seed {seed}, {len(drawn)} of them, {options.jobs} at a time", flush=True)
+    seeds = options.seed or [secrets.randbelow(1 << 31)]
+    drawn = {seed: draw(options.sample, seed, options.only) for seed in seeds}
+    with tempfile.TemporaryDirectory(prefix="m-") as place:
+        together = [one for some in drawn.values() for one in some]
+        mark(together, pathlib.Path(place), options.tests, options.jobs)
+        shares = [
+            run(seed, some, pathlib.Path(place), options.jobs, options.seconds)
+            for seed, some in drawn.items()
+        ]
+    return 1 if max(shares) > options.most else 0
+
+
+def mark(mutations: list[Mutation], place: pathlib.Path, tests: list[str], jobs: int) -> None:
+    """Run the tests once in a marked tree, to find what passes through each."""
+    print(f"mutants: the suite in a tree with {len(mutations)} marks", flush=True)
+    tree, notes, times = (place / name for name in ("marked", "notes", "times.json"))
+    marked = Copy(tree, tracked())
+    os.symlink(ROOT / ".venv", tree / ".venv")
+    put: set[int] = set()
+    for file in {one.file for one in mutations if one.file.endswith(".py")}:
+        places = {i: one.start for i, one in enumerate(mutations) if one.file == file}
+        text, numbers = through.marked((tree / file).read_text(), places)
+        (tree / file).write_text(text)
+        put |= numbers
+    (tree / through.NOTES).write_text(through.WRITER.format(place=str(notes)))
+    (tree / FAULTS / through.NOTES).symlink_to(tree / through.NOTES)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "marks", "-m", "not slow"]
+    options += ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+    options += [f"--ignore-glob={name}*" for name in LEFT_OUT]
+    marked.pytest([*options, *tests], SUITE_S, THROUGH_TIMES=str(times))
+    if not times.exists():
+        raise SystemExit(f"The marked tree's tests did not end:\n{marked.log.read_text()}")
+    seconds_of.update(json.loads(times.read_text()))
+    for number in put:
+        passing[mutations[number]] = through.passing(number, notes, seconds_of)
+    nobody = sum(not (one.tests or one.files) for one in passing.values())
+    print(f"mutants: no test was seen to pass through {nobody} of {len(put)}", flush=True)
+
+
+def run(seed: int, drawn: list[Mutation], place: pathlib.Path, jobs: int, seconds: float) -> float:
+    """Try one sample; how many in a hundred survive."""
+    print(f"mutants: seed {seed}, {len(drawn)} of them, {jobs} at a time", flush=True)
     results: dict[int, dict[str, Any]] = {}
     out = ROOT / "build" / "mutants"
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="m-") as place:
-        context = multiprocessing.get_context("fork")
-        with context.Pool(options.jobs, begin, (place, None)) as pool:
-            work = [(number, mutation, options.seconds) for number, mutation in enumerate(drawn)]
-            for number, told in pool.imap_unordered(try_one, work):
-                results[number] = told
-                line = f"{told['mutation'].file}:{told['line']} {told['mutation'].what}"
-                by = told["by"] if told["verdict"] == "seen" else ""
-                print(f"{len(results):4} {told['verdict']:9} {line}  {by}", flush=True)
-                (out / f"sample-{seed}.json").write_text(json.dumps(results, indent=1))
-            pool.close()
-            pool.join()
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, begin, (place, None)) as pool:
+        work = [(number, mutation, seconds) for number, mutation in enumerate(drawn)]
+        for number, told in pool.imap_unordered(try_one, work):
+            results[number] = told
+            line = f"{told['mutation'].file}:{told['line']} {told['mutation'].what}"
+            by = told["by"] if told["verdict"] == "seen" else ""
+            print(f"{len(results):4} {told['verdict']:9} {line}  {by}", flush=True)
+            (out / f"sample-{seed}.json").write_text(json.dumps(results, indent=1))
+        pool.close()
+        pool.join()
     verdicts = Counter(told["verdict"] for told in results.values())
     for told in results.values():
         if told["verdict"] == "survives":
             print(show(told))
     tried = verdicts["seen"] + verdicts["survives"]
     share = 100 * verdicts["survives"] / tried if tried else 0.0
-    print(f"mutants: seed {seed}: {dict(verdicts)}: {share:.0f} in 100 survive")
-    return 1 if share > options.most else 0
+    print(f"mutants: seed {seed}: {dict(verdicts)}: {share:.0f} in 100 survive", flush=True)
+    return share
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from subprocess import Popen
-from typing import IO
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COPIED = (
@@ -125,31 +123,35 @@ class Copy:
         told = self.root / "outcomes.json"
         told.unlink(missing_ok=True)
         options = f"-q -p no:cacheprovider -p outcomes --timeout={TEST_S * 2 / 3}".split()
-        with open(self.log, "w") as log:
-            process = self._pytest([*options, *more, *tests], told, log)
+        end = self.pytest([*options, *more, *tests], seconds, MUTANTS_OUTCOMES=str(told))
+        return (json.loads(told.read_text()), "") if told.exists() else (None, end)
+
+    def pytest(self, arguments: list[str], seconds: float, **variables: str) -> str:
+        """Run it in the copy, and end whatever it leaves; how it ended where it wrote nothing."""
         end = "crashed"
+        with open(self.log, "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *arguments],
+                cwd=self.root,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(
+                        [str(self.root), str(self.root / "tests/mutants")]
+                    ),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    **variables,
+                },
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             end = "hung"
         end_descendants()
         process.wait()
-        return (json.loads(told.read_text()), "") if told.exists() else (None, end)
-
-    def _pytest(self, arguments: list[str], told: pathlib.Path, log: IO[str]) -> Popen:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *arguments],
-            cwd=self.root,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(self.root), str(self.root / "tests/mutants")]),
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "MUTANTS_OUTCOMES": str(told),
-            },
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        return end
 
     @contextlib.contextmanager
     def changed(self, file: str, text: str, *builds: pathlib.Path) -> Iterator[None]:

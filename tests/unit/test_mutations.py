@@ -6,7 +6,7 @@ import ast
 import pathlib
 
 import pytest
-from mutants import mutations, nearest
+from mutants import mutations, nearest, through
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(
@@ -118,3 +118,37 @@ def test_what_python_becomes_is_still_python():
 def test_the_nearest_tests_are_those_of_the_room(file, inside, test):
     assert test in nearest.nearest(file, inside)[:2]
     assert not any("test_layering" in name for name in nearest.nearest(file, inside))
+
+
+MARKED = {  # the text before, at a word of which a place is; the line that the mark stands before
+    "x = 1\ny = 2": "y = 2",
+    "def f(\n    a=2,\n): ...": "def f(",
+    "@cache(2)\n@other\ndef f():\n    return 1": "@cache(2)",
+    "if x:\n    a()\nelif 2:\n    b()": "if x:",
+    "if x:\n    a()\nelse:\n    if y:\n        b(2)": "        b(2)",
+    "try:\n    a()\nexcept (A, b(2)):\n    pass": "try:",
+    "class A:\n    x = 2": "    x = 2",
+    "with a(\n    2\n) as b:\n    c()": "with a(",
+    "é = [one for one in 'é' if 2]": "é = [one for one in 'é' if 2]",
+}
+
+
+@pytest.mark.parametrize("text", MARKED)
+def test_a_mark_stands_before_the_statement_around_a_place(text):
+    changed, numbers = through.marked(text, {7: text.index("2")})
+    added = [line for line in changed.splitlines() if line not in text.splitlines()]
+    assert numbers == {7} and [line.strip() for line in added] == [through.MARK.format(number=7)]
+    ast.parse(changed)
+    lines = changed.splitlines()
+    assert lines[lines.index(added[0]) + 1] == MARKED[text]
+
+
+def test_what_was_noted_is_of_a_test_or_of_a_file(tmp_path):
+    notes = tmp_path / "notes"
+    assert through.passing(1, notes, ["a.py::one"]) == (set(), set())
+    notes.write_text(
+        "1\t(call)\ta.py::one\n1\t(setup)\tb.py::two\n1\t\t\n2\t(call)\tb.py::two\n"
+        "1\t(call)\tgone.py::three\n"
+    )
+    known = ["a.py::one", "b.py::two"]
+    assert through.passing(1, notes, known) == ({"a.py::one"}, {"b.py"})

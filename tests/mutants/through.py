@@ -1,0 +1,105 @@
+"""Which tests pass through a place in the source: marks that tell it, and how they are read.
+
+Before each statement in question stands, in a copy of the tree, one that notes its number and the
+test that runs; then the tests run once. What a fixture passes through, and the servers and helpers
+that it started, counts for the file of tests.
+
+Python only. Runs nothing, and knows nothing of what is then done with the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+NOTES = "shmgpu/_notes.py"  # in the copy
+MARK = '__import__("shmgpu._notes", None, None, ["note"]).note({number})'
+WRITER = """
+import os
+
+PLACE = {place!r}
+known = set()
+
+
+def note(number):
+    test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    if (number, test, phase) in known:
+        return
+    known.add((number, test, phase))
+    try:
+        descriptor = os.open(PLACE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.write(descriptor, f"{{number}}\\t{{phase}}\\t{{test}}\\n".encode())
+        os.close(descriptor)
+    except OSError:  # the test takes descriptors away, or rights
+        pass
+"""
+
+
+class Passing(NamedTuple):
+    """What passes through one place."""
+
+    tests: frozenset[str]  # certainly
+    files: frozenset[str]  # some test of each
+
+
+def statement(tree: ast.Module, text: str, at: int) -> ast.stmt | None:
+    """The innermost one around a position before which another can stand; None: there is none."""
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()))
+    offset = len(text[:at].encode())
+
+    def begin(node: ast.stmt) -> int:
+        first = min([node, *getattr(node, "decorator_list", [])], key=lambda one: one.lineno)
+        return starts[first.lineno - 1]
+
+    found = None
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                end = starts[(child.end_lineno or 1) - 1] + (child.end_col_offset or 0)
+                if not begin(child) <= offset <= end:
+                    continue
+                line = lines[child.lineno - 1]
+                is_elif = line.lstrip().startswith("elif ")
+                if not is_elif and not line[: child.col_offset].strip():
+                    found = child
+            nodes.append(child)
+    return found
+
+
+def marked(text: str, places: dict[int, int]) -> tuple[str, set[int]]:
+    """The text with a note before each place, by number; the numbers that could be put in."""
+    tree = ast.parse(text)
+    lines = text.splitlines(keepends=True)
+    before: dict[int, list[int]] = {}
+    for number, at in places.items():
+        node = statement(tree, text, at)
+        if node is not None:
+            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+            before.setdefault(first, []).append(number)
+    for line, numbers in sorted(before.items(), reverse=True):
+        indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
+        notes = [f"{indent}{MARK.format(number=number)}\n" for number in numbers]
+        lines[line - 1 : line - 1] = notes
+    return "".join(lines), {number for numbers in before.values() for number in numbers}
+
+
+def passing(number: int, notes: pathlib.Path, known: Iterable[str]) -> Passing:
+    """What was noted of one place."""
+    tests, files = set(), set()
+    known = set(known)
+    for line in notes.read_text().splitlines() if notes.exists() else []:
+        noted, phase, test = line.split("\t")
+        if int(noted) != number or test not in known:
+            continue
+        if phase == "(call)":
+            tests.add(test)
+        else:
+            files.add(test.partition("::")[0])
+    return Passing(frozenset(tests), frozenset(files))
