@@ -278,30 +278,24 @@ static void let_in(guest_t *guest, int slot) {
       [SHMI_GUEST_REPLIES] = towards[0],
       [SHMI_GUEST_MANIFEST] = shmi_crew.config.manifest_fd};
   int count = shmi_crew.config.manifest_fd > 0 ? SHMI_GUEST_DESCRIPTORS : SHMI_GUEST_MANIFEST;
-  status = shmi_passing_send(guest->fd, &welcome, sizeof welcome, descriptors, count);
+  status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
+  int sent = SHM_OK;
+  if (status == SHM_OK) {
+    shmi_crew_child_t *child = &shmi_crew.children[slot];
+    child->uid = who.uid;
+    memcpy(child->program, guest->program, sizeof child->program);
+    /* Before it can send anything. */
+    shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
+                              quota.parked_bytes);
+    sent = shmi_passing_send(guest->fd, &welcome, sizeof welcome, descriptors, count);
+  }
+  /* Should it be gone already, or hear nothing, its pipe has ended, and the slot is freed by that. */
   shmi_descriptor_close(&page_fd);
   shmi_descriptor_close(&from[1]);
   shmi_descriptor_close(&towards[0]);
-  if (status != SHM_OK) {
-    shmi_descriptor_close(&from[0]);
-    shmi_descriptor_close(&towards[1]);
-    shmi_process_forget(&process);
-    if (status == SHM_EAGAIN) later(guest);
-    else send_away(guest); /* it has left */
-    return;
-  }
-  status = shmi_crew_admit_guest(slot, &process, from[0], towards[1]);
-  /* Should it be gone already, its pipe has ended, and the slot is freed by that. */
-  if (status != SHM_OK) {
-    refuse(guest, status, "the broker could not watch this process");
-    return;
-  }
-  shmi_crew_child_t *child = &shmi_crew.children[slot];
-  child->uid = who.uid;
-  memcpy(child->program, guest->program, sizeof child->program);
-  shmi_dispatch_limit_child(shmi_crew.dispatch, slot, quota.window, quota.weight,
-                            quota.parked_bytes);
-  send_away(guest);
+  if (status != SHM_OK) refuse(guest, status, "the broker could not watch this process");
+  else if (sent == SHM_EAGAIN) later(guest);
+  else send_away(guest);
 }
 
 static void serve(guest_t *guest) {

@@ -316,10 +316,21 @@ def part_of(items: list[pytest.Item], seed: int, part: str) -> list[pytest.Item]
     return [item for item in items if item.nodeid.partition("::")[0] in mine]
 
 
+frozen_modules = 0  # that were there when the collector was last told to look past them
+MANY_MODULES = 50
+
+
 def pytest_collection_finish():
     """What was imported stays: no collection of a test's or of a launch's looks at it again."""
-    gc.collect()
-    gc.freeze()
+    look_past_imports()
+
+
+def look_past_imports() -> None:
+    global frozen_modules
+    if len(sys.modules) > frozen_modules + MANY_MODULES:  # torch was imported: 0.2 s a collection
+        gc.collect()
+        gc.freeze()
+        frozen_modules = len(sys.modules)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -338,6 +349,7 @@ def leak_guard(request):
         pytest.fail("leaks_ok needs a reason: @pytest.mark.leaks_ok('why').", pytrace=False)
     before = everything()
     yield
+    look_past_imports()
     # The traceback of a failed test holds on to its locals: only its own failure counts.
     if marker is not None or request.node.stash.get(FAILED, False):
         return

