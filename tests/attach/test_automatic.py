@@ -186,6 +186,7 @@ def test_programs_with_other_functions_other_values_or_other_settings_have_broke
     assert len({broker for _, broker in brokers}) == len(brokers)
 
 
+@pytest.mark.slow
 def test_commands_say_which_brokers_there_are_where_there_are_several(place):
     write(place, "one.py", SCRIPT)
     write(place, "two.py", SCRIPT.replace("times", "product"))

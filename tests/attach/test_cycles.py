@@ -100,6 +100,7 @@ def cycle(path: pathlib.Path, number: int) -> None:
     assert ended == (-signal.SIGKILL if number % 5 == 3 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.fresh
 def test_a_hundred_programs_come_and_go_under_load(tmp_path):
     path = tmp_path / "b.sock"

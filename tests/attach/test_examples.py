@@ -47,6 +47,7 @@ def test_three_programs_share_two_helpers(tmp_path):
     assert "1" in "".join(out.split("helpers")[1] for out, _ in outputs)
 
 
+@pytest.mark.slow
 def test_programs_train_models_of_their_own_on_one_broker(tmp_path):
     program = str(EXAMPLES / "tensors_multi_user.py")
     environment = brokers.environment(SHMGPU_SOCKET=str(tmp_path / "b.sock"))
@@ -63,6 +64,7 @@ def test_programs_train_models_of_their_own_on_one_broker(tmp_path):
         assert out.startswith(f"{user}: 40 steps, the loss went from "), errors
 
 
+@pytest.mark.slow
 def test_a_data_loaders_workers_claim_places():
     done = subprocess.run(
         [sys.executable, EXAMPLES / "data_loader.py"], env=brokers.environment(),
@@ -190,6 +192,7 @@ def ask_fastapi(path: pathlib.Path, rows: list) -> tuple[int, dict]:
         return response.status, json.loads(response.read())
 
 
+@pytest.mark.slow
 @needs("fastapi")
 @needs("uvicorn")
 def test_fastapi_under_uvicorns_workers_joins_a_broker(tmp_path):

@@ -57,6 +57,7 @@ def scale(place, words):
     return said.strip()
 
 
+@pytest.mark.slow
 def test_helpers_come_and_go_under_load_and_no_call_fails(place):
     import subprocess
     import sys

@@ -65,6 +65,7 @@ def drawn(place, code, **more):
     return json.loads(place.program(code, **more))
 
 
+@pytest.mark.slow
 def test_a_program_that_joins_draws_afresh_and_with_a_seed_the_same_again(place):
     assert drawn(place, ONE) != drawn(place, ONE)
     first = drawn(place, ONE, SHMGPU_SEED="5")

@@ -261,6 +261,7 @@ def test_init_beside_a_running_thread_does_what_init_does(busybody, tmp_path):
         of_session(np.ones(1))
 
 
+@pytest.mark.slow
 def test_init_in_a_thread_works_too(busybody):
     results = []
 

@@ -102,6 +102,7 @@ def test_a_trace_of_an_init_is_written_at_its_end(tmp_path):
     assert "add_one" in path.read_text() and "add_one" in live.read_text()
 
 
+@pytest.mark.slow
 def test_many_children_and_populated_arenas():
     def main(rank):
         return int(add_one(shmgpu.arena.zeros(1))[0]) + rank

@@ -47,6 +47,7 @@ def demo(tmp_path_factory):
     return folder, done, json.loads((folder / "figures.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_demo_classifies_real_digits_well_and_both_ways_alike(demo):
     _, _, figures = demo
     assert figures["shmgpu"]["accuracy"] >= 0.97

@@ -158,6 +158,7 @@ def test_the_readme_shows_the_quickstart():
     assert quickstart in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_talks_example_runs_on_the_c_core_alone(tmp_path):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:

@@ -41,6 +41,7 @@ def run(*words: object, **more: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @needs("sklearn")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_asks_for_digits():
@@ -60,6 +61,7 @@ def test_curl_asks_for_digits():
         assert right >= 9
 
 
+@pytest.mark.slow
 @needs("sklearn")
 def test_the_configuration_file_starts_a_server():
     config = EXAMPLES / "serve" / "serve.toml"

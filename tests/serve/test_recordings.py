@@ -257,6 +257,7 @@ def test_the_configuration_says_so_as_triton_does(server):
         assert client.get_model_config("linear").config.optimization.cuda.graphs
 
 
+@pytest.mark.slow
 def test_a_file_without_code_asks_beside_it(triton, tmp_path):
     class Doubled(torch.nn.Module):
         def forward(self, x):

@@ -48,6 +48,7 @@ def test_a_number_stretched_over_halves_is_of_their_type(engine, dtype):
     same(x, torch.full((3,), 0.5, dtype=getattr(torch, dtype)))
 
 
+@pytest.mark.slow
 def test_bfloat16_without_ml_dtypes_is_refused_in_a_sentence():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=100

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 
 import numpy as np
+import pytest
 
 import shmgpu as gt
 from shmgpu import nn, optim
@@ -100,6 +101,7 @@ def test_the_models_are_different():
     assert len({repr(plan_of(number)) for number in range(CHILDREN)}) == CHILDREN
 
 
+@pytest.mark.slow  # 32 programs, each trained twice
 def test_everyone_ends_with_the_weights_it_would_have_had_alone(tmp_path, monkeypatch):
     """Bit by bit: the operations are the same, one thread computes each, and nothing is shared.
 

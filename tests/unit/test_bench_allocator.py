@@ -89,6 +89,7 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_small_trace_is_replayed_on_every_allocator(tmp_path, monkeypatch):
     monkeypatch.setattr(adversarial, "STEPS", 2_000)

@@ -187,6 +187,7 @@ def test_beyond_saturation_calls_are_given_up_and_the_run_ends():
     assert 0 < result["rate"] < 4 / models.Sleeping().row_s()
 
 
+@pytest.mark.slow
 def test_a_tiny_contest_counts_everybodys_service():
     result = isolate.call(
         "benchmarks.fairness:shmgpu_contest", 60, seconds=0.1, batch_rows=0, service_s=0.0005

@@ -52,6 +52,7 @@ def test_without_a_device_every_probe_is_skipped_with_a_sentence(group):
     assert samples.skipped == {p.name: devices.NO_DEVICE for p in group.probes}
 
 
+@pytest.mark.slow
 def test_copies_go_every_way_and_are_told_in_bytes_a_second():
     found = call("copies", seconds=0.05, mebibytes=1)
     assert set(found) == set(gpu.WAYS)
@@ -72,12 +73,14 @@ def test_a_copy_that_brings_nothing_is_no_fast_copy(monkeypatch):
         gpu.copy_rates(np.zeros(16, "float32"), 0.0, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [True, rival(False)])
 def test_a_lone_childs_calls_of_the_small_model_are_timed(graph):
     found = call("model_latency", seconds=0.05, graph=graph)
     assert 0 < found["median"] <= found["p99"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["through_helpers", rival("with_own_models")])
 def test_a_crowd_asks_shared_models_or_its_own(target):
     found = call(target, seconds=0.1, clients=3, width=32)
@@ -85,6 +88,7 @@ def test_a_crowd_asks_shared_models_or_its_own(target):
     assert found["memory"] == 0.0  # of a CPU
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["train_through_helper", rival("train_eagerly")])
 def test_steps_of_training_are_counted(target):
     assert call(target, seconds=0.05)["rate"] > 0

@@ -34,6 +34,7 @@ def installed(peer, configuration):
     return pytest.param(peer.name, configuration, marks=marks, id=peer.label(configuration))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "configuration"),
     [installed(peer, configuration) for peer in PEERS for configuration in peer.configurations],

@@ -34,6 +34,7 @@ def runnable(server, configuration):
     return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "configuration"),
     [runnable(server, each) for server in (ECHO, *PEERS) for each in server.configurations],

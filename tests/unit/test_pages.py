@@ -184,6 +184,7 @@ def run_late(block: Block):
     return pytest.param(block, marks=pytest.mark.slow) if is_late else block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [*map(run_late, blocks_in("python", "py"))], ids=str)
 def test_python_blocks_run(block, tmp_path):
     text = program_of(block)
