@@ -27,7 +27,7 @@ int shmi_role_is_inherited(void) { return role != SHM_ROLE_NONE && role_pid != g
 
 int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[], int count) {
   shmi_role_set(new_role, index);
-  shmi_signals_of_role(new_role, parent);
+  shmi_signals_of_role(new_role);
   if (shmi_process_die_with(parent, SIGKILL) != 1) return SHM_EBROKER_DIED;
   shmi_process_offer_to_oom();
   int status = new_role == SHM_ROLE_HELPER ? shmi_arena_map_helper() : shmi_arena_map_child(index);

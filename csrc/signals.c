@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <unistd.h>
 
 #include "channel.h"
 
@@ -84,21 +85,18 @@ void shmi_signals_give_back(void) {
 }
 
 /* `timeout` and service managers tell the whole group; what a helper holds is to be finished then,
- * so a helper listens to its parent alone. */
-static pid_t parent_of_helper;
-
+ * so a helper listens to its parent alone, and what a session forks listens to the session. */
 static void on_term_of_helper(int number, siginfo_t *info, void *context) {
   (void)context;
-  if (info->si_pid != parent_of_helper) return;
+  if (info->si_pid != getppid()) return;
   signal(number, SIG_DFL);
   raise(number); /* delivered as soon as this handler returns */
 }
 
-void shmi_signals_of_role(int role, pid_t parent) {
+void shmi_signals_of_role(int role) {
   struct sigaction ignore = {.sa_handler = SIG_IGN}, standard = {.sa_handler = SIG_DFL};
   struct sigaction term = {.sa_sigaction = on_term_of_helper, .sa_flags = SA_SIGINFO | SA_RESTART};
   sigemptyset(&term.sa_mask);
-  parent_of_helper = parent;
   sigaction(SIGINT, &ignore, NULL);
   sigaction(SIGTERM, role == SHM_ROLE_HELPER ? &term : &standard, NULL);
   sigaction(SIGPIPE, &ignore, NULL);

@@ -4,7 +4,8 @@
  *   SIGINT   asks for the end       ignored               ignored: the parent decides
  *   SIGTERM  asks for the end       asks for the end      a child: it ends; a helper: it ends when
  *                                                         the parent says so, and lives on when a
- *                                                         whole process group was told
+ *                                                         whole process group was told; what a
+ *                                                         session forks: when its own parent does
  *   SIGHUP   the host's             the host's            as the caller had it
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
@@ -25,7 +26,7 @@
 void shmi_signals_take(int ignore_interrupt);
 void shmi_signals_give_back(void);
 /* In a forked role. */
-void shmi_signals_of_role(int role, pid_t parent);
+void shmi_signals_of_role(int role);
 
 /* How many times the parent was asked to end. */
 int shmi_signals_requests(void);

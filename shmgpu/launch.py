@@ -29,7 +29,7 @@ from shmgpu.events import describe_exit
 from shmgpu.inline import InlineWire
 from shmgpu.memory import LocalArena, SharedArena
 from shmgpu.port import Port
-from shmgpu.roles import SIGNAL_BASE, RoleHost
+from shmgpu.roles import RoleHost
 from shmgpu.runtime import Runtime
 from shmgpu.settings import (
     Settings,
@@ -38,6 +38,7 @@ from shmgpu.settings import (
     refuse_unsafe,
     why_not_fork,
 )
+from shmgpu.termination import SIGNAL_BASE
 from shmgpu.wire import BrokerWire
 
 OWN_ARENA = 'init(arena="{size}")'

@@ -19,7 +19,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, device, events, helper, logs, manifest, runtime, trace, waiting
+from shmgpu import (
+    core,
+    device,
+    events,
+    helper,
+    logs,
+    manifest,
+    runtime,
+    termination,
+    trace,
+    waiting,
+)
 from shmgpu.blas import BlasThreads
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning, RemoteError
@@ -34,7 +45,6 @@ from shmgpu.settings import Settings
 from shmgpu.stats import stats
 from shmgpu.wire import BrokerWire
 
-SIGNAL_BASE = 128
 FROZEN_FROM_THE_START = gc.get_freeze_count()  # some Pythons begin with a few hundred objects
 
 
@@ -187,7 +197,7 @@ class RoleHost(core.Host):
         runtime.start(Runtime(child, port, port.arena, plan.pools, door=address))
         status = 0
         try:
-            signal.signal(signal.SIGTERM, _end_by_signal)  # until here it ends the process
+            termination.unwind()  # until here it ends the process
             result = self.mains[child](child, *self.args)
             _join_threads()
             if not self.child_reports.write(child, Report("result", result)):
@@ -196,13 +206,13 @@ class RoleHost(core.Host):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
             if status == 0:
                 self.child_reports.write(child, Report("result", None))
-            elif status != SIGNAL_BASE + signal.SIGTERM:
+            elif status != termination.STATUS:
                 self._report_error(child, error)
         except BaseException as error:
             status = 1
             self._report_error(child, error)
         runtime.end()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        termination.end_at_once()
         return status
 
     def _report_error(self, child: int, error: BaseException) -> None:
@@ -376,11 +386,6 @@ def _tell_terminal(sentence: str) -> None:
             print(sentence, file=sys.stderr, flush=True)
     except (AttributeError, OSError, ValueError):
         pass
-
-
-def _end_by_signal(number: int, frame: Any) -> None:
-    """SIGTERM in a child: unwind, so that its finally blocks run."""
-    raise SystemExit(SIGNAL_BASE + number)
 
 
 def _join_threads() -> None:

@@ -20,7 +20,6 @@ import uvloop
 
 from shmgpu import runtime
 from shmgpu.logs import logger
-from shmgpu.roles import SIGNAL_BASE
 from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache
@@ -35,6 +34,7 @@ from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
+from shmgpu.termination import SIGNAL_BASE
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something

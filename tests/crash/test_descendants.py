@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -229,3 +231,56 @@ def test_the_workers_of_a_loader_fill_arrays_of_the_childs_arena():
 
     expected = [4.0 * sum(range(start, start + 4)) for start in (0, 4, 8)]
     assert shmgpu.launch(child, devices="cpu", arena="1MiB") == [(expected, expected)]
+
+
+# The hook stands before any of ours, and the signal comes while the interpreter sorts itself out.
+TOLD_AS_IT_BEGINS = """
+import os, signal
+is_armed = False
+
+def told():
+    if is_armed:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+os.register_at_fork(after_in_child=told)
+import shmgpu
+
+def main(rank):
+    global is_armed
+    is_armed = True
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+print(shmgpu.launch(main, devices="cpu", arena="1MiB"))
+"""
+
+
+def test_sigterm_ends_what_a_child_forked_however_early_it_comes():
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD_AS_IT_BEGINS], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"[{-signal.SIGTERM}]\n", "")
+
+
+def test_pools_of_a_child_end_as_often_as_they_are_made():
+    def child(rank):
+        for _ in range(20):
+            with multiprocessing.get_context("fork").Pool(2):
+                pass
+        return True
+
+    assert shmgpu.launch(child, devices="cpu", arena="1MiB") == [True]
+
+
+@shmgpu.function(arrays="numpy")
+def ends_what_it_forked(helper):
+    pid = fork(lambda: time.sleep(DEADLINE_S))
+    os.kill(pid, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_sigterm_ends_what_a_session_forked():
+    ended = shmgpu.launch(lambda rank: ends_what_it_forked(), devices="cpu", arena="1MiB")
+    assert ended == [-signal.SIGTERM]

@@ -583,6 +583,20 @@ MUTANTS = [
     ),
     Mutant(
         "interrupted",
+        "shmgpu/termination.py",
+        "    if signal.getsignal(signal.SIGTERM) is _unwind:\n        end_at_once()\n",
+        "",
+        DESCENDANTS + "test_sigterm_ends_what_a_child_forked_however_early_it_comes",
+    ),
+    Mutant(
+        "interrupted",
+        "csrc/signals.c",
+        "if (info->si_pid != getppid()) return;",
+        "if (info != NULL) return;",
+        DESCENDANTS + "test_sigterm_ends_what_a_session_forked",
+    ),
+    Mutant(
+        "interrupted",
         "csrc/port.c",
         "return own > 0 && own == port.outstanding;",
         "return 0;",

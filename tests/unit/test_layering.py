@@ -111,6 +111,7 @@ PYTHON_ROOMS = [
     "screen",
     "top",
     "settings",
+    "termination",
     "roles",
     "attach",
     "launch",
