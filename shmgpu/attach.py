@@ -49,7 +49,6 @@ IN_ONE = (
     "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
     "launch(), use that one"
 )
-NOBODY = "no broker listens at {place}: start one with shmgpu up MODULE"
 ENDED = (
     "the broker of the process that this one was forked from has ended: start another there, and "
     "claim in a process that is forked after it"
@@ -216,7 +215,9 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
     if runtime.inherited_door == "":
         raise LaunchError(NO_PLACES)
     place = door.path_of(runtime.inherited_door)
-    return _join(place, wait, trust_broker, NOBODY if runtime.inherited_door is None else ENDED)
+    return _join(
+        place, wait, trust_broker, door.NOBODY if runtime.inherited_door is None else ENDED
+    )
 
 
 def _refuse_where_taken() -> None:
@@ -229,7 +230,7 @@ def _refuse_where_taken() -> None:
 
 
 def _join(
-    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = NOBODY
+    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = door.NOBODY
 ) -> Membership:
     seconds = None if wait is None else parse_seconds(wait, "wait")
     return _wait_in(place, door.knock(place, seconds), seconds, trust_broker, nobody)
@@ -252,7 +253,7 @@ def _wait_in(
     connection: socket.socket | None,
     wait: float | None,
     trust_broker: bool,
-    nobody: str = NOBODY,
+    nobody: str = door.NOBODY,
 ) -> Membership:
     """Enter; and knock again, while there is time, where as many wait as the broker watches."""
     until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")

@@ -115,9 +115,7 @@ def _process_of(connection: socket.socket) -> int:
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
     found = running(path)
     if not found:
-        raise NotRunning(
-            f"no broker listens at {door.path_of(path)}: start one with shmgpu up MODULE"
-        )
+        raise NotRunning(door.NOBODY.format(place=door.path_of(path)))
     if len(found) > 1:
         told = ", ".join(map(automatic.described, found))
         raise ConfigError(
@@ -130,7 +128,7 @@ def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Pat
 def _knock(place: pathlib.Path) -> socket.socket:
     connection = door.knock(place)
     if connection is None:
-        raise NotRunning(f"no broker listens at {place}: start one with shmgpu up MODULE")
+        raise NotRunning(door.NOBODY.format(place=place))
     return connection
 
 

@@ -30,6 +30,7 @@ LOCKED_WITHIN_S = 30.0  # making a socket takes milliseconds
 STARTED_WITHIN_S = 600.0  # loading models may take minutes
 LOOK_AGAIN_S = 0.01
 ANSWERS_WITHIN_S = 2.0  # that a broker takes who knocks in, unless its queue is full and it stands
+NOBODY = "no broker listens at {place}: start one with shmgpu up MODULE"
 NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
 
 

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 SIGNAL_BASE = 128  # as a shell shows who was ended by a signal
-STATUS = SIGNAL_BASE + signal.SIGTERM  # of a child that unwound
+STATUS = SIGNAL_BASE + signal.SIGTERM  # of a child that was told to end, and did in order
 _forking = threading.local()  # .mask: what was blocked before
 _hooks_are_set = False
 

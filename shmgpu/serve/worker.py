@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from shmgpu import runtime
+from shmgpu import runtime, termination
 from shmgpu.logs import logger
 from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
@@ -34,7 +34,6 @@ from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.settings import apply_log
 from shmgpu.serve.table import Table
-from shmgpu.termination import SIGNAL_BASE
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something
@@ -72,7 +71,7 @@ def main(rank: int, plan: Plan) -> None:
         asyncio.set_event_loop(loop)
         loop.run_until_complete(_Worker(rank, plan, loop).run())
     # Only the parent knows whether it was told, too: it is what replaces a worker that was alone.
-    raise SystemExit(SIGNAL_BASE + signal.SIGTERM)
+    raise SystemExit(termination.STATUS)
 
 
 class _Worker:

@@ -276,7 +276,7 @@ def test_pools_of_a_child_end_as_often_as_they_are_made():
 
 @shmgpu.function(arrays="numpy")
 def ends_what_it_forked(helper):
-    pid = fork(lambda: time.sleep(DEADLINE_S))
+    pid = fork(lambda: time.sleep(DEADLINE_S))  # only the signal ends it in time
     os.kill(pid, signal.SIGTERM)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
