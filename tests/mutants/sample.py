@@ -133,7 +133,7 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
     """What is run at once, the most promising first."""
     files = nearest(mutation.file, mutation.inside)
     told = passing.get(mutation)
-    if told is None or not (told.tests or told.files):
+    if told is None:
         yield from ([file] for file in files)
         return
     rank = {file: number for number, file in enumerate(files)}
@@ -268,10 +268,9 @@ def mark(mutations: list[Mutation], place: pathlib.Path, tests: list[str], jobs:
     if not times.exists():
         raise SystemExit(f"The marked tree's tests did not end:\n{marked.log.read_text()}")
     seconds_of.update(json.loads(times.read_text()))
-    for number in put:
-        passing[mutations[number]] = through.passing(number, notes, seconds_of)
-    nobody = sum(not (one.tests or one.files) for one in passing.values())
-    print(f"mutants: no test was seen to pass through {nobody} of {len(put)}", flush=True)
+    found = through.passing(notes, seconds_of)
+    passing.update({mutations[number]: told for number, told in found.items()})
+    print(f"mutants: tests were seen to pass through {len(found)} of {len(put)}", flush=True)
 
 
 def run(seed: int, drawn: list[Mutation], place: pathlib.Path, jobs: int, seconds: float) -> float:

@@ -44,6 +44,11 @@ class Passing(NamedTuple):
     files: frozenset[str]  # some test of each
 
 
+def first_line(node: ast.stmt) -> int:
+    """Of its decorators, where it has some."""
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
+
+
 def statement(tree: ast.Module, text: str, at: int) -> ast.stmt | None:
     """The innermost one around a position before which another can stand; None: there is none."""
     lines = text.splitlines(keepends=True)
@@ -52,10 +57,6 @@ def statement(tree: ast.Module, text: str, at: int) -> ast.stmt | None:
         starts.append(starts[-1] + len(line.encode()))
     offset = len(text[:at].encode())
 
-    def begin(node: ast.stmt) -> int:
-        first = min([node, *getattr(node, "decorator_list", [])], key=lambda one: one.lineno)
-        return starts[first.lineno - 1]
-
     found = None
     nodes: list[ast.AST] = [tree]
     while nodes:
@@ -63,7 +64,7 @@ def statement(tree: ast.Module, text: str, at: int) -> ast.stmt | None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 end = starts[(child.end_lineno or 1) - 1] + (child.end_col_offset or 0)
-                if not begin(child) <= offset <= end:
+                if not starts[first_line(child) - 1] <= offset <= end:
                     continue
                 line = lines[child.lineno - 1]
                 is_elif = line.lstrip().startswith("elif ")
@@ -81,8 +82,7 @@ def marked(text: str, places: dict[int, int]) -> tuple[str, set[int]]:
     for number, at in places.items():
         node = statement(tree, text, at)
         if node is not None:
-            first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-            before.setdefault(first, []).append(number)
+            before.setdefault(first_line(node), []).append(number)
     for line, numbers in sorted(before.items(), reverse=True):
         indent = lines[line - 1][: len(lines[line - 1]) - len(lines[line - 1].lstrip())]
         notes = [f"{indent}{MARK.format(number=number)}\n" for number in numbers]
@@ -90,16 +90,17 @@ def marked(text: str, places: dict[int, int]) -> tuple[str, set[int]]:
     return "".join(lines), {number for numbers in before.values() for number in numbers}
 
 
-def passing(number: int, notes: pathlib.Path, known: Iterable[str]) -> Passing:
-    """What was noted of one place."""
-    tests, files = set(), set()
+def passing(notes: pathlib.Path, known: Iterable[str]) -> dict[int, Passing]:
+    """What was noted, by the place's number, of tests that are known."""
+    found: dict[int, tuple[set[str], set[str]]] = {}
     known = set(known)
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        noted, phase, test = line.split("\t")
-        if int(noted) != number or test not in known:
+        number, phase, test = line.split("\t")
+        if test not in known:
             continue
+        tests, files = found.setdefault(int(number), (set(), set()))
         if phase == "(call)":
             tests.add(test)
         else:
             files.add(test.partition("::")[0])
-    return Passing(frozenset(tests), frozenset(files))
+    return {number: Passing(*map(frozenset, sets)) for number, sets in found.items()}

@@ -145,10 +145,13 @@ def test_a_mark_stands_before_the_statement_around_a_place(text):
 
 def test_what_was_noted_is_of_a_test_or_of_a_file(tmp_path):
     notes = tmp_path / "notes"
-    assert through.passing(1, notes, ["a.py::one"]) == (set(), set())
+    assert through.passing(notes, ["a.py::one"]) == {}
     notes.write_text(
         "1\t(call)\ta.py::one\n1\t(setup)\tb.py::two\n1\t\t\n2\t(call)\tb.py::two\n"
         "1\t(call)\tgone.py::three\n"
     )
     known = ["a.py::one", "b.py::two"]
-    assert through.passing(1, notes, known) == ({"a.py::one"}, {"b.py"})
+    assert through.passing(notes, known) == {
+        1: ({"a.py::one"}, {"b.py"}),
+        2: ({"b.py::two"}, set()),
+    }
