@@ -36,10 +36,6 @@ exit 0
 """
 
 
-def rival(value):
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 def call(target, **arguments):
     return isolate.call(f"benchmarks.gpu:{target}", 90.0, device="cpu", **arguments)
 
@@ -74,14 +70,14 @@ def test_a_copy_that_brings_nothing_is_no_fast_copy(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", [True, rival(False)])
+@pytest.mark.parametrize("graph", [True, False])
 def test_a_lone_childs_calls_of_the_small_model_are_timed(graph):
     found = call("model_latency", seconds=0.05, graph=graph)
     assert 0 < found["median"] <= found["p99"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["through_helpers", rival("with_own_models")])
+@pytest.mark.parametrize("target", ["through_helpers", "with_own_models"])
 def test_a_crowd_asks_shared_models_or_its_own(target):
     found = call(target, seconds=0.1, clients=3, width=32)
     assert found["rate"] > 0 and found["p99"] > 0
@@ -89,7 +85,7 @@ def test_a_crowd_asks_shared_models_or_its_own(target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["train_through_helper", rival("train_eagerly")])
+@pytest.mark.parametrize("target", ["train_through_helper", "train_eagerly"])
 def test_steps_of_training_are_counted(target):
     assert call(target, seconds=0.05)["rate"] > 0
 

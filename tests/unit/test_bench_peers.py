@@ -26,12 +26,10 @@ PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
 
 
 def installed(peer, configuration):
-    """A parameter that is skipped where the peer is missing; slow where another shows its wire."""
+    """A parameter that is skipped where the peer is missing."""
     missing = [name for name in peer.needs if importlib.util.find_spec(name) is None]
-    marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
-    shown = {peer.best["rate"]} if peer.name in SLOW_TO_START else {*peer.best.values()}
-    marks += [] if configuration in shown else [pytest.mark.slow]
-    return pytest.param(peer.name, configuration, marks=marks, id=peer.label(configuration))
+    mark = pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")
+    return pytest.param(peer.name, configuration, marks=mark, id=peer.label(configuration))
 
 
 @pytest.mark.slow

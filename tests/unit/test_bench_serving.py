@@ -24,14 +24,12 @@ PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
 
 
 def runnable(server, configuration):
-    """A parameter that is skipped where the server is missing; slow but for each wire's best."""
+    """A parameter that is skipped where the server is missing."""
     missing = [name for name in server.needs if importlib.util.find_spec(name) is None]
     if server.program and shutil.which(server.program) is None:
         missing.append(server.program)
-    marks = [pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")]
-    if configuration not in (server.best["few"], "msgpack"):
-        marks.append(pytest.mark.slow)
-    return pytest.param(server.name, configuration, marks=marks, id=server.label(configuration))
+    mark = pytest.mark.skipif(bool(missing), reason=f"{missing} not installed")
+    return pytest.param(server.name, configuration, marks=mark, id=server.label(configuration))
 
 
 @pytest.mark.slow

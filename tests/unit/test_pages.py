@@ -178,14 +178,8 @@ def test_python_blocks_compile(block):
     compile(program_of(block), str(block), "exec")
 
 
-def run_late(block: Block):
-    """A parameter; slow where `make doorstep` runs the block, as installed."""
-    is_late = block.page == "README.md"
-    return pytest.param(block, marks=pytest.mark.slow) if is_late else block
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [*map(run_late, blocks_in("python", "py"))], ids=str)
+@pytest.mark.slow  # `make doorstep` runs those of the README, as installed
+@pytest.mark.parametrize("block", blocks_in("python", "py"), ids=str)
 def test_python_blocks_run(block, tmp_path):
     text = program_of(block)
     if block.no_run or runs_in_the_next(block):
