@@ -19,13 +19,6 @@ def gevents_loop():
     gevent.sleep(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def what_was_imported_stays():
-    """So that the collection after each test looks at what that test made alone: 1 ms, not 140."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def clients_end_in_this_thread():
     """The stock HTTP client closes itself when collected, which no thread of gRPC's may do."""
