@@ -118,7 +118,8 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
-# A worker for each core, and whole files for each worker: what a file's tests share is made once.
+# A worker for each core and one more (tests/parallel.py), and whole files for each worker: what a
+# file's tests share is made once.
 side_by_side := -n auto --dist loadfile
 pytest_within = timeout --foreground --signal=ABRT --kill-after=30 $(1) $(PY) -m pytest
 
