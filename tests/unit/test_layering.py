@@ -1,4 +1,12 @@
-"""An import or include only ever points down, and every file has its row in the table."""
+"""An import or include only ever points down, and every file has its row in the table.
+
+The table is in order, from the ground up: a file may use what stands above it (a lower floor),
+never what stands below. Files of a wing stand together, so wings form no circle either. The second
+column says in whose processes a file runs: child, helper, parent, any. What runs in any uses only
+what does; what runs in a child uses nothing that runs in helpers alone, and the other way round;
+the parent starts both and may use all. Whoever adds a file adds a row, and says with its place what
+it may know.
+"""
 
 from __future__ import annotations
 
@@ -13,196 +21,322 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "shmgpu"
 
-# From the ground up. A file may use what stands above it in these lists (a lower floor), never
-# what stands below. Whoever adds a room adds a row, and says with its place what it may know.
-C_ROOMS = [
-    "shmgpu",  # the public header: types and prototypes only
-    "callbacks",  # read by cffi, included by nobody
-    "clock",
-    "status",
-    "detail",
-    "fault",  # the test build's; nothing in a normal one
-    "memory",
-    "tlsf",
-    "descriptor",
-    "passing",
-    "board",
-    "arena",
-    "frame",
-    "heap",
-    "channel",
-    "registry",
-    "schedule",
-    "process",
-    "init",
-    "replies",
-    "spin",
-    "port",
-    "desk",
-    "dispatch",
-    "signals",
-    "role",
-    "crew",
-    "guest",
-    "quota",
-    "door",
-    "supervise",
-    "join",
-    "launch",
-    "api",
-]
+# A row room stands for room.h and room.c, and for room_part.c where that has no row of its own.
+CORE = """
+shmgpu                              any
+callbacks                           parent
 
-PYTHON_ROOMS = [
-    "installed",
-    "errors",
-    "core",
-    "config",
-    "logs",
-    "progress",
-    "seeds",
-    "dtypes",
-    "values",
-    "arrays",
-    "layout",
-    "memory",
-    "plans",
-    "repeats",
-    "wire",
-    "tickets",
-    "letters",
-    "arguments",
-    "results",
-    "replies",
-    "port",
-    "futures",
-    "runtime",
-    "arena",
-    "waiting",
-    "blas",
-    "device",
-    "shares",
-    "functions",
-    "entries",
-    "watching",
-    "parking",
-    "hints",
-    "desk",
-    "joins",
-    "batches",
-    "modules",
-    "helper",
-    "inline",
-    "reports",
-    "events",
-    "box",
-    "door",
-    "sources",
-    "carry",
-    "identity",
-    "manifest",
-    "quotas",
-    "spawn",
-    "automatic",
-    "stats",
-    "trace",
-    "figures",
-    "monitor",
-    "views",
-    "screen",
-    "top",
-    "settings",
-    "termination",
-    "roles",
-    "attach",
-    "launch",
-    "daemon",
-    "spawned",
-    "starter",
-    "control",
-    "graph",
-    "ops",
-    "program",
-    "engine",
-    "residents",
-    "lazy",
-    "autograd",
-    "interop",
-    "tensors",
-    "factories",
-    "optim",
-    "nn",
-    "workers",
-    "debug",
-    "timeline",
-    "talk",
-    "doctor",
-    "demo",
-    "serve",
-    "cli",
-    "__init__",
-    "__main__",
-]
+clock                               any
+status                              any
+detail                              any
+fault                               any
+descriptor                          any
+passing                             any
 
-# Inside the server, which is one room to the others.
-SERVE_ROOMS = [
-    "flags",
-    "datatypes",
-    "metadata",
-    "requests",
-    "fitting",
-    "classes",
-    "reading",
-    "protocol",
-    "messages",
-    "table",
-    "settings",
-    "regions",
-    "windows",
-    "sequences",
-    "problems",
-    "models",
-    "preparing",
-    "repository",
-    "adapters",
-    "settings",
-    "counters",
-    "feeds",
-    "recordings",
-    "runner",
-    "rows",
-    "catalog",
-    "known",
-    "cache",
-    "spans",
-    "infer",
-    "lifecycle",
-    "streams",
-    "describe",
-    "metrics",
-    "edge",
-    "accepting",
-    "generate",
-    "benches",
-    "lanes",
-    "access",
-    "routes",
-    "openapi",
-    "rpc",
-    "worker",
-    "command",
-    "__init__",  # names what model files import, when they ask for it
-]
+memory                              any
+tlsf                                any
+arena                               any
 
-# (lower file, higher file): upward uses that are meant, each with its reason. Empty is best.
-ALLOWED: dict[tuple[str, str], str] = {}
+board                               any
+frame                               any
+channel                             any
+registry                            any
+guest                               any
+
+process                             any
+init                                parent
+signals                             any
+role                                any
+
+heap                                child
+replies                             child
+spin                                child
+port                                child
+join                                child
+
+desk                                helper
+
+schedule                            parent
+dispatch                            parent
+crew                                parent
+quota                               parent
+door                                parent
+supervise                           parent
+launch                              parent
+
+api                                 parent
+"""
+
+PYTHON = """
+installed                           any
+errors                              any
+core                                any
+
+config                              any
+logs                                any
+progress                            any
+seeds                               any
+termination                         any
+waiting                             any
+blas                                any
+device                              any
+modules                             any
+
+dtypes                              any
+values                              any
+arrays                              any
+layout                              any
+
+memory                              child
+plans                               child
+repeats                             child
+wire                                child
+tickets                             child
+letters                             child
+arguments                           child
+results                             child
+replies                             child
+port                                child
+futures                             child
+runtime                             child
+
+arena                               child
+functions                           any
+
+entries                             helper
+watching                            helper
+parking                             helper
+hints                               helper
+shares                              helper
+desk                                helper
+joins                               helper
+batches                             helper
+helper                              helper
+inline                              helper
+
+box                                 any
+door                                any
+sources                             any
+carry                               any
+identity                            any
+manifest                            any
+spawn                               any
+automatic                           child
+control                             child
+attach                              child
+
+stats                               any
+trace                               any
+figures                             any
+monitor                             any
+views                               any
+screen                              any
+top                                 any
+timeline                            any
+
+reports                             any
+events                              parent
+quotas                              parent
+settings                            parent
+roles                               parent
+launch                              parent
+daemon                              parent
+spawned                             parent
+starter                             parent
+
+graph                               any
+ops/kernels                         any
+ops/casting                         any
+ops/promotion                       any
+ops/rules                           any
+ops/shaping                         any
+ops/stretching                      any
+ops/creation                        any
+ops/elementwise                     any
+ops/reductions                      any
+ops/linear                          any
+ops/indexing                        any
+ops/rearranging                     any
+ops/activations                     any
+ops/normalising                     any
+ops/windows                         any
+ops/ordering                        any
+ops/losses                          any
+ops/attention                       any
+ops/__init__                        any
+ops/page                            any
+program                             any
+
+engine/cuda                         helper
+engine/backends                     helper
+engine/plan                         helper
+engine/expressions                  helper
+engine/fusion                       helper
+engine/native                       helper
+engine/compile                      helper
+engine/graphs                       helper
+engine/session                      helper
+residents                           any
+
+interop                             child
+autograd                            child
+lazy                                child
+tensors                             child
+factories                           child
+workers                             child
+debug/ledger                        child
+debug/tape                          child
+debug/ticks                         child
+debug/saved                         child
+debug/__init__                      child
+
+optim                               child
+nn/module                           child
+nn/containers                       child
+nn/layers                           child
+nn/losses                           child
+nn/simple                           child
+nn/__init__                         child
+talk                                any
+
+doctor/probes                       any
+doctor/machine                      any
+doctor/plan                         any
+doctor/verdict                      any
+doctor/forking                      any
+doctor/gpus                         any
+doctor/kernel                       any
+doctor/memory                       any
+doctor/processors                   any
+doctor/limits                       parent
+doctor/__init__                     parent
+
+demo/digits                         any
+demo/stage                          any
+demo/network                        any
+demo/queues                         any
+demo/serve                          parent
+demo/audit                          parent
+demo/report                         parent
+demo/run                            parent
+
+serve/flags                         any
+serve/datatypes                     any
+serve/metadata                      any
+serve/requests                      any
+serve/fitting                       any
+serve/classes                       any
+serve/reading                       any
+serve/protocol                      child
+serve/messages                      child
+serve/table                         any
+serve/settings                      child
+serve/regions                       any
+serve/counters                      any
+serve/repository                    any
+serve/windows                       helper
+serve/sequences                     any
+serve/models                        any
+serve/preparing                     any
+serve/adapters/beside               helper
+serve/adapters/tensors              helper
+serve/adapters/exported             helper
+serve/adapters/onnx                 helper
+serve/adapters/torchscript          helper
+serve/adapters/__init__             helper
+serve/feeds                         helper
+serve/recordings                    helper
+serve/runner                        helper
+serve/rows                          any
+serve/catalog                       child
+serve/known                         child
+serve/cache                         child
+serve/problems                      child
+serve/infer                         child
+serve/lifecycle                     child
+serve/streams                       child
+serve/metrics                       child
+serve/spans                         child
+serve/describe                      child
+serve/edge                          child
+serve/accepting                     child
+serve/generate                      child
+serve/benches                       child
+serve/lanes                         child
+serve/access                        child
+serve/routes                        child
+serve/openapi                       child
+serve/rpc                           child
+serve/worker                        child
+serve/command                        parent
+serve/__init__                      any
+
+cli                                 parent
+__init__                            any
+__main__                            parent
+"""
+
+# (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
+UPWARD: dict[tuple[str, str], str] = {
+    ("timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
+    ("lazy", "debug/__init__"): "SHMGPU_DEBUG; what observes belongs below both",
+    ("debug/ledger", "debug/tape"): "a type; the tape's rows belong below both",
+    ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
+}
+
+# (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
+ACROSS: dict[tuple[str, str], str] = {
+    # Children call a Function and helpers run it; the rows of the table belong below both.
+    ("functions", "runtime"): "the port of who calls",
+    ("functions", "arguments"): "what a call may be given",
+    ("functions", "futures"): "what .submit() and .aio() return",
+    ("functions", "plans"): "a signature's plan",
+    ("functions", "repeats"): "calls like the last one",
+    ("functions", "letters"): "calls of which no two are alike",
+    ("functions", "port"): "a type",
+    ("talk", "arena"): "messages are sent from an arena and read anywhere",
+    ("talk", "runtime"): "messages are sent from an arena and read anywhere",
+    # The engine's functions are called by children as a user's are; their bodies belong to helpers.
+    ("residents", "entries"): "the type of their first argument",
+    ("residents", "engine/backends"): "their bodies",
+    ("residents", "engine/session"): "their bodies",
+    ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",
+    ("timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
+    # The server's functions are called by its workers; their bodies belong to helpers.
+    ("serve/rows", "plans"): "what workers call them with",
+    ("serve/rows", "repeats"): "what workers call them with",
+    ("serve/rows", "serve/runner"): "their bodies",
+    ("serve/catalog", "serve/runner"): "limits and errors, which belong below both",
+    ("serve/infer", "serve/runner"): "an error, which belongs below both",
+    ("serve/lifecycle", "serve/runner"): "errors, which belong below both",
+    ("serve/streams", "serve/feeds"): "the mark of an end",
+    ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
+}
+
+USES = {
+    "any": {"any"},
+    "child": {"any", "child"},
+    "helper": {"any", "helper"},
+    "parent": {"any", "child", "helper", "parent"},
+}
 
 needs_sources = pytest.mark.skipif(
     not PACKAGE.is_dir(), reason="the package's sources are not beside these tests"
 )
 
 
+def rows_of(table: str) -> dict[str, str]:
+    """In order: the file, and where it runs."""
+    rows = dict(line.split() for line in table.splitlines() if line)
+    assert len(rows) == sum(bool(line) for line in table.splitlines()), "a row stands twice"
+    return rows
+
+
+C_ROWS, PYTHON_ROWS = rows_of(CORE), rows_of(PYTHON)
+
+
 def c_files() -> list[pathlib.Path]:
-    return sorted([*CSRC.glob("*.c"), *CSRC.glob("*.h")])
+    return sorted(CSRC.rglob("*.[ch]"))
 
 
 def python_files() -> list[pathlib.Path]:
@@ -210,27 +344,27 @@ def python_files() -> list[pathlib.Path]:
 
 
 def python_room(path: pathlib.Path) -> str:
-    """A package inside the package is one room: shmgpu/ops/add.py belongs to ops."""
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
 
 def c_room(path: pathlib.Path) -> str:
-    """Files named room_part.c are parts of one room."""
-    return path.stem.split("_")[0]
+    """The file's own row, or that of the room that it is a part of."""
+    name = path.relative_to(CSRC).with_suffix("").as_posix()
+    return name if name in C_ROWS else name.rpartition("_")[0] or name
 
 
 def c_uses(path: pathlib.Path) -> list[tuple[int, str]]:
-    """Line and room of every ``#include "room.h"``."""
+    """Line and room of every ``#include "wing/room.h"``."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         include = re.match(r'\s*#\s*include\s+["<]([\w./-]+)[">]', line)
         if include and (CSRC / include.group(1)).exists():
-            found.append((number, c_room(pathlib.Path(include.group(1)))))
+            found.append((number, c_room(CSRC / include.group(1))))
     return found
 
 
 def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
-    """Line and room of every import of this package, those inside functions too."""
+    """Line and file of every import of this package, lazily and by ``importlib``, too."""
     found = []
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     inside = path.relative_to(PACKAGE).parts[:-1]
@@ -243,86 +377,127 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
                 kept = ("shmgpu", *inside)[: len(inside) + 2 - node.level]
                 base = ".".join([*kept, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+            "import_module",
+            "__import__",
+        ):
+            first = node.args[0] if node.args else None
+            names = [str(first.value)] if isinstance(first, ast.Constant) else []
         else:
             continue
         for name in names:
-            parts = name.split(".")
-            if parts[0] != "shmgpu":
-                continue
-            room = parts[1] if len(parts) > 1 else "__init__"
-            if room != "_core" and room not in known_python_rooms():
-                room = "__init__"  # `from shmgpu import launch` asks the package itself
-            found.append((node.lineno, room))
+            if name.partition(".")[0] == "shmgpu":
+                found.append((node.lineno, _file_of(PACKAGE, name)))
     return found
 
 
-def known_python_rooms() -> set[str]:
-    return _known_python_rooms(PACKAGE)
-
-
 @functools.cache
-def _known_python_rooms(package: pathlib.Path) -> set[str]:
-    return {*PYTHON_ROOMS, *(python_room(path) for path in package.rglob("*.py"))}
+def _file_of(package: pathlib.Path, name: str) -> str:
+    """What a dotted name is asked of: a module, or the package that has it as a name."""
+    parts = name.split(".")[1:]
+    if parts[:1] == ["_core"]:
+        return "_core"
+    while parts:
+        place = package.joinpath(*parts)
+        if place.with_suffix(".py").exists():
+            return "/".join(parts)
+        if (place / "__init__.py").exists():
+            return "/".join([*parts, "__init__"])
+        parts.pop()
+    return "__init__"  # `from shmgpu import launch` asks the package itself
+
+
+def needs_no_row(path: pathlib.Path) -> bool:
+    """A package's first file that says what the package is, and nothing else."""
+    return path.name == "__init__.py" and not python_uses(path)
+
+
+Use = tuple[pathlib.Path, int, str, str]  # file and line, who uses, what is used
+
+
+def all_uses() -> list[Use]:
+    found = []
+    for files, room_of, uses, rows in (
+        (c_files, c_room, c_uses, C_ROWS),
+        (python_files, python_room, python_uses, PYTHON_ROWS),
+    ):
+        for path in files():
+            here = room_of(path)
+            for line, used in uses(path):
+                if here in rows and used in rows and used != here:
+                    found.append((path.relative_to(ROOT), line, here, used))
+    return found
+
+
+def points_up(use: Use) -> bool:
+    path, _, here, used = use
+    rows = list(C_ROWS if path.parts[0] == "csrc" else PYTHON_ROWS)
+    return rows.index(used) > rows.index(here)
+
+
+def goes_across(use: Use) -> bool:
+    path, _, here, used = use
+    if path.name == "__init__.py":  # names what a package offers, to whomever
+        return False
+    rows = C_ROWS if path.parts[0] == "csrc" else PYTHON_ROWS
+    return rows[used] not in USES[rows[here]]
 
 
 @needs_sources
 @pytest.mark.parametrize(
-    ("files", "room_of", "rooms"),
-    [
-        (c_files, c_room, C_ROOMS),
-        (python_files, python_room, PYTHON_ROOMS),
-    ],
+    ("files", "room_of", "rows"),
+    [(c_files, c_room, C_ROWS), (python_files, python_room, PYTHON_ROWS)],
     ids=["c", "python"],
 )
-def test_every_file_has_a_row_in_the_table(files, room_of, rooms):
-    strangers = [str(path.relative_to(ROOT)) for path in files() if room_of(path) not in rooms]
+def test_every_file_has_a_row_in_the_table_and_every_row_a_file(files, room_of, rows):
+    strangers = [
+        str(path.relative_to(ROOT))
+        for path in files()
+        if room_of(path) not in rows and not needs_no_row(path)
+    ]
     assert not strangers, (
         f"{strangers} stand on no floor: add a row to the table in tests/unit/test_layering.py."
     )
+    assert not rows.keys() - {room_of(path) for path in files()}
+
+
+@pytest.mark.parametrize("rows", [C_ROWS, PYTHON_ROWS], ids=["c", "python"])
+def test_the_files_of_a_wing_stand_together(rows):
+    """With no use that points up, there is then no circle of wings."""
+    for depth in (1, 2, 3):
+        seen: list[str] = []
+        for name in rows:
+            wing = "/".join(name.split("/")[:-1][:depth])
+            if wing.count("/") == depth - 1 and wing and wing not in seen[-1:]:
+                assert wing not in seen, f"{name} stands apart from the other files of {wing}/"
+                seen.append(wing)
+            elif not wing or wing.count("/") != depth - 1:
+                seen.append("")
 
 
 @needs_sources
-@pytest.mark.parametrize(
-    ("files", "room_of", "uses", "rooms"),
-    [
-        (c_files, c_room, c_uses, C_ROOMS),
-        (python_files, python_room, python_uses, PYTHON_ROOMS),
-    ],
-    ids=["c", "python"],
-)
-def test_nothing_points_up(files, room_of, uses, rooms):
-    wrong = []
-    for path in files():
-        here = room_of(path)
-        if here not in rooms:
-            continue
-        for line, used in uses(path):
-            if used == here or used not in rooms or (here, used) in ALLOWED:
-                continue
-            if rooms.index(used) > rooms.index(here):
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: {here} is below {used}")
-    assert not wrong, "\n".join(["These point up:", *wrong])
+def test_nothing_points_up():
+    wrong = [use for use in all_uses() if points_up(use) and use[2:] not in UPWARD]
+    told = [f"{path}:{line}: {here} is below {used}" for path, line, here, used in wrong]
+    assert not wrong, "\n".join(["These point up:", *told])
 
 
 @needs_sources
-def test_nothing_points_up_inside_the_server():
-    wrong = []
-    for path in sorted((PACKAGE / "serve").rglob("*.py")):
-        here = path.relative_to(PACKAGE / "serve").with_suffix("").parts[0]
-        assert here in SERVE_ROOMS, f"{path.name} stands on no floor: add a row"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
-                "shmgpu.serve"
-            ):
-                continue
-            inner = node.module.removeprefix("shmgpu.serve").lstrip(".")
-            inner = inner.partition(".")[0]  # a folder is one room
-            for used in [inner] if inner else [alias.name for alias in node.names]:
-                if SERVE_ROOMS.index(used) > SERVE_ROOMS.index(here) and not (
-                    (here, used) == ("flags", "command")  # only when it is run
-                ):
-                    wrong.append(f"{path.name}:{node.lineno}: {here} is below {used}")
-    assert not wrong, "\n".join(["These point up:", *wrong])
+def test_nothing_uses_what_runs_elsewhere():
+    wrong = [use for use in all_uses() if goes_across(use) and use[2:] not in ACROSS]
+    both = {**C_ROWS, **PYTHON_ROWS}
+    told = [
+        f"{path}:{line}: {here} runs in {both[here]}, {used} in {both[used]}"
+        for path, line, here, used in wrong
+    ]
+    assert not wrong, "\n".join(["These use what runs elsewhere:", *told])
+
+
+@needs_sources
+def test_every_exception_is_needed():
+    uses = all_uses()
+    assert UPWARD.keys() <= {use[2:] for use in uses if points_up(use)}
+    assert ACROSS.keys() <= {use[2:] for use in uses if goes_across(use)}
 
 
 @needs_sources
@@ -338,16 +513,28 @@ def test_only_core_knows_the_binding():
 
 def test_the_guard_sees_an_upward_import(tmp_path, monkeypatch):
     """The reader of imports finds each spelling; else the tests above prove nothing."""
-    (tmp_path / "launch.py").write_text("")
-    low = tmp_path / "errors.py"
+    (tmp_path / "broker").mkdir()
+    (tmp_path / "broker" / "__init__.py").write_text("")
+    (tmp_path / "broker" / "launch.py").write_text("")
+    (tmp_path / "debug.py").write_text("")
+    low = tmp_path / "broker" / "errors.py"
     low.write_text(
-        "import shmgpu.launch\n"
-        "from shmgpu import launch\n"
-        "from shmgpu.launch import run\n"
+        "import shmgpu.broker.launch\n"
+        "from shmgpu.broker import launch\n"
+        "from shmgpu.broker.launch import run\n"
         "from . import launch\n"
         "from .launch import run\n"
+        "importlib.import_module('shmgpu.broker.launch')\n"
         "def later():\n"
-        "    from . import _core\n"
+        "    from .. import debug\n"
+        "    from ..debug import enable\n"
+        "    from shmgpu import _core, run\n"
     )
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    assert python_uses(low) == [*((line, "launch") for line in range(1, 6)), (7, "_core")]
+    assert sorted(python_uses(low)) == [
+        *((line, "broker/launch") for line in range(1, 7)),
+        (8, "debug"),
+        (9, "debug"),
+        (10, "__init__"),
+        (10, "_core"),
+    ]
