@@ -79,8 +79,8 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 	@touch $@
 
 # What is built depends on the list of files too, and the extension on its flags.
-CORE_C := $(sort $(wildcard csrc/*.c))
-CORE_H := $(sort $(wildcard csrc/*.h))
+CORE_C := $(sort $(wildcard csrc/*.c csrc/*/*.c))
+CORE_H := $(sort $(wildcard csrc/*.h csrc/*/*.h))
 ifneq ($(CORE_C),$(shell cat build/sources 2>/dev/null))
 .PHONY: build/sources
 endif
@@ -116,6 +116,7 @@ demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what th
 	@$(VENV)/bin/shmgpu demo
 
 faults: $(FAULTY) ## the test build, with fault points, into build/faults (see tests/README.md)
+	@find build/faults/shmgpu -maxdepth 1 -xtype l -delete
 	@for part in $(package_parts); do ln -sfn "../../../$$part" "build/faults/$$part"; done
 
 # A worker for each core and one more (tests/parallel.py), and whole files for each worker: what a
@@ -215,7 +216,7 @@ $(out)/core/%.o: csrc/%.c build/hardening
 $(out)/tests/%: tests/c/%.c $(out)/libcore.a
 	@mkdir -p $(@D) && $(CC) $(c_test_flags) -MMD -MP -MF $@.d $< $(out)/libcore.a -lm -o $@
 
--include $(wildcard build/c-*/core/*.d build/c-*/tests/*.d build/c-*/hostile/*.d build/lib/*.d)
+-include $(wildcard build/c-*/core/*.d build/c-*/core/*/*.d build/c-*/tests/*.d build/c-*/hostile/*.d build/lib/*.d build/lib/*/*.d)
 
 # Hostile children: `make test` runs them plain and for seconds, this for a minute and sanitized.
 TIME ?= 60
@@ -238,7 +239,7 @@ lib: build/libshmgpu.a build/libshmgpu.so ## the C library, static and shared, i
 
 lib_objects := $(CORE_C:csrc/%.c=build/lib/%.o)
 build/lib/%.o: csrc/%.c build/hardening
-	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g $(HARD) -MMD -MP -c $< -o $@
+	@mkdir -p $(@D) && $(CC) $(C_FLAGS) -O2 -g $(HARD) -Icsrc -MMD -MP -c $< -o $@
 
 build/libshmgpu.a: $(lib_objects) build/sources
 	@rm -f $@ && ar rcs $@ $(lib_objects) && echo "  $@"

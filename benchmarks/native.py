@@ -55,8 +55,8 @@ def build(program: str, *, library: str | None = None) -> Path:
     sources = [source]
     headers = [*sorted((ROOT / SOURCES).glob("*.h")), ROOT / HARDENING]
     if library:
-        sources += sorted((ROOT / LIBRARY).glob(library))
-        headers += sorted((ROOT / LIBRARY).glob("*.h"))
+        sources += sorted((ROOT / LIBRARY).rglob(library))
+        headers += sorted((ROOT / LIBRARY).rglob("*.h"))
     target = ROOT / OUTPUT / program
     if _is_fresh(target, sources + headers):
         return target

@@ -1,4 +1,4 @@
-"""Builds the extension module ``shmgpu._core``: csrc/*.c and its cffi binding.
+"""Builds the extension module ``shmgpu._core``: csrc/**/*.c and its cffi binding.
 
 What Python sees is declared once, in C: the text between CDEF-BEGIN and CDEF-END in shmgpu.h, and
 the callbacks between the same markers in callbacks.h. setup.py runs this file; ``python
@@ -62,8 +62,8 @@ def make_builder() -> FFI:
     builder.set_source(
         "shmgpu._core",
         "\n".join(includes),
-        sources=sorted(path.as_posix() for path in CSRC.glob("*.c")),
-        depends=sorted(path.as_posix() for path in CSRC.glob("*.h")),
+        sources=sorted(path.as_posix() for path in CSRC.rglob("*.c")),
+        depends=sorted(path.as_posix() for path in CSRC.rglob("*.h")),
         include_dirs=[CSRC.as_posix()],
         define_macros=macros,
         extra_compile_args=compile_args,

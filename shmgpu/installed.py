@@ -97,6 +97,11 @@ def _package_in(entry: str) -> str:
 
 def _differs(folder: str) -> bool:
     """Whether a module here is another one there."""
-    names = [name for name in os.listdir(HERE) if name.endswith(".py")]
+    names = [
+        os.path.relpath(os.path.join(place, name), HERE)
+        for place, _, files in os.walk(HERE)
+        for name in files
+        if name.endswith(".py")
+    ]
     _, changed, missing = filecmp.cmpfiles(HERE, folder, names, shallow=False)
     return bool(changed or missing)

@@ -163,7 +163,7 @@ def test_the_talks_example_runs_on_the_c_core_alone(tmp_path):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("there is no C compiler here")
-    sources = sorted(str(path) for path in (ROOT / "csrc").glob("*.c"))
+    sources = sorted(str(path) for path in (ROOT / "csrc").rglob("*.c"))
     talk = tmp_path / "talk"
     run(
         compiler, "-std=c11", "-D_GNU_SOURCE", "-pthread", f"-I{ROOT / 'csrc'}",

@@ -21,7 +21,7 @@ def faults_build():
     core = FAULTS_BUILD / "shmgpu" / "_core.abi3.so"
     if not core.exists():
         pytest.skip("the test build is not here: make faults")
-    sources = [path for path in (ROOT / "csrc").iterdir() if path.suffix in (".c", ".h")]
+    sources = [path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".c", ".h")]
     if max(path.stat().st_mtime for path in sources) > core.stat().st_mtime:
         pytest.fail("The test build is older than its sources: make faults.", pytrace=False)
 

@@ -38,14 +38,22 @@ def test_files() -> dict[str, str]:
 
 @functools.cache
 def commits() -> list[frozenset[str]]:
-    """The files of each commit; none where there is no history."""
+    """The files of each commit, by today's names; none where there is no history."""
     done = subprocess.run(
-        ["git", "log", "--name-only", "--no-merges", "--format=%x00"],
+        ["git", "log", "--name-status", "-M", "--no-merges", "--format=%x00"],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    sets = [frozenset(part.split()) for part in done.stdout.split("\0")]
+    today: dict[str, str] = {}  # a file's name in a commit: what it has been called since
+    sets = []
+    for part in done.stdout.split("\0"):
+        files = set()
+        for _, *names in (line.split("\t") for line in part.split("\n")):
+            if len(names) == 2:
+                today[names[0]] = today.get(names[1], names[1])
+            files.update(today.get(name, name) for name in names[-1:])
+        sets.append(frozenset(files))
     return [files for files in sets if 1 < len(files) <= MOST_FILES]
 
 
@@ -67,7 +75,7 @@ def siblings(file: str) -> list[str]:
     if not file.startswith("csrc/"):
         return []
     room = pathlib.PurePath(file).stem.partition("_")[0]
-    found = [str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob(f"{room}*.[ch]")]
+    found = [str(path.relative_to(ROOT)) for path in (ROOT / file).parent.glob(f"{room}*.[ch]")]
     return [name for name in found if name != file]
 
 

@@ -37,7 +37,7 @@ from unseen import UNSEEN
 sys.path.insert(0, str(ROOT / "tests"))
 import parallel
 
-SOURCES = ("shmgpu/**/*.py", "csrc/*.c", "csrc/*.h")
+SOURCES = ("shmgpu/**/*.py", "csrc/**/*.c", "csrc/**/*.h")
 NOT_CHANGED = ("csrc/build_core.py", "csrc/shmgpu.h")
 FILE_S = 150.0  # for what is run at once
 CHUNK_S = 20.0  # of tests that pass through a place, as long as they took

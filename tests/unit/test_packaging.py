@@ -64,7 +64,7 @@ def test_the_extension_serves_every_supported_python():
 
 def test_every_public_function_of_the_header_is_public_in_the_core():
     """A prototype nobody implements would surface only when somebody calls it."""
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in HEADER.parent.glob("*.c"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in HEADER.parent.rglob("*.c"))
     functions = [name.partition(" ")[2] for name in declared() if name.startswith("function ")]
     missing = [name for name in functions if not re.search(rf"(?m)^[\w *]*\b{name}\(", sources)]
     assert not missing
