@@ -12,15 +12,15 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/error_detail.h"
 #include "board.h"
-#include "clock.h"
 #include "desk.h"
-#include "detail.h"
 #include "heap.h"
 #include "join.h"
 #include "port.h"
-#include "role.h"
 #include "registry.h"
+#include "role.h"
 
 /* ---- before a launch ---- */
 

@@ -9,10 +9,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "descriptor.h"
-#include "detail.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
+#include "base/passing.h"
 #include "memory.h"
-#include "passing.h"
 
 enum { GUARD = 65536 }; /* a whole number of pages, whatever their size */
 

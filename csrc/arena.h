@@ -19,7 +19,7 @@
 #ifndef SHMI_ARENA_H
 #define SHMI_ARENA_H
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct shmi_arena_plan {
   int children;

@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "descriptor.h"
-#include "detail.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
 #include "memory.h"
 
 #ifndef F_SEAL_FUTURE_WRITE

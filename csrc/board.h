@@ -26,7 +26,7 @@
 
 #include <stdatomic.h>
 
-#include "status.h"
+#include "base/status.h"
 
 /* Rings by delivery number, here and on both sides of a helper's pipes. No number is given while one
  * that is so much lower has not ended, so none of them can lap itself. */

@@ -47,8 +47,8 @@ def make_builder() -> FFI:
     macros = [("_GNU_SOURCE", "1"), ("Py_LIMITED_API", "0x030a0000")]
     if os.environ.get("SHMGPU_BUILD_FAULTS") == "1":
         macros.append(("SHM_FAULTS", "1"))
-        builder.cdef(read_cdef(CSRC / "fault.h"))
-        includes.append('#include "fault.h"')
+        builder.cdef(read_cdef(CSRC / "base" / "fault.h"))
+        includes.append('#include "base/fault.h"')
     sanitizers = os.environ.get("SAN")
     if sanitizers:
         compile_args += ["-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitizers}"]

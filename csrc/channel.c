@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "descriptor.h"
-#include "detail.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
 
 _Static_assert(SHMI_CHANNEL_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
 

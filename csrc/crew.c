@@ -8,15 +8,15 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
+#include "base/fault.h"
+#include "base/passing.h"
 #include "board.h"
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
 #include "desk.h"
-#include "detail.h"
-#include "fault.h"
 #include "heap.h"
-#include "passing.h"
 #include "port.h"
 #include "role.h"
 

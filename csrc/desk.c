@@ -6,11 +6,11 @@
 #include <sys/mman.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/fault.h"
 #include "board.h"
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
-#include "fault.h"
 #include "registry.h"
 
 enum {

@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
-#include "fault.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/fault.h"
 #include "registry.h"
 
 enum {

@@ -2,10 +2,10 @@
 #include "dispatch_books.h"
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/fault.h"
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
-#include "fault.h"
 #include "registry.h"
 
 enum {

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
 #include "registry.h"
 
 enum {

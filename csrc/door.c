@@ -10,13 +10,13 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
+#include "base/passing.h"
 #include "board.h"
-#include "clock.h"
 #include "crew.h"
-#include "descriptor.h"
-#include "detail.h"
 #include "guest.h"
-#include "passing.h"
 #include "quota.h"
 
 #ifndef SO_PEERPIDFD

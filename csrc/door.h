@@ -14,7 +14,7 @@
 #ifndef SHMI_DOOR_H
 #define SHMI_DOOR_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* From the start of the launch on; lent_fd stays the caller's. 0: there is no door. */
 int shmi_door_open(int lent_fd);

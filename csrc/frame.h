@@ -13,7 +13,7 @@
 #ifndef SHMI_FRAME_H
 #define SHMI_FRAME_H
 
-#include "status.h"
+#include "base/status.h"
 
 enum shmi_frame_kind {
   SHMI_FRAME_CALL = 1,   /* run msg.func_ptr on msg.params */

@@ -15,8 +15,8 @@
 #ifndef SHMI_GUEST_H
 #define SHMI_GUEST_H
 
-#include "passing.h"
-#include "status.h"
+#include "base/passing.h"
+#include "base/status.h"
 
 enum {
   SHMI_GUEST_VERSION = 5, /* raised with any change of frames, board or this file */

@@ -8,7 +8,7 @@
 #ifndef SHMI_HEAP_H
 #define SHMI_HEAP_H
 
-#include "status.h"
+#include "base/status.h"
 
 int shmi_heap_open(uint64_t base, size_t bytes, int child);
 /* The broker is left. Returns 1 when blocks are alive: the caller must then leave

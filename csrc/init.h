@@ -17,7 +17,7 @@
 #ifndef SHMI_INIT_H
 #define SHMI_INIT_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* As PID 1: fork through the host's hook (NULL: fork()), return in the new process, and be the init
  * in this one. Anywhere else it does nothing. SHM_ESYSTEM when the fork fails: nothing has changed

@@ -12,14 +12,14 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
+#include "base/passing.h"
 #include "board.h"
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
-#include "detail.h"
 #include "guest.h"
 #include "heap.h"
-#include "passing.h"
 #include "port.h"
 #include "registry.h"
 #include "role.h"

@@ -6,7 +6,7 @@
 #ifndef SHMI_JOIN_H
 #define SHMI_JOIN_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* Did this process join the broker it is in? */
 int shmi_join_is_member(void);

@@ -13,13 +13,13 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
+#include "base/fault.h"
 #include "board.h"
 #include "channel.h"
-#include "clock.h"
 #include "crew.h"
-#include "descriptor.h"
-#include "detail.h"
-#include "fault.h"
 #include "heap.h"
 #include "init.h"
 #include "join.h"

@@ -7,7 +7,7 @@
 #ifndef SHMI_MEMORY_H
 #define SHMI_MEMORY_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* Bytes of shared memory that can be had now, and which limit says so ("the machine", "its
  * cgroup", ...). */

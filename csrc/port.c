@@ -13,11 +13,11 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/fault.h"
 #include "board.h"
 #include "channel.h"
-#include "clock.h"
-#include "descriptor.h"
-#include "fault.h"
 #include "replies.h"
 #include "spin.h"
 

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "descriptor.h"
-#include "detail.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
 
 #ifndef P_PIDFD
 #define P_PIDFD 3

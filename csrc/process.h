@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct shmi_process {
   pid_t pid;  /* 0: none */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "detail.h"
+#include "base/error_detail.h"
 
 static shm_quota_t table[SHM_MAX_QUOTAS];
 static int table_count;

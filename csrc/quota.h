@@ -8,7 +8,7 @@
 #ifndef SHMI_QUOTA_H
 #define SHMI_QUOTA_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* A copy is taken; SHM_EBAD_CONFIG when it is too long or a value out of range. */
 int shmi_quota_set(const shm_quota_t *rows, int count);

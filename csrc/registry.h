@@ -11,7 +11,7 @@
 #ifndef SHMI_REGISTRY_H
 #define SHMI_REGISTRY_H
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct shmi_function {
   shm_func_t func;         /* NULL: a binding's row */

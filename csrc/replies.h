@@ -7,7 +7,7 @@
 #ifndef SHMI_REPLIES_H
 #define SHMI_REPLIES_H
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct shmi_replies {
   shm_reply_t *replies;

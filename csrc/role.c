@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "base/descriptor.h"
 #include "board.h"
-#include "descriptor.h"
 #include "process.h"
 #include "signals.h"
 

@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-#include "status.h"
+#include "base/status.h"
 
 /* Which role this process has in the running broker, and its number. */
 int shmi_role(void);

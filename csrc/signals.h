@@ -20,7 +20,7 @@
 
 #include <signal.h>
 
-#include "status.h"
+#include "base/status.h"
 
 /* In the parent: from here until given back. */
 void shmi_signals_take(int ignore_interrupt);

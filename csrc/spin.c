@@ -4,7 +4,7 @@
 #include <sched.h>
 
 #include "board.h"
-#include "clock.h"
+#include "base/clock.h"
 
 enum {
   SPIN_NS = 50000,

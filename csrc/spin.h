@@ -13,7 +13,7 @@
 #ifndef SHMI_SPIN_H
 #define SHMI_SPIN_H
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct shmi_spin {
   int cores; /* that this process may use */

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "board.h"
-#include "clock.h"
+#include "base/clock.h"
+#include "base/error_detail.h"
 #include "crew.h"
-#include "detail.h"
 #include "door.h"
 #include "signals.h"
 

@@ -29,7 +29,7 @@
 #ifndef SHMI_SUPERVISE_H
 #define SHMI_SUPERVISE_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* From the first helper's fork to the last process's end. Returns the outcome. */
 int shmi_supervise(void);

@@ -41,7 +41,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "status.h"
+#include "base/status.h"
 
 #define GRANULE_SHIFT 6
 #define SL_BITS 5                  /* 32 classes for each power of two: 3 % apart */

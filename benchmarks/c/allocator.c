@@ -1,7 +1,7 @@
 /* allocator -- allocation traces, replayed against our TLSF and against other people's malloc.
  *
  *   build:  cc -std=c11 -D_GNU_SOURCE -O2 -Icsrc benchmarks/c/allocator.c csrc/tlsf.c \
- *              csrc/status.c -o allocator
+ *              csrc/base/status.c -o allocator
  *   usage:  allocator [--rounds N] [--mimalloc LIBRARY] TRACE...      (N is 5 unless told)
  *
  * Every round of every trace runs twice, first glibc, then tlsf (A B A B ...), each in a

@@ -11,9 +11,9 @@
 #include <sys/eventfd.h>
 
 #include "arena.h"
+#include "base/descriptor.h"
 #include "board.h"
 #include "channel.h"
-#include "descriptor.h"
 #include "dispatch.h"
 #include "registry.h"
 

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 
 #include "board.h"
-#include "descriptor.h"
+#include "base/descriptor.h"
 #include "registry.h"
 
 static void open_board(uint32_t records) { CHECK_EQ(shmi_board_create(3, 2, records), SHM_OK); }

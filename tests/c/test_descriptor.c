@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 
-#include "descriptor.h"
+#include "base/descriptor.h"
 
 static int is_open(int fd) { return fcntl(fd, F_GETFD) != -1; }
 static int any_fd(void) {

@@ -10,7 +10,7 @@
 #include <sys/un.h>
 
 #include "guest.h"
-#include "passing.h"
+#include "base/passing.h"
 
 static struct sockaddr_un address;
 static socklen_t address_bytes;

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 
 #include "arena.h"
-#include "passing.h"
+#include "base/passing.h"
 
 enum { MOST = SHMI_PASSING_MOST };
 

@@ -6,9 +6,9 @@
 #include <sys/time.h>
 
 #include "arena.h"
+#include "base/descriptor.h"
 #include "board.h"
 #include "channel.h"
-#include "descriptor.h"
 #include "port.h"
 
 /* ---- a helper that speaks the bindings' protocol, in C ---- */

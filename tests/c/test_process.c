@@ -3,7 +3,7 @@
 
 #include <poll.h>
 
-#include "descriptor.h"
+#include "base/descriptor.h"
 #include "process.h"
 
 static int fork_that_fails(void) {

@@ -1,7 +1,7 @@
 /* Every outcome has one code, one name and one sentence. */
 #include "harness.h"
 
-#include "status.h"
+#include "base/status.h"
 
 typedef struct row {
   const char *name;

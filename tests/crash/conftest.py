@@ -1,4 +1,4 @@
-"""The test build, for tests that make a role die at an exact place; see csrc/fault.h."""
+"""The test build, for tests that make a role die at an exact place; see csrc/base/fault.h."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ CORE = """
 shmgpu                              any
 callbacks                           parent
 
-clock                               any
-status                              any
-detail                              any
-fault                               any
-descriptor                          any
-passing                             any
+base/clock                          any
+base/status                         any
+base/error_detail                   any
+base/fault                          any
+base/descriptor                     any
+base/passing                        any
 
 memory                              any
 tlsf                                any

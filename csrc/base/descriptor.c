@@ -1,6 +1,6 @@
 /* descriptor -- see descriptor.h. A bit for each number: marking, sweeping and counting are
  * all cheap, and a number names at most one descriptor. */
-#include "descriptor.h"
+#include "base/descriptor.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "detail.h"
+#include "base/error_detail.h"
 
 enum { BITS = 64 };
 

@@ -9,7 +9,7 @@
 #ifndef SHMI_PASSING_H
 #define SHMI_PASSING_H
 
-#include "status.h"
+#include "base/status.h"
 
 enum { SHMI_PASSING_MOST = 8 }; /* descriptors with one message */
 

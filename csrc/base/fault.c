@@ -1,5 +1,5 @@
 /* fault -- see fault.h. */
-#include "fault.h"
+#include "base/fault.h"
 
 #ifdef SHM_FAULTS
 

@@ -10,7 +10,7 @@
 #ifndef SHMI_DESCRIPTOR_H
 #define SHMI_DESCRIPTOR_H
 
-#include "status.h"
+#include "base/status.h"
 
 /* Enter fd (when it is one) and return it, so that a making call can be wrapped; when the list
  * itself cannot grow, fd is closed and -1 returned with errno set. */

@@ -25,7 +25,7 @@
 #ifndef SHMI_FAULT_H
 #define SHMI_FAULT_H
 
-#include "status.h"
+#include "base/status.h"
 
 #ifdef SHM_FAULTS
 

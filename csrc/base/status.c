@@ -1,5 +1,5 @@
 /* status -- the table turned into two look-ups. Owns no state. */
-#include "status.h"
+#include "base/status.h"
 
 #define SHMI_STATUS_CHECK(name, code, sentence) \
   _Static_assert((int)name == (code), #name " differs between shmgpu.h and the status table");

@@ -1,13 +1,13 @@
 /* passing -- see passing.h. */
-#include "passing.h"
+#include "base/passing.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "descriptor.h"
-#include "detail.h"
+#include "base/descriptor.h"
+#include "base/error_detail.h"
 
 typedef union control {
   char bytes[CMSG_SPACE(SHMI_PASSING_MOST * sizeof(int))];

@@ -1,5 +1,5 @@
-/* detail -- see detail.h. */
-#include "detail.h"
+/* error_detail -- see error_detail.h. */
+#include "base/error_detail.h"
 
 #include <errno.h>
 #include <stdarg.h>
