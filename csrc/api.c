@@ -11,13 +11,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/error_detail.h"
 #include "board.h"
 #include "desk.h"
 #include "heap.h"
 #include "join.h"
+#include "memory/arena.h"
 #include "port.h"
 #include "registry.h"
 #include "role.h"

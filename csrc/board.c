@@ -14,7 +14,7 @@
 
 #include "base/descriptor.h"
 #include "base/error_detail.h"
-#include "memory.h"
+#include "memory/available.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010

@@ -7,7 +7,6 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
@@ -17,6 +16,7 @@
 #include "channel.h"
 #include "desk.h"
 #include "heap.h"
+#include "memory/arena.h"
 #include "port.h"
 #include "role.h"
 

@@ -5,12 +5,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
 #include "board.h"
 #include "channel.h"
+#include "memory/arena.h"
 #include "registry.h"
 
 enum {

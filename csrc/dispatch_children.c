@@ -1,11 +1,11 @@
 /* dispatch_children -- what children send; how they come and go. See dispatch_books.h. */
 #include "dispatch_books.h"
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
 #include "channel.h"
+#include "memory/arena.h"
 #include "registry.h"
 
 enum {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "arena.h"
 #include "channel.h"
+#include "memory/arena.h"
 
 enum {
   TELL_MAX = 64,           /* frames in a helper's pipe that are on no books */

@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
@@ -17,6 +16,7 @@
 #include "board.h"
 #include "crew.h"
 #include "guest.h"
+#include "memory/arena.h"
 #include "quota.h"
 
 #ifndef SO_PEERPIDFD

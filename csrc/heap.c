@@ -8,7 +8,7 @@
 
 #include "board.h"
 #include "frame.h"
-#include "tlsf.h"
+#include "memory/tlsf.h"
 
 typedef struct retired {
   struct retired *next;

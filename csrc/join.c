@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
@@ -20,6 +19,7 @@
 #include "channel.h"
 #include "guest.h"
 #include "heap.h"
+#include "memory/arena.h"
 #include "port.h"
 #include "registry.h"
 #include "role.h"

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/error_detail.h"
@@ -23,6 +22,7 @@
 #include "heap.h"
 #include "init.h"
 #include "join.h"
+#include "memory/arena.h"
 #include "port.h"
 #include "process.h"
 #include "registry.h"

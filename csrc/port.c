@@ -12,12 +12,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
 #include "board.h"
 #include "channel.h"
+#include "memory/arena.h"
 #include "replies.h"
 #include "spin.h"
 

@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "base/descriptor.h"
 #include "board.h"
+#include "memory/arena.h"
 #include "process.h"
 #include "signals.h"
 

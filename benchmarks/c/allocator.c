@@ -1,6 +1,6 @@
 /* allocator -- allocation traces, replayed against our TLSF and against other people's malloc.
  *
- *   build:  cc -std=c11 -D_GNU_SOURCE -O2 -Icsrc benchmarks/c/allocator.c csrc/tlsf.c \
+ *   build:  cc -std=c11 -D_GNU_SOURCE -O2 -Icsrc benchmarks/c/allocator.c csrc/memory/tlsf.c \
  *              csrc/base/status.c -o allocator
  *   usage:  allocator [--rounds N] [--mimalloc LIBRARY] TRACE...      (N is 5 unless told)
  *
@@ -41,7 +41,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tlsf.h"
+#include "memory/tlsf.h"
 
 #define PAGE 4096
 #define PAIR_BLOCKS 1024u

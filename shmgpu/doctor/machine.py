@@ -233,7 +233,7 @@ class Machine:
     # -- memory --
 
     def memory_rooms(self) -> list[Room]:
-        """What each limit leaves, in the arithmetic of csrc/memory.c, the tightest first."""
+        """What each limit leaves, the tightest first, as csrc/memory/available.c reckons it."""
         rooms = []
         available = self.kib_field("/proc/meminfo", "MemAvailable")
         if available is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from shmgpu import config, device
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-PAGE, HUGE_PAGE, GUARD = 4096, 2 * MIB, 64 * KIB  # as csrc/arena.c has them
+PAGE, HUGE_PAGE, GUARD = 4096, 2 * MIB, 64 * KIB  # as csrc/memory/arena.c has them
 
 
 def size(count: int) -> str:

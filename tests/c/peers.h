@@ -10,11 +10,11 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 
-#include "arena.h"
 #include "base/descriptor.h"
 #include "board.h"
 #include "channel.h"
 #include "dispatch.h"
+#include "memory/arena.h"
 #include "registry.h"
 
 enum { PEERS = 128, MAX_FRAMES = 16384 };

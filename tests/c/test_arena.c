@@ -5,9 +5,9 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#include "arena.h"
 #include "filter.h"
-#include "memory.h"
+#include "memory/arena.h"
+#include "memory/available.h"
 
 enum { KIB = 1024, MIB = 1024 * 1024 };
 

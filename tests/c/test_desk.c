@@ -1,10 +1,10 @@
 /* A helper's desk, in this very process: the test is the dispatcher that it talks to. */
 #include "harness.h"
 
-#include "arena.h"
 #include "board.h"
 #include "channel.h"
 #include "desk.h"
+#include "memory/arena.h"
 #include "registry.h"
 
 static int to_desk, from_desk;

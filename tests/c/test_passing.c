@@ -4,8 +4,8 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
-#include "arena.h"
 #include "base/passing.h"
+#include "memory/arena.h"
 
 enum { MOST = SHMI_PASSING_MOST };
 

@@ -5,10 +5,10 @@
 #include <sched.h>
 #include <sys/time.h>
 
-#include "arena.h"
 #include "base/descriptor.h"
 #include "board.h"
 #include "channel.h"
+#include "memory/arena.h"
 #include "port.h"
 
 /* ---- a helper that speaks the bindings' protocol, in C ---- */

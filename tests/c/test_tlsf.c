@@ -1,7 +1,7 @@
 /* The allocator of one arena: what its callers rely on, and every sort of misuse. */
 #include "harness.h"
 
-#include "tlsf.h"
+#include "memory/tlsf.h"
 
 #define ARENA_BYTES ((size_t)1 << 20)
 

@@ -12,10 +12,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "arena.h"
 #include "board.h"
 #include "channel.h"
 #include "dispatch.h"
+#include "memory/arena.h"
 #include "registry.h"
 
 enum { CHILDREN = 3, HELPERS = 2, WINDOW = 8 };

@@ -8,7 +8,7 @@
 
 #include <sys/mman.h>
 
-#include "tlsf.h"
+#include "memory/tlsf.h"
 
 enum { CAPACITY = 1 << 18, BLOCKS = 256 };
 

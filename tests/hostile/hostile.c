@@ -12,8 +12,8 @@
 
 #include <pthread.h>
 
-#include "arena.h"
 #include "board.h"
+#include "memory/arena.h"
 
 enum { CHILDREN = 6, HONEST = 3, HELPERS = 2, WORDS = 64, KEY = 7, CANARY_WORDS = 1024 };
 enum { /* notes */

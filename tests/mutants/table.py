@@ -229,14 +229,14 @@ MUTANTS = [
     ),
     Mutant(
         "F23",
-        "csrc/arena.c",
+        "csrc/memory/arena.c",
         "int status = shmi_arena_check_memory(*payload);",
         "int status = SHM_OK;",
         CONTAINERS + "test_f23_a_limit_of_the_cgroup_is_a_clear_error_at_launch",
     ),
     Mutant(
         "F23",
-        "csrc/arena.c",
+        "csrc/memory/arena.c",
         "if (*addresses > room) {",
         "if (*addresses > UINT64_MAX - room % 2) {",
         CONTAINERS + "test_f23_a_limit_of_the_address_space_is_a_clear_error_at_launch",
@@ -482,7 +482,7 @@ MUTANTS = [
     ),
     Mutant(
         "F10",
-        "csrc/tlsf.c",
+        "csrc/memory/tlsf.c",
         "  if (offset & (SHMI_TLSF_GRANULE - 1)) return false;\n",
         "",
         HOSTILE + "test_f10_a_block_is_freed_once_by_its_own_address_and_by_nothing_else",
@@ -683,7 +683,7 @@ MUTANTS = [
     ),
     Mutant(
         "trust",
-        "csrc/arena.c",
+        "csrc/memory/arena.c",
         "if (!dumped) madvise(",
         "if (0) madvise(",
         DUMPS + "test_arenas_and_scratch_regions_are_in_core_dumps_only_if_asked_for",

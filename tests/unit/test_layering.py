@@ -33,9 +33,9 @@ base/fault                          any
 base/descriptor                     any
 base/passing                        any
 
-memory                              any
-tlsf                                any
-arena                               any
+memory/available                    any
+memory/tlsf                         any
+memory/arena                        any
 
 board                               any
 frame                               any

@@ -112,7 +112,7 @@ def test_what_python_becomes_is_still_python():
     [
         ("shmgpu/doctor/machine.py", "memory_room_of_cgroup", "tests/unit/test_doctor.py"),
         ("shmgpu/serve/spans.py", "exporting", "tests/serve/test_spans.py"),
-        ("csrc/tlsf.c", "shmi_tlsf_free", "tests/c/test_tlsf.c"),
+        ("csrc/memory/tlsf.c", "shmi_tlsf_free", "tests/c/test_tlsf.c"),
     ],
 )
 def test_the_nearest_tests_are_those_of_the_room(file, inside, test):

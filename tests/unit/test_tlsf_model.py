@@ -55,7 +55,7 @@ def tlsf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[cffi.FFI, A
     """The allocator alone, compiled as a shared library of its own."""
     compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) or "cc"
     library = tmp_path_factory.mktemp("tlsf") / "libtlsf.so"
-    sources = [str(CSRC / "tlsf.c"), str(CSRC / "base/status.c")]
+    sources = [str(CSRC / "memory/tlsf.c"), str(CSRC / "base/status.c")]
     options = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", f"-I{CSRC}"]
     subprocess.run([compiler, *options, *sources, "-o", str(library)], check=True)
     ffi = cffi.FFI()

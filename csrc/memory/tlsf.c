@@ -34,7 +34,7 @@
  * Three strengths of checking: arguments are checked in every build; shmi_tlsf_check() is
  * called by tests; -DSHMI_TLSF_PARANOID runs it after every change and aborts.
  */
-#include "tlsf.h"
+#include "memory/tlsf.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

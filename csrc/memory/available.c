@@ -1,5 +1,5 @@
-/* memory -- see memory.h. */
-#include "memory.h"
+/* available -- see available.h. */
+#include "memory/available.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* arena -- see arena.h. */
-#include "arena.h"
+#include "memory/arena.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/passing.h"
-#include "memory.h"
+#include "memory/available.h"
 
 enum { GUARD = 65536 }; /* a whole number of pages, whatever their size */
 
