@@ -13,13 +13,13 @@
 
 #include "base/clock.h"
 #include "base/error_detail.h"
-#include "board.h"
 #include "desk.h"
 #include "heap.h"
+#include "ipc/function_table.h"
+#include "ipc/scoreboard.h"
 #include "join.h"
 #include "memory/arena.h"
 #include "port.h"
-#include "registry.h"
 #include "role.h"
 
 /* ---- before a launch ---- */

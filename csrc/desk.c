@@ -8,10 +8,10 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
-#include "board.h"
-#include "channel.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "registry.h"
 
 enum {
   QUEUE = SHMI_BOARD_RING,

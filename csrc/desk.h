@@ -12,7 +12,7 @@
 #ifndef SHMI_DESK_H
 #define SHMI_DESK_H
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 /* In a fresh helper: answer over these two ends; over files_fd come memory files. */
 int shmi_desk_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation);

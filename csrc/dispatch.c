@@ -7,11 +7,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "channel.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
-#include "registry.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
 
 enum {
   EVENTS = 256,      /* children served per turn; the rest stay ready for the next */

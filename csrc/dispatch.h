@@ -17,7 +17,7 @@
 
 #include <signal.h>
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 typedef struct shmi_dispatch shmi_dispatch_t;
 

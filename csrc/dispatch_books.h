@@ -11,8 +11,8 @@
 #ifndef SHMI_DISPATCH_BOOKS_H
 #define SHMI_DISPATCH_BOOKS_H
 
-#include "board.h"
 #include "dispatch.h"
+#include "ipc/scoreboard.h"
 #include "schedule.h"
 
 enum shmi_peer {

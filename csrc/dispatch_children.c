@@ -4,9 +4,9 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
-#include "channel.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
 #include "memory/arena.h"
-#include "registry.h"
 
 enum {
   BURSTS = 32,  /* of one child in one turn: twice what a pipe holds */

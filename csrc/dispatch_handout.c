@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "channel.h"
+#include "ipc/pipe.h"
 #include "memory/arena.h"
 
 enum {

@@ -5,10 +5,10 @@
 
 #include <string.h>
 
-#include "channel.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
-#include "registry.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
 
 enum {
   READ_FRAMES = 256,

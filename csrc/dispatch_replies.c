@@ -1,7 +1,7 @@
 /* dispatch_replies -- outcomes on their way to children. See dispatch_books.h. */
 #include "dispatch_books.h"
 
-#include "channel.h"
+#include "ipc/pipe.h"
 
 void shmi_dispatch_count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls) {
   d->board->broker->dropped += calls;

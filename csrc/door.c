@@ -13,9 +13,9 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/passing.h"
-#include "board.h"
 #include "crew.h"
-#include "guest.h"
+#include "ipc/attach_handshake.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "quota.h"
 

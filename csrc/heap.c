@@ -6,8 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "board.h"
-#include "frame.h"
+#include "ipc/frame.h"
+#include "ipc/scoreboard.h"
 #include "memory/tlsf.h"
 
 typedef struct retired {

@@ -15,13 +15,13 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/passing.h"
-#include "board.h"
-#include "channel.h"
-#include "guest.h"
 #include "heap.h"
+#include "ipc/attach_handshake.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "port.h"
-#include "registry.h"
 #include "role.h"
 
 enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };

@@ -14,7 +14,7 @@
 #ifndef SHMI_PORT_H
 #define SHMI_PORT_H
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 /* In a fresh child: speak over these two ends. */
 int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child);

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
-#include "board.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "process.h"
 #include "signals.h"

@@ -33,8 +33,8 @@
 #ifndef SHMI_SCHEDULE_H
 #define SHMI_SCHEDULE_H
 
-#include "frame.h"
-#include "registry.h"
+#include "ipc/frame.h"
+#include "ipc/function_table.h"
 
 enum { SHMI_NONE = 0 }; /* no request: numbers start at 1 */
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "channel.h"
+#include "ipc/pipe.h"
 
 static struct {
   sigset_t caller_mask, wait_mask;

@@ -3,8 +3,8 @@
 
 #include <sched.h>
 
-#include "board.h"
 #include "base/clock.h"
+#include "ipc/scoreboard.h"
 
 enum {
   SPIN_NS = 50000,

@@ -4,11 +4,11 @@
 #include <signal.h>
 #include <string.h>
 
-#include "board.h"
 #include "base/clock.h"
 #include "base/error_detail.h"
 #include "crew.h"
 #include "door.h"
+#include "ipc/scoreboard.h"
 #include "signals.h"
 
 enum {

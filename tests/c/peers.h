@@ -11,11 +11,11 @@
 #include <sys/eventfd.h>
 
 #include "base/descriptor.h"
-#include "board.h"
-#include "channel.h"
 #include "dispatch.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "registry.h"
 
 enum { PEERS = 128, MAX_FRAMES = 16384 };
 

@@ -6,9 +6,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "board.h"
 #include "base/descriptor.h"
-#include "registry.h"
+#include "ipc/function_table.h"
+#include "ipc/scoreboard.h"
 
 static void open_board(uint32_t records) { CHECK_EQ(shmi_board_create(3, 2, records), SHM_OK); }
 

@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 
-#include "channel.h"
+#include "ipc/pipe.h"
 
 static int ends[2], capacity;
 

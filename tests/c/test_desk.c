@@ -1,11 +1,11 @@
 /* A helper's desk, in this very process: the test is the dispatcher that it talks to. */
 #include "harness.h"
 
-#include "board.h"
-#include "channel.h"
 #include "desk.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "registry.h"
 
 static int to_desk, from_desk;
 static uint64_t handed; /* deliveries count from 1 */

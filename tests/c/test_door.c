@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "guest.h"
 #include "base/passing.h"
+#include "ipc/attach_handshake.h"
 
 static struct sockaddr_un address;
 static socklen_t address_bytes;

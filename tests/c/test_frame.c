@@ -1,7 +1,7 @@
 /* What a child may send, at every edge. */
 #include "harness.h"
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 #define BASE UINT64_C(0x7f0000010000)
 #define BYTES UINT64_C(0x10000)

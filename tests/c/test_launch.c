@@ -3,7 +3,7 @@
 
 #include <sys/resource.h>
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 /* ---- service ---- */
 

@@ -6,8 +6,8 @@
 #include <sys/time.h>
 
 #include "base/descriptor.h"
-#include "board.h"
-#include "channel.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "port.h"
 

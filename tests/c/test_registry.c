@@ -1,7 +1,7 @@
 /* The table of functions: only an exact row is ever found, and nothing changes once sealed. */
 #include "harness.h"
 
-#include "registry.h"
+#include "ipc/function_table.h"
 
 static void one(void *params) { (void)params; }
 static void two(void *params) { *(int *)params = 2; }

@@ -12,11 +12,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "board.h"
-#include "channel.h"
 #include "dispatch.h"
+#include "ipc/function_table.h"
+#include "ipc/pipe.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "registry.h"
 
 enum { CHILDREN = 3, HELPERS = 2, WINDOW = 8 };
 

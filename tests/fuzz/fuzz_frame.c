@@ -4,7 +4,7 @@
  */
 #include "fuzz.h"
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 typedef __uint128_t wide_t; /* in which no sum of two 64-bit numbers overflows */
 

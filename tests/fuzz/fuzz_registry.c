@@ -6,7 +6,7 @@
  */
 #include "fuzz.h"
 
-#include "registry.h"
+#include "ipc/function_table.h"
 
 enum { FUNCTIONS = 512 };
 

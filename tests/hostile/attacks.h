@@ -8,7 +8,7 @@
 
 #include "broker.h"
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 typedef struct dice {
   uint64_t state;

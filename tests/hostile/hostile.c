@@ -12,7 +12,7 @@
 
 #include <pthread.h>
 
-#include "board.h"
+#include "ipc/scoreboard.h"
 #include "memory/arena.h"
 
 enum { CHILDREN = 6, HONEST = 3, HELPERS = 2, WORDS = 64, KEY = 7, CANARY_WORDS = 1024 };

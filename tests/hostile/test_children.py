@@ -28,7 +28,7 @@ from shmgpu.dtypes import by_name
 from shmgpu.layout import Layout, Signature
 from shmgpu.values import encode_values, flatten
 
-FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/frame.h
+FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/ipc/frame.h
 CALL, GROW = 1, 2
 OPTIONS = {"helpers": 1, "devices": "cpu", "arena": "1MiB"}
 

@@ -264,7 +264,7 @@ MUTANTS = [
     ),
     Mutant(
         "F27",
-        "csrc/channel.c",
+        "csrc/ipc/pipe.c",
         "if (n < 0 && saved == EPIPE && !was_pending) swallow_sigpipe(&pipe_set);",
         "if (was_pending > 1) swallow_sigpipe(&pipe_set);",
         WAITING
@@ -381,7 +381,7 @@ MUTANTS = [
     ),
     Mutant(
         "trust",
-        "csrc/board.c",
+        "csrc/ipc/scoreboard.c",
         "F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0",
         "F_SEAL_SEAL) != 0",
         HANDED_OUT
@@ -503,7 +503,7 @@ MUTANTS = [
     ),
     Mutant(
         "F12",
-        "csrc/registry.c",
+        "csrc/ipc/function_table.c",
         "return table->by_address[slot] != 0 ? &table->rows[table->by_address[slot] - 1] : NULL;",
         "return &table->rows[table->by_address[slot] != 0 ? table->by_address[slot] - 1 : 0];",
         HOSTILE + "test_f12_an_address_that_is_no_functions_row_is_never_called",
@@ -809,7 +809,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/board.h",
+        "csrc/ipc/scoreboard.h",
         " -\n                   __atomic_load_n(&broker->dropped, __ATOMIC_RELAXED));",
         ");",
         CORE + "test_calls_that_a_child_left_behind_are_not_out_for_ever",
@@ -896,14 +896,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/board.c",
+        "csrc/ipc/scoreboard.c",
         "while (atomic_load(&readers) != 0) {",
         "while (0) {",
         CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
     ),
     Mutant(
         "core",
-        "csrc/board.c",
+        "csrc/ipc/scoreboard.c",
         "if (atomic_load(&is_shown)) return 1;",
         "if (mapping != NULL) return 1;",
         CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
@@ -917,7 +917,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/board.c",
+        "csrc/ipc/scoreboard.c",
         "static void forget_readers(void) { atomic_store(&readers, 0); }",
         "static void forget_readers(void) {}",
         CORE + "test_a_fork_has_none_of_the_threads_that_read_when_it_was_made",

@@ -37,11 +37,11 @@ memory/available                    any
 memory/tlsf                         any
 memory/arena                        any
 
-board                               any
-frame                               any
-channel                             any
-registry                            any
-guest                               any
+ipc/scoreboard                      any
+ipc/frame                           any
+ipc/pipe                            any
+ipc/function_table                  any
+ipc/attach_handshake                any
 
 process                             any
 init                                parent

@@ -1,4 +1,4 @@
-/* channel -- pipes that carry frames: the one place that makes a pipe, empties one and writes
+/* pipe -- pipes that carry frames: the one place that makes a pipe, empties one and writes
  * to one.
  *
  * A channel end is a descriptor; its kind of blocking is chosen when it is made. Frames never
@@ -10,7 +10,7 @@
 #ifndef SHMI_CHANNEL_H
 #define SHMI_CHANNEL_H
 
-#include "frame.h"
+#include "ipc/frame.h"
 
 enum { SHMI_CHANNEL_BURST = 64 }; /* frames in one atomic write: PIPE_BUF / 64 */
 

@@ -1,5 +1,5 @@
-/* channel -- see channel.h. */
-#include "channel.h"
+/* pipe -- see pipe.h. */
+#include "ipc/pipe.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,10 @@
-/* registry -- see registry.h. */
-#include "registry.h"
+/* function_table -- see function_table.h. */
+#include "ipc/function_table.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
-#include "board.h"
+#include "ipc/scoreboard.h"
 
 enum { HASH_SLOTS = 2 * SHM_MAX_FUNCTIONS };
 

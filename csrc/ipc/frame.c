@@ -1,5 +1,5 @@
 /* frame -- the checks. Pure: see frame.h. */
-#include "frame.h"
+#include "ipc/frame.h"
 
 int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds) {
   switch (frame->kind) {

@@ -1,5 +1,5 @@
-/* board -- see board.h. */
-#include "board.h"
+/* scoreboard -- see scoreboard.h. */
+#include "ipc/scoreboard.h"
 
 #include <errno.h>
 #include <fcntl.h>
