@@ -20,7 +20,7 @@
 #include "join.h"
 #include "memory/arena.h"
 #include "port.h"
-#include "role.h"
+#include "process/role.h"
 
 /* ---- before a launch ---- */
 

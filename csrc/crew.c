@@ -18,7 +18,7 @@
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "port.h"
-#include "role.h"
+#include "process/role.h"
 
 enum { REAP_AT_ONCE = 64 };
 

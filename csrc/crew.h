@@ -10,7 +10,7 @@
 #define SHMI_CREW_H
 
 #include "dispatch.h"
-#include "process.h"
+#include "process/process.h"
 
 typedef struct shmi_crew_helper {
   shmi_process_t process;

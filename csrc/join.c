@@ -22,7 +22,7 @@
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "port.h"
-#include "role.h"
+#include "process/role.h"
 
 enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };
 

@@ -9,7 +9,7 @@
 #include "crew.h"
 #include "door.h"
 #include "ipc/scoreboard.h"
-#include "signals.h"
+#include "process/signals.h"
 
 enum {
   BACKOFF_FIRST_MS = 50,

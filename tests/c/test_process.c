@@ -4,7 +4,7 @@
 #include <poll.h>
 
 #include "base/descriptor.h"
-#include "process.h"
+#include "process/process.h"
 
 static int fork_that_fails(void) {
   errno = EAGAIN;

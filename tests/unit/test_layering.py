@@ -43,10 +43,10 @@ ipc/pipe                            any
 ipc/function_table                  any
 ipc/attach_handshake                any
 
-process                             any
-init                                parent
-signals                             any
-role                                any
+process/process                     any
+process/pid1                        parent
+process/signals                     any
+process/role                        any
 
 heap                                child
 replies                             child

@@ -1,5 +1,5 @@
 /* role -- see role.h. */
-#include "role.h"
+#include "process/role.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -7,8 +7,8 @@
 #include "base/descriptor.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "process.h"
-#include "signals.h"
+#include "process/process.h"
+#include "process/signals.h"
 
 static int role = SHM_ROLE_NONE, role_index = -1;
 static pid_t role_pid; /* whose it is: a process forked from that one inherits the memory only */

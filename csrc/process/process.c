@@ -1,5 +1,5 @@
 /* process -- see process.h. */
-#include "process.h"
+#include "process/process.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* init -- see init.h. */
-#include "init.h"
+/* pid1 -- see pid1.h. */
+#include "process/pid1.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "process.h"
+#include "process/process.h"
 
 enum { SIGNALLED_BASE = 128 };
 

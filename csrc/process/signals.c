@@ -1,5 +1,5 @@
 /* signals -- see signals.h. */
-#include "signals.h"
+#include "process/signals.h"
 
 #include <errno.h>
 #include <pthread.h>
