@@ -13,13 +13,13 @@
 
 #include "base/clock.h"
 #include "base/error_detail.h"
+#include "child/attach.h"
+#include "child/heap.h"
+#include "child/port.h"
 #include "desk.h"
-#include "heap.h"
 #include "ipc/function_table.h"
 #include "ipc/scoreboard.h"
-#include "join.h"
 #include "memory/arena.h"
-#include "port.h"
 #include "process/role.h"
 
 /* ---- before a launch ---- */

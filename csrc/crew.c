@@ -12,12 +12,12 @@
 #include "base/error_detail.h"
 #include "base/fault.h"
 #include "base/passing.h"
+#include "child/heap.h"
+#include "child/port.h"
 #include "desk.h"
-#include "heap.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "port.h"
 #include "process/role.h"
 
 enum { REAP_AT_ONCE = 64 };

@@ -6,10 +6,10 @@
 #include <sys/time.h>
 
 #include "base/descriptor.h"
+#include "child/port.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "port.h"
 
 /* ---- a helper that speaks the bindings' protocol, in C ---- */
 

@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "F24",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (tick_fd < 0) return",
         "if (1) return",
         WAITING + "test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes",
@@ -396,7 +396,7 @@ MUTANTS = [
     ),
     Mutant(
         "F35",
-        "csrc/join.c",
+        "csrc/child/attach.c",
         "  keep_privately(mapping, bytes);\n",
         "  (void)keep_privately;\n",
         GUESTS + "test_f35_what_a_guest_keeps_is_its_own_when_it_has_left",
@@ -560,7 +560,7 @@ MUTANTS = [
     ),
     Mutant(
         "F25",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (port.growing.count > 0) {",
         "if (0) {",
         FUTURES + "test_f25_a_blocking_call_serves_those_that_fill_the_window_and_ask_for_room",
@@ -597,14 +597,14 @@ MUTANTS = [
     ),
     Mutant(
         "interrupted",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "return own > 0 && own == port.outstanding;",
         "return 0;",
         INTERRUPTED + "test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so",
     ),
     Mutant(
         "interrupted",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "(number != 0 && number != port.closings + 1)",
         "0",
         "tests/attach/test_threads.py::"
@@ -837,7 +837,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (port.room_waiters > 0) futex_raise(&port.room_futex);\n}",
         "}",
         CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
@@ -845,7 +845,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (port.room_waiters > 0) futex_raise(&port.room_futex); /* one of them serves it */",
         "",
         CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
@@ -853,28 +853,28 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "  } else if (port.room_waiters > 0) {\n    futex_raise(&port.room_futex);\n",
         "",
         CORE + "test_who_waits_for_a_place_reads_when_the_one_that_read_leaves",
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "return port.closings == closings;",
         "(void)closings;\n  return 1;",
         CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (port.leading) port.reply_fd = port.tick_fd = -1;",
         "",
         CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "int is_full = port.free_list != 0 || port.outstanding >= window_now();",
         "int is_full = 1;",
         CORE
@@ -882,14 +882,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (!port.leading && status != SHM_ENOT_RUNNING) lead_pass();",
         "",
         CORE + "test_whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "entry->state == ENTRY_GROWING && entry->reply.token == token;",
         "entry->state == ENTRY_GROWING;",
         CORE + "test_room_that_is_offered_late_is_not_taken_for_what_is_asked_since",
@@ -991,14 +991,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "if (!port.leading && port.drainers > 0) return;",
         "",
         CORE + "test_of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
     ),
     Mutant(
         "core",
-        "csrc/port.c",
+        "csrc/child/port.c",
         "return until(deadline_ns) == 0 ? SHM_ETIMEOUT : SHM_ENEEDS_SPACE;",
         "return SHM_ENEEDS_SPACE;",
         CORE + "test_a_call_that_waits_for_others_to_make_room_has_a_deadline",

@@ -20,7 +20,7 @@ class Unseen(NamedTuple):
 
 UNSEEN: list[Unseen] = [
     Unseen(
-        "csrc/port.c",
+        "csrc/child/port.c",
         "futex_raise(&port.room_futex);",
         ";",
         "In settle_all: a window that somebody waits for is full of calls, each of which raises it "

@@ -107,10 +107,10 @@ def test_a_compiler_that_lacks_a_flag_is_not_given_it(hardening, tmp_path):
 @pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
 def test_the_library_and_the_c_tests_are_built_as_the_extension_is():
     """By what make would do: building them takes seconds."""
-    if not (ROOT / "Makefile").exists() or not (ROOT / "csrc" / "heap.c").exists():
+    if not (ROOT / "Makefile").exists() or not (ROOT / "csrc" / "child" / "heap.c").exists():
         pytest.skip("no tree to build")
     done = subprocess.run(
-        ["make", "-n", "-B", "build/libshmgpu.so", "build/c-plain/core/heap.o", "V="],
+        ["make", "-n", "-B", "build/libshmgpu.so", "build/c-plain/core/child/heap.o", "V="],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
         env={k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "SAN", "CFLAGS")},
     )  # fmt: skip

@@ -48,11 +48,11 @@ process/pid1                        parent
 process/signals                     any
 process/role                        any
 
-heap                                child
-replies                             child
-spin                                child
-port                                child
-join                                child
+child/heap                          child
+child/reply_queue                   child
+child/adaptive_spin                 child
+child/port                          child
+child/attach                        child
 
 desk                                helper
 

@@ -1,5 +1,5 @@
-/* spin -- see spin.h. */
-#include "spin.h"
+/* adaptive_spin -- see adaptive_spin.h. */
+#include "child/adaptive_spin.h"
 
 #include <sched.h>
 

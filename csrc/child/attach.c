@@ -1,5 +1,5 @@
-/* join -- see join.h. */
-#include "join.h"
+/* attach -- see attach.h. */
+#include "child/attach.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,13 +15,13 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/passing.h"
-#include "heap.h"
+#include "child/heap.h"
+#include "child/port.h"
 #include "ipc/attach_handshake.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "port.h"
 #include "process/role.h"
 
 enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };

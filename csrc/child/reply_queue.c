@@ -1,5 +1,5 @@
-/* replies -- see replies.h. */
-#include "replies.h"
+/* reply_queue -- see reply_queue.h. */
+#include "child/reply_queue.h"
 
 #include <stdlib.h>
 #include <string.h>

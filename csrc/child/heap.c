@@ -1,5 +1,5 @@
 /* heap -- see heap.h. */
-#include "heap.h"
+#include "child/heap.h"
 
 #include <pthread.h>
 #include <stdlib.h>

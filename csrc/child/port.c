@@ -1,5 +1,5 @@
 /* port -- see port.h. */
-#include "port.h"
+#include "child/port.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -15,11 +15,11 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
+#include "child/adaptive_spin.h"
+#include "child/reply_queue.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "replies.h"
-#include "spin.h"
 
 enum { ENTRY_BITS = 10, ENTRY_MASK = (1 << ENTRY_BITS) - 1 };
 enum { SPARE_ENTRIES = 64 };
