@@ -16,7 +16,7 @@
 #include "child/attach.h"
 #include "child/heap.h"
 #include "child/port.h"
-#include "desk.h"
+#include "helper/helper_port.h"
 #include "ipc/function_table.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"

@@ -14,7 +14,7 @@
 #include "base/passing.h"
 #include "child/heap.h"
 #include "child/port.h"
-#include "desk.h"
+#include "helper/helper_port.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"

@@ -1,7 +1,7 @@
 /* A helper's desk, in this very process: the test is the dispatcher that it talks to. */
 #include "harness.h"
 
-#include "desk.h"
+#include "helper/helper_port.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"

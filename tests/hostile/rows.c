@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-#include "desk.h"
+#include "helper/helper_port.h"
 
 static shm_broker_stats_t broker_stats(void) {
   shm_broker_stats_t stats;

@@ -365,7 +365,7 @@ MUTANTS = [
     ),
     Mutant(
         "F02",
-        "csrc/desk.c",
+        "csrc/helper/helper_port.c",
         "madvise(at, bytes, MADV_REMOVE) != 0) memset",
         "1) memset",
         DESCENDANTS + "test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it",
@@ -531,7 +531,7 @@ MUTANTS = [
     ),
     Mutant(
         "F15",
-        "csrc/desk.c",
+        "csrc/helper/helper_port.c",
         "!shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address, "
         "*bytes)) {",
         "0) {",
@@ -739,14 +739,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/desk.c",
+        "csrc/helper/helper_port.c",
         "desk.grows_in_a_row < GROWS_IN_A_ROW ||",
         "1 ||",
         CORE + "test_a_call_has_its_turn_among_grows_without_end",
     ),
     Mutant(
         "core",
-        "csrc/desk.c",
+        "csrc/helper/helper_port.c",
         "    skip_finished();\n",
         "    if (desk.begun == 0) skip_finished();\n",
         CORE + "test_the_page_names_a_call_that_has_not_ended_whatever_ended_before_it",

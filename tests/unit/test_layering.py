@@ -54,7 +54,7 @@ child/adaptive_spin                 child
 child/port                          child
 child/attach                        child
 
-desk                                helper
+helper/helper_port                  helper
 
 schedule                            parent
 dispatch                            parent

@@ -1,5 +1,5 @@
-/* desk -- see desk.h. */
-#include "desk.h"
+/* helper_port -- see helper_port.h. */
+#include "helper/helper_port.h"
 
 #include <stdlib.h>
 #include <string.h>
