@@ -6,11 +6,11 @@ call, so each is entitled to nearly the same number of turns.
 
 *Service* is counted, not timed: the calls of a child that were answered within the span, as the
 dispatcher counts them (``stats()``, ``children[n]["answered"]``). The policy is a round-robin over
-the children that have something queued, one message a turn (``csrc/schedule.h``). Jain's index of
-the 32 numbers is 1 when all are equal, and 1/32 when one child has everything. With batches it
-stays below 1 by design: while a lone caller's only call is one of the 8 that helpers hold, it has
-nothing queued, and turns go to those who have. (So with batches that could hold everybody's calls
-the greedy child would get all the room that is left, at nobody's expense.)
+the children that have something queued, one message a turn (``csrc/broker/schedule.h``). Jain's
+index of the 32 numbers is 1 when all are equal, and 1/32 when one child has everything. With
+batches it stays below 1 by design: while a lone caller's only call is one of the 8 that helpers
+hold, it has nothing queued, and turns go to those who have. (So with batches that could hold
+everybody's calls the greedy child would get all the room that is left, at nobody's expense.)
 
 The baseline, in the same run, is a queue that serves in order of arrival: the SimpleQueue of
 ``peers.py`` with as many calls of its greedy client in the queue as the window is wide. There

@@ -3,7 +3,7 @@
 Owns the file's form: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``,
 each with any of ``arena``, ``parked``, ``weight`` and ``window``. A user's or program's value goes
 before the default, and of a user's and a program's the smaller holds, since the kernel says who a
-user is and a program says itself what it is called. Holding to them is C's (csrc/quota.h).
+user is and a program says itself what it is called. Holding to them is C's (csrc/broker/quota.h).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 #include <sys/eventfd.h>
 
 #include "base/descriptor.h"
-#include "dispatch.h"
+#include "broker/dispatch.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"

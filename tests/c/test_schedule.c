@@ -1,7 +1,7 @@
 /* The policy: a table of what is served when, and random events held against a plain model. */
 #include "harness.h"
 
-#include "schedule.h"
+#include "broker/schedule.h"
 
 enum { US = 1000, MS = 1000000 };
 

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "dispatch.h"
+#include "broker/dispatch.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"

@@ -56,13 +56,13 @@ child/attach                        child
 
 helper/helper_port                  helper
 
-schedule                            parent
-dispatch                            parent
-crew                                parent
-quota                               parent
-door                                parent
-supervise                           parent
-launch                              parent
+broker/schedule                     parent
+broker/dispatch                     parent
+broker/process_table                parent
+broker/quota                        parent
+broker/listener                     parent
+broker/supervise                    parent
+broker/launch                       parent
 
 api                                 parent
 """

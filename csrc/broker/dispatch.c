@@ -1,5 +1,5 @@
 /* dispatch -- see dispatch.h. */
-#include "dispatch_books.h"
+#include "broker/dispatch_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * All of it lies in two reserved, lazily touched tables, so nothing moves and nothing is
  * allocated while running.
  */
-#include "schedule.h"
+#include "broker/schedule.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,13 +1,13 @@
 /* supervise -- see supervise.h. */
-#include "supervise.h"
+#include "broker/supervise.h"
 
 #include <signal.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/error_detail.h"
-#include "crew.h"
-#include "door.h"
+#include "broker/listener.h"
+#include "broker/process_table.h"
 #include "ipc/scoreboard.h"
 #include "process/signals.h"
 

@@ -1,5 +1,5 @@
-/* door -- see door.h. */
-#include "door.h"
+/* listener -- see listener.h. */
+#include "broker/listener.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,11 +13,11 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/passing.h"
-#include "crew.h"
+#include "broker/process_table.h"
+#include "broker/quota.h"
 #include "ipc/attach_handshake.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
-#include "quota.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77

@@ -1,5 +1,5 @@
-/* dispatch_replies -- outcomes on their way to children. See dispatch_books.h. */
-#include "dispatch_books.h"
+/* dispatch_replies -- outcomes on their way to children. See dispatch_internal.h. */
+#include "broker/dispatch_internal.h"
 
 #include "ipc/pipe.h"
 

@@ -1,7 +1,7 @@
 /* dispatch_helpers -- what helpers answer; how they come, are let go, and die. See
- * dispatch_books.h.
+ * dispatch_internal.h.
  */
-#include "dispatch_books.h"
+#include "broker/dispatch_internal.h"
 
 #include <string.h>
 

@@ -16,10 +16,11 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 #include "base/fault.h"
+#include "broker/process_table.h"
+#include "broker/supervise.h"
 #include "child/attach.h"
 #include "child/heap.h"
 #include "child/port.h"
-#include "crew.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
@@ -28,7 +29,6 @@
 #include "process/process.h"
 #include "process/role.h"
 #include "process/signals.h"
-#include "supervise.h"
 
 enum { DEFAULT_WINDOW = 64, DEFAULT_MAX_DEATHS = 5, DEFAULT_MAX_RESTARTS = 5 };
 #define SECOND UINT64_C(1000000000)

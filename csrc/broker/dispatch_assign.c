@@ -1,5 +1,5 @@
-/* dispatch_handout -- what is on its way to helpers. See dispatch_books.h. */
-#include "dispatch_books.h"
+/* dispatch_assign -- what is on its way to helpers. See dispatch_internal.h. */
+#include "broker/dispatch_internal.h"
 
 #include <string.h>
 

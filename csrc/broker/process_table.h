@@ -1,4 +1,5 @@
-/* crew -- the broker's processes: who there is, how one is forked, watched, signalled and reaped.
+/* process_table -- the broker's processes: who there is, how one is forked, watched, signalled and
+ * reaped.
  *
  * Every process is watched and signalled through its pidfd, all pidfds in one epoll set. One that
  * we did not fork (the caller of an init()) is watched and never signalled.
@@ -9,7 +10,7 @@
 #ifndef SHMI_CREW_H
 #define SHMI_CREW_H
 
-#include "dispatch.h"
+#include "broker/dispatch.h"
 #include "process/process.h"
 
 typedef struct shmi_crew_helper {

@@ -1,5 +1,5 @@
-/* dispatch_children -- what children send; how they come and go. See dispatch_books.h. */
-#include "dispatch_books.h"
+/* dispatch_children -- what children send; how they come and go. See dispatch_internal.h. */
+#include "broker/dispatch_internal.h"
 
 #include "base/clock.h"
 #include "base/descriptor.h"

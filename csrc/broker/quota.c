@@ -1,5 +1,5 @@
 /* quota -- see quota.h. */
-#include "quota.h"
+#include "broker/quota.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* dispatch_books -- what the dispatcher's files share: who is there, and what is in flight.
+/* dispatch_internal -- what the dispatcher's files share: who is there, and what is in flight.
  *
  * dispatch.c            the turn: wait, have everything read, handed out and written
  * dispatch_children.c   what children send; how they come and go
  * dispatch_helpers.c    what helpers answer; how they come, are let go, and die
- * dispatch_handout.c    calls, room for results and zeros for dead arenas, on their way to helpers
+ * dispatch_assign.c     calls, room for results and zeros for dead arenas, on their way to helpers
  * dispatch_replies.c    outcomes on their way to children
  *
  * For these five alone: others see dispatch.h.
@@ -11,9 +11,9 @@
 #ifndef SHMI_DISPATCH_BOOKS_H
 #define SHMI_DISPATCH_BOOKS_H
 
-#include "dispatch.h"
+#include "broker/dispatch.h"
+#include "broker/schedule.h"
 #include "ipc/scoreboard.h"
-#include "schedule.h"
 
 enum shmi_peer {
   SHMI_PEER_IS_CHILD,
@@ -125,7 +125,7 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d);
 /* The status of a call that none of these helpers will run: they were let go, or given up. */
 int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement);
 
-/* dispatch_handout.c */
+/* dispatch_assign.c */
 void shmi_dispatch_hand_out(shmi_dispatch_t *d);
 /* Request `number`, room for a result that helper h keeps, waits for its turn in h's pipe. */
 void shmi_dispatch_wait_to_grow(shmi_dispatch_t *d, int h, uint32_t number);

@@ -1,5 +1,5 @@
-/* crew -- see crew.h. */
-#include "crew.h"
+/* process_table -- see process_table.h. */
+#include "broker/process_table.h"
 
 #include <signal.h>
 #include <stdlib.h>
