@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import endings
+from benchmarks.measure import endings
 
 
 def _main() -> int:

@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Unavailable, Workload
-from benchmarks.native import OUTPUT, ROOT, build, run_text
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Unavailable, Workload
+from benchmarks.measure.native import OUTPUT, ROOT, build, run_text
 from benchmarks.traces import adversarial
 from benchmarks.traces.form import events
 

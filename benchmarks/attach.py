@@ -11,9 +11,9 @@ pipes. A guest gets an arena of its own, which is filled with zeros after it.
 
 from __future__ import annotations
 
-from benchmarks import isolate
 from benchmarks.calls import LIMIT_S, PAYLOAD_BYTES
-from benchmarks.figures import Figure, Group, Probe, Workload
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Figure, Group, Probe, Workload
 
 TARGETS = {
     "forked": "benchmarks.calls:shmgpu_calls",

@@ -1,9 +1,9 @@
 """batching: what offered load becomes, with batches formed by the dispatcher and without.
 
-Eight children offer Poisson arrivals of one row each, in an open loop (``arrivals.py``), to one
-helper with a model whose cost is a fixed part and a part per row (``models.py``). Load is given as
-a multiple of what that helper can do without batching: beyond 1 it cannot keep up without, beyond
-``MAX_ROWS x row / batch`` (14 with the sleeping model) not with batching either.
+Eight children offer Poisson arrivals of one row each, in an open loop (``measure/arrivals.py``), to
+one helper with a model whose cost is a fixed part and a part per row (``measure/models.py``). Load
+is given as a multiple of what that helper can do without batching: beyond 1 it cannot keep up
+without, beyond ``MAX_ROWS x row / batch`` (14 with the sleeping model) not with batching either.
 
 An answer is good when it came within 50 ms of when its call was due, 25 times what the sleeping
 model takes for one row.
@@ -11,11 +11,12 @@ model takes for one row.
 
 from __future__ import annotations
 
-from benchmarks import fairness, isolate
-from benchmarks.arrivals import Log, Span, account, offer, poisson
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
-from benchmarks.models import MODELS
-from benchmarks.stage import Stage, shared_array
+from benchmarks import fairness
+from benchmarks.measure import isolate
+from benchmarks.measure.arrivals import Log, Span, account, offer, poisson
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure.models import MODELS
+from benchmarks.measure.stage import Stage, shared_array
 
 CLIENTS = 8
 MAX_ROWS = 16

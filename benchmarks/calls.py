@@ -1,8 +1,8 @@
 """calls: a Python call with one small float32 array whose answer is ``x + 1``, beside the peers.
 
-All variants are driven by the same loop (``stage.py``), each run in a fresh interpreter. The
-figures with a target stand beside each peer's best configuration; the groups ``..._configurations``
-have one of every configuration.
+All variants are driven by the same loop (``measure/stage.py``), each run in a fresh interpreter.
+The figures with a target stand beside each peer's best configuration; the groups
+``..._configurations`` have one of every configuration.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import isolate
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks.measure.stage import Stage
 from benchmarks.peers import PEERS, Peer, find
-from benchmarks.stage import Stage
 
 PAYLOAD_BYTES = 64
 LIMIT_S = 90.0

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from benchmarks.figures import Curve, Row
-from benchmarks.units import MORE, better
+from benchmarks.measure.figures import Curve, Row
+from benchmarks.measure.units import MORE, better
 
 OURS = "shmgpu"
 

@@ -13,7 +13,7 @@ when both are true:
   for a user, however surely it was measured.
 
 Which of two different numbers is better follows from the row's target, or else from its unit
-(``units.py``). Every other pair is the same, or was measured in one of the runs only.
+(``measure/units.py``). Every other pair is the same, or was measured in one of the runs only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from benchmarks.figures import Asked, Row
+from benchmarks.measure.figures import Asked, Row
+from benchmarks.measure.units import LESS, MORE, better
 from benchmarks.results import Result
 from benchmarks.table import aligned, number
-from benchmarks.units import LESS, MORE, better
 
 LEAST_CHANGE = 0.05
 MARGIN = 0.75  # of a spread's width, added at either end of it

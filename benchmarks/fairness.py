@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import isolate
-from benchmarks.crowd import Crowd
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed
-from benchmarks.stage import shared_array
+from benchmarks.measure import isolate
+from benchmarks.measure.crowd import Crowd
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed
+from benchmarks.measure.stage import shared_array
 
 CALLERS = 31
 GREEDY = CALLERS  # the greedy child's number, the last of those that are counted
@@ -91,7 +91,7 @@ class Contest(Crowd):
 def shmgpu_contest(seconds: float, batch_rows: int, service_s: float) -> dict[str, float]:
     """Hold the contest through shmgpu; ``batch_rows`` 0 means one by one."""
     import shmgpu
-    from benchmarks.models import calibrated_sleep
+    from benchmarks.measure.models import calibrated_sleep
 
     @shmgpu.function(
         arrays="numpy", batch=shmgpu.Batch(max_size=batch_rows) if batch_rows else None
@@ -132,7 +132,7 @@ def fifo_contest(seconds: float, service_s: float) -> dict[str, float]:
     """Hold the contest on one queue that serves in order of arrival."""
     import multiprocessing
 
-    from benchmarks.models import calibrated_sleep
+    from benchmarks.measure.models import calibrated_sleep
 
     fork = multiprocessing.get_context("fork")
     requests = fork.SimpleQueue()

@@ -30,9 +30,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import devices, isolate, training
-from benchmarks.crowd import Crowd
-from benchmarks.figures import (
+from benchmarks import training
+from benchmarks.measure import devices, isolate
+from benchmarks.measure.crowd import Crowd
+from benchmarks.measure.figures import (
     Curve,
     Figure,
     Group,
@@ -42,8 +43,8 @@ from benchmarks.figures import (
     Unavailable,
     Workload,
 )
-from benchmarks.models import Perceptron
-from benchmarks.stage import Stage
+from benchmarks.measure.models import Perceptron
+from benchmarks.measure.stage import Stage
 
 MIB = 1 << 20
 COPY_MIB = (1, 8, 64)

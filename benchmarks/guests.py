@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import shmgpu
-from benchmarks.figures import ProbeFailed
-from benchmarks.stage import Stage
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.stage import Stage
 
 JOIN_LIMIT_S = 30.0
 JOIN_SLOTS = 8  # a place that was left is cleaned while the next guest takes another

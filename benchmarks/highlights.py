@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.charts import OURS, Chart, charts_of, family, workload_of
-from benchmarks.figures import Row
-from benchmarks.native import ROOT
+from benchmarks.measure.figures import Row
+from benchmarks.measure.native import ROOT
+from benchmarks.measure.units import spelled
 from benchmarks.results import Result, ResultError, load
-from benchmarks.units import spelled
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = RESULTS / "plots"

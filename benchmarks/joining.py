@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.processes import BareWorker
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.processes import BareWorker
 
 LEAST = 5
 END_LIMIT_S = 20.0

@@ -13,9 +13,16 @@ import os
 import statistics
 import time
 
-from benchmarks import isolate
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
-from benchmarks.processes import children_of, cpu_ns, cpu_ticks, import_torch, memory_mib, modules
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, Workload
+from benchmarks.measure.processes import (
+    children_of,
+    cpu_ns,
+    cpu_ticks,
+    import_torch,
+    memory_mib,
+    modules,
+)
 
 CHILDREN = 32
 HELPERS = 2

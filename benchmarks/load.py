@@ -22,10 +22,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from benchmarks import isolate
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure.stage import Stage, shared_array
 from benchmarks.messages import carried
-from benchmarks.stage import Stage, shared_array
 
 CHILDREN = 32
 HELPERS = 2

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks import isolate
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
-from benchmarks.processes import BareWorker, import_torch, memory_mib, modules
-from benchmarks.stage import shared_array
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure.processes import BareWorker, import_torch, memory_mib, modules
+from benchmarks.measure.stage import shared_array
 
 CHILDREN = (8, 32, 128)
 BESIDE_SPAWN = 32

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, Workload
-from benchmarks.native import build, run_json
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, Workload
+from benchmarks.measure.native import build, run_json
 
 START_LIMIT_S = 90.0
 HANDOVER = 16  # frames handed to a helper ahead by the relay, or a whole window if that is more

@@ -4,9 +4,9 @@
 nothing but the call itself is left to measure. One child makes calls with 64 MiB and with 64 B by
 turns, in blocks, through one helper: the two sizes see the same machine at the same time.
 
-The curves have one client and one worker, and do the tasks of ``task.py``. Each series is one fresh
-interpreter that goes along all sizes: shmgpu with NumPy arrays and with tensors, the same function
-called without any other process (what the machine's memory allows), and the peers.
+The curves have one client and one worker, and do the tasks of ``measure/task.py``. Each series is
+one fresh interpreter that goes along all sizes: shmgpu with NumPy arrays and with tensors, the same
+function called without any other process (what the machine's memory allows), and the peers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import isolate, sizes
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure import isolate, sizes
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
+from benchmarks.measure.stopwatch import Stopwatch
+from benchmarks.measure.task import DIRECTIONS, ITEM_BYTES, Task
 from benchmarks.peers import PEERS
-from benchmarks.stopwatch import Stopwatch
-from benchmarks.task import DIRECTIONS, ITEM_BYTES, Task
 
 SMALL_BYTES = 64
 LARGE_BYTES = 64 << 20

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.charts import Chart, Line
+from benchmarks.measure.units import spelled
 from benchmarks.table import number, place
-from benchmarks.units import spelled
 
 MISSING = "Plots need matplotlib: pip install -e '.[bench]' brings it."
 

@@ -19,7 +19,7 @@ from benchmarks import (
     tensors,
     training,
 )
-from benchmarks.figures import Workload
+from benchmarks.measure.figures import Workload
 
 WORKLOADS: tuple[Workload, ...] = (
     messages.WORKLOAD,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks import plots
 from benchmarks.charts import Chart, charts_of, workload_of
-from benchmarks.environment import busy_warning
-from benchmarks.figures import Row
+from benchmarks.measure.environment import busy_warning
+from benchmarks.measure.figures import Row
 from benchmarks.results import Result, save
 from benchmarks.table import chart_lines, notes_of, number, place, ratio_text, spread_text
 

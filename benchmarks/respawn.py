@@ -17,9 +17,9 @@ import signal
 import statistics
 import time
 
-from benchmarks import isolate
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
-from benchmarks.processes import BareWorker, import_torch, modules
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks.measure.processes import BareWorker, import_torch, modules
 
 DEATHS = 5
 WARM_CALLS = 100

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Asked, Curve, Point, Row
+from benchmarks.measure.figures import Asked, Curve, Point, Row
 
 SCHEMA = 1
 _NUMBERS = ("value", "baseline_value", "ratio")

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.httpload import HOST, Request, ask
-from benchmarks.native import ROOT, tail
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.httpload import HOST, Request, ask
+from benchmarks.measure.native import ROOT, tail
+from benchmarks.measure.processes import private_mib
 from benchmarks.peers.servers.wires import Floats, Wire, shared
-from benchmarks.processes import private_mib
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 2.0  # mosec often waits half a minute for requests whose clients have gone

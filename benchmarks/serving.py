@@ -1,9 +1,9 @@
 """serving: the HTTP server beside the servers a user would pick instead, and beside its limits.
 
-One model for all: it doubles float32 items. One load for all (``httpload.py``), made on the same
-cores. Every round starts each server anew, checks whole answers over several connections, and then
-goes along the loads: requests of 1 KiB over 1 to 128 connections, of 600 KiB, of 16 MiB, and of
-600 KiB that lie in shared memory which the client registered.
+One model for all: it doubles float32 items. One load for all (``measure/httpload.py``), made on the
+same cores. Every round starts each server anew, checks whole answers over several connections, and
+then goes along the loads: requests of 1 KiB over 1 to 128 connections, of 600 KiB, of 16 MiB, and
+of 600 KiB that lie in shared memory which the client registered.
 
 Every server, ``shmgpu serve`` too, has its configurations, and is judged by the one that is best at
 that kind of load. What the others reach is in the group ``tried``.
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 
-from benchmarks import httpload, isolate
-from benchmarks.figures import Curve, Figure, Group, Point, Probe, Unavailable, Workload
+from benchmarks.measure import httpload, isolate
+from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, Unavailable, Workload
 from benchmarks.peers.servers import ECHO, PEERS, SHMGPU, Server, find
 
 LIMIT_S = 180.0

@@ -25,9 +25,9 @@ from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
-from benchmarks import endings
 from benchmarks.calibration import RUNS, fit
-from benchmarks.figures import (
+from benchmarks.measure import endings
+from benchmarks.measure.figures import (
     Curve,
     Figure,
     Group,
@@ -37,8 +37,8 @@ from benchmarks.figures import (
     Unavailable,
     Workload,
 )
+from benchmarks.measure.native import build, run_json
 from benchmarks.model import KINDS, Box, Costs, Load, Outcome, calls_of, predict
-from benchmarks.native import build, run_json
 
 START_LIMIT_S = 90.0
 NEEDS = ("simpy",)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from benchmarks.charts import Chart, charts_of, plain_rows
-from benchmarks.figures import Row
+from benchmarks.measure.figures import Row
 
 HEADINGS = ("figure", "value", "", "baseline", "its value", "ratio", "spread", "asked", "met")
 _LEFT = frozenset({0, 2, 3, 7, 8})

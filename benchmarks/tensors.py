@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks import isolate
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed, Workload
+from benchmarks.measure import isolate
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Workload
 from benchmarks.messages import lone_latency
 
 LIMIT_S = 120.0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.figures import Figure, Group, ProbeFailed, Workload
+from benchmarks.measure.figures import Figure, Group, ProbeFailed, Workload
 from benchmarks.tensors import device_threads, probe
 
 BATCH = 32
@@ -91,7 +91,7 @@ def shmgpu_busy(seconds: float, imports_first: bool = False) -> dict[str, float]
         import torch  # noqa: F401 - what it loads has read its environment before a broker starts
 
     import shmgpu
-    from benchmarks.processes import all_threads_ns, busy_neighbours
+    from benchmarks.measure.processes import all_threads_ns, busy_neighbours
     from shmgpu import nn
 
     with shmgpu.init():
@@ -207,7 +207,7 @@ def eager_transformer(seconds: float) -> dict[str, float]:
 def shmgpu_growth(seconds: float) -> dict[str, float]:
     """Return by how many MiB helper and child have grown from the 500th step to the last."""
     import shmgpu
-    from benchmarks.processes import resident_mib
+    from benchmarks.measure.processes import resident_mib
     from shmgpu import nn
 
     with shmgpu.init(helpers=1, devices=["cpu"]):
@@ -263,9 +263,9 @@ def shmgpu_fair(seconds: float) -> dict[str, float]:
     import numpy as np
 
     import shmgpu
-    from benchmarks.crowd import Crowd
     from benchmarks.fairness import jain
-    from benchmarks.stage import shared_array
+    from benchmarks.measure.crowd import Crowd
+    from benchmarks.measure.stage import shared_array
 
     crowd = Crowd(TRAINERS, seconds)
     served = shared_array((TRAINERS,), "float64")

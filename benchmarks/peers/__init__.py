@@ -15,11 +15,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import sizes
+from benchmarks.measure import sizes
+from benchmarks.measure.stage import Stage
+from benchmarks.measure.stopwatch import Stopwatch
+from benchmarks.measure.task import Task
 from benchmarks.peers.work import Run
-from benchmarks.stage import Stage
-from benchmarks.stopwatch import Stopwatch
-from benchmarks.task import Task
 
 Outcome = dict[str, float]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure.task import ITEM_BYTES, Task
 from benchmarks.peers.work import Run, fork, see_out, start
-from benchmarks.task import ITEM_BYTES, Task
 
 
 class _Block:

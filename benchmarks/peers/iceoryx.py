@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure.task import ITEM_BYTES
 from benchmarks.peers.work import Run, end, see_out, start
-from benchmarks.task import ITEM_BYTES
 
 WARM_CHUNKS = 8  # more than one client's pool has
 _runs = itertools.count()

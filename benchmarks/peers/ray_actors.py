@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure.task import Task
 from benchmarks.peers.work import Run
-from benchmarks.task import Task
 
 STORE_BYTES = 2 << 30  # some objects of the largest size: an answer is freed a moment after its use
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from benchmarks.measure.task import Task
 from benchmarks.peers import torch_queue
 from benchmarks.peers.work import Run, fork, see_out, start, use_cores_of_one_worker
-from benchmarks.task import Task
 
 
 @contextmanager

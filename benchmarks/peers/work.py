@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.task import Task
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.task import Task
 
 fork = multiprocessing.get_context("fork")
 END_LIMIT_S = 20.0

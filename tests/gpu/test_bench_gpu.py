@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import gpu, isolate  # noqa: E402
-from benchmarks.figures import Unavailable  # noqa: E402
+from benchmarks import gpu  # noqa: E402
+from benchmarks.measure import isolate  # noqa: E402
+from benchmarks.measure.figures import Unavailable  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import batching, fairness, isolate, models  # noqa: E402
-from benchmarks.arrivals import Log, Span, account, offer, poisson  # noqa: E402
+from benchmarks import batching, fairness  # noqa: E402
+from benchmarks.measure import isolate, models  # noqa: E402
+from benchmarks.measure.arrivals import Log, Span, account, offer, poisson  # noqa: E402
 
 SPAN = Span(first_s=1.0, last_s=3.0, given_up_s=4.0)
 

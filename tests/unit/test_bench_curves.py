@@ -12,20 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import (  # noqa: E402
-    isolate,
-    joining,
-    launch,
-    load,
-    memory,
-    messages,
-    native,
-    processes,
-    serving,
-)
+from benchmarks import joining, launch, load, memory, messages, serving  # noqa: E402
 from benchmarks.cli import quick_part  # noqa: E402
-from benchmarks.figures import ProbeFailed  # noqa: E402
-from benchmarks.harness import QUICK, rounds_of  # noqa: E402
+from benchmarks.measure import isolate, native, processes  # noqa: E402
+from benchmarks.measure.figures import ProbeFailed  # noqa: E402
+from benchmarks.measure.harness import QUICK, rounds_of  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
 
 STATES = ("idle", "called")

@@ -12,9 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import devices, gpu, harness, isolate  # noqa: E402
-from benchmarks.crowd import Crowd  # noqa: E402
-from benchmarks.figures import ProbeFailed, Unavailable  # noqa: E402
+from benchmarks import gpu  # noqa: E402
+from benchmarks.measure import devices, harness, isolate  # noqa: E402
+from benchmarks.measure.crowd import Crowd  # noqa: E402
+from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 
 pytest.importorskip("torch")
 

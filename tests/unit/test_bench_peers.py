@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import calls, harness, isolate, payload, sizes  # noqa: E402
-from benchmarks.figures import Figure, Group, Probe, ProbeFailed  # noqa: E402
+from benchmarks import calls, payload  # noqa: E402
+from benchmarks.measure import harness, isolate, sizes  # noqa: E402
+from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed  # noqa: E402
+from benchmarks.measure.task import DIRECTIONS, Task  # noqa: E402
 from benchmarks.peers import PEERS, find, work  # noqa: E402
-from benchmarks.task import DIRECTIONS, Task  # noqa: E402
 
 LIMIT_S = 100.0
 SLOW_TO_START = {"torch.multiprocessing", "Ray", "TorchRL"}  # seconds, by imports

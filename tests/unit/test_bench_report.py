@@ -9,9 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks import cli, compare, environment, highlights, plots, report, results, table  # noqa: E402
+from benchmarks import cli, compare, highlights, plots, report, results, table  # noqa: E402
 from benchmarks.charts import charts_of  # noqa: E402
-from benchmarks.figures import Asked, Curve, Point, Row  # noqa: E402
+from benchmarks.measure import environment  # noqa: E402
+from benchmarks.measure.figures import Asked, Curve, Point, Row  # noqa: E402
 
 
 def draws(test):

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import harness, httpload, isolate, servers, serving  # noqa: E402
-from benchmarks.figures import ProbeFailed, Unavailable  # noqa: E402
+from benchmarks import servers, serving  # noqa: E402
+from benchmarks.measure import harness, httpload, isolate  # noqa: E402
+from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.peers.servers import ECHO, KINDS, PEERS, SHMGPU, find  # noqa: E402
 from benchmarks.peers.servers.wires import HEADER_LENGTH, binary, raw  # noqa: E402
 

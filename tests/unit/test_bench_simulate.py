@@ -16,7 +16,7 @@ sys.path.append(str(ROOT))
 pytest.importorskip("simpy")
 
 from benchmarks import calibration, simulate  # noqa: E402
-from benchmarks.figures import ProbeFailed, Unavailable  # noqa: E402
+from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.model import Box, Broker, Costs, Load, Policy, calls_of, predict  # noqa: E402
 
 COSTS = Costs()

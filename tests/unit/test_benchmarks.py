@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import allocator, cli, environment, harness, isolate, load, native, results, table  # noqa: E402
-from benchmarks.figures import (  # noqa: E402
+from benchmarks import allocator, cli, load, results, table  # noqa: E402
+from benchmarks.measure import environment, harness, isolate, native  # noqa: E402
+from benchmarks.measure.figures import (  # noqa: E402
     Asked,
     Figure,
     Group,
@@ -26,8 +27,8 @@ from benchmarks.figures import (  # noqa: E402
     Unavailable,
     Workload,
 )
+from benchmarks.measure.stage import Stage  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
-from benchmarks.stage import Stage  # noqa: E402
 
 ROW_KEYS = {"name", "value", "unit", "baseline", "baseline_value", "ratio", "spread"}
 
@@ -386,7 +387,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_traceback():
 
 
 def test_a_signal_ends_the_command_without_a_traceback():
-    script = "import os, signal\nfrom benchmarks import endings\n"
+    script = "import os, signal\nfrom benchmarks.measure import endings\n"
     script += "raise SystemExit(endings.run(lambda: os.kill(os.getpid(), signal.SIGINT)))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.httpload import Answer, Request
+from benchmarks.measure.httpload import Answer, Request
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.figures import Asked, Figure, Group, Probe, ProbeFailed, Row, Unavailable
+from benchmarks.measure.figures import Asked, Figure, Group, Probe, ProbeFailed, Row, Unavailable
 
 MOST_REPETITIONS = 1_000_000
 QUARTILES_FROM_ROUNDS = 5

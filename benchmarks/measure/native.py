@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import ProbeFailed, Unavailable
+from benchmarks.measure.figures import ProbeFailed, Unavailable
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path("benchmarks") / "c"
 LIBRARY = Path("csrc")
 OUTPUT = Path("build") / "bench"

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Unavailable
-from benchmarks.native import run_text
+from benchmarks.measure.figures import Unavailable
+from benchmarks.measure.native import run_text
 
 UNAVAILABLE = "unavailable"
 SHARED = Path("/dev/shm")
@@ -33,7 +33,13 @@ def call(target: str, timeout_s: float, **arguments: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="shmgpu-bench-", ignore_cleanup_errors=True) as folder:
         # A file and not stdout, which the function's own processes are free to write to.
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "benchmarks.isolate", target, json.dumps(arguments)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.measure.isolate",
+            target,
+            json.dumps(arguments),
+        ]
         try:
             run_text([*command, answer], timeout_s)
             result = json.loads(answer.read_text())

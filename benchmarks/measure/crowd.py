@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.stage import shared_array
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.stage import shared_array
 
 WARM_S = 0.2
 START_LIMIT_S = 120.0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import ProbeFailed
+from benchmarks.measure.figures import ProbeFailed
 
 SAMPLES = 1 << 18
 START_LIMIT_S = 60.0

@@ -1,7 +1,7 @@
 """Load on an HTTP server: one request posted again and again over so many connections.
 
-The load is wrk's (``wrk.lua``), and where there is no wrk, a Python program's (``main`` below),
-which takes more of the machine for itself: ``preface`` says which. Both are closed loops: a
+The load is wrk's (``measure/wrk.lua``), and where there is no wrk, a Python program's (``main``
+below), which takes more of the machine for itself: ``preface`` says which. Both are closed loops: a
 connection sends its next request when it has its answer. Both correct their latencies for what such
 a loop omits: one that took more than twice the mean interval counts as the requests, too, that
 would have been sent meanwhile.
@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.native import ROOT, tail
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.native import ROOT, tail
 
 SCRIPT = Path(__file__).with_name("wrk.lua")
 HOST = "127.0.0.1"
@@ -106,7 +106,7 @@ def drive(port: int, request: Request, connections: int, seconds: float) -> Load
             command = ["wrk", "-t1", f"-c{connections}", f"-d{LONGEST_S}s", "--timeout", "20s"]
             command += ["-s", str(SCRIPT), url, "--", body.name, *headers]
         else:
-            command = [sys.executable, "-m", "benchmarks.httpload", str(connections), url]
+            command = [sys.executable, "-m", "benchmarks.measure.httpload", str(connections), url]
             command += [body.name, *headers]
         for _ in range(TRIES):
             result = _run(command, seconds)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.figures import ProbeFailed
+from benchmarks.measure.figures import ProbeFailed
 
 MIB = 1 << 20
 _LENGTH = struct.Struct("<I")

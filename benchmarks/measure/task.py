@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import ProbeFailed
+from benchmarks.measure.figures import ProbeFailed
 
 ITEM_BYTES = 4
 LAST_STAMP = 1 << 20  # float32 counts exactly up to 2**24

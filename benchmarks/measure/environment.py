@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.native import ROOT, compiler, flags
+from benchmarks.measure.native import ROOT, compiler, flags
 
 # shmgpu, what it stands on, and every peer; a package that is not installed is None.
 PACKAGES = (

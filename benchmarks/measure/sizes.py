@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.task import DIRECTIONS, Task
+from benchmarks.measure.task import DIRECTIONS, Task
 
 SIZES = {
     "64B": 64,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.figures import Unavailable
-from benchmarks.native import tail
+from benchmarks.measure.figures import Unavailable
+from benchmarks.measure.native import tail
 
 NO_DEVICE = "this machine shows no CUDA device"
 MPS_CONTROL = "nvidia-cuda-mps-control"

@@ -10,8 +10,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.figures import ProbeFailed
-from benchmarks.stage import shared_array
+from benchmarks.measure.figures import ProbeFailed
+from benchmarks.measure.stage import shared_array
 
 LEAST_CALLS = 3
 WARM_CALLS = 1

@@ -1,0 +1,1 @@
+"""Rounds, clients, clocks and loads; never a workload, never a page."""
