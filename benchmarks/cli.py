@@ -15,16 +15,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import compare, highlights, plots, report
-from benchmarks.charts import charts_of
 from benchmarks.measure import endings
 from benchmarks.measure import environment as env
 from benchmarks.measure.arguments import count, not_negative, positive
 from benchmarks.measure.figures import Row, Workload
 from benchmarks.measure.harness import FAILED, FULL, QUICK, Effort, measure, rounds_of, row_of
 from benchmarks.registry import WORKLOADS
-from benchmarks.results import ResultError, as_json, check_writable, load, plain_json, save
-from benchmarks.table import table
+from benchmarks.reporting import compare, highlights, plots, report
+from benchmarks.reporting.charts import charts_of
+from benchmarks.reporting.results import (
+    ResultError,
+    as_json,
+    check_writable,
+    load,
+    plain_json,
+    save,
+)
+from benchmarks.reporting.table import table
 
 PROGRAM = "python -m benchmarks"
 ALL = "all"

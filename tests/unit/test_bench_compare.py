@@ -12,13 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks import cli, compare, results  # noqa: E402
-from benchmarks.compare import Verdict  # noqa: E402
+from benchmarks import cli  # noqa: E402
 from benchmarks.measure.environment import describe  # noqa: E402
 from benchmarks.measure.figures import Curve, Point, Row  # noqa: E402
 from benchmarks.measure.harness import FULL, QUICK, spread_of  # noqa: E402
 from benchmarks.measure.units import BETTER  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
+from benchmarks.reporting import compare, results  # noqa: E402
+from benchmarks.reporting.compare import Verdict  # noqa: E402
 
 
 def measured(numbers, unit="us", name="work.cost", **more):

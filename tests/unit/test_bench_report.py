@@ -9,10 +9,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from benchmarks import cli, compare, highlights, plots, report, results, table  # noqa: E402
-from benchmarks.charts import charts_of  # noqa: E402
+from benchmarks import cli  # noqa: E402
 from benchmarks.measure import environment  # noqa: E402
 from benchmarks.measure.figures import Asked, Curve, Point, Row  # noqa: E402
+from benchmarks.reporting import compare, highlights, plots, report, results, table  # noqa: E402
+from benchmarks.reporting.charts import charts_of  # noqa: E402
 
 
 def draws(test):

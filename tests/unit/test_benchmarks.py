@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import allocator, cli, load, results, table  # noqa: E402
+from benchmarks import allocator, cli, load  # noqa: E402
 from benchmarks.measure import environment, harness, isolate, native  # noqa: E402
 from benchmarks.measure.figures import (  # noqa: E402
     Asked,
@@ -29,6 +29,7 @@ from benchmarks.measure.figures import (  # noqa: E402
 )
 from benchmarks.measure.stage import Stage  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
+from benchmarks.reporting import results, table  # noqa: E402
 
 ROW_KEYS = {"name", "value", "unit", "baseline", "baseline_value", "ratio", "spread"}
 

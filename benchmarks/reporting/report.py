@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import plots
-from benchmarks.charts import Chart, charts_of, workload_of
 from benchmarks.measure.environment import busy_warning
 from benchmarks.measure.figures import Row
-from benchmarks.results import Result, save
-from benchmarks.table import chart_lines, notes_of, number, place, ratio_text, spread_text
+from benchmarks.reporting import plots
+from benchmarks.reporting.charts import Chart, charts_of, workload_of
+from benchmarks.reporting.results import Result, save
+from benchmarks.reporting.table import chart_lines, notes_of, number, place, ratio_text, spread_text
 
 PAGE = "report.md"
 PLOTS = "plots"

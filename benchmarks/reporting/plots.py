@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.charts import Chart, Line
 from benchmarks.measure.units import spelled
-from benchmarks.table import number, place
+from benchmarks.reporting.charts import Chart, Line
+from benchmarks.reporting.table import number, place
 
 MISSING = "Plots need matplotlib: pip install -e '.[bench]' brings it."
 

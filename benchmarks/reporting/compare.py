@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.measure.figures import Asked, Row
 from benchmarks.measure.units import LESS, MORE, better
-from benchmarks.results import Result
-from benchmarks.table import aligned, number
+from benchmarks.reporting.results import Result
+from benchmarks.reporting.table import aligned, number
 
 LEAST_CHANGE = 0.05
 MARGIN = 0.75  # of a spread's width, added at either end of it

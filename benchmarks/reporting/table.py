@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.charts import Chart, charts_of, plain_rows
 from benchmarks.measure.figures import Row
+from benchmarks.reporting.charts import Chart, charts_of, plain_rows
 
 HEADINGS = ("figure", "value", "", "baseline", "its value", "ratio", "spread", "asked", "met")
 _LEFT = frozenset({0, 2, 3, 7, 8})

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import plots
-from benchmarks.charts import OURS, Chart, charts_of, family, workload_of
 from benchmarks.measure.figures import Row
 from benchmarks.measure.native import ROOT
 from benchmarks.measure.units import spelled
-from benchmarks.results import Result, ResultError, load
+from benchmarks.reporting import plots
+from benchmarks.reporting.charts import OURS, Chart, charts_of, family, workload_of
+from benchmarks.reporting.results import Result, ResultError, load
 
 RESULTS = ROOT / "benchmarks" / "results"
 PLOTS = RESULTS / "plots"

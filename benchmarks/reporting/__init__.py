@@ -1,0 +1,1 @@
+"""Rows as files, tables, plots and pages; measures nothing."""
