@@ -15,11 +15,11 @@ from benchmarks import (
     payload,
     respawn,
     serving,
-    simulate,
     tensors,
     training,
 )
 from benchmarks.measure.figures import Workload
+from benchmarks.simulation import simulate
 
 WORKLOADS: tuple[Workload, ...] = (
     messages.WORKLOAD,

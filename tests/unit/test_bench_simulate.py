@@ -15,9 +15,9 @@ sys.path.append(str(ROOT))
 
 pytest.importorskip("simpy")
 
-from benchmarks import calibration, simulate  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
-from benchmarks.model import Box, Broker, Costs, Load, Policy, calls_of, predict  # noqa: E402
+from benchmarks.simulation import calibration, simulate  # noqa: E402
+from benchmarks.simulation.model import Box, Broker, Costs, Load, Policy, calls_of, predict  # noqa: E402
 
 COSTS = Costs()
 FREE = Costs(*[1e-6] * 11, slice=100.0)  # all but nothing costs anything

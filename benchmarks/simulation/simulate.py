@@ -1,12 +1,13 @@
 """simulate: a model of the broker beside the broker, and what it says of boxes one does not have.
 
-The model (model.py) is told what things cost on this machine by three runs (calibration.py), and is
-then held against runs it was not told of. Both sides are taken in the same round, so that a machine
-whose speed moves with the hour is predicted from what it was a moment ago.
+The model (simulation/model.py) is told what things cost on this machine by three runs
+(simulation/calibration.py), and is then held against runs it was not told of. Both sides are taken
+in the same round, so that a machine whose speed moves with the hour is predicted from what it was a
+moment ago.
 
 Asked about a box::
 
-    python -m benchmarks.simulate --cores 128 --gpus 8 --children 1000 --service-us 4000
+    python -m benchmarks.simulation.simulate --cores 128 --gpus 8 --children 1000 --service-us 4000
 
 it prints what the broker would do there: calls a second, latency, and which resource is used up.
 The costs are those of the machine this was written on; --calibrate measures this one's.
@@ -25,7 +26,6 @@ from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 
-from benchmarks.calibration import RUNS, fit
 from benchmarks.measure import endings
 from benchmarks.measure.figures import (
     Curve,
@@ -38,7 +38,8 @@ from benchmarks.measure.figures import (
     Workload,
 )
 from benchmarks.measure.native import build, run_json
-from benchmarks.model import KINDS, Box, Costs, Load, Outcome, calls_of, predict
+from benchmarks.simulation.calibration import RUNS, fit
+from benchmarks.simulation.model import KINDS, Box, Costs, Load, Outcome, calls_of, predict
 
 START_LIMIT_S = 90.0
 NEEDS = ("simpy",)
@@ -251,7 +252,7 @@ this one."""
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=ABOUT)
+    p = argparse.ArgumentParser(prog="python -m benchmarks.simulation.simulate", description=ABOUT)
     p.add_argument(
         "--cores",
         type=int,

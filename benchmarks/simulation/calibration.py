@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.model import Box, Costs, Load, Outcome, predict
+from benchmarks.simulation.model import Box, Costs, Load, Outcome, predict
 
 Vector = NDArray[np.float64]
 

@@ -56,7 +56,7 @@ MOST = {
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost on a machine, in microseconds; see calibration.py for where they come from.
+    """What things cost on a machine, in microseconds; calibration.py says where they come from.
 
     A *transfer* is one read or write of a pipe, however many frames it carries.
     """
