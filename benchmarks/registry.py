@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import (
+from benchmarks.measure.figures import Workload
+from benchmarks.simulation import simulate
+from benchmarks.workloads import (
     allocator,
     attach,
     batching,
@@ -18,8 +20,6 @@ from benchmarks import (
     tensors,
     training,
 )
-from benchmarks.measure.figures import Workload
-from benchmarks.simulation import simulate
 
 WORKLOADS: tuple[Workload, ...] = (
     messages.WORKLOAD,

@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import gpu  # noqa: E402
 from benchmarks.measure import isolate  # noqa: E402
 from benchmarks.measure.figures import Unavailable  # noqa: E402
+from benchmarks.workloads import gpu  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def call(target, **arguments):
-    return isolate.call(f"benchmarks.gpu:{target}", 110.0, **arguments)
+    return isolate.call(f"benchmarks.workloads.gpu:{target}", 110.0, **arguments)
 
 
 def test_copies_from_the_arena_are_those_of_pinned_memory():

@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import allocator  # noqa: E402
 from benchmarks.measure import native  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.measure.harness import Effort, measure, row_of  # noqa: E402
 from benchmarks.traces import adversarial, form, record  # noqa: E402
+from benchmarks.workloads import allocator  # noqa: E402
 
 # Figures of different days and machines compare only while the traces are these.
 FINGERPRINTS = {

@@ -12,9 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import batching, fairness  # noqa: E402
 from benchmarks.measure import isolate, models  # noqa: E402
 from benchmarks.measure.arrivals import Log, Span, account, offer, poisson  # noqa: E402
+from benchmarks.workloads import batching, fairness  # noqa: E402
 
 SPAN = Span(first_s=1.0, last_s=3.0, given_up_s=4.0)
 
@@ -174,7 +174,12 @@ def test_the_network_answers_with_as_many_rows_as_it_got():
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_tiny_run_accounts_for_the_load_that_it_offered(batched):
     result = isolate.call(
-        "benchmarks.batching:offered", 60, model="sleep", load=0.2, batched=batched, seconds=0.3
+        "benchmarks.workloads.batching:offered",
+        60,
+        model="sleep",
+        load=0.2,
+        batched=batched,
+        seconds=0.3,
     )
     assert set(result) == set(batching.UNITS)
     assert 0 < result["p50"] <= result["p99"]
@@ -183,7 +188,12 @@ def test_a_tiny_run_accounts_for_the_load_that_it_offered(batched):
 
 def test_beyond_saturation_calls_are_given_up_and_the_run_ends():
     result = isolate.call(
-        "benchmarks.batching:offered", 60, model="sleep", load=8, batched=False, seconds=0.3
+        "benchmarks.workloads.batching:offered",
+        60,
+        model="sleep",
+        load=8,
+        batched=False,
+        seconds=0.3,
     )
     assert 0 < result["rate"] < 4 / models.Sleeping().row_s()
 
@@ -191,13 +201,19 @@ def test_beyond_saturation_calls_are_given_up_and_the_run_ends():
 @pytest.mark.slow
 def test_a_tiny_contest_counts_everybodys_service():
     result = isolate.call(
-        "benchmarks.fairness:shmgpu_contest", 60, seconds=0.1, batch_rows=0, service_s=0.0005
+        "benchmarks.workloads.fairness:shmgpu_contest",
+        60,
+        seconds=0.1,
+        batch_rows=0,
+        service_s=0.0005,
     )
     assert 1 / 32 < result["jain"] <= 1.0
     assert 0 < result["greedy_share"] < 1
 
 
 def test_in_a_queue_that_serves_in_order_the_greedy_one_gets_most():
-    result = isolate.call("benchmarks.fairness:fifo_contest", 60, seconds=0.2, service_s=0.0005)
+    result = isolate.call(
+        "benchmarks.workloads.fairness:fifo_contest", 60, seconds=0.2, service_s=0.0005
+    )
     assert result["greedy_share"] > 0.5
     assert result["jain"] < 0.2

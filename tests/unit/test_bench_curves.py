@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import joining, launch, load, memory, messages, serving  # noqa: E402
 from benchmarks.cli import quick_part  # noqa: E402
 from benchmarks.measure import isolate, native, processes  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed  # noqa: E402
 from benchmarks.measure.harness import QUICK, rounds_of  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
+from benchmarks.workloads import joining, launch, load, memory, messages, serving  # noqa: E402
 
 STATES = ("idle", "called")
 
@@ -137,7 +137,7 @@ def test_a_meeting_that_someone_misses_is_a_failed_probe(monkeypatch):
 
 @pytest.mark.parametrize("way", ["connection", "fork"])
 def test_the_ways_beside_joining_give_right_answers(way):
-    took = isolate.call(f"benchmarks.joining:{way}", 60.0, seconds=0.05, payload_bytes=64)
+    took = isolate.call(f"benchmarks.workloads.joining:{way}", 60.0, seconds=0.05, payload_bytes=64)
     assert took["answer"] > 0 and took["leave"] > 0
 
 
@@ -148,19 +148,19 @@ def test_a_way_that_answers_wrongly_is_not_measured():
 
 
 def test_joining_a_broker_is_measured_to_the_first_answer():
-    took = isolate.call("benchmarks.guests:joins", 60.0, seconds=0.1, payload_bytes=64)
+    took = isolate.call("benchmarks.workloads.guests:joins", 60.0, seconds=0.1, payload_bytes=64)
     assert took["answer"] > 0 and took["leave"] > 0
 
 
 @pytest.mark.parametrize("who", ["shmgpu_respawn", "bare_respawn"])
 def test_a_replacement_answers_after_a_death(who):
-    took = isolate.call(f"benchmarks.respawn:{who}", 60.0, with_torch=False, deaths=2)
+    took = isolate.call(f"benchmarks.workloads.respawn:{who}", 60.0, with_torch=False, deaths=2)
     assert took > 0
 
 
 def test_memory_is_told_for_children_and_helpers_before_and_after_their_calls():
     told = isolate.call(
-        "benchmarks.memory:shmgpu_memory", 60.0, children=8, with_torch=False, calls=10
+        "benchmarks.workloads.memory:shmgpu_memory", 60.0, children=8, with_torch=False, calls=10
     )
     # All are there whenever one is measured: else its share of the pages would grow by itself.
     shared = [told[f"helper {state} pss"] - told[f"helper {state} dirty"] for state in STATES]
@@ -172,14 +172,18 @@ def test_memory_is_told_for_children_and_helpers_before_and_after_their_calls():
 
 @pytest.mark.parametrize("who", ["bare_memory", "spawned_memory"])
 def test_memory_is_told_for_what_stands_beside(who):
-    told = isolate.call(f"benchmarks.memory:{who}", 60.0, children=2, with_torch=False, calls=10)
+    told = isolate.call(
+        f"benchmarks.workloads.memory:{who}", 60.0, children=2, with_torch=False, calls=10
+    )
     assert told["worker called dirty"] > 0.1
     assert told["worker called pss"] >= 0.9 * told["worker called dirty"]
 
 
 def test_a_launch_is_measured_with_as_many_children_as_asked_for():
     for who in ("shmgpu_wall", "bare_wall"):
-        took = isolate.call(f"benchmarks.launch:{who}", 60.0, with_torch=False, children=2)
+        took = isolate.call(
+            f"benchmarks.workloads.launch:{who}", 60.0, with_torch=False, children=2
+        )
         assert took > 0
     assert points(launch.WORKLOAD) == {
         ("launch over children", "without torch"): [1, 8, 32, 128],
@@ -188,5 +192,7 @@ def test_a_launch_is_measured_with_as_many_children_as_asked_for():
 
 
 def test_the_load_of_short_services_is_logged_in_the_helpers():
-    result = isolate.call("benchmarks.load:shmgpu_load", 60.0, seconds=0.2, service_s=0.001)
+    result = isolate.call(
+        "benchmarks.workloads.load:shmgpu_load", 60.0, seconds=0.2, service_s=0.001
+    )
     assert 0 < result["busy"] <= 1.01 and result["rate"] > 0

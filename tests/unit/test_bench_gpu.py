@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import gpu  # noqa: E402
 from benchmarks.measure import devices, harness, isolate  # noqa: E402
 from benchmarks.measure.crowd import Crowd  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
+from benchmarks.workloads import gpu  # noqa: E402
 
 pytest.importorskip("torch")
 
@@ -38,7 +38,7 @@ exit 0
 
 
 def call(target, **arguments):
-    return isolate.call(f"benchmarks.gpu:{target}", 90.0, device="cpu", **arguments)
+    return isolate.call(f"benchmarks.workloads.gpu:{target}", 90.0, device="cpu", **arguments)
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine may have a device")

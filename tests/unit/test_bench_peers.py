@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import calls, payload  # noqa: E402
 from benchmarks.measure import harness, isolate, sizes  # noqa: E402
 from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed  # noqa: E402
 from benchmarks.measure.task import DIRECTIONS, Task  # noqa: E402
 from benchmarks.peers import PEERS, find, work  # noqa: E402
+from benchmarks.workloads import calls, payload  # noqa: E402
 
 LIMIT_S = 100.0
 SLOW_TO_START = {"torch.multiprocessing", "Ray", "TorchRL"}  # seconds, by imports
@@ -81,7 +81,7 @@ def test_a_peer_serves_several_clients_by_several_workers(name, configuration):
 @pytest.mark.parametrize("arrays", ["numpy", pytest.param("torch", marks=pytest.mark.slow)])
 def test_shmgpu_does_the_tasks_that_the_peers_do(arrays):
     pytest.importorskip("shmgpu._core")
-    target = "benchmarks.payload:shmgpu_sizes"
+    target = "benchmarks.workloads.payload:shmgpu_sizes"
     points = isolate.call(target, LIMIT_S, arrays=arrays, seconds=0.01, most_bytes=4096)
     assert all(points[f"{direction}_4KiB"] > 0 for direction in DIRECTIONS)
 

@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import servers, serving  # noqa: E402
 from benchmarks.measure import harness, httpload, isolate  # noqa: E402
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.peers.servers import ECHO, KINDS, PEERS, SHMGPU, find  # noqa: E402
 from benchmarks.peers.servers.wires import HEADER_LENGTH, binary, raw  # noqa: E402
+from benchmarks.workloads import servers, serving  # noqa: E402
 
 LIMIT_S = 100.0
 PEERS_PAGE = ROOT / "benchmarks" / "peers" / "README.md"
@@ -41,7 +41,7 @@ def runnable(server, configuration):
 def test_a_server_answers_rightly_and_is_measured(name, configuration):
     loads = ["1KiB_8", "600KiB"]
     result = isolate.call(
-        "benchmarks.serving:serve",
+        "benchmarks.workloads.serving:serve",
         LIMIT_S,
         name=name,
         configuration=configuration,
@@ -60,7 +60,7 @@ def test_shmgpu_serves_what_the_peers_do_and_shared_memory(configuration):
         pytest.importorskip(module)
     loads = ["1KiB_8", "600KiB", "600KiB_shared"]
     result = isolate.call(
-        "benchmarks.serving:serve",
+        "benchmarks.workloads.serving:serve",
         LIMIT_S,
         name=SHMGPU.name,
         configuration=configuration,

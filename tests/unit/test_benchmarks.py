@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
 sys.path.append(str(ROOT))
 
-from benchmarks import allocator, cli, load  # noqa: E402
+from benchmarks import cli  # noqa: E402
 from benchmarks.measure import environment, harness, isolate, native  # noqa: E402
 from benchmarks.measure.figures import (  # noqa: E402
     Asked,
@@ -30,6 +30,7 @@ from benchmarks.measure.figures import (  # noqa: E402
 from benchmarks.measure.stage import Stage  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
 from benchmarks.reporting import results, table  # noqa: E402
+from benchmarks.workloads import allocator, load  # noqa: E402
 
 ROW_KEYS = {"name", "value", "unit", "baseline", "baseline_value", "ratio", "spread"}
 
@@ -410,14 +411,21 @@ def test_service_outside_the_measured_span_does_not_count_as_busy():
 
 def test_a_fresh_interpreter_returns_what_the_function_returned():
     value = isolate.call(
-        "benchmarks.load:busy_share", 30.0, intervals=[[0, 1]], began=0, ended=2, helpers=1
+        "benchmarks.workloads.load:busy_share",
+        30.0,
+        intervals=[[0, 1]],
+        began=0,
+        ended=2,
+        helpers=1,
     )
     assert value == 0.5
 
 
 def test_a_function_that_raises_in_a_fresh_interpreter_is_a_failed_probe():
     with pytest.raises(ProbeFailed, match="ZeroDivisionError"):
-        isolate.call("benchmarks.load:busy_share", 30.0, intervals=[], began=0, ended=0, helpers=1)
+        isolate.call(
+            "benchmarks.workloads.load:busy_share", 30.0, intervals=[], began=0, ended=0, helpers=1
+        )
 
 
 def test_a_program_that_overruns_is_ended_with_all_it_forked():

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.measure import isolate
 from benchmarks.measure.figures import Figure, Group, Probe, ProbeFailed, Workload
-from benchmarks.messages import lone_latency
+from benchmarks.workloads.messages import lone_latency
 
 LIMIT_S = 120.0
 CHAIN_STEPS = 1000
@@ -106,14 +106,17 @@ WORKLOAD = Workload(
     (
         Group(
             "lone",
-            (probe("shmgpu", "benchmarks.tensors:shmgpu_lone", _US), lone_latency("C round trip")),
+            (
+                probe("shmgpu", "benchmarks.workloads.tensors:shmgpu_lone", _US),
+                lone_latency("C round trip"),
+            ),
             (Figure("lone", ("shmgpu", "median"), ("C round trip", "median"), "<= 4"),),
         ),
         Group(
             "chain",
             (
-                probe("shmgpu", "benchmarks.tensors:shmgpu_chain", _US),
-                probe("PyTorch eager", "benchmarks.tensors:eager_chain", _US),
+                probe("shmgpu", "benchmarks.workloads.tensors:shmgpu_chain", _US),
+                probe("PyTorch eager", "benchmarks.workloads.tensors:eager_chain", _US),
             ),
             # At least 0.9 of eager's speed.
             (Figure("chain", ("shmgpu", "median"), ("PyTorch eager", "median"), "<= 1.11"),),

@@ -185,7 +185,7 @@ def _probe(
     name: str, function: Callable[..., dict[str, float]], children: int, with_torch: bool
 ) -> Probe:
     def run(_seconds: float) -> dict[str, float]:
-        target = f"benchmarks.memory:{function.__name__}"
+        target = f"benchmarks.workloads.memory:{function.__name__}"
         result = isolate.call(target, LIMIT_S, children=children, with_torch=with_torch)
         return dict(result)
 

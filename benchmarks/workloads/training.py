@@ -7,9 +7,9 @@ the loss is read at every step. ``mlp``: 784-128-10, batch 32, fresh inputs, squ
 more processor time a step then takes. ``memory``: how much helper and child have grown over the
 steps.
 ``fair``: 32 children train models of their own on two helpers, no two alike, and each reads its
-loss at every step. *Service* is counted as in ``fairness.py``: the messages of each that were
-answered within the span. The dispatcher gives turns, not time, so a child whose model is ten times
-as large holds its helper ten times as long, and yet nobody gets more turns.
+loss at every step. *Service* is counted as in ``workloads/fairness.py``: the messages of each that
+were answered within the span. The dispatcher gives turns, not time, so a child whose model is ten
+times as large holds its helper ten times as long, and yet nobody gets more turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from benchmarks.measure.figures import Figure, Group, ProbeFailed, Workload
-from benchmarks.tensors import device_threads, probe
+from benchmarks.workloads.tensors import device_threads, probe
 
 BATCH = 32
 WARM_UPS = 50
@@ -263,9 +263,9 @@ def shmgpu_fair(seconds: float) -> dict[str, float]:
     import numpy as np
 
     import shmgpu
-    from benchmarks.fairness import jain
     from benchmarks.measure.crowd import Crowd
     from benchmarks.measure.stage import shared_array
+    from benchmarks.workloads.fairness import jain
 
     crowd = Crowd(TRAINERS, seconds)
     served = shared_array((TRAINERS,), "float64")
@@ -304,15 +304,15 @@ WORKLOAD = Workload(
         Group(
             "mlp",
             (
-                probe("shmgpu", "benchmarks.training:shmgpu_mlp", _RATE),
-                probe("PyTorch eager", "benchmarks.training:eager_mlp", _RATE),
+                probe("shmgpu", "benchmarks.workloads.training:shmgpu_mlp", _RATE),
+                probe("PyTorch eager", "benchmarks.workloads.training:eager_mlp", _RATE),
             ),
             (Figure("mlp", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 1.0"),),
         ),
         Group(
             "busy",
             tuple(
-                probe(name, "benchmarks.training:shmgpu_busy", _BUSY, imports_first=first)
+                probe(name, "benchmarks.workloads.training:shmgpu_busy", _BUSY, imports_first=first)
                 for name, first in (("shmgpu", False), ("torch imported first", True))
             ),
             (
@@ -333,7 +333,7 @@ WORKLOAD = Workload(
             (
                 probe(
                     "shmgpu",
-                    "benchmarks.training:shmgpu_fair",
+                    "benchmarks.workloads.training:shmgpu_fair",
                     {"jain": "index", "rate": "1/s"},
                 ),
             ),
@@ -349,8 +349,8 @@ WORKLOAD = Workload(
         Group(
             "transformer",
             (
-                probe("shmgpu", "benchmarks.training:shmgpu_transformer", _RATE),
-                probe("PyTorch eager", "benchmarks.training:eager_transformer", _RATE),
+                probe("shmgpu", "benchmarks.workloads.training:shmgpu_transformer", _RATE),
+                probe("PyTorch eager", "benchmarks.workloads.training:eager_transformer", _RATE),
             ),
             (Figure("transformer", ("shmgpu", "rate"), ("PyTorch eager", "rate"), ">= 0.95"),),
             quick=False,
@@ -360,7 +360,7 @@ WORKLOAD = Workload(
             (
                 probe(
                     "shmgpu",
-                    "benchmarks.training:shmgpu_growth",
+                    "benchmarks.workloads.training:shmgpu_growth",
                     {"helper": "MiB", "child": "MiB"},
                 ),
             ),

@@ -5,19 +5,19 @@ the same, so the ratios should be 1 but for noise; what is asked leaves a tenth.
 
 What the joining itself costs is measured in a process that joins, calls once and leaves, again and
 again. Beside it stand two ways to get a first answer from another process without a broker
-(``joining.py``): a connection to a server of ``multiprocessing.connection``, and a fork with two
-pipes. A guest gets an arena of its own, which is filled with zeros after it.
+(``workloads/joining.py``): a connection to a server of ``multiprocessing.connection``, and a fork
+with two pipes. A guest gets an arena of its own, which is filled with zeros after it.
 """
 
 from __future__ import annotations
 
-from benchmarks.calls import LIMIT_S, PAYLOAD_BYTES
 from benchmarks.measure import isolate
 from benchmarks.measure.figures import Figure, Group, Probe, Workload
+from benchmarks.workloads.calls import LIMIT_S, PAYLOAD_BYTES
 
 TARGETS = {
-    "forked": "benchmarks.calls:shmgpu_calls",
-    "attached": "benchmarks.guests:attached_calls",
+    "forked": "benchmarks.workloads.calls:shmgpu_calls",
+    "attached": "benchmarks.workloads.guests:attached_calls",
 }
 
 
@@ -42,9 +42,9 @@ def _probe(name: str, clients: int, workers: int) -> Probe:
 
 
 JOINING = {
-    "attached": "benchmarks.guests:joins",
-    "multiprocessing.connection": "benchmarks.joining:connection",
-    "fork and pipes": "benchmarks.joining:fork",
+    "attached": "benchmarks.workloads.guests:joins",
+    "multiprocessing.connection": "benchmarks.workloads.joining:connection",
+    "fork and pipes": "benchmarks.workloads.joining:fork",
 }
 
 

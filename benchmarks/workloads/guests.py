@@ -28,7 +28,7 @@ LEAST_JOINS = 5
 
 BROKER = """
 import sys, shmgpu.daemon
-shmgpu.daemon.up(["benchmarks.guests"], path=sys.argv[1], slots=int(sys.argv[2]),
+shmgpu.daemon.up(["benchmarks.workloads.guests"], path=sys.argv[1], slots=int(sys.argv[2]),
                  helpers=int(sys.argv[3]), devices=["cpu"], arena="4MiB")
 """
 

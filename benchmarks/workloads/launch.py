@@ -105,7 +105,10 @@ def _wall_probe(name: str, target: str, with_torch: bool, children: int = CHILDR
     def run(repetitions: float) -> dict[str, float]:
         walls = [
             isolate.call(
-                f"benchmarks.launch:{target}", LIMIT_S, with_torch=with_torch, children=children
+                f"benchmarks.workloads.launch:{target}",
+                LIMIT_S,
+                with_torch=with_torch,
+                children=children,
             )
             for _ in range(int(repetitions) if counted else 1)
         ]
@@ -128,7 +131,9 @@ def _idle_group(with_torch: bool) -> Group:
     suffix = "_torch" if with_torch else ""
 
     def run(_seconds: float) -> dict[str, float]:
-        result = isolate.call("benchmarks.launch:shmgpu_idle", LIMIT_S, with_torch=with_torch)
+        result = isolate.call(
+            "benchmarks.workloads.launch:shmgpu_idle", LIMIT_S, with_torch=with_torch
+        )
         return dict(result)
 
     units = {"dirty": "MiB", "dirty_collected": "MiB", "ticks": "ticks", "ns": "ns"}

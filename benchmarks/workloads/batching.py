@@ -11,12 +11,12 @@ model takes for one row.
 
 from __future__ import annotations
 
-from benchmarks import fairness
 from benchmarks.measure import isolate
 from benchmarks.measure.arrivals import Log, Span, account, offer, poisson
 from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
 from benchmarks.measure.models import MODELS
 from benchmarks.measure.stage import Stage, shared_array
+from benchmarks.workloads import fairness
 
 CLIENTS = 8
 MAX_ROWS = 16
@@ -116,7 +116,7 @@ def _probe(name: str, target: str, units: dict[str, str], needs: tuple[str, ...]
     def run(seconds: float) -> dict[str, float]:
         return dict(
             isolate.call(
-                f"benchmarks.batching:{target}",
+                f"benchmarks.workloads.batching:{target}",
                 seconds + LIMIT_S,
                 seconds=seconds,
                 batched=name == BATCHED,

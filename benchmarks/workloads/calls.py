@@ -68,7 +68,7 @@ def _probe(
 
 
 def _shmgpu(kind: str) -> Probe:
-    return _probe("shmgpu", kind, ("shmgpu",), "benchmarks.calls:shmgpu_calls", {})
+    return _probe("shmgpu", kind, ("shmgpu",), "benchmarks.workloads.calls:shmgpu_calls", {})
 
 
 def _peer(peer: Peer, configuration: str, kind: str, name: str) -> Probe:

@@ -193,7 +193,7 @@ FIFO = "SimpleQueue"
 def _probe(name: str, target: str, needs: tuple[str, ...] = (), **size: Any) -> Probe:
     def run(seconds: float) -> dict[str, float]:
         found = isolate.call(
-            f"benchmarks.fairness:{target}",
+            f"benchmarks.workloads.fairness:{target}",
             seconds + LIMIT_S,
             seconds=seconds,
             **size,

@@ -30,7 +30,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import training
 from benchmarks.measure import devices, isolate
 from benchmarks.measure.crowd import Crowd
 from benchmarks.measure.figures import (
@@ -45,6 +44,7 @@ from benchmarks.measure.figures import (
 )
 from benchmarks.measure.models import Perceptron
 from benchmarks.measure.stage import Stage
+from benchmarks.workloads import training
 
 MIB = 1 << 20
 COPY_MIB = (1, 8, 64)
@@ -356,7 +356,9 @@ def _probe(name: str, target: str, units: dict[str, str], **size: Any) -> Probe:
     def run(seconds: float) -> dict[str, float]:
         devices.need_driver()
         return dict(
-            isolate.call(f"benchmarks.gpu:{target}", seconds + LIMIT_S, seconds=seconds, **size)
+            isolate.call(
+                f"benchmarks.workloads.gpu:{target}", seconds + LIMIT_S, seconds=seconds, **size
+            )
         )
 
     return Probe(name, run, units, needs=("shmgpu", "torch"))

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from benchmarks.measure import isolate
 from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
 from benchmarks.measure.stage import Stage, shared_array
-from benchmarks.messages import carried
+from benchmarks.workloads.messages import carried
 
 CHILDREN = 32
 HELPERS = 2
@@ -109,7 +109,7 @@ UNITS = {"busy": "share", "rate": "1/s"}
 def _python_probe(service_us: int) -> Probe:
     def run(seconds: float) -> dict[str, float]:
         result = isolate.call(
-            "benchmarks.load:shmgpu_load",
+            "benchmarks.workloads.load:shmgpu_load",
             seconds + LIMIT_S,
             seconds=seconds,
             service_s=service_us / 1e6,

@@ -93,8 +93,8 @@ def _group(with_torch: bool) -> Group:
     return Group(
         f"death{suffix}",
         (
-            probe("shmgpu", "benchmarks.respawn:shmgpu_respawn"),
-            probe("bare fork", "benchmarks.respawn:bare_respawn"),
+            probe("shmgpu", "benchmarks.workloads.respawn:shmgpu_respawn"),
+            probe("bare fork", "benchmarks.workloads.respawn:bare_respawn"),
         ),
         (Figure(f"answer{suffix}", ("shmgpu", "time"), ("bare fork", "time")),),
         rounds=2 if with_torch else 3,

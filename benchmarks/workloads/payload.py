@@ -68,7 +68,9 @@ def shmgpu_payload(seconds: float) -> dict[str, float]:
 
 
 def _run(seconds: float) -> dict[str, float]:
-    result = isolate.call("benchmarks.payload:shmgpu_payload", seconds + LIMIT_S, seconds=seconds)
+    result = isolate.call(
+        "benchmarks.workloads.payload:shmgpu_payload", seconds + LIMIT_S, seconds=seconds
+    )
     return dict(result)
 
 
@@ -161,12 +163,12 @@ def _series(name: str, needs: tuple[str, ...], target: str, more: Mapping[str, A
     return Probe(name, run, dict.fromkeys(sizes.QUANTITIES, "us"), needs)
 
 
-IN_PROCESS = _series("in process", ("numpy",), "benchmarks.payload:in_process_sizes", {})
+IN_PROCESS = _series("in process", ("numpy",), "benchmarks.workloads.payload:in_process_sizes", {})
 SHMGPU = {
     arrays: _series(
         f"shmgpu, {title}",
         ("shmgpu",),
-        "benchmarks.payload:shmgpu_sizes",
+        "benchmarks.workloads.payload:shmgpu_sizes",
         {"arrays": arrays},
     )
     for arrays, title in (("numpy", "NumPy"), ("torch", "torch"))

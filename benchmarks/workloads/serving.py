@@ -76,7 +76,7 @@ def serve(
     # Only here: the suite can be listed where NumPy is missing.
     import numpy as np
 
-    from benchmarks import servers
+    from benchmarks.workloads import servers
 
     server = find(name)
     chosen = server.configurations[configuration]
@@ -116,7 +116,7 @@ def call_and_echo(seconds: float) -> dict[str, float]:
     """Return the sum of a lone child's call with 1 KiB and of a lone client's echo of 1 KiB."""
     load = SMALL[0]
     call = isolate.call(
-        "benchmarks.calls:shmgpu_calls",
+        "benchmarks.workloads.calls:shmgpu_calls",
         seconds + LIMIT_S,
         clients=1,
         workers=1,
@@ -124,7 +124,7 @@ def call_and_echo(seconds: float) -> dict[str, float]:
         seconds=seconds,
     )
     echo = isolate.call(
-        "benchmarks.serving:serve",
+        "benchmarks.workloads.serving:serve",
         seconds + LIMIT_S,
         name=ECHO.name,
         configuration=ECHO.best[LOADS[load].kind],
@@ -141,7 +141,7 @@ def _probe(server: Server, configuration: str, loads: Sequence[str]) -> Probe:
         if server.program and shutil.which(server.program) is None:
             raise Unavailable(f"there is no {server.program} on the path")
         result: dict[str, float | str] = isolate.call(
-            "benchmarks.serving:serve",
+            "benchmarks.workloads.serving:serve",
             len(loads) * (WARM_S + seconds) + LIMIT_S,
             name=server.name,
             configuration=configuration,
