@@ -16,7 +16,7 @@ import numpy as np
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.progress import Bar
+from shmgpu.common.progress import Bar
 
 WIDTH, HEADS, LAYERS, PLACES, BATCH = 64, 4, 2, 64, 16
 MODULES = ("argparse", "ast", "functools", "inspect", "pathlib", "textwrap", "typing")

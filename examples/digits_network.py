@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.progress import Bar
+from shmgpu.common.progress import Bar
 
 EPOCHS, BATCH = 40, 64
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.progress import Bar
+from shmgpu.common.progress import Bar
 
 EPOCHS, STEPS, BATCH = 6, 150, 128
 DIES_IN = 3  # epoch in which the helper is killed

@@ -16,23 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import (
-    automatic,
-    box,
-    carry,
-    config,
-    core,
-    door,
-    functions,
-    logs,
-    manifest,
-    runtime,
-    seeds,
-    spawn,
-)
-from shmgpu.config import parse_seconds
+from shmgpu import automatic, box, carry, core, door, functions, manifest, runtime, spawn
+from shmgpu.common import config, logs, seeding
+from shmgpu.common.config import parse_seconds
+from shmgpu.common.logs import logger
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
-from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
 from shmgpu.runtime import Runtime
@@ -285,7 +273,7 @@ def _enter(
             _is_entering = True
             seed = config.resolve("seed")
             slot, link, known = enter(connection, wait)
-        seeds.seed_joined(seed, slot)
+        seeding.seed_joined(seed, slot)
         membership = Membership(str(place), known, unpickles)
         membership.leaving = NotRunning(runtime.NOT_RUNNING), None  # what an interruption comes to
         _membership = membership

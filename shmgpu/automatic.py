@@ -17,20 +17,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import (
-    carry,
-    config,
-    core,
-    device,
-    door,
-    functions,
-    identity,
-    manifest,
-    sources,
-    spawn,
-)
+from shmgpu import carry, core, door, functions, identity, manifest, sources, spawn
+from shmgpu.common import config
+from shmgpu.common import devices as device
+from shmgpu.common.logs import logger
 from shmgpu.errors import LaunchError, SessionError, ShmError
-from shmgpu.logs import logger
 
 LETTERS = 10  # of a digest, in a socket's name; all of it stands in the manifest
 KEPT_LOGS = 16  # of brokers that have ended

@@ -15,8 +15,8 @@ from types import FunctionType
 from typing import Any
 
 from shmgpu import functions, sources
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
-from shmgpu.logs import logger
 
 PACKAGE = __name__.partition(".")[0]
 

@@ -23,19 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import (
-    config,
-    control,
-    daemon,
-    device,
-    doctor,
-    door,
-    logs,
-    modules,
-    spawn,
-    top,
-    trace,
-)
+from shmgpu import control, daemon, doctor, door, spawn, top, trace
+from shmgpu.common import config, devices, logs, module_loader
 from shmgpu.errors import ConfigError, NotRunning, ShmError
 from shmgpu.serve import flags
 from shmgpu.views import align
@@ -294,7 +283,7 @@ def _pools(text: str) -> int | dict[str, int]:
 
 def _devices(text: str) -> list[str]:
     try:
-        return [device.name_of(name.strip()) for name in text.split(",")]
+        return [devices.name_of(name.strip()) for name in text.split(",")]
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -425,7 +414,7 @@ def _up(options: argparse.Namespace) -> int:
     logs.write_by_line()
     try:
         daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
-    except modules.NotLoaded as error:
+    except module_loader.NotLoaded as error:
         print(f"shmgpu: {error}\n\n{error.traceback_text}", end="", file=sys.stderr)
         return 1
     except SystemExit as ended:  # it was asked to, and has drained

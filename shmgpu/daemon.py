@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import carry, config, core, door, functions, logs, manifest, modules, quotas, runtime
+from shmgpu import carry, core, door, functions, manifest, quotas, runtime
+from shmgpu.common import config, logs, module_loader
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 from shmgpu.launch import raise_outcome
-from shmgpu.logs import logger
 from shmgpu.roles import RoleHost
 from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 
@@ -92,7 +93,7 @@ def up(
 
     Raises:
         ConfigError, LaunchError, SessionError: it could not start; of a module that raised,
-            :class:`shmgpu.modules.NotLoaded`.
+            :class:`shmgpu.common.module_loader.NotLoaded`.
         KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
     """
     refuse_unsafe("shmgpu up")
@@ -112,7 +113,7 @@ def up(
     place = door.path_of(path)
     door.prepare(place)
     with runtime.loading():
-        loaded = [modules.load(name) for name in served]
+        loaded = [module_loader.load(name) for name in served]
         brought = pickle.loads(carried) if carried else {}
     refuse_unsafe("shmgpu up")  # they may have started a thread
     if settings.get("session") is None:
@@ -123,7 +124,7 @@ def up(
             None,
         )
     elif isinstance(settings["session"], str):
-        settings["session"] = modules.named(settings["session"])
+        settings["session"] = module_loader.named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     functions.register_late()
     if not carried and not functions.of_users():

@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterable, Iterator
 
 from shmgpu import core
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.logs import logger
 
 NAME = "broker.sock"
 LONGEST = 100  # bytes of a path that a Unix socket can have, less those of a name while it is made

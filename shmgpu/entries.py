@@ -30,7 +30,7 @@ class Served(Protocol):
 
 
 class Device(Protocol):
-    """Where a helper's tensors live; see :mod:`shmgpu.device`."""
+    """Where a helper's tensors live; see :mod:`shmgpu.common.devices`."""
 
     is_cuda: bool
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu import core
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 
 VMSTAT = "/proc/vmstat"  # has the kernel's count of processes it killed for want of memory
 LET_GO = 2  # the attempts of one that died when its pool needed it no longer

@@ -28,12 +28,12 @@ import numpy as np
 
 from shmgpu import core, runtime
 from shmgpu.arguments import Options
-from shmgpu.config import parse_bool, parse_count, parse_seconds, shortened
+from shmgpu.common.config import parse_bool, parse_count, parse_seconds, shortened
+from shmgpu.common.progress import Bar
 from shmgpu.errors import ArenaFull, ConfigError
 from shmgpu.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.letters import Letter
 from shmgpu.plans import PlanTable
-from shmgpu.progress import Bar
 from shmgpu.repeats import Repeats
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shmgpu.common.logs import logger
 from shmgpu.errors import CallCancelled
-from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.tickets import Ticket
 

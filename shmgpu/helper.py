@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import config, core, device, functions
+from shmgpu import core, functions
 from shmgpu.batches import BatchDesk
+from shmgpu.common import config, devices
+from shmgpu.common.logs import logger
+from shmgpu.common.module_loader import own_traceback
 from shmgpu.entries import Helper
-from shmgpu.logs import logger
-from shmgpu.modules import own_traceback
 from shmgpu.shares import Share
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
@@ -72,12 +73,12 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
     pid = os.getpid()
     try:
         if setup.threads:
-            device.set_threads(setup.threads)
+            devices.set_threads(setup.threads)
         if setup.device == "cpu":
-            device.hide_from_children()
+            devices.hide_from_children()
         size = core.arena_bytes()
         regions = [(core.arena_base(child), size) for child in range(setup.children)]
-        place = device.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
+        place = devices.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
         helper.when_children_leave.append(place.let_go_of_old_arenas)
         if setup.share is not None:
             helper.when_children_leave.append(setup.share.look)

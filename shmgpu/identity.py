@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import carry, config, functions, installed, modules
-from shmgpu.logs import logger
+from shmgpu import carry, functions, installed
+from shmgpu.common import config, module_loader
+from shmgpu.common.logs import logger
 
 # Variables that a helper's libraries read where no Python sees it, or that decide what is loaded.
 READ_BY_LIBRARIES = (
@@ -68,7 +69,7 @@ def _of_program(session: Any, settings: Mapping[str, Any]) -> str:
     targets = functions.of_users()
     if targets or session is not None:
         # A script's relative paths, and what its functions import when they run.
-        walk.value([modules.working_directory(), list(map(modules.absolute, sys.path))])
+        walk.value([module_loader.working_directory(), list(map(module_loader.absolute, sys.path))])
         walk.value(session)
         for target in sorted(targets, key=functions.name_of):
             walk.value(functions.name_of(target))

@@ -15,8 +15,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, carry, config, core, device, functions, logs, runtime, seeds, spawn
+from shmgpu import attach, carry, core, functions, runtime, spawn
 from shmgpu.batches import BatchDesk
+from shmgpu.common import config, logs, seeding
+from shmgpu.common import devices as device
+from shmgpu.common.termination import SIGNAL_BASE
 from shmgpu.entries import Helper
 from shmgpu.errors import (
     ChildError,
@@ -38,7 +41,6 @@ from shmgpu.settings import (
     refuse_unsafe,
     why_not_fork,
 )
-from shmgpu.termination import SIGNAL_BASE
 from shmgpu.wire import BrokerWire
 
 OWN_ARENA = 'init(arena="{size}")'
@@ -362,9 +364,9 @@ def init(
     config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
     own_seed = config.resolve("seed", seed)
     if own_seed is not None:
-        seeds.seed_caller(own_seed)
+        seeding.seed_caller(own_seed)
     else:
-        seeds.draw_afresh()
+        seeding.draw_afresh()
     wanted: dict[str, Any] = {
         "helpers": helpers,
         "session": session,

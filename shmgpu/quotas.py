@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core
+from shmgpu import core
+from shmgpu.common import config
 from shmgpu.errors import ConfigError
 
 if sys.version_info >= (3, 11):

@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Any
 
 from shmgpu import core
+from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, ShmError
-from shmgpu.logs import logger
 from shmgpu.memory import Arena
 from shmgpu.plans import Call
 from shmgpu.results import result_of

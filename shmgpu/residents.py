@@ -10,7 +10,8 @@ import ctypes
 import os
 from typing import Any
 
-from shmgpu import config, core
+from shmgpu import core
+from shmgpu.common import config
 from shmgpu.entries import Helper, OpenLetter
 from shmgpu.functions import function
 

@@ -19,28 +19,18 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import (
-    core,
-    device,
-    events,
-    helper,
-    logs,
-    manifest,
-    runtime,
-    termination,
-    trace,
-    waiting,
-)
-from shmgpu.blas import BlasThreads
+from shmgpu import core, events, helper, manifest, runtime, trace
+from shmgpu.common import devices, logs, termination, wait_policy
+from shmgpu.common.blas import BlasThreads
+from shmgpu.common.logs import logger
+from shmgpu.common.progress import Bar
+from shmgpu.common.seeding import seed_all
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning, RemoteError
-from shmgpu.logs import logger
 from shmgpu.memory import SharedArena
 from shmgpu.port import Port
-from shmgpu.progress import Bar
 from shmgpu.reports import Report, Reports, Stacks
 from shmgpu.runtime import Runtime
-from shmgpu.seeds import seed_all
 from shmgpu.settings import Settings
 from shmgpu.stats import stats
 from shmgpu.wire import BrokerWire
@@ -159,7 +149,7 @@ class RoleHost(core.Host):
         if self.door is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the broker's: it reads its files anew
         seed_all(plan.seed, f"helper {helper_number}")
-        if not waiting.calm() and setup.threads > 1 and not plan.threads_given:
+        if not wait_policy.calm() and setup.threads > 1 and not plan.threads_given:
             logger.info("compute threads would spin while they wait: this helper has one")
             setup.threads = 1
             setup.share = None
@@ -187,8 +177,8 @@ class RoleHost(core.Host):
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        device.hide_from_children()
-        device.set_threads(1)
+        devices.hide_from_children()
+        devices.set_threads(1)
         seed_all(plan.seed, f"child {child}")
         port = Port(BrokerWire(), SharedArena(child), plan.pools)
         address = self.private_address

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, device, functions, logs, runtime
+from shmgpu import core, functions, runtime
+from shmgpu.common import config, logs
+from shmgpu.common import devices as device
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.helper import Setup
-from shmgpu.logs import logger
 from shmgpu.shares import Share
 
 # Of each role, in the parent: the memory of its arena or scratch region, one end of each of its

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from shmgpu import core, device
-from shmgpu.blas import BlasThreads
+from shmgpu import core
+from shmgpu.common import devices
+from shmgpu.common.blas import BlasThreads
 
 NOT_THERE = (core.HELPER_LEAVING, core.HELPER_ABSENT)
 
@@ -38,7 +39,7 @@ class Share:
             one == self.number or core.helper_stats(one)["state"] not in NOT_THERE
             for one in self.others
         )
-        return device.threads_of_helper(self.cores, count)
+        return devices.threads_of_helper(self.cores, count)
 
     def look(self) -> None:
         """Helpers may have come or gone: have the threads that are right from now on."""
@@ -49,6 +50,6 @@ class Share:
         if torch is not None and torch.get_num_threads() != self.threads:
             return
         self.threads = wanted
-        device.set_threads(wanted)
+        devices.set_threads(wanted)
         if self.blas is not None:
             self.blas.set(wanted)

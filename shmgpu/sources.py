@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 
 INSTALLERS = {"site-packages", "dist-packages"}  # folders that nobody edits
 LARGEST = 64 << 20  # bytes of a module whose content is looked at

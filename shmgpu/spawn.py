@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from shmgpu import carry, config, door, errors, modules
+from shmgpu import carry, door, errors
+from shmgpu.common import config
+from shmgpu.common import module_loader as modules
 from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 

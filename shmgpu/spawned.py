@@ -15,10 +15,11 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import config, core, daemon, door, functions, logs, manifest, runtime, settings, sources
+from shmgpu import core, daemon, door, functions, manifest, runtime, settings, sources
+from shmgpu.common import config, logs
+from shmgpu.common.module_loader import NotLoaded
 from shmgpu.door import PrivateDoor
 from shmgpu.errors import LaunchError, SessionError, ShmError
-from shmgpu.modules import NotLoaded
 from shmgpu.roles import RoleHost
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from shmgpu import core, runtime
 from shmgpu.arena import Block
-from shmgpu.config import shortened
+from shmgpu.common.config import shortened
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.functions import Function
 

@@ -16,19 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import (
-    arena,
-    arrays,
-    autograd,
-    core,
-    dtypes,
-    graph,
-    interop,
-    lazy,
-    plans,
-    runtime,
-    seeds,
-)
+from shmgpu import arena, arrays, autograd, core, dtypes, graph, interop, lazy, plans, runtime
+from shmgpu.common import seeding as seeds
 from shmgpu.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.graph import Node, spec_of

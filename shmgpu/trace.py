@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shmgpu import config, core
+from shmgpu import core
+from shmgpu.common import config
 from shmgpu.errors import BadParams, ConfigError
 
 HELPERS_PID = 1

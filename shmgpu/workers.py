@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from shmgpu import attach, config, control, lazy, residents, runtime
-from shmgpu.device import name_of
+from shmgpu import attach, control, lazy, residents, runtime
+from shmgpu.common import config
+from shmgpu.common.devices import name_of
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
 from shmgpu.stats import stats
 

@@ -30,9 +30,9 @@ def need_driver() -> None:
 
 def need_cuda() -> None:
     """Raise Unavailable unless torch can use a CUDA device here."""
-    from shmgpu import device
+    from shmgpu.common import devices
 
-    if device.available() == 0:
+    if devices.available() == 0:
         raise Unavailable(f"{NO_DEVICE} that torch can use")
 
 

@@ -22,9 +22,9 @@ WARM_UPS = 6  # repeated chains become loops in C from their third time on, besi
 
 def device_threads() -> int:
     """Return how many threads a lone helper on the CPU has."""
-    from shmgpu import device
+    from shmgpu.common import devices
 
-    return device.threads_of_helper(device.cores(), 1)
+    return devices.threads_of_helper(devices.cores(), 1)
 
 
 def median_us(call: Any, seconds: float, warm_ups: int) -> float:

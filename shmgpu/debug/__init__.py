@@ -15,13 +15,14 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import config, lazy, residents, runtime
+from shmgpu import lazy, residents, runtime
+from shmgpu.common import config
+from shmgpu.common.logs import logger
 from shmgpu.debug import ledger, saved, ticks
 from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
 from shmgpu.debug.ticks import Span, Tick
 from shmgpu.errors import ConfigError, ShmError
-from shmgpu.logs import logger
 from shmgpu.stats import stats
 from shmgpu.views import align
 

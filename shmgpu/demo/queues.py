@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmgpu.common.devices import cores, threads_of_helper
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Weights
 from shmgpu.demo.stage import Outcome, Stage, StageFailed
-from shmgpu.device import cores, threads_of_helper
 
 _fork = multiprocessing.get_context("fork")
 _END_LIMIT_S = 60.0

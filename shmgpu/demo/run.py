@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shmgpu import device
+from shmgpu.common import devices as device
 from shmgpu.demo import digits, network, queues, report, serve
 from shmgpu.demo.audit import Audit, audit
 from shmgpu.errors import ShmError

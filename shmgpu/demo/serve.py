@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from shmgpu import arena
+from shmgpu.common.progress import Bar
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
@@ -21,7 +22,6 @@ from shmgpu.demo.stage import Outcome, Stage
 from shmgpu.entries import Helper
 from shmgpu.functions import Batch, function
 from shmgpu.launch import launch
-from shmgpu.progress import Bar
 from shmgpu.stats import stats
 
 BATCH = 32

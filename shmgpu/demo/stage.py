@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmgpu.common.progress import Bar
 from shmgpu.errors import ShmError
-from shmgpu.progress import Bar
 
 WARM_UP_CALLS = 64
 SAMPLES = 1 << 16  # latencies kept of each client, the last ones

@@ -5,7 +5,7 @@ Owns the checks of the interpreter and the table of variables that spoil roles.
 
 from __future__ import annotations
 
-from shmgpu import config
+from shmgpu.common import config
 from shmgpu.doctor.machine import CAP_SYS_ADMIN, Machine
 from shmgpu.doctor.plan import Plan
 from shmgpu.doctor.verdict import Verdict, fail, fine, warn

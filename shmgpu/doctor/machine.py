@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shmgpu import core, device
+from shmgpu import core
+from shmgpu.common import devices as device
 from shmgpu.doctor import probes
 
 GPU_ANSWER_S = 120.0  # importing torch and making a context, on a busy machine
@@ -276,7 +277,7 @@ class Machine:
         return min(quotas, default=None)
 
     def cores_for_launch(self) -> int:
-        """Cores as :func:`shmgpu.device.cores` counts them, which shares them out to helpers."""
+        """Cores as :mod:`shmgpu.common.devices` counts them, which shares them out to helpers."""
         if not self.root:
             return device.cores()
         taken, _, period = self.text("/sys/fs/cgroup/cpu.max").partition(" ")

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shmgpu import config, device
+from shmgpu.common import config
+from shmgpu.common import devices as device
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE, HUGE_PAGE, GUARD = 4096, 2 * MIB, 64 * KIB  # as csrc/memory/arena.c has them

@@ -5,7 +5,7 @@ Owns the check, and how many threads helpers will have.
 
 from __future__ import annotations
 
-from shmgpu.device import threads_of_helper
+from shmgpu.common.devices import threads_of_helper
 from shmgpu.doctor.gpus import devices_of
 from shmgpu.doctor.machine import Machine
 from shmgpu.doctor.plan import Plan, count

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 
 # Nothing that would change a result: no reassociation, no a * b + c in one rounding.
 FLAGS = (

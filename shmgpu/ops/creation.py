@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu import seeds
+from shmgpu.common import seeding
 from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
@@ -181,4 +181,4 @@ DRAWN = (RANDN, RAND)
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(seeds.TENSORS.getrandbits(63), int64),), (dtype, shape))
+    return apply(op, (number(seeding.TENSORS.getrandbits(63), int64),), (dtype, shape))

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING
 
 BACKLOG = 1024  # connections that wait to be accepted

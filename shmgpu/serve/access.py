@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 from shmgpu.serve.edge import Request
 
 MOST_LINES = 1000  # that wait to be written

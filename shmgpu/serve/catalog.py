@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.counters import FIELDS, INDEX
 from shmgpu.serve.metadata import ModelMetadata, TensorMetadata

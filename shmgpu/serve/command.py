@@ -19,10 +19,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmgpu import core, daemon, functions, logs, runtime
+from shmgpu import core, daemon, functions, runtime
+from shmgpu.common import logs
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.launch import raise_outcome
-from shmgpu.logs import logger
 from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
 from shmgpu.serve.accepting import BACKLOG

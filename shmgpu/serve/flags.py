@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shmgpu import config
+from shmgpu.common import config
 from shmgpu.errors import ConfigError, LaunchError
 
 if sys.version_info >= (3, 11):

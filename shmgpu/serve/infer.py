@@ -16,8 +16,8 @@ import numpy as np
 from shmgpu import arrays
 from shmgpu.arguments import Options
 from shmgpu.arrays import Spec
+from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
-from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import datatypes, preparing

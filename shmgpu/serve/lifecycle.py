@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from shmgpu.arguments import Options
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
-from shmgpu.logs import logger
 from shmgpu.plans import Call
 from shmgpu.port import Port
 from shmgpu.serve import repository

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import modules
+from shmgpu.common import module_loader
 from shmgpu.errors import ConfigError
 from shmgpu.serve import datatypes
 from shmgpu.serve.metadata import TensorMetadata
@@ -42,7 +42,7 @@ def find(place: str, model: str) -> Prepare:
         if os.path.exists(file):
             if folder not in sys.path:
                 sys.path.insert(0, folder)  # what it imports may lie there, too
-            module = modules.anew(module_name, file)
+            module = module_loader.anew(module_name, file)
         else:
             module = importlib.import_module(module_name)
         found = getattr(module, name)

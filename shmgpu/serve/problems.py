@@ -6,7 +6,7 @@ Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
 from __future__ import annotations
 
 from shmgpu import errors
-from shmgpu.logs import Pause, logger
+from shmgpu.common.logs import Pause, logger
 from shmgpu.serve.flags import most_of
 from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.requests import ProtocolError

@@ -17,8 +17,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shmgpu.common.logs import logger
 from shmgpu.engine.cuda import WARM_UPS, CudaDriver
-from shmgpu.logs import logger
 
 if TYPE_CHECKING:
     from shmgpu.engine.backends import Driver

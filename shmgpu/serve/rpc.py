@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 from google.protobuf import json_format
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 from shmgpu.serve import describe, messages, settings
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.infer import Pending

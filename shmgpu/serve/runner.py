@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, modules
+from shmgpu import arrays
 from shmgpu.arrays import is_array
+from shmgpu.common import module_loader
+from shmgpu.common.logs import logger
 from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
 from shmgpu.helper import end_copy
-from shmgpu.logs import logger
 from shmgpu.serve import datatypes, preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
@@ -458,7 +459,7 @@ def load_python(helper: Helper, source: dict[str, Any], source_number: int) -> l
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with _told(path):
-        module = modules.anew(_module_name(source_number), path, is_listed=True)
+        module = module_loader.anew(_module_name(source_number), path, is_listed=True)
     load = getattr(module, "load", None)
     if load is not None:
         with _told(f"load() of {path}"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from shmgpu.logs import logger
+from shmgpu.common.logs import logger
 from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.table import Table
 

@@ -23,8 +23,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from shmgpu import core, monitor, trace
+from shmgpu.common.logs import Pause, logger
 from shmgpu.errors import ConfigError
-from shmgpu.logs import Pause, logger
 from shmgpu.serve.requests import ProtocolError
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none

@@ -18,8 +18,9 @@ from typing import Any
 
 import uvloop
 
-from shmgpu import runtime, termination
-from shmgpu.logs import logger
+from shmgpu import runtime
+from shmgpu.common import termination
+from shmgpu.common.logs import logger
 from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache

@@ -57,7 +57,7 @@ def test_a_module_that_raises_is_named_with_its_line_and_its_traceback(tried, ba
     assert sentence.startswith("shmgpu: ") and f"{name} cannot be loaded: line 4 of " in sentence
     assert f"demo.py {said}" in sentence
     assert f"    {line}\n" in after
-    assert "shmgpu/modules.py" not in after and "importlib" not in after
+    assert "shmgpu/common/module_loader.py" not in after and "importlib" not in after
 
 
 def test_a_syntax_error_names_file_and_line(tried):

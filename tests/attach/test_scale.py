@@ -280,7 +280,7 @@ import os, sys
 import numpy as np
 import torch
 import shmgpu
-from shmgpu import device
+from shmgpu.common import devices as device
 device.cores = lambda: 9
 
 def load(helper):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import shmgpu
-from shmgpu.blas import BlasThreads
+from shmgpu.common.blas import BlasThreads
 
 
 @shmgpu.function(arrays="numpy")

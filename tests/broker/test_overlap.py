@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import shmgpu
-from shmgpu import core, device
+from shmgpu import core
+from shmgpu.common import devices
 
 
 class Event:
@@ -29,7 +30,7 @@ class Event:
             destination.copy_(tensor)
 
 
-class Pretence(device.CpuDevice):
+class Pretence(devices.CpuDevice):
     is_cuda = True
 
     def __init__(self):
@@ -110,7 +111,7 @@ def grows(helper, n):
 @pytest.fixture
 def broker(monkeypatch):
     run = core.run
-    monkeypatch.setattr(device, "make", lambda *_: PRETENCE)
+    monkeypatch.setattr(devices, "make", lambda *_: PRETENCE)
     # A GPU's helper always holds two messages; the broker takes this one for a CPU's.
     monkeypatch.setattr(core, "run", lambda host, **s: run(host, **{**s, "min_credit": [2]}))
     with shmgpu.init(helpers=1, devices="cpu"):

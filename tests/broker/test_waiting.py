@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from shmgpu import device, waiting
+from shmgpu.common import devices, wait_policy
 from shmgpu.settings import Settings
 
 # What the threads beside the main one burn in all, in 20 pauses after a parallel region of torch's
@@ -71,7 +71,7 @@ SPINNING_MS = 20
 
 
 def run(first: str = "", settle: str = "pass", **said: str) -> dict[str, list[float]]:
-    env = {k: v for k, v in os.environ.items() if k not in waiting.VARIABLES} | said
+    env = {k: v for k, v in os.environ.items() if k not in wait_policy.VARIABLES} | said
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(first=first, settle=settle)],
         capture_output=True,
@@ -107,11 +107,11 @@ SAID_AND_WISHED = [
 
 @pytest.mark.parametrize(("said", "wished"), SAID_AND_WISHED)
 def test_what_the_user_said_about_waiting_stands(monkeypatch, said, wished):
-    for name in waiting.VARIABLES:
+    for name in wait_policy.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert waiting.wishes() == wished
+    assert wait_policy.wishes() == wished
 
 
 def test_an_openmp_whose_variables_are_not_as_expected_is_left_alone(tmp_path):
@@ -119,7 +119,9 @@ def test_an_openmp_whose_variables_are_not_as_expected_is_left_alone(tmp_path):
         tmp_path / "libgomp.so.1",
         "unsigned long long one = 300000, other = 300000, third = 100; int omp_x(void) {return 0;}",
     )
-    assert in_a_fork(lambda: loads(library) and (waiting.spin_counts(library), waiting.calm())) == [
+    assert in_a_fork(
+        lambda: loads(library) and (wait_policy.spin_counts(library), wait_policy.calm())
+    ) == [
         None,
         False,
     ]
@@ -131,7 +133,9 @@ def test_spin_counts_that_lie_where_only_they_can_are_set_to_zero(tmp_path):
         "unsigned long long pad[600], many = 100, spins = 300000, more = 7;"
         "int look(void) { return (int)(many + spins + more); }",
     )
-    assert in_a_fork(lambda: (loads(library).look(), waiting.calm(), loads(library).look())) == [
+    assert in_a_fork(
+        lambda: (loads(library).look(), wait_policy.calm(), loads(library).look())
+    ) == [
         300107,
         True,
         7,
@@ -146,7 +150,7 @@ def test_llvms_and_intels_openmp_are_told_by_their_own_call(tmp_path, name):
         "int look(void) { return block_ms; }",
     )
     assert in_a_fork(lambda: loads(library).look()) == 200
-    assert in_a_fork(lambda: (loads(library), waiting.calm()) and loads(library).look()) == 0
+    assert in_a_fork(lambda: (loads(library), wait_policy.calm()) and loads(library).look()) == 0
 
 
 def built(path: pathlib.Path, source: str) -> str:
@@ -183,10 +187,10 @@ def in_a_fork(ask):
     [(1, 1, 1), (2, 1, 1), (2, 2, 1), (8, 1, 7), (8, 2, 3), (64, 4, 15), (4, 9, 1), (1.5, 0, 1)],
 )
 def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, threads):
-    assert device.threads_of_helper(cores, helpers) == threads
+    assert devices.threads_of_helper(cores, helpers) == threads
     if helpers:
-        monkeypatch.setattr(device, "cores", lambda: cores)
-        monkeypatch.setattr(device, "openmp_pool_is_used", lambda: False)
+        monkeypatch.setattr(devices, "cores", lambda: cores)
+        monkeypatch.setattr(devices, "openmp_pool_is_used", lambda: False)
         plan = Settings(**dict.fromkeys(settings_of_broker()) | {"children": 1, "helpers": helpers})
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
 

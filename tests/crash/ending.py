@@ -117,8 +117,8 @@ def init_term() -> None:
 if __name__ == "__main__":
     # A shell that put this into the background would have had it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    shmgpu.logs.logger.setLevel(logging.INFO)
-    shmgpu.logs.logger.addHandler(NoteDraining())
+    shmgpu.common.logs.logger.setLevel(logging.INFO)
+    shmgpu.common.logs.logger.addHandler(NoteDraining())
     if CASE == "init":
         init()
     elif CASE == "init-term":

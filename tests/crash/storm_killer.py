@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shmgpu.progress import Bar
+from shmgpu.common.progress import Bar
 
 from .storm_ledger import Ledger
 

@@ -12,7 +12,7 @@ import torch
 
 import shmgpu
 import shmgpu.events
-from shmgpu import device
+from shmgpu.common import devices
 
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
 
@@ -31,7 +31,7 @@ OF_THE_CALL = [  # reported by the device, which works on
 LOOPS = pytest.mark.parametrize("overlaps", [False, True], ids=["serve", "serve_overlapped"])
 
 
-class FailingDevice(device.CpuDevice):
+class FailingDevice(devices.CpuDevice):
     """A CPU that fails as a GPU does: after a sticky error every question is answered with it."""
 
     def __init__(self, emptied: pathlib.Path, overlaps: bool) -> None:
@@ -76,7 +76,7 @@ def broker(monkeypatch, tmp_path):
         emptied = tmp_path / "emptied"
         emptied.touch()
         failing = FailingDevice(emptied, overlaps)
-        monkeypatch.setattr(device, "make", lambda *_: failing)
+        monkeypatch.setattr(devices, "make", lambda *_: failing)
         shmgpu.init(helpers=1, devices="cpu", arena="1MiB")
         return emptied
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shmgpu import device
+from shmgpu.common import devices
 
 ROOT = Path(__file__).resolve().parents[2]
 # Last, so that an installed shmgpu is not hidden by the checkout's.
@@ -19,7 +19,7 @@ from benchmarks.workloads import gpu  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(device.available() == 0, reason="this machine shows no CUDA device"),
+    pytest.mark.skipif(devices.available() == 0, reason="this machine shows no CUDA device"),
 ]
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import device
+from shmgpu.common import devices
 
-DEVICES = device.available()
+DEVICES = devices.available()
 
 pytestmark = [
     pytest.mark.gpu,

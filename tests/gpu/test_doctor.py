@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shmgpu import device, doctor
+from shmgpu import doctor
+from shmgpu.common import devices
 from shmgpu.doctor.machine import Machine
 
-DEVICES = device.available()
+DEVICES = devices.available()
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import shmgpu as gt
-from shmgpu import debug, device, lazy, nn, optim
+from shmgpu import debug, lazy, nn, optim
+from shmgpu.common import devices
 from shmgpu.engine import cuda, graphs
 
-DEVICES = device.available()
+DEVICES = devices.available()
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 NO_CAPTURE = 32  # the flag of a program that is not captured
 STEPS = 40

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from serve import servers
 
-from shmgpu import device
+from shmgpu.common import devices
 
-DEVICES = device.available()
+DEVICES = devices.available()
 torch = pytest.importorskip("torch")
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 

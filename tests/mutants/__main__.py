@@ -42,7 +42,7 @@ def test_without(copy: Copy, mutant: Mutant) -> str:
 def bar(total: int):
     """The package's own progress bar: drawn on a terminal, nothing elsewhere."""
     sys.path.insert(0, str(ROOT))
-    from shmgpu.progress import Bar
+    from shmgpu.common.progress import Bar
 
     return Bar(total, "mutants", "mutants")
 

@@ -108,14 +108,14 @@ MUTANTS = [
     ),
     Mutant(
         "F05",
-        "shmgpu/device.py",
+        "shmgpu/common/devices.py",
         "            self.empty_cache()\n            return False",
         "            return True",
         DEVICE_FAILURES + "test_f05_out_of_device_memory_is_the_callers_error_and_the_helper_lives",
     ),
     Mutant(
         "F05",
-        "shmgpu/device.py",
+        "shmgpu/common/devices.py",
         "return is_of_device(error) and self.is_beyond_use()",
         "return False",
         DEVICE_FAILURES
@@ -301,7 +301,7 @@ MUTANTS = [
     ),
     Mutant(
         "F29",
-        "shmgpu/device.py",
+        "shmgpu/common/devices.py",
         "return torch is not None and bool(torch.cuda.is_initialized())",
         "return False",
         START + "test_f29_a_start_after_cuda_was_initialised_is_refused_in_a_sentence",
@@ -372,7 +372,7 @@ MUTANTS = [
     ),
     Mutant(
         "trust",
-        "shmgpu/device.py",
+        "shmgpu/common/devices.py",
         "if size == 0 or child in self._refused or self._is_old(child):",
         "if size == 0 or child in self._refused:",
         PINNED
@@ -583,7 +583,7 @@ MUTANTS = [
     ),
     Mutant(
         "interrupted",
-        "shmgpu/termination.py",
+        "shmgpu/common/termination.py",
         "    if signal.getsignal(signal.SIGTERM) is _unwind:\n        end_at_once()\n",
         "",
         DESCENDANTS + "test_sigterm_ends_what_a_child_forked_however_early_it_comes",
@@ -1220,14 +1220,14 @@ MUTANTS = [
     ),
     Mutant(
         "sentences",
-        "shmgpu/config.py",
+        "shmgpu/common/config.py",
         "if name in _warned_of:",
         "if False:",
         "tests/unit/test_config.py::test_a_variable_that_means_nothing_is_warned_of_once",
     ),
     Mutant(
         "sentences",
-        "shmgpu/logs.py",
+        "shmgpu/common/logs.py",
         "            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]\n",
         "            pass\n",
         SENTENCES + "test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names",

@@ -65,7 +65,7 @@ def test_settings_are_told_but_not_changed_unless_allowed():
 
 
 def test_log_settings_decide_what_is_logged():
-    from shmgpu.logs import logger
+    from shmgpu.common.logs import logger
     from shmgpu.serve import settings
     from shmgpu.serve.table import Table
 

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import shmgpu as gt
-from shmgpu import config, debug, lazy
+from shmgpu import debug, lazy
+from shmgpu.common import config
 from shmgpu.debug import ledger
 from shmgpu.errors import ConfigError
 

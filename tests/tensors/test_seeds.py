@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import shmgpu as gt
-from shmgpu import seeds
+from shmgpu.common import seeding
 
 
 @pytest.fixture(autouse=True)
 def _own_numbers(monkeypatch):
-    before = seeds.TENSORS.getstate()
-    monkeypatch.setattr(seeds, "_from", seeds._AFRESH)
+    before = seeding.TENSORS.getstate()
+    monkeypatch.setattr(seeding, "_from", seeding._AFRESH)
     yield
-    seeds.TENSORS.setstate(before)
+    seeding.TENSORS.setstate(before)
 
 
 def draw(rank=0):

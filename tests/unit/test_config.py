@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from shmgpu import config, logs
+from shmgpu.common import config, logs
+from shmgpu.common.progress import Bar
 from shmgpu.errors import ConfigError
-from shmgpu.progress import Bar
 
 
 @pytest.mark.parametrize(

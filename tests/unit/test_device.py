@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmgpu.device import PinnedArenas
+from shmgpu.common.devices import PinnedArenas
 
 SIZE = 1 << 20
 REGIONS = [(SIZE * (2 * child + 1), SIZE) for child in range(3)]

@@ -72,15 +72,15 @@ installed                           any
 errors                              any
 core                                any
 
-config                              any
-logs                                any
-progress                            any
-seeds                               any
-termination                         any
-waiting                             any
-blas                                any
-device                              any
-modules                             any
+common/config                       any
+common/logs                         any
+common/progress                     any
+common/seeding                      any
+common/termination                  any
+common/wait_policy                  any
+common/blas                         any
+common/devices                      any
+common/module_loader                any
 
 dtypes                              any
 values                              any

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 import shmgpu
-from shmgpu import cli, config, nn
+from shmgpu import cli, nn
+from shmgpu.common import config
 from shmgpu.serve.models import model
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]

@@ -10,7 +10,8 @@ import re
 import pytest
 
 import shmgpu
-from shmgpu import config, errors
+from shmgpu import errors
+from shmgpu.common import config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "shmgpu" / "README.md"

@@ -10,7 +10,7 @@ import pytest
 
 import shmgpu
 from shmgpu import cli, core, daemon, spawn
-from shmgpu.progress import Bar
+from shmgpu.common.progress import Bar
 from shmgpu.settings import Settings
 
 

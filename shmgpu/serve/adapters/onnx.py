@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
-from shmgpu.logs import logger
 from shmgpu.serve.adapters import beside, tensors
 from shmgpu.serve.models import MOST_ROWS, Model, Tensor
 

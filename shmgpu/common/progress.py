@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from shmgpu import config
+from shmgpu.common import config
 
 
 class Bar:

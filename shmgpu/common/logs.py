@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 
-from shmgpu import config
+from shmgpu.common import config
 from shmgpu.errors import ConfigError
 
 logger = logging.getLogger("shmgpu")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu import waiting
+from shmgpu.common import wait_policy
 
 
 def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
     """(get, set) of each OpenBLAS that is loaded."""
-    paths = waiting.loaded("openblas")
+    paths = wait_policy.loaded("openblas")
     if not paths:
         return []
     import ctypes

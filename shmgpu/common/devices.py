@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu import core
+from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
-from shmgpu.logs import logger
 
 
 def prepare_environment() -> None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from shmgpu.errors import ConfigError, LaunchError
 
-OURS = str(pathlib.Path(__file__).parent) + os.sep
+OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 # Files whose frames lead to the user's code; a dataclass's own methods are of "<string>".
 _LEADING = (OURS, "<frozen importlib", importlib.__file__, contextlib.__file__, "<string>")
 
