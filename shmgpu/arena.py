@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, dtypes, memory, runtime
-from shmgpu.arrays import Spec
-from shmgpu.dtypes import DType
+from shmgpu import core, memory, runtime
+from shmgpu.codec import arrays, dtypes
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.dtypes import DType
 from shmgpu.errors import BadFree, BadParams
 
 __all__ = ["Block", "array", "empty", "frombuffer", "shm_free", "shm_malloc", "stats", "zeros"]

@@ -14,15 +14,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import arrays, core, dtypes, layout
-from shmgpu.arrays import Source, Spec
+from shmgpu import core
+from shmgpu.codec import arrays, dtypes, layout
+from shmgpu.codec.arrays import Source, Spec
+from shmgpu.codec.layout import Layout
+from shmgpu.codec.pytree import PLAIN_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
-from shmgpu.layout import Layout
 from shmgpu.letters import Letter, Letters
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, PlanTable
 from shmgpu.repeats import MAX_KEYS, Repeat, Repeats
-from shmgpu.values import PLAIN_TYPES, flatten
 
 _ndarray = np.ndarray
 _address_of = core.address_of

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core
-from shmgpu.arrays import Spec
+from shmgpu import core
+from shmgpu.codec import arrays
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.layout import Layout
+from shmgpu.codec.pytree import Tree, encode_values, flatten
 from shmgpu.desk import Desk
 from shmgpu.entries import Entry, Served, check_rows
 from shmgpu.errors import BadParams
 from shmgpu.joins import LARGE_BYTES, Joins
-from shmgpu.layout import Layout
-from shmgpu.values import Tree, encode_values, flatten
 from shmgpu.watching import Watch
 
 _ndarray = np.ndarray

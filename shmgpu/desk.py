@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, dtypes, layout
-from shmgpu.arrays import Spec
+from shmgpu import core
+from shmgpu.codec import arrays, dtypes, layout
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.layout import Block, Layout, Signature
+from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
 from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
 from shmgpu.hints import hint, user_frames
-from shmgpu.layout import Block, Layout, Signature
 from shmgpu.parking import Parking
-from shmgpu.values import decode_values, encode_values, flatten
 from shmgpu.watching import Watch
 
 _count = core.count_bytes

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import arrays, dtypes
-from shmgpu.arrays import Spec
+from shmgpu.codec import arrays, dtypes
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.layout import Block
+from shmgpu.codec.pytree import Tree
 from shmgpu.errors import BadParams
-from shmgpu.layout import Block
-from shmgpu.values import Tree
 
 
 class Served(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu import dtypes
+from shmgpu.codec import dtypes
 from shmgpu.ops import creation
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
 from shmgpu.tensors import Tensor, full, ones, rand, randn, zeros

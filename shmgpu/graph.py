@@ -12,8 +12,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu import arrays
-from shmgpu.dtypes import DType
+from shmgpu.codec import arrays
+from shmgpu.codec.dtypes import DType
 
 MAX_KNOWN = 1 << 16  # outcomes of rules that are remembered
 

@@ -20,9 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import arrays, core, residents, runtime
+from shmgpu import core, residents, runtime
 from shmgpu.arena import placed
-from shmgpu.arrays import aligned
+from shmgpu.codec import arrays
+from shmgpu.codec.arrays import aligned
 from shmgpu.common import config
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError

@@ -1,9 +1,10 @@
 """Letters: calls whose parameter block is written and read by caller and function themselves.
 
 For functions of the package whose calls are never twice alike, so that nothing of a call could be
-remembered. A letter has the shape of any block (:mod:`shmgpu.layout`), with bytes of the function's
-own instead of a signature and plain values, and its result is arrays that both sides know: there is
-nothing to describe, to look up or to learn. This file owns the caller's blocks; it sends nothing.
+remembered. A letter has the shape of any block (:mod:`shmgpu.codec.layout`), with bytes of the
+function's own instead of a signature and plain values, and its result is arrays that both sides
+know: there is nothing to describe, to look up or to learn. This file owns the caller's blocks; it
+sends nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import struct
 from collections.abc import Sequence
 
 from shmgpu import core
-from shmgpu.arrays import aligned
-from shmgpu.layout import HEAD, TAIL, VERSION, Layout
+from shmgpu.codec.arrays import aligned
+from shmgpu.codec.layout import HEAD, TAIL, VERSION, Layout
+from shmgpu.codec.pytree import flatten
 from shmgpu.memory import Arena
 from shmgpu.plans import Call, Plan, packer
-from shmgpu.values import flatten
 
 MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
 

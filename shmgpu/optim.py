@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shmgpu import arrays, autograd, lazy
+from shmgpu import autograd, lazy
+from shmgpu.codec import arrays
 from shmgpu.tensors import Tensor, tensor, zeros
 
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, core, layout
-from shmgpu.arrays import Spec
+from shmgpu import core
+from shmgpu.codec import arrays, layout
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
-from shmgpu.layout import Layout, Signature
 from shmgpu.memory import Arena
-from shmgpu.values import encode_values
 
 FIRST_ROOM = 4096  # bytes set aside for a result that nobody has seen yet
 MAX_IDLE = 64  # calls kept ready for each plan

@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shmgpu import dtypes, ops
+from shmgpu import ops
+from shmgpu.codec import dtypes
+from shmgpu.codec.pytree import decode_values, encode_values
 from shmgpu.errors import BadParams
 from shmgpu.graph import Node, Op, Params, Scalar, Spec, spec_of
 from shmgpu.ops.promotion import TYPES
-from shmgpu.values import decode_values, encode_values
 
 MAX_STEPS = 1 << 16
 MAX_AXES = 64

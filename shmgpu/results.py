@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu import arrays, core, layout
-from shmgpu.arrays import Source, Spec
+from shmgpu import core
+from shmgpu.codec import arrays, layout
+from shmgpu.codec.arrays import Source, Spec
+from shmgpu.codec.layout import Layout
+from shmgpu.codec.pytree import flatten
 from shmgpu.errors import BadParams, RemoteError, ShmError
-from shmgpu.layout import Layout
 from shmgpu.plans import Call, Plan
-from shmgpu.values import flatten
 
 
 def result_of(call: Call, status: int, value: int, cause: BaseException | None) -> Any:

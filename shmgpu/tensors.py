@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, arrays, autograd, core, dtypes, graph, interop, lazy, plans, runtime
+from shmgpu import arena, autograd, core, graph, interop, lazy, plans, runtime
+from shmgpu.codec import arrays, dtypes
+from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding as seeds
-from shmgpu.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held

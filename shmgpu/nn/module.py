@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays, autograd
+from shmgpu import autograd
+from shmgpu.codec import arrays
 from shmgpu.tensors import Tensor, tensor
 
 State = dict[str, Tensor]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu import dtypes, graph
+from shmgpu import graph
+from shmgpu.codec import dtypes
 from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import creation, rules
 from shmgpu.ops.casting import cast

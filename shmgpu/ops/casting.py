@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu import dtypes
-from shmgpu.dtypes import DType
+from shmgpu.codec import dtypes
+from shmgpu.codec.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 
 NAMES = (

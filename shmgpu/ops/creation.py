@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding
-from shmgpu.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from shmgpu import dtypes
-from shmgpu.dtypes import DType
+from shmgpu.codec import dtypes
+from shmgpu.codec.dtypes import DType
 from shmgpu.graph import MAX_KNOWN, Node, Scalar, apply, spec_of
 from shmgpu.ops.casting import CAST, NAMES, refuse_strange
 

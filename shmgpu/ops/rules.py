@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from shmgpu.dtypes import DType
+from shmgpu.codec.dtypes import DType
 from shmgpu.graph import Params, Rule, Spec, spec_of
 
 Specs = tuple[Spec, ...]

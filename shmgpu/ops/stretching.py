@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.dtypes import DType
+from shmgpu.codec.dtypes import DType
 from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
 from shmgpu.ops.kernels import given, torch_reduction

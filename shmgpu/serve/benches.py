@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.arrays import Spec
+from shmgpu.codec.arrays import Spec
+from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
-from shmgpu.layout import Layout
 from shmgpu.plans import Call
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from shmgpu import dtypes
+from shmgpu.codec import dtypes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,7 +36,7 @@ class Datatype:
         itemsize: bytes of an element; 0 where elements differ in length (BYTES).
         storage: the NumPy dtype of arrays that hold it, which NumPy has without any other
             package: int16 for BF16, object (of ``bytes``) for BYTES.
-        dtype: its name in shmgpu, ``shmgpu.dtypes.by_name``; empty for BYTES.
+        dtype: its name in shmgpu, ``shmgpu.codec.dtypes.by_name``; empty for BYTES.
         config: its name in a model's configuration.
     """
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays
 from shmgpu.arguments import Options
-from shmgpu.arrays import Spec
+from shmgpu.codec import arrays
+from shmgpu.codec.arrays import Spec
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
 from shmgpu.plans import Call

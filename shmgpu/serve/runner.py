@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import arrays
-from shmgpu.arrays import is_array
+from shmgpu.codec import arrays
+from shmgpu.codec.arrays import is_array
 from shmgpu.common import module_loader
 from shmgpu.common.logs import logger
 from shmgpu.entries import Helper

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import shmgpu
-from shmgpu import arrays
+from shmgpu.codec import arrays
 
 
 @shmgpu.function(arrays="numpy")

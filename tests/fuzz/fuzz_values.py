@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import layout
+from shmgpu.codec import layout
+from shmgpu.codec.pytree import Tree, decode_values, encode_values, flatten
 from shmgpu.errors import BadParams
-from shmgpu.values import Tree, decode_values, encode_values, flatten
 
 
 class Unpickled(BaseException):

@@ -13,11 +13,11 @@ import struct
 
 import numpy as np
 
-from shmgpu import layout
-from shmgpu.arrays import Spec, is_array
-from shmgpu.dtypes import by_name
-from shmgpu.layout import Layout, Signature
-from shmgpu.values import encode_values, flatten
+from shmgpu.codec import layout
+from shmgpu.codec.arrays import Spec, is_array
+from shmgpu.codec.dtypes import by_name
+from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.pytree import encode_values, flatten
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
 ORIGIN, ARENA = 1 << 20, 1 << 16  # as in fuzz_blocks.py

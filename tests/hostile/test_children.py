@@ -22,11 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shmgpu
-from shmgpu import core, functions, layout
-from shmgpu.arrays import Spec, is_array
-from shmgpu.dtypes import by_name
-from shmgpu.layout import Layout, Signature
-from shmgpu.values import encode_values, flatten
+from shmgpu import core, functions
+from shmgpu.codec import layout
+from shmgpu.codec.arrays import Spec, is_array
+from shmgpu.codec.dtypes import by_name
+from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.pytree import encode_values, flatten
 
 FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/ipc/frame.h
 CALL, GROW = 1, 2

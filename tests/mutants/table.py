@@ -539,7 +539,7 @@ MUTANTS = [
     ),
     Mutant(
         "F16",
-        "shmgpu/dtypes.py",
+        "shmgpu/codec/dtypes.py",
         "(?:[1-9]\\d{0,8})?(?:Y",
         "[1-9]?\\d{0,8}(?:Y",
         HOSTILE + "test_f16_a_time_unit_of_zero_which_numpy_divides_by_is_no_element_type",

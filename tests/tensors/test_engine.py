@@ -573,7 +573,7 @@ WILD = [-1, 0, 1, 2, 1 << 31, 1 << 62, -(1 << 63), 1.5, float("nan"), True, None
 @given(st.data())
 def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
     """Values are changed, not bytes: all get past the codec, and reach the rules and kernels."""
-    from shmgpu.values import decode_values, encode_values
+    from shmgpu.codec.pytree import decode_values, encode_values
 
     code = SAMPLE.encode()
     (count,) = decode_values(code[:9], 1)

@@ -82,10 +82,10 @@ common/blas                         any
 common/devices                      any
 common/module_loader                any
 
-dtypes                              any
-values                              any
-arrays                              any
-layout                              any
+codec/dtypes                        any
+codec/pytree                        any
+codec/arrays                        any
+codec/layout                        any
 
 memory                              child
 plans                               child
@@ -272,6 +272,7 @@ serve/command                        parent
 serve/__init__                      any
 
 cli                                 parent
+former                              any
 __init__                            any
 __main__                            parent
 """

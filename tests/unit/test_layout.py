@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmgpu import layout
-from shmgpu.arrays import Spec, is_array
-from shmgpu.dtypes import by_name
+from shmgpu.codec import layout
+from shmgpu.codec.arrays import Spec, is_array
+from shmgpu.codec.dtypes import by_name
+from shmgpu.codec.layout import Block, Layout, Signature
+from shmgpu.codec.pytree import encode_values, flatten
 from shmgpu.errors import BadParams
-from shmgpu.layout import Block, Layout, Signature
-from shmgpu.values import encode_values, flatten
 
 NAMES = ["float32", "bool", "complex128", "bfloat16", "datetime64[ns]", "U5", "float8_e5m2"]
 
@@ -44,7 +44,7 @@ def test_a_block_says_what_was_written():
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (1,) * 64])
 def test_specs_of_every_type_and_shape_are_read_back(name, shape):
     made = Layout(b"A", [Spec(by_name(name), shape)])
-    from shmgpu.values import Reader
+    from shmgpu.codec.pytree import Reader
 
     assert Layout.read(Reader(made.encoded, 0, len(made.encoded))) == made
 

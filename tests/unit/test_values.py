@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shmgpu.codec.pytree import Tree, decode_values, encode_value, encode_values, flatten
 from shmgpu.errors import BadParams
-from shmgpu.values import Tree, decode_values, encode_value, encode_values, flatten
 
 plain = st.one_of(
     st.none(),

@@ -26,9 +26,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.arrays import Spec, aligned
+from shmgpu.codec.arrays import Spec, aligned
+from shmgpu.codec.pytree import Reader, Tree, decode_values
 from shmgpu.errors import BadParams
-from shmgpu.values import Reader, Tree, decode_values
 
 VERSION = 1
 HEAD = struct.Struct("<IHHQQ")

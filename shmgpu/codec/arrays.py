@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, dtypes
-from shmgpu.dtypes import DType
+from shmgpu import core
+from shmgpu.codec import dtypes
+from shmgpu.codec.dtypes import DType
+from shmgpu.codec.pytree import Reader
 from shmgpu.errors import BadParams
-from shmgpu.values import Reader
 
 MAX_BYTES = 1 << 47
 ALIGNMENT = 64

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import dtypes
+from shmgpu.codec import dtypes
 from shmgpu.errors import BadParams
 
 MAX_DEPTH = 64

@@ -1,0 +1,1 @@
+"""Bytes from values and values from bytes; never owns memory, never sends."""

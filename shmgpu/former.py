@@ -1,0 +1,33 @@
+"""Where pickles of earlier releases find what they name: modules that have moved since.
+
+Owns the table from a module's former path to where its public names live. Must never be named by
+code: what is written today names today's modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+# Former path: where its names live, and which of them a pickle may hold.
+MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
+}
+
+
+class Former(ModuleType):
+    """Stands for a module that has moved; knows the public names alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        place, names = MOVED[self.__name__]
+        if name not in names:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(place), name)
+
+
+def answer() -> None:
+    """Let the former paths be found by who asks for them by name, as unpickling does."""
+    for path in MOVED:
+        sys.modules.setdefault(path, Former(path))
