@@ -34,8 +34,9 @@ installed.give_way()
 
 from shmgpu import arena, errors, former, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
-from shmgpu.arguments import Declared
 from shmgpu.attach import Membership, claim, connect, disconnect, ensure
+from shmgpu.child.arguments import Declared
+from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text
 from shmgpu.entries import Helper
 from shmgpu.errors import (
@@ -58,7 +59,6 @@ from shmgpu.errors import (
     ShmError,
 )
 from shmgpu.functions import Batch, Bound, Function, function
-from shmgpu.futures import CallFuture
 from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.stats import stats
 from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg

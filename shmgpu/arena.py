@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, memory, runtime
+from shmgpu import core
+from shmgpu.child import memory, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.dtypes import DType

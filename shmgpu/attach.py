@@ -16,15 +16,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import automatic, box, carry, core, door, functions, manifest, runtime, spawn
+from shmgpu import automatic, box, carry, core, door, functions, manifest, spawn
+from shmgpu.child import runtime
+from shmgpu.child.memory import SharedArena
+from shmgpu.child.port import Port
+from shmgpu.child.runtime import Runtime
+from shmgpu.child.transport import BrokerWire
 from shmgpu.common import config, logs, seeding
 from shmgpu.common.config import parse_seconds
 from shmgpu.common.logs import logger
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
-from shmgpu.memory import SharedArena
-from shmgpu.port import Port
-from shmgpu.runtime import Runtime
-from shmgpu.wire import BrokerWire
 
 SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waited for
 LOOK_AGAIN_S = 0.05

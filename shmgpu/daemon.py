@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import carry, core, door, functions, manifest, quotas, runtime
+from shmgpu import carry, core, door, functions, manifest, quotas
+from shmgpu.child import runtime
 from shmgpu.common import config, logs, module_loader
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError

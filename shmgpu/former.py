@@ -13,7 +13,9 @@ from typing import Any
 
 # Former path: where its names live, and which of them a pickle may hold.
 MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "shmgpu.arguments": ("shmgpu.child.arguments", ("Declared",)),
     "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
+    "shmgpu.futures": ("shmgpu.child.futures", ("CallFuture",)),
 }
 
 

@@ -26,20 +26,21 @@ from typing import (
 
 import numpy as np
 
-from shmgpu import core, runtime
-from shmgpu.arguments import Options
+from shmgpu import core
+from shmgpu.child import runtime
+from shmgpu.child.arguments import Options
+from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
+from shmgpu.child.plans import PlanTable
+from shmgpu.child.prepared import Repeats
+from shmgpu.child.raw_calls import Letter
 from shmgpu.common.config import parse_bool, parse_count, parse_seconds, shortened
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ArenaFull, ConfigError
-from shmgpu.futures import CallFuture, LoopSink, Started, readers
-from shmgpu.letters import Letter
-from shmgpu.plans import PlanTable
-from shmgpu.repeats import Repeats
 
 if TYPE_CHECKING:
     import asyncio
 
-    from shmgpu.port import Port
+    from shmgpu.child.port import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -221,7 +222,7 @@ class Function(Generic[P, R]):
         functools.update_wrapper(self, body)
         self.__signature__ = _without_helper(body)
         self.row = 0
-        self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.letters`
+        self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.child.raw_calls`
         self.refused = ""  # why the broker's function of this name is not called, as a sentence
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self._options: dict[str, Any] = {

@@ -15,8 +15,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, carry, core, functions, runtime, spawn
+from shmgpu import attach, carry, core, functions, spawn
 from shmgpu.batches import BatchDesk
+from shmgpu.child import runtime
+from shmgpu.child.memory import LocalArena, SharedArena
+from shmgpu.child.port import Port
+from shmgpu.child.runtime import Runtime
+from shmgpu.child.transport import BrokerWire
 from shmgpu.common import config, logs, seeding
 from shmgpu.common import devices as device
 from shmgpu.common.termination import SIGNAL_BASE
@@ -30,10 +35,7 @@ from shmgpu.errors import (
 )
 from shmgpu.events import describe_exit
 from shmgpu.inline import InlineWire
-from shmgpu.memory import LocalArena, SharedArena
-from shmgpu.port import Port
 from shmgpu.roles import RoleHost
-from shmgpu.runtime import Runtime
 from shmgpu.settings import (
     Settings,
     make_room_for_descriptors,
@@ -41,7 +43,6 @@ from shmgpu.settings import (
     refuse_unsafe,
     why_not_fork,
 )
-from shmgpu.wire import BrokerWire
 
 OWN_ARENA = 'init(arena="{size}")'
 

@@ -20,18 +20,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import core, residents, runtime
+from shmgpu import core, residents
 from shmgpu.arena import placed
+from shmgpu.child import runtime
+from shmgpu.child.futures import CallFuture
+from shmgpu.child.port import Port
+from shmgpu.child.raw_calls import Letter
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
 from shmgpu.common import config
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.futures import CallFuture
 from shmgpu.graph import Node, Scalar
-from shmgpu.letters import Letter
-from shmgpu.port import Port
 from shmgpu.program import Draft
 from shmgpu.stats import stats
 

@@ -19,7 +19,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, events, helper, manifest, runtime, trace
+from shmgpu import core, events, helper, manifest, trace
+from shmgpu.child import runtime
+from shmgpu.child.memory import SharedArena
+from shmgpu.child.port import Port
+from shmgpu.child.runtime import Runtime
+from shmgpu.child.transport import BrokerWire
 from shmgpu.common import devices, logs, termination, wait_policy
 from shmgpu.common.blas import BlasThreads
 from shmgpu.common.logs import logger
@@ -27,13 +32,9 @@ from shmgpu.common.progress import Bar
 from shmgpu.common.seeding import seed_all
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning, RemoteError
-from shmgpu.memory import SharedArena
-from shmgpu.port import Port
 from shmgpu.reports import Report, Reports, Stacks
-from shmgpu.runtime import Runtime
 from shmgpu.settings import Settings
 from shmgpu.stats import stats
-from shmgpu.wire import BrokerWire
 
 FROZEN_FROM_THE_START = gc.get_freeze_count()  # some Pythons begin with a few hundred objects
 

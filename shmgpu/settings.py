@@ -12,7 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, functions, runtime
+from shmgpu import core, functions
+from shmgpu.child import runtime
 from shmgpu.common import config, logs
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger

@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, daemon, door, functions, manifest, runtime, settings, sources
+from shmgpu import core, daemon, door, functions, manifest, settings, sources
+from shmgpu.child import runtime
 from shmgpu.common import config, logs
 from shmgpu.common.module_loader import NotLoaded
 from shmgpu.door import PrivateDoor

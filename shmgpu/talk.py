@@ -2,7 +2,7 @@
 
 Owns nothing: a message is a row and the address of a parameter block, and both are the
 caller's. A helper answers a Python function's message only when its block is one that
-:func:`shmgpu.port` could have written, so these are for functions registered from C, and for
+:func:`shmgpu.child.port` could have written, so these are for functions registered from C, and for
 tests that forge.
 """
 
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu import core, runtime
+from shmgpu import core
 from shmgpu.arena import Block
+from shmgpu.child import runtime
 from shmgpu.common.config import shortened
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.functions import Function

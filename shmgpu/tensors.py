@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, autograd, core, graph, interop, lazy, plans, runtime
+from shmgpu import arena, autograd, core, graph, interop, lazy
+from shmgpu.child import plans, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding as seeds

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from shmgpu import attach, control, lazy, residents, runtime
+from shmgpu import attach, control, lazy, residents
+from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.devices import name_of
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError

@@ -15,7 +15,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import lazy, residents, runtime
+from shmgpu import lazy, residents
+from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.logs import logger
 from shmgpu.debug import ledger, saved, ticks

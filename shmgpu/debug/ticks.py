@@ -10,7 +10,8 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shmgpu import core, runtime, trace
+from shmgpu import core, trace
+from shmgpu.child import runtime
 from shmgpu.debug.tape import Sent, Tape
 from shmgpu.residents import EXECUTE
 

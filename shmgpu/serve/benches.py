@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.child.plans import Call
+from shmgpu.child.tickets import Ticket
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
-from shmgpu.plans import Call
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request
 from shmgpu.serve.infer import Calls, Outcome, Pending
-from shmgpu.tickets import Ticket
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a bench's rows, inputs and outputs each

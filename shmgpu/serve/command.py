@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmgpu import core, daemon, functions, runtime
+from shmgpu import core, daemon, functions
+from shmgpu.child import runtime
 from shmgpu.common import logs
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError

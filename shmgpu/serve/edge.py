@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import httptools
 import orjson
 
+from shmgpu.child.memory import Arena
 from shmgpu.errors import ArenaFull
-from shmgpu.memory import Arena
 
 SCRATCH_BYTES = 16384
 SLOWEST = 65536  # bytes a second

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.arguments import Options
+from shmgpu.child.arguments import Options
+from shmgpu.child.plans import Call
+from shmgpu.child.port import Port
+from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import Spec
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
-from shmgpu.plans import Call
-from shmgpu.port import Port
 from shmgpu.serve import datatypes, preparing
 from shmgpu.serve.cache import Cache, digest
 from shmgpu.serve.catalog import Catalog, Served
@@ -32,7 +33,6 @@ from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, Proto
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 from shmgpu.serve.sequences import choose, standing
-from shmgpu.tickets import Ticket
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]

@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from shmgpu.child.plans import Call
+from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
-from shmgpu.plans import Call
 from shmgpu.serve.benches import MOST_BENCHES, Bench, requests_together
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request, head_of
 from shmgpu.serve.infer import Calls, Outcome, Pending
-from shmgpu.tickets import Ticket
 
 MOST_LANES = 512  # all are forgotten when there are more
 MOST_SEATS = 256  # of a lane

@@ -16,11 +16,11 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from shmgpu.arguments import Options
+from shmgpu.child.arguments import Options
+from shmgpu.child.plans import Call
+from shmgpu.child.port import Port
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
-from shmgpu.plans import Call
-from shmgpu.port import Port
 from shmgpu.serve import repository
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.problems import told_as

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmgpu.child.plans import PlanTable
+from shmgpu.child.prepared import Repeats
 from shmgpu.functions import Batch, Function
-from shmgpu.plans import PlanTable
-from shmgpu.repeats import Repeats
 from shmgpu.serve.runner import Shelf
 
 CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with each

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from shmgpu import runtime
+from shmgpu.child import runtime
 from shmgpu.common import termination
 from shmgpu.common.logs import logger
 from shmgpu.serve.accepting import Connections, Door

@@ -16,7 +16,8 @@ import pytest
 from attach.commands import starting_by_themselves
 
 import shmgpu
-from shmgpu import carry, functions, runtime
+from shmgpu import carry, functions
+from shmgpu.child import runtime
 
 PACKAGE = str(pathlib.Path(shmgpu.__file__).parent)
 

@@ -20,7 +20,8 @@ from attach import brokers, served
 from attach.brokers import said, until
 
 import shmgpu
-from shmgpu import core, runtime
+from shmgpu import core
+from shmgpu.child import runtime
 
 LATELY = brokers.DEADLINE_S  # until then a place that was left is clean again
 

@@ -10,7 +10,8 @@ from attach import brokers, served
 from interrupts import Interrupts
 
 import shmgpu
-from shmgpu import core, runtime
+from shmgpu import core
+from shmgpu.child import runtime
 
 LATELY = brokers.DEADLINE_S
 

@@ -13,7 +13,7 @@ from attach import brokers, served
 from attach.brokers import until
 
 import shmgpu
-from shmgpu import runtime
+from shmgpu.child import runtime
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from attach import brokers, served
 from attach.brokers import said
 
 import shmgpu
-from shmgpu import core, runtime
+from shmgpu import core
+from shmgpu.child import runtime
 
 THREADS = 8
 LATELY = brokers.DEADLINE_S
@@ -166,7 +167,7 @@ def test_threads_that_begin_and_end_one_of_their_own_end_with_none():
 JOINS_BESIDE = """
 import os, signal, sys, threading, numpy as np, shmgpu
 from attach import brokers, served
-from shmgpu import runtime
+from shmgpu.child import runtime
 
 full, free = sys.argv[1:]
 

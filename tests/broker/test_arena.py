@@ -231,7 +231,7 @@ def test_random_parameter_blocks_are_refused_and_the_helper_lives(broker):
 
 
 def test_a_damaged_good_block_is_refused_or_answered_and_the_helper_lives(broker):
-    from shmgpu import runtime
+    from shmgpu.child import runtime
 
     random = np.random.default_rng(1)
     port = runtime.require_port()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import runtime
-from shmgpu.arguments import KEPT_SHARE
+from shmgpu.child import runtime
+from shmgpu.child.arguments import KEPT_SHARE
 
 ARENA = 8 << 20
 BOUND = ARENA // KEPT_SHARE * 3 // 2  # what was set aside since the last look comes on top
@@ -115,7 +115,7 @@ def awaited(helper, name):
 def test_refused_submits_do_not_search_for_garbage_each_time(monkeypatch, tmp_path):
     searches = []
     collect = gc.collect
-    monkeypatch.setattr("shmgpu.memory.gc.collect", lambda: searches.append(1) or collect())
+    monkeypatch.setattr("shmgpu.child.memory.gc.collect", lambda: searches.append(1) or collect())
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         x = shmgpu.arena.zeros(1000)
         assert len(echo(x)) == 1000
@@ -221,7 +221,7 @@ def test_garbage_that_the_interpreter_has_found_by_itself_makes_room_too(running
         collect()
         return collect()
 
-    monkeypatch.setattr("shmgpu.memory.gc.collect", found_just_before)
+    monkeypatch.setattr("shmgpu.child.memory.gc.collect", found_just_before)
     test_garbage_that_refers_to_itself_makes_room(running)
 
 

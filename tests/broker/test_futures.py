@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import replies, runtime
-from shmgpu.futures import readers
+from shmgpu.child import replies, runtime
+from shmgpu.child.futures import readers
 
 
 @shmgpu.function(arrays="numpy")

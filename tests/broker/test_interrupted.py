@@ -19,7 +19,8 @@ import pytest
 from interrupts import PACKAGE, Interrupts
 
 import shmgpu
-from shmgpu import core, futures, replies, runtime
+from shmgpu import core
+from shmgpu.child import futures, replies, runtime
 
 WINDOW = 4
 ENDS_WITHIN_S = 10

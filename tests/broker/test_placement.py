@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import runtime
+from shmgpu.child import runtime
 
 
 @shmgpu.function(arrays="numpy")

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 import shmgpu
-from shmgpu import control, core, door, runtime
+from shmgpu import control, core, door
+from shmgpu.child import runtime
 
 from . import storm_ledger as ledgers
 from .storm_ledger import (

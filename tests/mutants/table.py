@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         "F06",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "            self._struck.append((call, args, []))\n",
         "",
         HANGS + "test_f06_a_deadline_frees_its_caller_and_nothing_else_happens",
@@ -250,7 +250,7 @@ MUTANTS = [
     ),
     Mutant(
         "F24",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "while status == core.EINTR or status == core.ENEEDS_SPACE:",
         "while status == core.ENEEDS_SPACE:",
         WAITING + "test_f24_a_storm_of_signals_in_every_process_changes_no_result",
@@ -475,7 +475,7 @@ MUTANTS = [
     ),
     Mutant(
         "F09",
-        "shmgpu/memory.py",
+        "shmgpu/child/memory.py",
         "if not 0 < size < 1 << 63:",
         "if False:",
         HOSTILE + "test_f09_an_array_that_cannot_be_had_says_what_was_asked_and_what_is_free",
@@ -567,14 +567,14 @@ MUTANTS = [
     ),
     Mutant(
         "F24",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "            self._out[ticket.number] = ticket\n            self._queue.append(ticket)",
         "            self._queue.append(ticket)\n            self._out[ticket.number] = ticket",
         INTERRUPTED + "test_f24_a_signal_handler_may_call_at_any_moment",
     ),
     Mutant(
         "F30",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "            if status < 0:\n                status = self._go_on(call, target, status)\n"
         "        except BaseException:\n            self._out[STRUCK] = None\n"
         "            self._struck.append((call, args, []))",
@@ -612,35 +612,35 @@ MUTANTS = [
     ),
     Mutant(
         "interrupted",
-        "shmgpu/replies.py",
+        "shmgpu/child/replies.py",
         "            _thread.start_new_thread(self._launch, (reader,))",
         "            reader.start()",
         INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
     ),
     Mutant(
         "interrupted",
-        "shmgpu/replies.py",
+        "shmgpu/child/replies.py",
         "                if self._struck:\n                    self._tidy()\n",
         "",
         INTERRUPTED + "test_an_exception_may_break_off_what_the_last_one_left_to_be_done",
     ),
     Mutant(
         "F37",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "if ticket.sink is None or self._out.get(ticket.number) is not ticket:",
         "if False:",
         FUTURES + "test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory",
     ),
     Mutant(
         "F30",
-        "shmgpu/futures.py",
+        "shmgpu/child/futures.py",
         "        self._condition = _Condition()",
         "        self._condition = threading.Condition()",
         INTERRUPTED + "test_f30_an_exception_from_a_signal_handler_costs_no_other_call_anything",
     ),
     Mutant(
         "interrupted",
-        "shmgpu/futures.py",
+        "shmgpu/child/futures.py",
         "        if self.has_told:",
         "        if False:",
         INTERRUPTED + "test_a_signal_handler_may_do_more_than_call",
@@ -668,7 +668,7 @@ MUTANTS = [
     ),
     Mutant(
         "F37",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "                self._keep(call, int(call.reply.sequence), keep, done)\n",
         "                pass\n",
         HOSTILE
@@ -924,7 +924,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "call.addresses = (core.address_of(args[0]),)",
         "pass",
         "tests/broker/test_repeats.py::"
@@ -1149,7 +1149,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "                if self._is_anything_out():",
         "                if True:",
         KEPT
@@ -1171,42 +1171,42 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/arguments.py",
+        "shmgpu/child/arguments.py",
         "is_inside = is_inside and not target.mutates",
         "is_inside = bool(is_inside)",
         MUTATES + "test_the_elements_of_a_tensor_stay_as_they_are",
     ),
     Mutant(
         "calls",
-        "shmgpu/arguments.py",
+        "shmgpu/child/arguments.py",
         "elif is_inside and target.mutates and not source.memory.flags.writeable:",
         "elif False:",
         MUTATES + "test_what_is_read_only_to_its_owner_is_not_mutated",
     ),
     Mutant(
         "calls",
-        "shmgpu/arguments.py",
+        "shmgpu/child/arguments.py",
         "        kept += sum(repeat.kept_bytes for turns in ready for repeat in tuple(turns))\n",
         "",
         KEPT + "test_calls_that_repeat_keep_no_more_than_their_share",
     ),
     Mutant(
         "calls",
-        "shmgpu/arguments.py",
+        "shmgpu/child/arguments.py",
         "        idle.sort(key=lambda one: one[0].used)\n",
         "        idle.sort(key=lambda one: -one[0].used)\n",
         KEPT + "test_what_was_not_used_for_longest_goes_first",
     ),
     Mutant(
         "calls",
-        "shmgpu/arguments.py",
+        "shmgpu/child/arguments.py",
         "        if kept <= self._may_keep:\n            return\n",
         "        return\n",
         KEPT + "test_copies_of_many_shapes_keep_no_more_than_their_share",
     ),
     Mutant(
         "calls",
-        "shmgpu/memory.py",
+        "shmgpu/child/memory.py",
         "return time.perf_counter() >= ended + 9 * took or not self.awaits()",
         "return True",
         KEPT + "test_refused_submits_do_not_search_for_garbage_each_time",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import lazy, residents, runtime
+from shmgpu import lazy, residents
+from shmgpu.child import runtime
 from shmgpu.engine import session
 from shmgpu.graph import spec_of
 from shmgpu.ops.elementwise import NEG

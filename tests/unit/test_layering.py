@@ -87,18 +87,18 @@ codec/pytree                        any
 codec/arrays                        any
 codec/layout                        any
 
-memory                              child
-plans                               child
-repeats                             child
-wire                                child
-tickets                             child
-letters                             child
-arguments                           child
-results                             child
-replies                             child
-port                                child
-futures                             child
-runtime                             child
+child/memory                        child
+child/plans                         child
+child/prepared                      child
+child/transport                     child
+child/tickets                       child
+child/raw_calls                     child
+child/arguments                     child
+child/results                       child
+child/replies                       child
+child/port                          child
+child/futures                       child
+child/runtime                       child
 
 arena                               child
 functions                           any
@@ -288,15 +288,15 @@ UPWARD: dict[tuple[str, str], str] = {
 # (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
 ACROSS: dict[tuple[str, str], str] = {
     # Children call a Function and helpers run it; the rows of the table belong below both.
-    ("functions", "runtime"): "the port of who calls",
-    ("functions", "arguments"): "what a call may be given",
-    ("functions", "futures"): "what .submit() and .aio() return",
-    ("functions", "plans"): "a signature's plan",
-    ("functions", "repeats"): "calls like the last one",
-    ("functions", "letters"): "calls of which no two are alike",
-    ("functions", "port"): "a type",
+    ("functions", "child/runtime"): "the port of who calls",
+    ("functions", "child/arguments"): "what a call may be given",
+    ("functions", "child/futures"): "what .submit() and .aio() return",
+    ("functions", "child/plans"): "a signature's plan",
+    ("functions", "child/prepared"): "calls like the last one",
+    ("functions", "child/raw_calls"): "calls of which no two are alike",
+    ("functions", "child/port"): "a type",
     ("talk", "arena"): "messages are sent from an arena and read anywhere",
-    ("talk", "runtime"): "messages are sent from an arena and read anywhere",
+    ("talk", "child/runtime"): "messages are sent from an arena and read anywhere",
     # The engine's functions are called by children as a user's are; their bodies belong to helpers.
     ("residents", "entries"): "the type of their first argument",
     ("residents", "engine/backends"): "their bodies",
@@ -304,8 +304,8 @@ ACROSS: dict[tuple[str, str], str] = {
     ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",
     ("timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
-    ("serve/rows", "plans"): "what workers call them with",
-    ("serve/rows", "repeats"): "what workers call them with",
+    ("serve/rows", "child/plans"): "what workers call them with",
+    ("serve/rows", "child/prepared"): "what workers call them with",
     ("serve/rows", "serve/runner"): "their bodies",
     ("serve/catalog", "serve/runner"): "limits and errors, which belong below both",
     ("serve/infer", "serve/runner"): "an error, which belongs below both",

@@ -99,9 +99,9 @@ def test_code_is_changed_and_words_are_not(file, text, wanted):
 
 
 def test_what_python_becomes_is_still_python():
-    path = ROOT / "shmgpu" / "arguments.py"
+    path = ROOT / "shmgpu" / "child" / "arguments.py"
     text = path.read_text()
-    found = mutations.of("shmgpu/arguments.py", text)
+    found = mutations.of("shmgpu/child/arguments.py", text)
     assert len(found) > 100
     for one in found[::7]:
         ast.parse(one.apply(text))

@@ -2,7 +2,7 @@
 
 Owns the tickets of calls that are out, the boxes that replies pass through, and the reader. The
 discipline that all of this keeps, so that it may be interrupted anywhere, stands at the head of
-:mod:`shmgpu.port`.
+:mod:`shmgpu.child.port`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from itertools import islice
 from typing import Any
 
 from shmgpu import core
+from shmgpu.child.memory import Arena
+from shmgpu.child.plans import Call
+from shmgpu.child.results import result_of
+from shmgpu.child.tickets import Box, Ticket
+from shmgpu.child.transport import Wire
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, ShmError
-from shmgpu.memory import Arena
-from shmgpu.plans import Call
-from shmgpu.results import result_of
-from shmgpu.tickets import Box, Ticket
-from shmgpu.wire import Wire
 
 SPARE_BYTES = 4096  # what a result may leave unused of its room
 JOIN_S = 5.0  # for the reader to end

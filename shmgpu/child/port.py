@@ -49,15 +49,15 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
-from shmgpu.arguments import Arguments, Options, Target
+from shmgpu.child.arguments import Arguments, Options, Target
+from shmgpu.child.memory import Arena
+from shmgpu.child.plans import MAX_IDLE, Call
+from shmgpu.child.prepared import UNHELD, Repeat
+from shmgpu.child.raw_calls import Letter
+from shmgpu.child.replies import LEFT, STRUCK, Replies
+from shmgpu.child.tickets import Ticket
+from shmgpu.child.transport import Sink, Wire
 from shmgpu.errors import ArenaFull, ShmError
-from shmgpu.letters import Letter
-from shmgpu.memory import Arena
-from shmgpu.plans import MAX_IDLE, Call
-from shmgpu.repeats import UNHELD, Repeat
-from shmgpu.replies import LEFT, STRUCK, Replies
-from shmgpu.tickets import Ticket
-from shmgpu.wire import Sink, Wire
 
 _ndarray = np.ndarray
 

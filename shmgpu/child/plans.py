@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
+from shmgpu.child.memory import Arena
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout, Signature
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
-from shmgpu.memory import Arena
 
 FIRST_ROOM = 4096  # bytes set aside for a result that nobody has seen yet
 MAX_IDLE = 64  # calls kept ready for each plan
@@ -196,7 +196,7 @@ class Call:
         addresses: of the arguments' arrays.
         result: buffer of the room set aside for the result, and what keeps it.
         keeper: who keeps this call for its own use, and reads the result where it lies; see
-            :meth:`shmgpu.port.Port.resend`.
+            :meth:`shmgpu.child.port.Port.resend`.
     """
 
     __slots__ = (

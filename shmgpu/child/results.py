@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu import core
+from shmgpu.child.plans import Call, Plan
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import Source, Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.codec.pytree import flatten
 from shmgpu.errors import BadParams, RemoteError, ShmError
-from shmgpu.plans import Call, Plan
 
 
 def result_of(call: Call, status: int, value: int, cause: BaseException | None) -> Any:

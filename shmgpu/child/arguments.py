@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmgpu import core
+from shmgpu.child.memory import Arena
+from shmgpu.child.plans import Call, Plan, PlanTable
+from shmgpu.child.prepared import MAX_KEYS, Repeat, Repeats
+from shmgpu.child.raw_calls import Letter, Letters
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import Source, Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.codec.pytree import PLAIN_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
-from shmgpu.letters import Letter, Letters
-from shmgpu.memory import Arena
-from shmgpu.plans import Call, Plan, PlanTable
-from shmgpu.repeats import MAX_KEYS, Repeat, Repeats
 
 _ndarray = np.ndarray
 _address_of = core.address_of

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from shmgpu import core
-from shmgpu.plans import Call
+from shmgpu.child.plans import Call
 
 _is_one = attrgetter("sequence")
 

@@ -1,9 +1,9 @@
 """Tickets: one for each submitted call, from ``submit`` to its end, and boxes for what has come.
 
-A :class:`shmgpu.plans.Call` is a block of memory that one call after the other uses; a ticket
+A :class:`shmgpu.child.plans.Call` is a block of memory that one call after the other uses; a ticket
 stands for one of those calls and is never used again. So whoever holds a ticket, to cancel the
 call, or to say that its time is over, can never mean another call. This file owns both; it sends
-nothing. Who may do what to a ticket, and when, is said at the head of :mod:`shmgpu.port`.
+nothing. Who may do what to a ticket, and when, is said at the head of :mod:`shmgpu.child.port`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shmgpu import core
-from shmgpu.plans import Call, lend, return_loans
+from shmgpu.child.plans import Call, lend, return_loans
 
 if TYPE_CHECKING:
-    from shmgpu.wire import Sink
+    from shmgpu.child.transport import Sink
 
 
 class Ticket:

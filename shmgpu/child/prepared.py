@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
-from shmgpu.memory import Arena
-from shmgpu.plans import Call
+from shmgpu.child.memory import Arena
+from shmgpu.child.plans import Call
 
 MAX_ROOM = 4096  # bytes of a result whose room is worth keeping
 MAX_KEYS = 64  # signatures of one function

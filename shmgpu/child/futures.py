@@ -1,7 +1,7 @@
 """What callers hold while a call is out: futures of threads and of event loops.
 
 Owns how they are told of the end. That may be interrupted anywhere and is then done again (see
-:mod:`shmgpu.port`), so each of these does only what is still to be done.
+:mod:`shmgpu.child.port`), so each of these does only what is still to be done.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shmgpu.child.plans import Call
+from shmgpu.child.tickets import Ticket
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallCancelled
-from shmgpu.plans import Call
-from shmgpu.tickets import Ticket
 
 if TYPE_CHECKING:
     import asyncio
 
-    from shmgpu.port import Port
+    from shmgpu.child.port import Port
 
 R = TypeVar("R")
 

@@ -19,8 +19,8 @@ from shmgpu import core
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 if TYPE_CHECKING:
-    from shmgpu.memory import Arena
-    from shmgpu.port import Port
+    from shmgpu.child.memory import Arena
+    from shmgpu.child.port import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")

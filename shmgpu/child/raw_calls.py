@@ -13,11 +13,11 @@ import struct
 from collections.abc import Sequence
 
 from shmgpu import core
+from shmgpu.child.memory import Arena
+from shmgpu.child.plans import Call, Plan, packer
 from shmgpu.codec.arrays import aligned
 from shmgpu.codec.layout import HEAD, TAIL, VERSION, Layout
 from shmgpu.codec.pytree import flatten
-from shmgpu.memory import Arena
-from shmgpu.plans import Call, Plan, packer
 
 MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
 
