@@ -38,7 +38,6 @@ from shmgpu.attach import Membership, claim, connect, disconnect, ensure
 from shmgpu.child.arguments import Declared
 from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text
-from shmgpu.entries import Helper
 from shmgpu.errors import (
     ArenaFull,
     BadFree,
@@ -59,6 +58,7 @@ from shmgpu.errors import (
     ShmError,
 )
 from shmgpu.functions import Batch, Bound, Function, function
+from shmgpu.helper.decoded import Helper
 from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.stats import stats
 from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg

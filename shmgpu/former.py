@@ -15,6 +15,7 @@ from typing import Any
 MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "shmgpu.arguments": ("shmgpu.child.arguments", ("Declared",)),
     "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
+    "shmgpu.entries": ("shmgpu.helper.decoded", ("Helper",)),
     "shmgpu.futures": ("shmgpu.child.futures", ("CallFuture",)),
 }
 

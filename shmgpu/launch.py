@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shmgpu import attach, carry, core, functions, spawn
-from shmgpu.batches import BatchDesk
 from shmgpu.child import runtime
 from shmgpu.child.memory import LocalArena, SharedArena
 from shmgpu.child.port import Port
@@ -25,7 +24,6 @@ from shmgpu.child.transport import BrokerWire
 from shmgpu.common import config, logs, seeding
 from shmgpu.common import devices as device
 from shmgpu.common.termination import SIGNAL_BASE
-from shmgpu.entries import Helper
 from shmgpu.errors import (
     ChildError,
     ConfigError,
@@ -34,7 +32,9 @@ from shmgpu.errors import (
     SessionError,
 )
 from shmgpu.events import describe_exit
-from shmgpu.inline import InlineWire
+from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.decoded import Helper
+from shmgpu.helper.inline import InlineWire
 from shmgpu.roles import RoleHost
 from shmgpu.settings import (
     Settings,

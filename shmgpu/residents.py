@@ -12,8 +12,8 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.common import config
-from shmgpu.entries import Helper, OpenLetter
 from shmgpu.functions import function
+from shmgpu.helper.decoded import Helper, OpenLetter
 
 _KEPT = "shmgpu.engine"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>

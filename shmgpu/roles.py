@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, events, helper, manifest, trace
+from shmgpu import core, events, manifest, trace
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -32,6 +32,7 @@ from shmgpu.common.progress import Bar
 from shmgpu.common.seeding import seed_all
 from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning, RemoteError
+from shmgpu.helper import process as helper
 from shmgpu.reports import Report, Reports, Stacks
 from shmgpu.settings import Settings
 from shmgpu.stats import stats

@@ -18,8 +18,8 @@ from shmgpu.common import config, logs
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.helper import Setup
-from shmgpu.shares import Share
+from shmgpu.helper.process import Setup
+from shmgpu.helper.shares import Share
 
 # Of each role, in the parent: the memory of its arena or scratch region, one end of each of its
 # two pipes, a pidfd, the file in which it leaves its report, and of a helper one end of a socket.

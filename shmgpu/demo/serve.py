@@ -19,8 +19,8 @@ from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
 from shmgpu.demo.stage import Outcome, Stage
-from shmgpu.entries import Helper
 from shmgpu.functions import Batch, function
+from shmgpu.helper.decoded import Helper
 from shmgpu.launch import launch
 from shmgpu.stats import stats
 

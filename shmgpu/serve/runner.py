@@ -20,9 +20,9 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import is_array
 from shmgpu.common import module_loader
 from shmgpu.common.logs import logger
-from shmgpu.entries import Helper
 from shmgpu.errors import ConfigError
-from shmgpu.helper import end_copy
+from shmgpu.helper.decoded import Helper
+from shmgpu.helper.process import end_copy
 from shmgpu.serve import datatypes, preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place

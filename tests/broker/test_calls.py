@@ -347,7 +347,7 @@ def test_exceptions_bring_type_message_and_traceback(running):
     assert caught.value.type_name == "ValueError"
     assert caught.value.message == "bad apple"
     assert "in raises" in caught.value.traceback_text
-    assert "desk.py" not in caught.value.traceback_text
+    assert "executor.py" not in caught.value.traceback_text
     assert "bad apple" in str(caught.value)
     with pytest.raises(shmgpu.RemoteError) as caught:
         raises("own", "x" * 100_000)

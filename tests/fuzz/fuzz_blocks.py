@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
-from shmgpu.batches import BatchDesk
 from shmgpu.codec.layout import Block, Signature
-from shmgpu.entries import Helper
 from shmgpu.errors import BadParams
+from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.decoded import Helper
 
 ARENA = 1 << 16
 ORIGIN = 1 << 20  # address of the first byte; arena 1 lies behind arena 0

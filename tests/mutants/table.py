@@ -489,14 +489,14 @@ MUTANTS = [
     ),
     Mutant(
         "F11",
-        "shmgpu/batches.py",
+        "shmgpu/helper/batch_executor.py",
         "rows[index] + more <= limit and _goes_with(group[0][1], entry)",
         "_goes_with(group[0][1], entry) or True",
         HOSTILE + "test_f11_a_call_with_anothers_batch_key_does_not_spoil_the_others_batch",
     ),
     Mutant(
         "F11",
-        "shmgpu/parking.py",
+        "shmgpu/helper/parked_results.py",
         "        self.take(key)  # a child may give two calls one number\n",
         "",
         HOSTILE + "test_f11_two_calls_under_one_number_do_not_use_up_the_place_of_parked_results",
@@ -517,14 +517,14 @@ MUTANTS = [
     ),
     Mutant(
         "F14",
-        "shmgpu/desk.py",
+        "shmgpu/helper/executor.py",
         "if not first <= address <= end - spec.nbytes:",
         "if not self.origin <= address:",
         HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
     ),
     Mutant(
         "F14",
-        "shmgpu/desk.py",
+        "shmgpu/helper/executor.py",
         "if not (first <= address <= end and size <= end - address):",
         "if address < self.origin:",
         HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
@@ -546,7 +546,7 @@ MUTANTS = [
     ),
     Mutant(
         "F16",
-        "shmgpu/desk.py",
+        "shmgpu/helper/executor.py",
         "except Exception as error:  # a shape",
         "except ZeroDivisionError as error:  # a shape",
         HOSTILE + "test_f16_a_shape_that_numpy_refuses_costs_its_own_call_only",
@@ -830,7 +830,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "shmgpu/parking.py",
+        "shmgpu/helper/parked_results.py",
         "len(mine) >= self._most or ",
         "",
         PARKING + "test_of_one_slot_no_more_are_kept_than_it_may_have_calls_open",
@@ -969,7 +969,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/shares.py",
+        "shmgpu/helper/shares.py",
         "if torch is not None and torch.get_num_threads() != self.threads:",
         "if False:",
         SCALE + "test_helpers_share_the_cores_among_as_many_as_there_are",
@@ -1157,14 +1157,14 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/desk.py",
+        "shmgpu/helper/executor.py",
         "memory = self.memory if target.mutates else self._read_only",
         "memory = self.memory",
         MUTATES + "test_writing_to_an_argument_is_an_error_and_changes_nothing",
     ),
     Mutant(
         "calls",
-        "shmgpu/batches.py",
+        "shmgpu/helper/batch_executor.py",
         "joined.flags.writeable = target.mutates",
         "joined.flags.writeable = True",
         MUTATES + "test_what_is_an_error_in_a_batch_is_one_alone",

@@ -16,7 +16,7 @@ import pytest
 from serve import servers
 
 import shmgpu
-from shmgpu.entries import Helper
+from shmgpu.helper.decoded import Helper
 from shmgpu.serve.adapters import ADAPTERS, beside
 from shmgpu.serve.repository import KINDS, find
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from serve import servers
 
-from shmgpu.entries import Helper
 from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
+from shmgpu.helper.decoded import Helper
 from shmgpu.serve import Tensor, model, problems, runner
 from shmgpu.serve.models import Model
 

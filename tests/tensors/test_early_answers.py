@@ -12,7 +12,7 @@ import pytest
 
 import shmgpu as gt
 from shmgpu import lazy
-from shmgpu.entries import Helper
+from shmgpu.helper.decoded import Helper
 
 SIZE = 700  # of matrices whose products take milliseconds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shmgpu import joins
+from shmgpu.helper import batch_policy
 
 
 def run(way, times, joined_ns, apart_ns, copies_ns):
@@ -18,38 +18,38 @@ def run(way, times, joined_ns, apart_ns, copies_ns):
 
 
 def test_a_batch_that_copies_little_of_its_time_is_always_joined():
-    assert all(run(joins.Way(), 5000, joined_ns=1000, apart_ns=1, copies_ns=190))
+    assert all(run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=1, copies_ns=190))
 
 
 def test_calls_that_are_sooner_done_one_after_another_are():
-    chosen = run(joins.Way(), 5000, joined_ns=1000, apart_ns=500, copies_ns=500)
+    chosen = run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=500, copies_ns=500)
     assert chosen[0] and not any(chosen[1:9])
     assert 1 < sum(chosen) < 20  # and the other way is tried again, less and less often
 
 
 def test_calls_that_are_sooner_done_joined_are():
-    chosen = run(joins.Way(), 5000, joined_ns=1000, apart_ns=3000, copies_ns=500)
+    chosen = run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=3000, copies_ns=500)
     assert not chosen[1] and all(chosen[2:9])
     assert 1 < chosen.count(False) < 20
 
 
 def test_what_has_changed_is_noticed():
-    way = joins.Way()
+    way = batch_policy.Way()
     assert sum(run(way, 200, joined_ns=1000, apart_ns=500, copies_ns=500)) < 10
     assert sum(run(way, 2000, joined_ns=1000, apart_ns=9000, copies_ns=500)) > 1800
     assert all(run(way, 200, joined_ns=1000, apart_ns=1, copies_ns=0)[20:])
 
 
 def test_each_kind_has_its_own_way_and_about_as_many_calls_share_one():
-    known = joins.Joins()
+    known = batch_policy.Joins()
     assert known.way(1, b"a", 4) is known.way(1, b"a", 7)
     others = [known.way(2, b"a", 4), known.way(1, b"b", 4), known.way(1, b"a", 8)]
     assert known.way(1, b"a", 4) not in others
 
 
 def test_a_child_that_makes_up_kinds_fills_no_memory():
-    known = joins.Joins()
-    for number in range(10 * joins.MOST_KINDS):
+    known = batch_policy.Joins()
+    for number in range(10 * batch_policy.MOST_KINDS):
         known.way(1, b"%d" % number, 2)
-    assert len(known._ways) <= joins.MOST_KINDS
-    assert known.way(1, bytes(joins.MOST_KIND + 1), 2) is None
+    assert len(known._ways) <= batch_policy.MOST_KINDS
+    assert known.way(1, bytes(batch_policy.MOST_KIND + 1), 2) is None

@@ -103,16 +103,16 @@ child/runtime                       child
 arena                               child
 functions                           any
 
-entries                             helper
-watching                            helper
-parking                             helper
-hints                               helper
-shares                              helper
-desk                                helper
-joins                               helper
-batches                             helper
-helper                              helper
-inline                              helper
+helper/decoded                      helper
+helper/mutation_check               helper
+helper/parked_results               helper
+helper/hints                        helper
+helper/shares                       helper
+helper/executor                     helper
+helper/batch_policy                 helper
+helper/batch_executor               helper
+helper/process                      helper
+helper/inline                       helper
 
 box                                 any
 door                                any
@@ -298,7 +298,7 @@ ACROSS: dict[tuple[str, str], str] = {
     ("talk", "arena"): "messages are sent from an arena and read anywhere",
     ("talk", "child/runtime"): "messages are sent from an arena and read anywhere",
     # The engine's functions are called by children as a user's are; their bodies belong to helpers.
-    ("residents", "entries"): "the type of their first argument",
+    ("residents", "helper/decoded"): "the type of their first argument",
     ("residents", "engine/backends"): "their bodies",
     ("residents", "engine/session"): "their bodies",
     ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shmgpu import parking
-from shmgpu.parking import Parking
+from shmgpu.helper import parked_results
+from shmgpu.helper.parked_results import Parking
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(parking.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(parked_results.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -62,7 +62,7 @@ def test_of_one_slot_no_more_are_kept_than_it_may_have_calls_open():
 def test_what_nobody_has_asked_for_in_a_minute_makes_way(clock):
     place = Parking(1000, lambda slot: 0)
     old = put(place, 1, 10)
-    clock[0] += parking.KEPT_SECONDS - 1
+    clock[0] += parked_results.KEPT_SECONDS - 1
     young = put(place, 2, 10)
     clock[0] += 2
     put(place, 3, 10)

@@ -17,11 +17,11 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.codec.pytree import Tree, encode_values, flatten
-from shmgpu.desk import Desk
-from shmgpu.entries import Entry, Served, check_rows
 from shmgpu.errors import BadParams
-from shmgpu.joins import LARGE_BYTES, Joins
-from shmgpu.watching import Watch
+from shmgpu.helper.batch_policy import LARGE_BYTES, Joins
+from shmgpu.helper.decoded import Entry, Served, check_rows
+from shmgpu.helper.executor import Desk
+from shmgpu.helper.mutation_check import Watch
 
 _ndarray = np.ndarray
 _count = core.count_bytes

@@ -4,7 +4,7 @@ Joining copies all arguments into one array, and all results out of one. Beside 
 that is nothing as a rule; but where a model does little to much, it is more than the model itself,
 and the calls are sooner done one after another, in the arenas where they lie. So what either way
 took is measured. Owns the measurements, by kind of call and about how many there were;
-:class:`shmgpu.batches.BatchDesk` asks before it runs them, and tells afterwards.
+:class:`shmgpu.helper.batch_executor.BatchDesk` asks before it runs them, and tells afterwards.
 """
 
 from __future__ import annotations

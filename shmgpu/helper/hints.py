@@ -14,7 +14,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-OURS = str(pathlib.Path(__file__).parent) + os.sep
+OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 
 NO_SESSION = (
     " (helper.session is None: it is what the session function returned, and that is a function "

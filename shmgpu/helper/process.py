@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core, functions
-from shmgpu.batches import BatchDesk
 from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
-from shmgpu.entries import Helper
-from shmgpu.shares import Share
+from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.decoded import Helper
+from shmgpu.helper.shares import Share
 
 _unpack = struct.Struct(core.WORK_FORMAT).unpack_from
 _unpack_all = struct.Struct(core.WORK_FORMAT).iter_unpack

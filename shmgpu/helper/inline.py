@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from shmgpu import core
-from shmgpu.desk import Desk
+from shmgpu.helper.executor import Desk
 
 
 class InlineWire:

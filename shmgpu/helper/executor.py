@@ -20,11 +20,20 @@ from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Block, Layout, Signature
 from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
-from shmgpu.entries import Device, Entry, Helper, Leaf, OpenLetter, Served, check_rows, rows_of
 from shmgpu.errors import BadParams
-from shmgpu.hints import hint, user_frames
-from shmgpu.parking import Parking
-from shmgpu.watching import Watch
+from shmgpu.helper.decoded import (
+    Device,
+    Entry,
+    Helper,
+    Leaf,
+    OpenLetter,
+    Served,
+    check_rows,
+    rows_of,
+)
+from shmgpu.helper.hints import hint, user_frames
+from shmgpu.helper.mutation_check import Watch
+from shmgpu.helper.parked_results import Parking
 
 _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT

@@ -1,0 +1,1 @@
+"""The session's side of a call; never sends one, never imports child/."""
