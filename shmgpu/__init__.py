@@ -34,7 +34,7 @@ installed.give_way()
 
 from shmgpu import arena, errors, former, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
-from shmgpu.attach import Membership, claim, connect, disconnect, ensure
+from shmgpu.attach.membership import Membership, claim, connect, disconnect, ensure
 from shmgpu.child.arguments import Declared
 from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text

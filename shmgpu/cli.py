@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import control, daemon, doctor, door, spawn, top, trace
+from shmgpu import daemon, doctor, top, trace
+from shmgpu.attach import control, endpoint, spawn
 from shmgpu.common import config, devices, logs, module_loader
 from shmgpu.errors import ConfigError, NotRunning, ShmError
 from shmgpu.serve import flags
@@ -398,17 +399,17 @@ def _up(options: argparse.Namespace) -> int:
         },
     }
     if options.detach:
-        place = door.path_of(options.path)
+        place = endpoint.path_of(options.path)
         try:
             spawn.start(options.modules, place, **settings)
         except KeyboardInterrupt:
             print("shmgpu: interrupted: the broker was told to end", file=sys.stderr)
             raise
-        print(f"a broker serves at {place}; its log is {door.beside(place, '.log')}")
+        print(f"a broker serves at {place}; its log is {endpoint.beside(place, '.log')}")
         return 0
 
     def ready() -> None:
-        place = door.path_of(options.path)
+        place = endpoint.path_of(options.path)
         print(f"a broker serves at {place}: end it with Ctrl-C, or with shmgpu down", flush=True)
 
     logs.write_by_line()

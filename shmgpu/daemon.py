@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import carry, core, door, functions, manifest, quotas
+from shmgpu import core, functions, quotas
+from shmgpu.attach import carry, endpoint, manifest
 from shmgpu.child import runtime
 from shmgpu.common import config, logs, module_loader
 from shmgpu.common.logs import logger
@@ -29,7 +30,7 @@ from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 
 P = ParamSpec("P")
 
-Entrance = door.Door | door.PrivateDoor
+Entrance = endpoint.Door | endpoint.PrivateDoor
 
 PLANNED = (
     *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
@@ -111,8 +112,8 @@ def up(
         )
     limits = quotas.path_of(quotas_file)
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
-    place = door.path_of(path)
-    door.prepare(place)
+    place = endpoint.path_of(path)
+    endpoint.prepare(place)
     with runtime.loading():
         loaded = [module_loader.load(name) for name in served]
         brought = pickle.loads(carried) if carried else {}
@@ -138,7 +139,7 @@ def up(
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))
     host.lent = list(lent)
     try:
-        entrance = door.Door(place, group)
+        entrance = endpoint.Door(place, group)
     except BaseException:
         host.close()
         raise

@@ -15,7 +15,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import attach, carry, core, functions, spawn
+from shmgpu import core, functions
+from shmgpu.attach import carry, membership, spawn
 from shmgpu.child import runtime
 from shmgpu.child.memory import LocalArena, SharedArena
 from shmgpu.child.port import Port
@@ -447,7 +448,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     functions.register_late()
     spawned, connection, address = spawn.start_private(settings)
     try:
-        slot, link, known = attach.enter(connection, 0.0)
+        slot, link, known = membership.enter(connection, 0.0)
     except BaseException:
         spawned.end(0.0)
         raise

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmgpu import core, figures, spawn, trace
+from shmgpu import core, figures, trace
+from shmgpu.attach import spawn
 from shmgpu.errors import NotRunning, ShmError
 from shmgpu.stats import stats
 

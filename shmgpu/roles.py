@@ -19,7 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, events, manifest, trace
+from shmgpu import core, events, trace
+from shmgpu.attach import manifest
+from shmgpu.attach.endpoint import Door, PrivateDoor
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -30,7 +32,6 @@ from shmgpu.common.blas import BlasThreads
 from shmgpu.common.logs import logger
 from shmgpu.common.progress import Bar
 from shmgpu.common.seeding import seed_all
-from shmgpu.door import Door, PrivateDoor
 from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.helper import process as helper
 from shmgpu.reports import Report, Reports, Stacks

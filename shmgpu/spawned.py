@@ -1,4 +1,4 @@
-"""The other end of :mod:`shmgpu.spawn`: what a process started by exec does.
+"""The other end of :mod:`shmgpu.attach.spawn`: what a process started by exec does.
 
 Owns its way from the request to a broker, and the one line on a pipe that says how it went.
 """
@@ -15,11 +15,12 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, daemon, door, functions, manifest, settings, sources
+from shmgpu import core, daemon, functions, settings
+from shmgpu.attach import endpoint, manifest, sources
+from shmgpu.attach.endpoint import PrivateDoor
 from shmgpu.child import runtime
 from shmgpu.common import config, logs
 from shmgpu.common.module_loader import NotLoaded
-from shmgpu.door import PrivateDoor
 from shmgpu.errors import LaunchError, SessionError, ShmError
 from shmgpu.roles import RoleHost
 
@@ -91,7 +92,7 @@ def _serve_all(request: Mapping[str, Any], report: Report) -> None:
     if request["key"]:
         place = pathlib.Path(request["settings"]["path"])
         try:
-            record = sources.Record(door.beside(place, ".sources"))
+            record = sources.Record(endpoint.beside(place, ".sources"))
         except OSError as error:
             raise LaunchError(
                 f"the broker cannot write beside its socket {place} ({error}): make room there, or "

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from shmgpu import attach, control, lazy, residents
+from shmgpu import lazy, residents
+from shmgpu.attach import control, membership
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.devices import name_of
@@ -96,7 +97,7 @@ def _device_of(number: int) -> str:
 def _member(**settings: Any) -> runtime.Runtime:
     """This program's place in a broker; in one that is started with these settings, if need be."""
     if runtime.current is None and config.resolve("auto") == "start":
-        attach.ensure(**settings, idle_timeout=config.resolve("idle_timeout"))
+        membership.ensure(**settings, idle_timeout=config.resolve("idle_timeout"))
     if runtime.current is None:
         runtime.require_port()
     return runtime.require()

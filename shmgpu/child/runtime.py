@@ -142,7 +142,7 @@ def require_port() -> Port:
     """The child's port; raises NotRunning, in the words that fit.
 
     The first call of a program that is in no broker joins or starts one, and then any call that
-    finds it gone does the like: see :mod:`shmgpu.attach`.
+    finds it gone does the like: see :mod:`shmgpu.attach.membership`.
     """
     if current is None:
         refuse_while_loading()

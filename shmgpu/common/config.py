@@ -225,7 +225,7 @@ _warned_of: set[str] = set()
 def known_variables() -> list[str]:
     """The SHMGPU_* variables that mean something."""
     known = {PREFIX + name.upper() for name in SETTINGS}
-    known.add(PREFIX + "SOCKET")  # a broker's: see door.py
+    known.add(PREFIX + "SOCKET")  # a broker's: see attach/endpoint.py
     if core.HAS_FAULTS:
         known.add(PREFIX + "FAULTS")
     return sorted(known)

@@ -15,7 +15,7 @@ import pytest
 from attach.commands import starting_by_themselves, until
 from crash.programs import is_alive
 
-from shmgpu import automatic, door
+from shmgpu.attach import automatic, endpoint
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
@@ -345,7 +345,7 @@ def test_what_ended_brokers_left_is_cleared_away_but_for_the_newest_logs(place):
         killed.bind(str(place.directory / f"broker.sock.{3:010x}"))
     write(place, "script.py", SCRIPT)
     # Another program starts one where the oldest log is: nobody waits for that.
-    with door.locked(place.directory / f"broker.sock.{0:010x}", ".starting"):
+    with endpoint.locked(place.directory / f"broker.sock.{0:010x}", ".starting"):
         answer(place, "script.py")
     logs = sorted(path.name for path in place.directory.glob("broker.sock.*.log"))
     assert len(logs) == automatic.KEPT_LOGS + 2
@@ -462,7 +462,7 @@ def test_a_directory_in_which_nothing_can_be_written_is_named(place):
     answer(place, "-c", TENSORS)
     (path,) = sockets(place)
     assert place.run("shmgpu", "down")[0] == 0
-    door.beside(path, ".sources").mkdir()  # where a record cannot be
+    endpoint.beside(path, ".sources").mkdir()  # where a record cannot be
     status, _, complained = place.run("-c", TENSORS)
     assert status == 1
     assert f"cannot write beside its socket {path}" in complained
@@ -475,9 +475,9 @@ def test_a_broker_that_is_killed_is_followed_by_the_next(place):
     ends(broker)
     assert answer(place, "script.py")[1] != broker
     (path,) = sockets(place)
-    assert door.beside(path, ".sources").exists()
+    assert endpoint.beside(path, ".sources").exists()
     assert place.run("shmgpu", "down")[0] == 0
-    assert not door.beside(path, ".sources").exists()
+    assert not endpoint.beside(path, ".sources").exists()
 
 
 def test_a_program_that_was_started_before_an_edit_is_served_what_it_has(place):

@@ -16,7 +16,8 @@ import pytest
 from attach.commands import starting_by_themselves
 
 import shmgpu
-from shmgpu import carry, functions
+from shmgpu import functions
+from shmgpu.attach import carry
 from shmgpu.child import runtime
 
 PACKAGE = str(pathlib.Path(shmgpu.__file__).parent)
@@ -153,7 +154,7 @@ def test_a_call_that_the_helper_cannot_read_says_so_and_not_where_its_block_lies
 
 
 def test_marks_of_importers_on_the_search_path_stay_as_they_are(place, monkeypatch):
-    from shmgpu import spawn
+    from shmgpu.attach import spawn
 
     monkeypatch.chdir(place.directory)
     assert spawn._as_it_was("__editable__.mine.finder.__path_hook__").startswith("__editable__")

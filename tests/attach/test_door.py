@@ -17,7 +17,8 @@ from attach import brokers, served, served_here
 from attach.brokers import needs_root, said
 
 import shmgpu
-from shmgpu import cli, control, core, door, spawn
+from shmgpu import cli, core
+from shmgpu.attach import control, endpoint, spawn
 
 UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
 
@@ -28,7 +29,7 @@ def nowhere(monkeypatch):
     with tempfile.TemporaryDirectory() as folder:  # short enough for a socket's path
         monkeypatch.setenv("XDG_RUNTIME_DIR", os.path.join(folder, "missing"))
         monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setattr(door, "_warned_of", set())
+        monkeypatch.setattr(endpoint, "_warned_of", set())
         yield pathlib.Path(folder)
 
 
@@ -99,7 +100,7 @@ def test_a_socket_whose_group_cannot_be_set_is_taken_away(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "chown", refused)
     with pytest.raises(shmgpu.LaunchError, match="cannot be made"):
-        door.Door(tmp_path / "broker.sock", 1)
+        endpoint.Door(tmp_path / "broker.sock", 1)
     assert [one.name for one in tmp_path.iterdir()] == ["broker.sock.lock"]
 
 
@@ -125,8 +126,8 @@ def test_who_only_looks_for_a_broker_makes_nothing_and_hears_of_a_bad_directory(
 
 
 def test_who_starts_one_makes_the_users_directory(nowhere):
-    path = door.path_of(None)
-    with door.locked(path):
+    path = endpoint.path_of(None)
+    with endpoint.locked(path):
         assert path.parent == nowhere / f"shmgpu-{os.getuid()}"
         assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -149,9 +150,9 @@ def test_a_socket_that_can_be_seen_lets_programs_in(tmp_path, monkeypatch):
             super().listen(*backlog)
 
     monkeypatch.setattr(socket, "socket", Watched)
-    entrance = door.Door(path)
+    entrance = endpoint.Door(path)
     assert seen == [False] and path.is_socket()
-    with door.knock(path):
+    with endpoint.knock(path):
         pass
     entrance.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["broker.sock.lock"]
@@ -159,7 +160,7 @@ def test_a_socket_that_can_be_seen_lets_programs_in(tmp_path, monkeypatch):
 
 def test_a_broker_that_ends_leaves_what_has_taken_its_place(tmp_path):
     path = tmp_path / "broker.sock"
-    entrance = door.Door(path)
+    entrance = endpoint.Door(path)
     path.unlink()
     path.write_text("precious")
     entrance.close()
@@ -172,17 +173,17 @@ def test_a_socket_of_another_kind_is_no_brokers(tmp_path):
         other.bind(str(path))
         other.listen()
         with pytest.raises(shmgpu.ConfigError, match="no broker's socket"):
-            door.Door(path)
+            endpoint.Door(path)
     assert path.exists()
 
 
 def test_whoever_holds_a_lock_is_waited_for_no_longer_than_said(tmp_path, monkeypatch):
     """In a folder that others may write to, the file may be theirs."""
-    monkeypatch.setattr(door, "LOCKED_WITHIN_S", 0.05)
-    monkeypatch.setattr(door, "STARTED_WITHIN_S", 0.05)
+    monkeypatch.setattr(endpoint, "LOCKED_WITHIN_S", 0.05)
+    monkeypatch.setattr(endpoint, "STARTED_WITHIN_S", 0.05)
     path = tmp_path / "b.sock"
     for suffix, start in [
-        (".lock", lambda: door.Door(path)),
+        (".lock", lambda: endpoint.Door(path)),
         (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path)),
         (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path, timeout=0.01)),
     ]:
@@ -192,7 +193,7 @@ def test_whoever_holds_a_lock_is_waited_for_no_longer_than_said(tmp_path, monkey
             with pytest.raises(shmgpu.LaunchError, match=rf"has held {file} for 0\.0[15] s"):
                 start()
             assert not path.exists()
-        door.Door(path).close()  # whose turn has come
+        endpoint.Door(path).close()  # whose turn has come
 
 
 @pytest.mark.parametrize("suffix", [".lock", ".starting", ".log"])
@@ -269,7 +270,7 @@ def stopped_with_a_full_queue(path):
 def test_a_broker_that_stands_with_a_full_queue_is_not_waited_for_without_end(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(door, "ANSWERS_WITHIN_S", 0.1)
+    monkeypatch.setattr(endpoint, "ANSWERS_WITHIN_S", 0.1)
     path = tmp_path / "b.sock"
     with stopped_with_a_full_queue(path):
         for wait in (0, 0.1):
@@ -322,7 +323,7 @@ def test_who_was_let_in_late_is_connected_in_truth(tmp_path):
         with stopped_with_a_full_queue(path):
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
             with pytest.raises(core.NoAnswer):
-                door.knock(path)
+                endpoint.knock(path)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -187,12 +187,12 @@ def test_what_is_handed_out_for_reading_is_open_for_reading_alone(path, stranger
 
 
 def test_a_manifest_can_be_changed_by_nobody_not_even_who_wrote_it():
-    made = shmgpu.manifest.Manifest({"m:f": 1}, {"default": 0}, {})
+    made = shmgpu.attach.manifest.Manifest({"m:f": 1}, {"default": 0}, {})
     number = made.write()
     try:
         assert not is_writable(number, os.fstat(number).st_size)
         assert not is_resizable(number, 16)
-        assert shmgpu.manifest.Manifest.read(number) == made
+        assert shmgpu.attach.manifest.Manifest.read(number) == made
     finally:
         os.close(number)
 

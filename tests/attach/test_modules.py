@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attach.commands import Place
 
-from shmgpu import door
+from shmgpu.attach import endpoint
 
 FUNCTION = "import os, sys, shmgpu\n@shmgpu.function(arrays='numpy')\ndef f(helper): pass\n"
 UP = ("shmgpu", "up", "--arena", "1MiB", "--devices", "cpu", "--threads", "1")
@@ -38,7 +38,7 @@ def tried(request, place):
         assert not place.path.exists()
         if not detached:
             return sentence, after
-        log = door.beside(place.path, ".log")
+        log = endpoint.beside(place.path, ".log")
         assert after == ""
         assert sentence.endswith(f"; the traceback is in {log}")
         return sentence, log.read_text()
@@ -83,7 +83,7 @@ def test_a_module_that_changes_the_directory_or_the_path_is_loaded(place):
 
 
 def test_only_this_starts_lines_are_shown_of_the_log(place):
-    door.beside(place.path, ".log").write_text("of an older run\n")
+    endpoint.beside(place.path, ".log").write_text("of an older run\n")
     (place.directory / "demo.py").write_text(
         f"{FUNCTION}print('of this run', flush=True)\nos._exit(3)\n"
     )

@@ -14,7 +14,7 @@ from attach.brokers import as_nobody, needs_root, said
 
 import shmgpu
 from shmgpu import daemon
-from shmgpu.manifest import Manifest
+from shmgpu.attach.manifest import Manifest
 
 GROUP = 12345
 SERVED = """

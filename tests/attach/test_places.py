@@ -6,7 +6,8 @@ import pytest
 from attach.commands import starting_by_themselves
 
 import shmgpu
-from shmgpu import automatic, core
+from shmgpu import core
+from shmgpu.attach import automatic
 
 MIB = 1 << 20
 

@@ -179,7 +179,7 @@ def test_one_that_dies_over_what_it_held_when_it_was_let_go_is_told_of_as_dead(t
     with place.up("--helpers", "2", "--max-helpers", "2", SHMGPU_LOG="info") as broker:
         place.program(
             "import pathlib, served_here, shmgpu\n"
-            "from shmgpu import control\n"
+            "from shmgpu.attach import control\n"
             "shmgpu.connect()\n"
             "one = served_here.crash.options(helpers=[1]).submit('let_go')\n"
             "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
@@ -295,7 +295,7 @@ def threads(helper, x):
 SHARES = """
 import time
 import numpy as np, nine_cores, shmgpu
-from shmgpu import control
+from shmgpu.attach import control
 shmgpu.connect()
 
 def become(wanted):

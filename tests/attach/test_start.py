@@ -19,7 +19,7 @@ import shmgpu
 
 JOIN = """
 import numpy as np, served_here, shmgpu
-from shmgpu.attach import ensure
+from shmgpu.attach.membership import ensure
 with ensure(["served_here"], devices="cpu", arena="1MiB", threads=1):
     print(served_here.double(np.ones(1)).tolist(), shmgpu.stats()["broker"]["parent_pid"])
 """
@@ -97,8 +97,8 @@ def test_a_start_that_takes_too_long_is_given_up_with_the_logs_last_lines(place)
     code = textwrap.dedent(
         """
         import os, select, time
-        from shmgpu import spawn
-        from shmgpu.attach import ensure
+        from shmgpu.attach import spawn
+        from shmgpu.attach.membership import ensure
 
         class Clock:
             @staticmethod
@@ -137,8 +137,8 @@ def test_of_a_start_that_takes_too_long_nothing_goes_on(place, moment):
         + ("stay()\n" if moment == "imports" else "def load(helper):\n    stay()\n")
     )
     code = (
-        "from shmgpu import spawn\n"
-        "from shmgpu.attach import ensure\n"
+        "from shmgpu.attach import spawn\n"
+        "from shmgpu.attach.membership import ensure\n"
         "spawn.ENDS_WITHIN_S = 0.5\n"
         "ensure(['stuck.py'], devices='cpu', arena='1MiB', threads=1, timeout=2)\n"
     )
@@ -157,7 +157,7 @@ def test_a_script_is_served_by_its_own_functions(place):
         textwrap.dedent(
             """
             import numpy as np, shmgpu
-            from shmgpu.attach import ensure
+            from shmgpu.attach.membership import ensure
 
             @shmgpu.function(arrays="numpy")
             def halve(helper, x):
@@ -206,7 +206,7 @@ def test_what_only_the_program_is_to_do_is_refused_as_its_module_is_loaded(place
     )
     script = place.directory / "script.py"
     script.write_text(
-        "from shmgpu.attach import ensure\n"
+        "from shmgpu.attach.membership import ensure\n"
         "ensure(['unguarded.py'], devices='cpu', arena='1MiB', threads=1)\n"
     )
     status, _, complained = place.run(str(script))

@@ -57,8 +57,8 @@ def nothing_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("SHMGPU_SOCKET", str(tmp_path / "none.sock"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(launching.core, "run", begin)
-    monkeypatch.setattr("shmgpu.spawn.start", begin)
-    monkeypatch.setattr("shmgpu.spawn.start_private", begin)
+    monkeypatch.setattr("shmgpu.attach.spawn.start", begin)
+    monkeypatch.setattr("shmgpu.attach.spawn.start_private", begin)
     yield
     shmgpu.shutdown()
     debug.disable()

@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 import shmgpu
-from shmgpu import control, core, door
+from shmgpu import core
+from shmgpu.attach import control, endpoint
 from shmgpu.child import runtime
 
 from . import storm_ledger as ledgers
@@ -519,7 +520,7 @@ def scale(until_ns: int) -> None:
     """A child of its own, which nobody kills: has the first pool shrink and grow, then be whole."""
     whole = max(1, ledger.helpers - 1)
     choose = random.Random(until_ns)
-    place = door.path_of(runtime.current.door)
+    place = endpoint.path_of(runtime.current.door)
     while time.monotonic_ns() < until_ns and not ledger.get("complaints"):
         time.sleep(choose.uniform(0.05, 0.5))
         ledger.add("scalings")

@@ -11,7 +11,8 @@ import time
 import pytest
 
 import shmgpu as gt
-from shmgpu import automatic, control, errors, lazy, workers
+from shmgpu import errors, lazy, workers
+from shmgpu.attach import automatic, control
 
 PROGRAM = """
 import shmgpu as gt

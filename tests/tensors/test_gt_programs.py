@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shmgpu import automatic, control
+from shmgpu.attach import automatic, control
 
 FIRST = """
 import shmgpu as gt

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from shmgpu import ConfigError, box
+from shmgpu import ConfigError
+from shmgpu.attach import hosts as box
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import functions, identity, sources
+from shmgpu import functions
+from shmgpu.attach import identity, sources
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +231,7 @@ def test_only_programs_with_functions_care_where_they_run(monkeypatch, tmp_path)
 
 def test_it_is_the_same_in_every_process():
     code = (
-        "import numpy as np\nfrom shmgpu import identity\n"
+        "import numpy as np\nfrom shmgpu.attach import identity\n"
         "WORDS, TABLE = {'a', 'b', 'c'}, {'x': np.arange(3)}\n"
         "MANY = {*map(str, range(40))}\n"
         "class C:\n    def f(self, y):\n        return y in {'p', 'q', 'r'}\n"

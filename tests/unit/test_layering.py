@@ -114,16 +114,17 @@ helper/batch_executor               helper
 helper/process                      helper
 helper/inline                       helper
 
-box                                 any
-door                                any
-sources                             any
-carry                               any
-identity                            any
-manifest                            any
-spawn                               any
-automatic                           child
-control                             child
-attach                              child
+attach/hosts                        any
+attach/endpoint                     any
+attach/sources                      any
+attach/carry                        any
+attach/identity                     any
+attach/manifest                     any
+attach/spawn                        any
+attach/automatic                    child
+attach/control                      child
+attach/membership                   child
+attach/__init__                     any
 
 stats                               any
 trace                               any

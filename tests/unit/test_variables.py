@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import shmgpu
-from shmgpu import cli, core, daemon, spawn
+from shmgpu import cli, core, daemon
+from shmgpu.attach import spawn
 from shmgpu.common.progress import Bar
 from shmgpu.settings import Settings
 

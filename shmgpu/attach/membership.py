@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import automatic, box, carry, core, door, functions, manifest, spawn
+from shmgpu import core, functions
+from shmgpu.attach import automatic, carry, endpoint, hosts, manifest, spawn
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -167,12 +168,12 @@ def connect(
             taken, another user's, another version.
         ConfigError: another host, or no socket.
     """
-    address = box.split(path)
+    address = hosts.split(path)
     if address is not None:
         path, (host, port) = None, address
-    box.refuse_others(host, port)
+    hosts.refuse_others(host, port)
     _refuse_where_taken()
-    place = door.path_of(path)
+    place = endpoint.path_of(path)
     if path is None:
         found = _find(place, None if wait is None else parse_seconds(wait, "wait"))
         if found is not None:
@@ -203,9 +204,9 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
     _refuse_where_taken()
     if runtime.inherited_door == "":
         raise LaunchError(NO_PLACES)
-    place = door.path_of(runtime.inherited_door)
+    place = endpoint.path_of(runtime.inherited_door)
     return _join(
-        place, wait, trust_broker, door.NOBODY if runtime.inherited_door is None else ENDED
+        place, wait, trust_broker, endpoint.NOBODY if runtime.inherited_door is None else ENDED
     )
 
 
@@ -219,21 +220,21 @@ def _refuse_where_taken() -> None:
 
 
 def _join(
-    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = door.NOBODY
+    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = endpoint.NOBODY
 ) -> Membership:
     seconds = None if wait is None else parse_seconds(wait, "wait")
-    return _wait_in(place, door.knock(place, seconds), seconds, trust_broker, nobody)
+    return _wait_in(place, endpoint.knock(place, seconds), seconds, trust_broker, nobody)
 
 
 def _find(base: pathlib.Path, wait: float | None) -> tuple[pathlib.Path, socket.socket] | None:
     """A connection to the broker that stands there, or to this program's own; None: none runs."""
-    connection = door.knock(base, wait)
+    connection = endpoint.knock(base, wait)
     if connection is not None:
         return base, connection
     if str(base).startswith("@"):
         return None
     shared = automatic.Shared(base, {})
-    connection = door.knock(shared.place, wait) if shared.runs() else None
+    connection = endpoint.knock(shared.place, wait) if shared.runs() else None
     return None if connection is None else (shared.place, connection)
 
 
@@ -242,7 +243,7 @@ def _wait_in(
     connection: socket.socket | None,
     wait: float | None,
     trust_broker: bool,
-    nobody: str = door.NOBODY,
+    nobody: str = endpoint.NOBODY,
 ) -> Membership:
     """Enter; and knock again, while there is time, where as many wait as the broker watches."""
     until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")
@@ -257,7 +258,7 @@ def _wait_in(
                 raise
         time.sleep(LOOK_AGAIN_S)
         left = None if until is None else max(until - time.monotonic(), 0.0)
-        connection = door.knock(place, left)
+        connection = endpoint.knock(place, left)
 
 
 def _enter(
@@ -270,7 +271,7 @@ def _enter(
     try:
         with connection:
             trusts = config.parse_bool(trust_broker, "trust_broker")
-            unpickles = trusts or door.is_trusted(connection)
+            unpickles = trusts or endpoint.is_trusted(connection)
             _is_entering = True
             seed = config.resolve("seed")
             slot, link, known = enter(connection, wait)
@@ -381,12 +382,12 @@ def ensure(
     """
     _refuse_where_taken()
     timeout = None if timeout is None else parse_seconds(timeout, "timeout")
-    place = door.path_of(path)
+    place = endpoint.path_of(path)
     if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
         return _join(place, wait, trust_broker)
     if modules is None and path is None:
         return _share(place, wait, timeout, trust_broker, settings)
-    connection = door.knock(place, SETTLES_WITHIN_S)
+    connection = endpoint.knock(place, SETTLES_WITHIN_S)
     until: float | None = None
     while True:
         if connection is not None:
@@ -400,12 +401,14 @@ def ensure(
                 return joined
             time.sleep(LOOK_AGAIN_S)
         # Whoever starts one has this until it can be joined.
-        with door.locked(place, ".starting", door.STARTED_WITHIN_S if timeout is None else timeout):
-            connection = door.knock(place, SETTLES_WITHIN_S)
+        with endpoint.locked(
+            place, ".starting", endpoint.STARTED_WITHIN_S if timeout is None else timeout
+        ):
+            connection = endpoint.knock(place, SETTLES_WITHIN_S)
             if connection is None:
                 settings["slots"] = automatic.slots_of(settings)
                 spawn.start(modules, place, timeout=timeout, **settings)
-                connection = door.knock(place, SETTLES_WITHIN_S)
+                connection = endpoint.knock(place, SETTLES_WITHIN_S)
         if until is None:
             until = time.monotonic() + SETTLES_WITHIN_S
         elif connection is None and time.monotonic() > until:
@@ -424,13 +427,13 @@ def _share(
     until: float | None = None
     while True:
         place = base
-        connection = door.knock(base, SETTLES_WITHIN_S)
+        connection = endpoint.knock(base, SETTLES_WITHIN_S)
         if connection is None:
             if shared is None:
                 shared = automatic.Shared(base, settings)
             runs = shared.runs()
             place = shared.place
-            connection = door.knock(place, SETTLES_WITHIN_S) if runs else None
+            connection = endpoint.knock(place, SETTLES_WITHIN_S) if runs else None
         if connection is not None:
             try:
                 joined = _wait_in(place, connection, wait, trust_broker)
@@ -450,8 +453,8 @@ def _share(
                 return joined
         elif shared is not None:
             # Whoever starts one has this until it can be joined.
-            within = door.STARTED_WITHIN_S if timeout is None else timeout
-            with door.locked(place, ".starting", within):
+            within = endpoint.STARTED_WITHIN_S if timeout is None else timeout
+            with endpoint.locked(place, ".starting", within):
                 if not shared.runs():
                     shared.start(timeout)
         if until is None:
@@ -469,7 +472,7 @@ def _first_call() -> None:
     if wanted == "start":
         ensure(idle_timeout=config.resolve("idle_timeout"))
         return
-    found = _find(door.path_of(None), 0.0)
+    found = _find(endpoint.path_of(None), 0.0)
     if found is not None:
         _enter(*found, 0.0)
 

@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
-from shmgpu import carry, door, errors
+from shmgpu import errors
+from shmgpu.attach import carry, endpoint
+from shmgpu.attach.endpoint import PrivateDoor, knock
 from shmgpu.common import config
 from shmgpu.common import module_loader as modules
-from shmgpu.door import PrivateDoor, knock
 from shmgpu.errors import ConfigError, LaunchError, SessionError
 
 T = TypeVar("T")
@@ -33,8 +34,8 @@ ENDS_WITHIN_S = 5.0  # a broker that was told to; then it is killed
 LOG_LINES = 20  # of a broker's log that are told when it did not start
 
 # The program of the new interpreter: a file, so that its command line says what it serves.
-STARTER = str(pathlib.Path(__file__).with_name("starter.py"))
-PACKAGE = str(pathlib.Path(__file__).parent)  # the new interpreter may find another one
+PACKAGE = str(pathlib.Path(__file__).parents[1])  # the new interpreter may find another one
+STARTER = str(pathlib.Path(PACKAGE, "starter.py"))
 
 
 class NotFoundThere(LaunchError):
@@ -263,7 +264,7 @@ def start(
     value, so that what the script does is not done there, too. Its output goes to a file beside the
     socket, called like that and ``.log``. With a key it records what it loads.
     """
-    door.prepare(path)
+    endpoint.prepare(path)
     session = settings.pop("session", None)
     words = ["up", *(modules or [sys.argv[0]]), "--path", str(path)]
 
@@ -277,7 +278,7 @@ def start(
             "key": key,
             "program": os.path.basename(sys.argv[0]),
         }
-        spawned = spawn(request, words=words, log=door.beside(path, ".log"))
+        spawned = spawn(request, words=words, log=endpoint.beside(path, ".log"))
         try:
             spawned.wait_ready(timeout)
         except (KeyboardInterrupt, SystemExit, NotInTime):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from shmgpu import functions, identity
+from shmgpu import functions
+from shmgpu.attach import identity
 from shmgpu.errors import ConfigError
 from shmgpu.functions import name_of as name_of
 
@@ -37,8 +38,8 @@ class Manifest:
         sessions: fingerprint of each session function, by ``module:qualname``.
         pickles: rows of the functions whose arguments and results may be pickled.
         key: what its programs have in common, where it started by itself; see
-            :class:`shmgpu.automatic.Shared`.
-        instance: of its record of what it loaded; see :mod:`shmgpu.sources`.
+            :class:`shmgpu.attach.automatic.Shared`.
+        instance: of its record of what it loaded; see :mod:`shmgpu.attach.sources`.
         program: what the program was called that started it.
         devices: what its helpers have, with commas between.
         idle_timeout: seconds for which it outlives its programs; "" where it does until it is told.

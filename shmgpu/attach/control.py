@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shmgpu import automatic, core, door, manifest
+from shmgpu import core
+from shmgpu.attach import automatic, endpoint, manifest
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
 
 
@@ -47,8 +48,8 @@ def running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
 
     It is the one named, that of ``shmgpu up``, or else those that started by themselves.
     """
-    place = door.path_of(path)
-    connection = door.knock(place)
+    place = endpoint.path_of(path)
+    connection = endpoint.knock(place)
     if connection is None:
         return [] if path is not None else automatic.running(place)
     connection.close()
@@ -61,7 +62,7 @@ def all_running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path
     With a path, the one that listens there alone.
     """
     found = running(path)
-    place = door.path_of(path)
+    place = endpoint.path_of(path)
     if path is None and found == [place]:
         found += automatic.running(place)
     return found
@@ -86,12 +87,12 @@ def listed(path: str | os.PathLike[str] | None = None) -> list[Listed]:
     """All brokers of the user, or the one at that path."""
     found = []
     for place in all_running(path):
-        known, connection = automatic.ask(place), door.knock(place)
+        known, connection = automatic.ask(place), endpoint.knock(place)
         if known is None or connection is None:  # it has just ended
             continue
         with connection:
             pid = _process_of(connection)
-        log = door.beside(place, ".log")
+        log = endpoint.beside(place, ".log")
         found.append(Listed(pid, known.program, place, log if _prints_to(pid, log) else None))
     return found
 
@@ -115,7 +116,7 @@ def _process_of(connection: socket.socket) -> int:
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
     found = running(path)
     if not found:
-        raise NotRunning(door.NOBODY.format(place=door.path_of(path)))
+        raise NotRunning(endpoint.NOBODY.format(place=endpoint.path_of(path)))
     if len(found) > 1:
         told = ", ".join(map(automatic.described, found))
         raise ConfigError(
@@ -126,9 +127,9 @@ def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Pat
 
 
 def _knock(place: pathlib.Path) -> socket.socket:
-    connection = door.knock(place)
+    connection = endpoint.knock(place)
     if connection is None:
-        raise NotRunning(door.NOBODY.format(place=place))
+        raise NotRunning(endpoint.NOBODY.format(place=place))
     return connection
 
 

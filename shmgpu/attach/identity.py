@@ -2,8 +2,8 @@
 
 Programs that only use tensors are alike whatever their source. Those with functions of their own
 are alike where their functions and session function are: of what a module defines that the broker
-imports, the name and the file (whether that has changed, :mod:`shmgpu.sources` says); of what is
-carried by value, code and all values that it refers to. Owns that digest, and a function's
+imports, the name and the file (whether that has changed, :mod:`shmgpu.attach.sources` says); of
+what is carried by value, code and all values that it refers to. Owns that digest, and a function's
 fingerprint, which says whether two processes have the same code. Runs nobody's code but that
 which pickling runs.
 """
@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import carry, functions, installed
+from shmgpu import functions, installed
+from shmgpu.attach import carry
 from shmgpu.common import config, module_loader
 from shmgpu.common.logs import logger
 

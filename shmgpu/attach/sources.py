@@ -3,7 +3,7 @@
 A script that is edited and run again must not be served by what the last run left behind. So the
 broker and its helpers note each module as it is imported, in a file beside the socket, and who
 comes to join looks whether those files still are what they were. Owns that file, the finder that
-notes, and the comparison. Must never decide who joins what: :mod:`shmgpu.automatic`.
+notes, and the comparison. Must never decide who joins what: :mod:`shmgpu.attach.automatic`.
 
 A module of the user's counts as unchanged where its time, size and inode are, or its content. Of
 an installed package its first file stands for all, and an installer gives that a new time.

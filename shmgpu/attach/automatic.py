@@ -1,9 +1,9 @@
 """Brokers that start by themselves: which one a program shares, and whether it still serves.
 
 Each listens beside the place of ``shmgpu up``'s, under a name of its own: the digest of what its
-programs have in common (:mod:`shmgpu.identity`). One whose files have changed since it loaded them
-is told to end with its last program, and the next takes its name. Owns the names, that question,
-and the clearing away of what ended ones left. Must never end a broker that somebody uses.
+programs have in common (:mod:`shmgpu.attach.identity`). One whose files have changed since it
+loaded them is told to end with its last program, and the next takes its name. Owns the names, that
+question, and the clearing away of what ended ones left. Must never end a broker that somebody uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import carry, core, door, functions, identity, manifest, sources, spawn
+from shmgpu import core, functions
+from shmgpu.attach import carry, endpoint, identity, manifest, sources, spawn
 from shmgpu.common import config
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
@@ -60,16 +61,16 @@ class Shared:
             self.key = identity.of_program(session, {**shaping, "devices": self._devices})
         self._particular = self.key
         self.place = self._place_of(self.key)
-        door.check_length(self.place)
+        endpoint.check_length(self.place)
 
     def _place_of(self, key: str) -> pathlib.Path:
-        return door.beside(self.base, "." + key[:LETTERS])
+        return endpoint.beside(self.base, "." + key[:LETTERS])
 
     def fits(self, known: manifest.Manifest) -> bool:
         """Whether a broker is the one, and every file of it is what it was."""
         self.reason = ""
         if known.key == self.key:
-            self.reason = sources.changed(door.beside(self.place, ".sources"), known.instance)
+            self.reason = sources.changed(endpoint.beside(self.place, ".sources"), known.instance)
         return known.key == self.key and not self.reason
 
     def runs(self) -> bool:
@@ -131,7 +132,7 @@ class Shared:
                 "ends with its last program",
                 self.reason,
             )
-        door.remove(self.place)
+        endpoint.remove(self.place)
 
 
 def slots_of(settings: Mapping[str, Any]) -> Any:
@@ -173,7 +174,7 @@ def _has_room_for(size_bytes: int) -> bool:
 
 def _retire(place: pathlib.Path) -> bool:
     """Have a broker end with its last program; whether one listened there."""
-    connection = door.knock(place)
+    connection = endpoint.knock(place)
     if connection is None:
         return False
     with connection, contextlib.suppress(ShmError):  # it is ending
@@ -206,7 +207,7 @@ def described(place: pathlib.Path) -> str:
 
 def ask(place: pathlib.Path) -> manifest.Manifest | None:
     """What the broker there tells of itself; None where none answers."""
-    connection = door.knock(place)
+    connection = endpoint.knock(place)
     if connection is None:
         return None
     try:
@@ -235,7 +236,7 @@ def _named_devices(devices: Any) -> list[str]:
 
 def _asked(place: pathlib.Path, pool: int, helpers: int = 0) -> int:
     """How many helpers the pool was to have; give it so many, where a number is given."""
-    connection = door.knock(place)
+    connection = endpoint.knock(place)
     if connection is None:
         return helpers
     with connection:
@@ -283,7 +284,7 @@ def running(base: pathlib.Path) -> list[pathlib.Path]:
 
 def _answers(place: pathlib.Path) -> bool:
     try:
-        connection = door.knock(place)
+        connection = endpoint.knock(place)
     except ShmError:
         return False
     if connection is not None:
@@ -323,4 +324,4 @@ def _sweep(base: pathlib.Path) -> None:
         logs = sorted(_named(base, ".log"), key=lambda path: path.stat().st_mtime_ns)
         for log in logs[:-KEPT_LOGS]:
             with contextlib.suppress(ShmError):  # one is being started there, or does not answer
-                door.clear(log.with_name(log.name.removesuffix(".log")), LEFT)
+                endpoint.clear(log.with_name(log.name.removesuffix(".log")), LEFT)

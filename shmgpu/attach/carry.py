@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from shmgpu import functions, sources
+from shmgpu import functions
+from shmgpu.attach import sources
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 
@@ -164,7 +165,7 @@ def is_importable(name: str) -> bool:
 
     Every importer is asked, as ``import`` does: those of editable installs, of archives, a
     program's own. What a program has added by itself the broker's interpreter may lack: it says
-    so, and is started again without (:mod:`shmgpu.spawn`).
+    so, and is started again without (:mod:`shmgpu.attach.spawn`).
     """
     if name in ("", *functions.MAIN):
         return False

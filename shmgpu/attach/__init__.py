@@ -1,0 +1,14 @@
+"""Programs that a broker did not start; never forks a role, never signals a member."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """What pickles of earlier releases name here, from where it lives."""
+    if name not in ("Membership", "claim", "connect", "disconnect", "ensure"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from shmgpu.attach import membership
+
+    return getattr(membership, name)
