@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import daemon, doctor, top, trace
+from shmgpu import daemon, doctor
 from shmgpu.attach import control, endpoint, spawn
 from shmgpu.common import config, devices, logs, module_loader
 from shmgpu.errors import ConfigError, NotRunning, ShmError
 from shmgpu.serve import flags
-from shmgpu.views import align
+from shmgpu.watch import top, trace
+from shmgpu.watch.tables import align
 
 INTERRUPTED = 130  # as a shell counts what SIGINT ended, and what SIGPIPE did
 NOBODY_READS = 141
@@ -511,7 +512,7 @@ class Summary:
 
 
 def summarise(events: Sequence[dict[str, Any]]) -> Summary:
-    """Add up the trace events of :mod:`shmgpu.trace`.
+    """Add up the trace events of :mod:`shmgpu.watch.trace`.
 
     Raises:
         BadTrace: an event lacks what shmgpu writes.
@@ -547,8 +548,8 @@ def summarise(events: Sequence[dict[str, Any]]) -> Summary:
 
 def _trace(options: argparse.Namespace) -> int:
     # Here, because they name tensors, and who does that computes with torch: `up` would import it.
-    from shmgpu import timeline
     from shmgpu.debug import saved as debug_trace
+    from shmgpu.watch import timeline
 
     for index, path in enumerate(options.files):
         try:

@@ -17,6 +17,8 @@ MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
     "shmgpu.entries": ("shmgpu.helper.decoded", ("Helper",)),
     "shmgpu.futures": ("shmgpu.child.futures", ("CallFuture",)),
+    "shmgpu.stats": ("shmgpu.watch.stats", ("stats",)),
+    "shmgpu.trace": ("shmgpu.watch.trace", ("read", "write")),
 }
 
 

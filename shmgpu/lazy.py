@@ -34,7 +34,7 @@ from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.graph import Node, Scalar
 from shmgpu.program import Draft
-from shmgpu.stats import stats
+from shmgpu.watch.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, events, trace
+from shmgpu import core, events
 from shmgpu.attach import manifest
 from shmgpu.attach.endpoint import Door, PrivateDoor
 from shmgpu.child import runtime
@@ -36,7 +36,8 @@ from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.helper import process as helper
 from shmgpu.reports import Report, Reports, Stacks
 from shmgpu.settings import Settings
-from shmgpu.stats import stats
+from shmgpu.watch import trace
+from shmgpu.watch.stats import stats
 
 FROZEN_FROM_THE_START = gc.get_freeze_count()  # some Pythons begin with a few hundred objects
 

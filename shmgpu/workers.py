@@ -16,7 +16,7 @@ from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.devices import name_of
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
-from shmgpu.stats import stats
+from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
 READY = 2  # a shm_helper_state: its session is made

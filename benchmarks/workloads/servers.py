@@ -109,7 +109,7 @@ def regions(port: int, x: Floats, nbytes: int) -> Iterator[Wire]:
 
 def most_private_mib(pid: int) -> float:
     """Return the private MiB of the worker that has most, of the shmgpu server with that parent."""
-    from shmgpu import monitor
+    from shmgpu.watch import monitor
 
     (found,) = (broker for broker in monitor.find() if broker.pid in (pid, *descendants(pid)))
     with monitor.Watch(found.pid, found.descriptor) as watch:

@@ -24,8 +24,8 @@ from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
 from shmgpu.debug.ticks import Span, Tick
 from shmgpu.errors import ConfigError, ShmError
-from shmgpu.stats import stats
-from shmgpu.views import align
+from shmgpu.watch.stats import stats
+from shmgpu.watch.tables import align
 
 LIMIT = 20_000  # rows of each tape
 STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "absent")

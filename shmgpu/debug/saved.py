@@ -14,7 +14,7 @@ from typing import Any
 
 from shmgpu.debug.tape import Tape
 from shmgpu.debug.ticks import Span, label_of
-from shmgpu.views import align
+from shmgpu.watch.tables import align
 
 TENSORS_PID = 3
 KEY = "shmgpu_debug"

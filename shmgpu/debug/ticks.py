@@ -10,10 +10,11 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shmgpu import core, trace
+from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.debug.tape import Sent, Tape
 from shmgpu.residents import EXECUTE
+from shmgpu.watch import trace
 
 MAX_TICKS = 10_000
 NO_HELPER = 255

@@ -22,7 +22,7 @@ from shmgpu.demo.stage import Outcome, Stage
 from shmgpu.functions import Batch, function
 from shmgpu.helper.decoded import Helper
 from shmgpu.launch import launch
-from shmgpu.stats import stats
+from shmgpu.watch.stats import stats
 
 BATCH = 32
 TRACED_CALLS = 1 << 14  # the last ones: a trace of more is slow to open

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.figures import Figures
+from shmgpu.watch.server_counters import Figures
 
 MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
 MOST_ROWS = 256  # batches are counted by their rows up to here; a larger one counts as the last

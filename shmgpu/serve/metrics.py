@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shmgpu.monitor import CHILD_STATES, HELPER_STATES
 from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, MOST_ROWS, Counters
-from shmgpu.stats import stats
+from shmgpu.watch.monitor import CHILD_STATES, HELPER_STATES
+from shmgpu.watch.stats import stats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 

@@ -22,10 +22,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from shmgpu import core, monitor, trace
+from shmgpu import core
 from shmgpu.common.logs import Pause, logger
 from shmgpu.errors import ConfigError
 from shmgpu.serve.requests import ProtocolError
+from shmgpu.watch import monitor, trace
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none
 LATE_NS = 5_000_000_000  # that a request's span waits for its call to be in the trace

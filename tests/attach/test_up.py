@@ -15,7 +15,8 @@ import pytest
 from attach.commands import Place, until
 from crash.programs import is_alive
 
-from shmgpu import cli, monitor
+from shmgpu import cli
+from shmgpu.watch import monitor
 
 SERVED = "attach.served_here"
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from shmgpu import monitor, screen, views
+from shmgpu.watch import monitor, screen, tables
 
 CHILDREN, HELPERS, CALLS = 4, 2, 30
 LIMIT_S = 30
@@ -484,5 +484,5 @@ def test_what_a_print_out_leaves_out_is_counted(idle):
     with watch(idle) as seen:
         sample = seen.sample()
     sample["children"] = sample["children"] * 10
-    text = views.plain(sample)
-    assert f"... and {10 * CHILDREN - views.PLAIN_CHILDREN} more" in text
+    text = tables.plain(sample)
+    assert f"... and {10 * CHILDREN - tables.PLAIN_CHILDREN} more" in text

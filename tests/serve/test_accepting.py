@@ -19,9 +19,9 @@ import pytest
 import uvloop
 from serve import servers
 
-from shmgpu import figures
 from shmgpu.serve import accepting
 from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING, OWN_FIELDS
+from shmgpu.watch import server_counters
 
 MODEL = servers.MODELS / "simple.py"
 READY = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -64,7 +64,7 @@ class Place:
 
     def numbers(self, field: str = "connections") -> list[int]:
         """Of each worker, as `shmgpu top` sees them."""
-        _, workers = figures.read(figures.find(self.server.process.pid))
+        _, workers = server_counters.read(server_counters.find(self.server.process.pid))
         return [row[field] for row in workers]
 
     def is_at_rest(self) -> bool:

@@ -11,7 +11,7 @@ import sys
 import pytest
 from serve import servers
 
-from shmgpu import figures
+from shmgpu.watch import server_counters
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +66,25 @@ def test_open_connections_are_seen_by_worker(server):
 
 
 def test_the_means_are_of_the_interval(server):
-    path = figures.find(server.process.pid)
-    before, _ = figures.read(path)
+    path = server_counters.find(server.process.pid)
+    before, _ = server_counters.read(path)
     for _ in range(4):
         assert ask(server, "scale", [1.0, 2.0]) == 200
-    now, _ = figures.read(path)
-    (row,) = (one for one in figures.show(now, before, 2.0) if one["model"] == "scale 1")
+    now, _ = server_counters.read(path)
+    (row,) = (one for one in server_counters.show(now, before, 2.0) if one["model"] == "scale 1")
     assert (row["requests_per_s"], row["requests_per_run"]) == (2.0, 1.0)
     assert 0 < row["compute_us"] < row["request_us"]
 
 
 def test_a_file_that_is_none_of_ours_is_nothing(tmp_path):
-    assert figures.find(os.getpid()) is None
+    assert server_counters.find(os.getpid()) is None
     for bad in (b"", b"x" * 10_000, b"shmfig01" + (1 << 60).to_bytes(8, "little") + b"{}" * 3000):
         (tmp_path / "bad").write_bytes(bad)
-        assert figures.read(str(tmp_path / "bad")) == ({}, [])
+        assert server_counters.read(str(tmp_path / "bad")) == ({}, [])
     head = b'{"writers": 1, "models": 1, "fields": ["other"]}'
     other = b"shmfig01" + len(head).to_bytes(8, "little") + head
     (tmp_path / "bad").write_bytes(
         other.ljust(4096, b"\0") + b"name".ljust(256, b"\0") + b"12345678"
     )
-    assert figures.read(str(tmp_path / "bad")) == ({}, [])
-    assert figures.read(str(tmp_path / "gone")) == ({}, [])
+    assert server_counters.read(str(tmp_path / "bad")) == ({}, [])
+    assert server_counters.read(str(tmp_path / "gone")) == ({}, [])

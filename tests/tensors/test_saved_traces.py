@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import shmgpu as gt
-from shmgpu import cli, debug, lazy, timeline
+from shmgpu import cli, debug, lazy
 from shmgpu.errors import ShmError
+from shmgpu.watch import timeline
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from shmgpu import cli, trace
+from shmgpu import cli
+from shmgpu.watch import trace
 
 
 def events(records):

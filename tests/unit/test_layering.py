@@ -126,14 +126,14 @@ attach/control                      child
 attach/membership                   child
 attach/__init__                     any
 
-stats                               any
-trace                               any
-figures                             any
-monitor                             any
-views                               any
-screen                              any
-top                                 any
-timeline                            any
+watch/stats                         any
+watch/trace                         any
+watch/server_counters               any
+watch/monitor                       any
+watch/tables                        any
+watch/screen                        any
+watch/top                           any
+watch/timeline                      any
 
 reports                             any
 events                              parent
@@ -280,7 +280,7 @@ __main__                            parent
 
 # (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
 UPWARD: dict[tuple[str, str], str] = {
-    ("timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
+    ("watch/timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
     ("lazy", "debug/__init__"): "SHMGPU_DEBUG; what observes belongs below both",
     ("debug/ledger", "debug/tape"): "a type; the tape's rows belong below both",
     ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
@@ -303,7 +303,7 @@ ACROSS: dict[tuple[str, str], str] = {
     ("residents", "engine/backends"): "their bodies",
     ("residents", "engine/session"): "their bodies",
     ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",
-    ("timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
+    ("watch/timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
     ("serve/rows", "child/plans"): "what workers call them with",
     ("serve/rows", "child/prepared"): "what workers call them with",

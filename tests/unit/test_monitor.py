@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from shmgpu import cli, monitor, top, views
+from shmgpu import cli
 from shmgpu.errors import NotRunning, ShmError
+from shmgpu.watch import monitor, tables, top
 
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -130,8 +131,8 @@ def test_wrong_arguments_end_with_status_2(arguments, capsys):
 
 
 def test_the_screen_without_textual_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "shmgpu.screen", None)
-    monkeypatch.delattr("shmgpu.screen", raising=False)
+    monkeypatch.setitem(sys.modules, "shmgpu.watch.screen", None)
+    monkeypatch.delattr("shmgpu.watch.screen", raising=False)
     assert cli.main(["top"]) == 1
     assert "pip install 'shmgpu[top]', or add --once" in capsys.readouterr().err
 
@@ -139,29 +140,29 @@ def test_the_screen_without_textual_says_what_to_install(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (views.count(0), "0"),
-        (views.count(99_999), "99,999"),
-        (views.count(100_000), "100k"),
-        (views.count(12_345_678), "12.3M"),
-        (views.rate(None), "-"),
-        (views.rate(0), "0"),
-        (views.rate(3.21), "3.2"),
-        (views.rate(1234.5), "1,234"),
-        (views.duration(None), "-"),
-        (views.duration(0), "0 us"),
-        (views.duration(0.4), "0.4 us"),
-        (views.duration(85), "85 us"),
-        (views.duration(999.9), "1.0 ms"),
-        (views.duration(1234), "1.2 ms"),
-        (views.duration(3_500_000), "3.5 s"),
-        (views.size(0), "0 B"),
-        (views.size(1536), "1.5 KiB"),
-        (views.size(64 << 20), "64 MiB"),
-        (views.size(1 << 50), "1024 TiB"),
-        (views.clock(3725), "1:02:05"),
-        (views.clock(90061), "1d 1:01:01"),
-        (views.bar(0.5), "━━━━╌╌╌╌  50%"),
-        (views.bar(7), "━━━━━━━━ 100%"),
+        (tables.count(0), "0"),
+        (tables.count(99_999), "99,999"),
+        (tables.count(100_000), "100k"),
+        (tables.count(12_345_678), "12.3M"),
+        (tables.rate(None), "-"),
+        (tables.rate(0), "0"),
+        (tables.rate(3.21), "3.2"),
+        (tables.rate(1234.5), "1,234"),
+        (tables.duration(None), "-"),
+        (tables.duration(0), "0 us"),
+        (tables.duration(0.4), "0.4 us"),
+        (tables.duration(85), "85 us"),
+        (tables.duration(999.9), "1.0 ms"),
+        (tables.duration(1234), "1.2 ms"),
+        (tables.duration(3_500_000), "3.5 s"),
+        (tables.size(0), "0 B"),
+        (tables.size(1536), "1.5 KiB"),
+        (tables.size(64 << 20), "64 MiB"),
+        (tables.size(1 << 50), "1024 TiB"),
+        (tables.clock(3725), "1:02:05"),
+        (tables.clock(90061), "1d 1:01:01"),
+        (tables.bar(0.5), "━━━━╌╌╌╌  50%"),
+        (tables.bar(7), "━━━━━━━━ 100%"),
     ],
 )
 def test_numbers_read_well(shown, text):
@@ -169,8 +170,8 @@ def test_numbers_read_well(shown, text):
 
 
 def test_rows_without_a_value_sort_last_in_either_direction():
-    column = views.Column("x", lambda row: "", lambda row: row["x"])
-    table = views.Table("t", (column,), "x", lambda row: False)
+    column = tables.Column("x", lambda row: "", lambda row: row["x"])
+    table = tables.Table("t", (column,), "x", lambda row: False)
     rows = [{"x": None}, {"x": 1}, {"x": 3}, {"x": 2}]
     assert [row["x"] for row in table.arrange(rows)] == [3, 2, 1, None]
     assert [row["x"] for row in table.arrange(rows, reverse=True)] == [1, 2, 3, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from shmgpu import trace
+from shmgpu.watch import trace
 
 
 def record(**changes):

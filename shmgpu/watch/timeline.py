@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shmgpu import trace
 from shmgpu.debug.saved import TENSORS_PID
 from shmgpu.errors import ShmError
+from shmgpu.watch import trace
 
 MAX_BARS = 20_000
 WIDTH_INCHES = 12.0

@@ -2,7 +2,7 @@
 
 Owns the columns, one list for each table, with the text and the order of each; a terminal and a
 plain print-out show the same. Must never read a broker: all is made of one sample of
-:meth:`shmgpu.monitor.Watch.sample`.
+:meth:`shmgpu.watch.monitor.Watch.sample`.
 """
 
 from __future__ import annotations

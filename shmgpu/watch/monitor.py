@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmgpu import core, figures, trace
+from shmgpu import core
 from shmgpu.attach import spawn
 from shmgpu.errors import NotRunning, ShmError
-from shmgpu.stats import stats
+from shmgpu.watch import server_counters, trace
+from shmgpu.watch.stats import stats
 
 BOARD = "/memfd:shmgpu-board"
 NO_HELPER = 255  # in a trace record: it was never handed over
@@ -179,7 +180,7 @@ class Watch:
         finally:
             os.close(opened)  # the mapping keeps the file, and its number from being reused
         self._is_open = True
-        self._figures = figures.find(pid)
+        self._figures = server_counters.find(pid)
         self._models: dict[str, Row] = {}
         self._names: dict[int, str] = {}
         self._next_record = 0
@@ -216,10 +217,10 @@ class Watch:
             for index, row in enumerate(counters["helpers"])
         ]
         before_models = self._models
-        self._models, workers = figures.read(self._figures or "")
+        self._models, workers = server_counters.read(self._figures or "")
         for child, worker in zip(children, workers, strict=False):
             child["connections"] = worker["connections"]
-        models = figures.show(self._models, before_models, seconds)
+        models = server_counters.show(self._models, before_models, seconds)
         self._last, self._last_ns = counters, now_ns
         return {
             "pid": self.pid,

@@ -1,8 +1,8 @@
 """The screen of ``shmgpu top``, in textual.
 
 Owns the terminal: widgets, keys, when a sample is taken. What is shown of a sample, and how, is
-said in :mod:`shmgpu.views`. A table draws the lines that are in sight and no others, so a thousand
-children cost what a screenful does. Must never touch a broker but through a watch.
+said in :mod:`shmgpu.watch.tables`. A table draws the lines that are in sight and no others, so a
+thousand children cost what a screenful does. Must never touch a broker but through a watch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Sparkline, Static
 
-from shmgpu import monitor, views
 from shmgpu.errors import ShmError
+from shmgpu.watch import monitor, tables
 
 HISTORY = 120  # samples in a sparkline
 GAP = 2  # cells between columns
@@ -54,13 +54,13 @@ class Rows(ScrollView, can_focus=True):
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
-        self.table: views.Table | None = None
-        self.rows: list[views.Row] = []
+        self.table: tables.Table | None = None
+        self.rows: list[tables.Row] = []
         self.sorted_by = -1
         self.is_reversed = False
         self._widths: dict[str, int] = {}  # by heading
 
-    def show(self, table: views.Table, rows: list[views.Row]) -> None:
+    def show(self, table: tables.Table, rows: list[tables.Row]) -> None:
         """Show those rows, sorted as before."""
         if self.sorted_by < 0:
             self.sorted_by = table.column(table.sorted_by)
@@ -94,7 +94,7 @@ class Rows(ScrollView, can_focus=True):
         left = self.scroll_offset.x
         return Strip(segments).crop_extend(left, left + width, self.rich_style).simplify()
 
-    def _heading(self, table: views.Table) -> list[Segment]:
+    def _heading(self, table: tables.Table) -> list[Segment]:
         falls = table.columns[self.sorted_by].falls != self.is_reversed
         segments = []
         for index, column in enumerate(table.columns):
@@ -105,13 +105,13 @@ class Rows(ScrollView, can_focus=True):
             segments.append(self._cell(column, column.heading, style, arrow))
         return segments
 
-    def _row(self, table: views.Table, row: views.Row) -> list[Segment]:
+    def _row(self, table: tables.Table, row: tables.Row) -> list[Segment]:
         style = self.rich_style
         if table.is_bad(row):
             style += self.get_component_rich_style("rows--bad", partial=True)
         return [self._cell(column, column.text(row), style) for column in table.columns]
 
-    def _cell(self, column: views.Column, text: str, style: Style, mark: str = "") -> Segment:
+    def _cell(self, column: tables.Column, text: str, style: Style, mark: str = "") -> Segment:
         # A column grows with what it has shown, and does not shrink: nothing jumps about.
         self._widths[column.heading] = width = max(self._widths[column.heading], len(text))
         cell = text.ljust(width) if column.left else text.rjust(width)
@@ -233,23 +233,23 @@ class Top(App[None]):
 
     def _show(self, sample: dict[str, Any]) -> None:
         self.rates.append(sample["rates"]["answered"])
-        self.queues.append(views.queue(sample))
+        self.queues.append(tables.queue(sample))
         self._head()
         for name, history in (("rates", self.rates), ("queues", self.queues)):
             # The zero sets the scale's foot; else a steady load would look like a storm.
             self.query_one(f"#{name}", Sparkline).data = [0.0, *history]
-        label = f"calls/s, at most {views.rate(max(self.rates))}"
+        label = f"calls/s, at most {tables.rate(max(self.rates))}"
         self.query_one("#rates-label", Static).update(label)
-        label = f"queued, at most {views.count(max(self.queues))}"
+        label = f"queued, at most {tables.count(max(self.queues))}"
         self.query_one("#queues-label", Static).update(label)
         self.query_one("#models", Rows).display = bool(sample["models"])
-        for table in views.tables(sample):
+        for table in tables.tables(sample):
             self.query_one(f"#{table.name}", Rows).show(table, sample[table.name])
 
     def _head(self) -> None:
         if self.sample is None:
             return
-        first, second = views.headline(self.sample)
+        first, second = tables.headline(self.sample)
         if not self.sample["running"]:
             second = "it has ended: these are its last counts; waiting for the next"
         if self.is_paused:

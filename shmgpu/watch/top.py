@@ -1,7 +1,7 @@
 """The command ``shmgpu top``: which broker, shown how, and with what exit status.
 
 Owns the choice of the broker and what goes to standard output. The terminal's screen is in
-:mod:`shmgpu.screen`, which alone needs textual; ``--once`` does without.
+:mod:`shmgpu.watch.screen`, which alone needs textual; ``--once`` does without.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from shmgpu import monitor, views
 from shmgpu.errors import ConfigError, LaunchError, NotRunning
+from shmgpu.watch import monitor, tables
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run(options: Options) -> int:
         print_once(choose(options.pid), options)
         return 0
     try:
-        from shmgpu import screen
+        from shmgpu.watch import screen
     except ImportError as error:
         raise LaunchError(
             f"the screen needs textual ({error}): pip install 'shmgpu[top]', or add --once"
@@ -90,9 +90,9 @@ def listing(found: list[monitor.Found]) -> str:
     now_ns = time.monotonic_ns()
     lines = [["pid", "up", "children", "helpers", "command"]]
     for one in found:
-        up = views.clock((now_ns - one.started_ns) / 1e9)
+        up = tables.clock((now_ns - one.started_ns) / 1e9)
         lines.append([str(one.pid), up, str(one.children), str(one.helpers), one.command])
-    return views.align(lines, left=(4,))
+    return tables.align(lines, left=(4,))
 
 
 def print_once(found: monitor.Found, options: Options) -> None:
@@ -101,4 +101,4 @@ def print_once(found: monitor.Found, options: Options) -> None:
         watch.sample()
         time.sleep(options.interval)
         sample = watch.sample()
-    print(json.dumps(sample) if options.json else views.plain(sample))
+    print(json.dumps(sample) if options.json else tables.plain(sample))

@@ -1,0 +1,1 @@
+"""Counters and traces, read and shown; never writes to a broker."""
