@@ -35,6 +35,7 @@ installed.give_way()
 from shmgpu import arena, errors, former, residents  # noqa: F401 - its rows are sealed with the others
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.attach.membership import Membership, claim, connect, disconnect, ensure
+from shmgpu.broker.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.child.arguments import Declared
 from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text
@@ -59,7 +60,6 @@ from shmgpu.errors import (
 )
 from shmgpu.functions import Batch, Bound, Function, function
 from shmgpu.helper.decoded import Helper
-from shmgpu.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.talk import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg
 from shmgpu.watch.stats import stats
 from shmgpu.watch.trace import write as write_trace

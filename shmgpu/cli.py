@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import daemon, doctor
+from shmgpu import doctor
 from shmgpu.attach import control, endpoint, spawn
+from shmgpu.broker import daemon
 from shmgpu.common import config, devices, logs, module_loader
 from shmgpu.errors import ConfigError, NotRunning, ShmError
 from shmgpu.serve import flags

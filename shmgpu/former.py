@@ -17,6 +17,10 @@ MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
     "shmgpu.entries": ("shmgpu.helper.decoded", ("Helper",)),
     "shmgpu.futures": ("shmgpu.child.futures", ("CallFuture",)),
+    "shmgpu.launch": (
+        "shmgpu.broker.launch",
+        ("Session", "init", "is_running", "launch", "rank", "shutdown"),
+    ),
     "shmgpu.stats": ("shmgpu.watch.stats", ("stats",)),
     "shmgpu.trace": ("shmgpu.watch.trace", ("read", "write")),
 }

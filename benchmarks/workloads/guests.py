@@ -27,8 +27,8 @@ JOIN_SLOTS = 8  # a place that was left is cleaned while the next guest takes an
 LEAST_JOINS = 5
 
 BROKER = """
-import sys, shmgpu.daemon
-shmgpu.daemon.up(["benchmarks.workloads.guests"], path=sys.argv[1], slots=int(sys.argv[2]),
+import sys, shmgpu.broker.daemon
+shmgpu.broker.daemon.up(["benchmarks.workloads.guests"], path=sys.argv[1], slots=int(sys.argv[2]),
                  helpers=int(sys.argv[3]), devices=["cpu"], arena="4MiB")
 """
 

@@ -1,7 +1,7 @@
 """Starting a broker by exec: a fresh interpreter, where forking this one is not safe.
 
 Owns the request that the new process is handed (a memory file), and the wait until it says that it
-serves, or why it does not. What the new process does with it: :mod:`shmgpu.spawned`.
+serves, or why it does not. What the new process does with it: :mod:`shmgpu.broker.spawn_main`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOG_LINES = 20  # of a broker's log that are told when it did not start
 
 # The program of the new interpreter: a file, so that its command line says what it serves.
 PACKAGE = str(pathlib.Path(__file__).parents[1])  # the new interpreter may find another one
-STARTER = str(pathlib.Path(PACKAGE, "starter.py"))
+STARTER = str(pathlib.Path(PACKAGE, "broker", "spawn_bootstrap.py"))
 
 
 class NotFoundThere(LaunchError):

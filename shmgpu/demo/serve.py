@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from shmgpu import arena
+from shmgpu.broker.launch import launch
 from shmgpu.common.progress import Bar
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
@@ -21,7 +22,6 @@ from shmgpu.demo.network import Network, Weights
 from shmgpu.demo.stage import Outcome, Stage
 from shmgpu.functions import Batch, function
 from shmgpu.helper.decoded import Helper
-from shmgpu.launch import launch
 from shmgpu.watch.stats import stats
 
 BATCH = 32

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shmgpu.broker.launch_config import descriptors_needed
 from shmgpu.doctor.gpus import devices_of
 from shmgpu.doctor.machine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Machine, Room
 from shmgpu.doctor.plan import GIB, PAGE, Plan, size
 from shmgpu.doctor.processors import helper_threads
 from shmgpu.doctor.verdict import Verdict, fail, fine, warn
-from shmgpu.settings import descriptors_needed
 
 FRAMES_OF_A_PAGE = PAGE // 64
 PIPE_PAGES = 16  # of a pipe, unless its user has too many
@@ -22,7 +22,7 @@ LARGE_CORE_FILE = 1 * GIB
 
 
 def open_files(machine: Machine, plan: Plan) -> Verdict:
-    """What :func:`shmgpu.settings.make_room_for_descriptors` would refuse."""
+    """What :func:`shmgpu.broker.launch_config.make_room_for_descriptors` would refuse."""
     needed = descriptors_needed(plan.roles, machine.open_files())
     soft, hard = machine.limit("Max open files")
     if soft is None or soft >= needed:

@@ -19,13 +19,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmgpu import core, daemon, functions
+from shmgpu import core, functions
+from shmgpu.broker import daemon
+from shmgpu.broker.launch import raise_outcome
+from shmgpu.broker.launch_config import (
+    Settings,
+    descriptors_needed,
+    make_room_for_descriptors,
+    refuse_unsafe,
+)
+from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import logs
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.launch import raise_outcome
-from shmgpu.roles import RoleHost
 from shmgpu.serve import repository, worker
 from shmgpu.serve.accepting import BACKLOG
 from shmgpu.serve.counters import Counters
@@ -33,7 +40,6 @@ from shmgpu.serve.repository import entry_of
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.runner import Opening
 from shmgpu.serve.table import Table
-from shmgpu.settings import Settings, descriptors_needed, make_room_for_descriptors, refuse_unsafe
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FOR_EVER = 1_000_000  # restarts of a worker

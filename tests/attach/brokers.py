@@ -47,7 +47,7 @@ def up(
     """
     settings = {"slots": 3, "helpers": 2, "devices": "cpu", "arena": "1MiB", **settings}
     code = (
-        "import sys, shmgpu.daemon as d\n"
+        "import sys, shmgpu.broker.daemon as d\n"
         "try:\n"
         f"    d.up({list(modules) or ['attach.served']!r}, path={str(path)!r}, **{settings!r})\n"
         "except SystemExit as end:\n"

@@ -13,8 +13,8 @@ from attach import brokers
 from attach.brokers import as_nobody, needs_root, said
 
 import shmgpu
-from shmgpu import daemon
 from shmgpu.attach.manifest import Manifest
+from shmgpu.broker import daemon
 
 GROUP = 12345
 SERVED = """

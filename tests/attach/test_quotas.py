@@ -13,7 +13,8 @@ import sys
 import pytest
 from attach.commands import Place
 
-from shmgpu import ConfigError, quotas
+from shmgpu import ConfigError
+from shmgpu.broker import quotas
 
 # Prints the KiB of its arena, and how many calls it had out before the first was answered.
 USE = """

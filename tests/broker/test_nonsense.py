@@ -14,7 +14,7 @@ import shmgpu
 from shmgpu import debug, workers
 from shmgpu.serve import Tensor, model
 
-launching = sys.modules["shmgpu.launch"]  # the name is the function's
+launching = sys.modules["shmgpu.broker.launch"]  # the name is the function's
 
 NONSENSE = {
     "None": None,

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
+from shmgpu.broker.launch_config import Settings
 from shmgpu.common import devices, wait_policy
-from shmgpu.settings import Settings
 
 # What the threads beside the main one burn in all, in 20 pauses after a parallel region of torch's
 # and of NumPy's. Spinning OpenMP threads take some milliseconds a pause where a core is free,

@@ -36,7 +36,7 @@ from typing import Any
 import conftest  # the leak guard's lists
 
 import shmgpu
-from shmgpu.settings import Settings
+from shmgpu.broker.launch_config import Settings
 
 from . import storm_load as load
 from .storm_killer import Killer, plan

@@ -355,7 +355,7 @@ def test_a_kill_while_the_kernel_counts_one_for_want_of_memory_is_called_that(
 ):
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 5\noom_kill 3\n")
-    monkeypatch.setattr(shmgpu.events, "VMSTAT", str(vmstat))
+    monkeypatch.setattr(shmgpu.broker.events, "VMSTAT", str(vmstat))
 
     def main(rank):
         vmstat.write_text("pgfault 5\noom_kill 4\n")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shmgpu
-import shmgpu.events
+import shmgpu.broker.events
 from shmgpu.common import devices
 
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
@@ -168,7 +168,7 @@ def test_f05_a_kill_that_the_kernel_counts_is_told_as_want_of_memory(
 ):
     counter = tmp_path / "vmstat"
     counter.write_text("pgfault 7\noom_kill 3\n")
-    monkeypatch.setattr(shmgpu.events, "VMSTAT", str(counter))
+    monkeypatch.setattr(shmgpu.broker.events, "VMSTAT", str(counter))
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB"):
         with pytest.raises(shmgpu.HelperDied):
             killed_by_the_kernel(str(counter), says_so)

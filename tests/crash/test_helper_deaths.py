@@ -12,7 +12,7 @@ import pytest
 from crash.programs import until
 
 import shmgpu
-from shmgpu.settings import Settings
+from shmgpu.broker.launch_config import Settings
 
 
 @shmgpu.function(arrays="numpy", mutates=True)

@@ -19,7 +19,7 @@ from crash import programs
 from crash.programs import is_alive, say, until
 
 import shmgpu
-from shmgpu.settings import Settings
+from shmgpu.broker.launch_config import Settings
 
 HANG_AFTER_S = 0.3
 

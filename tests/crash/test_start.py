@@ -18,7 +18,7 @@ from crash import programs
 from crash.programs import say
 
 import shmgpu
-from shmgpu.roles import RoleHost
+from shmgpu.broker.role_host import RoleHost
 
 
 @shmgpu.function(arrays="numpy")

@@ -101,7 +101,7 @@ MUTANTS = [
     ),
     Mutant(
         "F04",
-        "shmgpu/roles.py",
+        "shmgpu/broker/role_host.py",
         "faulthandler.enable(self.helper_stacks.descriptor(helper_number))",
         "faulthandler.disable()",
         HELPER_DEATHS + "test_f04_any_end_inside_a_call_is_a_death",
@@ -130,7 +130,7 @@ MUTANTS = [
     ),
     Mutant(
         "F05",
-        "shmgpu/events.py",
+        "shmgpu/broker/events.py",
         "self._memory.rose()",
         "False",
         DEVICE_FAILURES + "test_f05_a_kill_that_the_kernel_counts_is_told_as_want_of_memory",
@@ -272,28 +272,28 @@ MUTANTS = [
     ),
     Mutant(
         "F28",
-        "shmgpu/settings.py",
+        "shmgpu/broker/launch_config.py",
         "    if others:",
         "    if False:",
         START + "test_f28_a_start_with_threads_running_is_refused_and_names_them",
     ),
     Mutant(
         "F28",
-        "shmgpu/settings.py",
+        "shmgpu/broker/launch_config.py",
         "on_cpu and device.openmp_pool_is_used()",
         "not on_cpu",
         START + "test_f28_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning",
     ),
     Mutant(
         "F28",
-        "shmgpu/settings.py",
+        "shmgpu/broker/launch_config.py",
         "if threading.current_thread() is not threading.main_thread():",
         "if False:",
         START + "test_f28_a_launch_outside_the_main_thread_is_refused",
     ),
     Mutant(
         "F28",
-        "shmgpu/launch.py",
+        "shmgpu/broker/launch.py",
         'if why_not_fork("init()") or _openmp_pool_would_be_lost():',
         'if why_not_fork("init()"):',
         START
@@ -337,7 +337,7 @@ MUTANTS = [
     ),
     Mutant(
         "F34",
-        "shmgpu/roles.py",
+        "shmgpu/broker/role_host.py",
         "        flush()\n        with warnings",
         "        with warnings",
         START + "test_f34_nothing_buffered_is_printed_twice_and_no_exit_hook_runs_twice",
@@ -704,7 +704,7 @@ MUTANTS = [
     ),
     Mutant(
         "trust",
-        "shmgpu/daemon.py",
+        "shmgpu/broker/daemon.py",
         "    if group is not None and not trusted:\n        _refuse_pickles()\n",
         "",
         PICKLES + "test_a_broker_for_a_group_refuses_functions_that_unpickle",
@@ -1265,7 +1265,7 @@ MUTANTS = [
     ),
     Mutant(
         "sentences",
-        "shmgpu/roles.py",
+        "shmgpu/broker/role_host.py",
         "said = error.sentence if isinstance(error, RemoteError) else str(error)",
         "said = str(error)",
         LAUNCH + "test_a_helpers_traceback_is_told_once_where_a_child_fails_by_it",

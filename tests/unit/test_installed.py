@@ -94,7 +94,7 @@ def test_in_the_parent_of_a_checkout_the_package_is_found_too(checkout):
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package is not installed here, but found on the path")
     code = "import shmgpu\nprint(shmgpu.launch.__module__)"
-    assert run("-c", code, cwd=checkout.parent, PYTHONPATH="") == ("shmgpu.launch\n", "")
+    assert run("-c", code, cwd=checkout.parent, PYTHONPATH="") == ("shmgpu.broker.launch\n", "")
 
 
 def test_a_free_threaded_python_is_refused_in_a_sentence(monkeypatch):

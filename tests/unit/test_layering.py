@@ -135,15 +135,15 @@ watch/screen                        any
 watch/top                           any
 watch/timeline                      any
 
-reports                             any
-events                              parent
-quotas                              parent
-settings                            parent
-roles                               parent
-launch                              parent
-daemon                              parent
-spawned                             parent
-starter                             parent
+broker/exit_reports                 any
+broker/events                       parent
+broker/quotas                       parent
+broker/launch_config                parent
+broker/role_host                    parent
+broker/launch                       parent
+broker/daemon                       parent
+broker/spawn_main                   parent
+broker/spawn_bootstrap              parent
 
 graph                               any
 ops/kernels                         any

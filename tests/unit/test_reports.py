@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from shmgpu.reports import Report, Reports
+from shmgpu.broker.exit_reports import Report, Reports
 
 
 def open_files(name):

@@ -9,10 +9,11 @@ import sys
 import pytest
 
 import shmgpu
-from shmgpu import cli, core, daemon
+from shmgpu import cli, core
 from shmgpu.attach import spawn
+from shmgpu.broker import daemon
+from shmgpu.broker.launch_config import Settings
 from shmgpu.common.progress import Bar
-from shmgpu.settings import Settings
 
 
 @shmgpu.function(arrays="numpy")

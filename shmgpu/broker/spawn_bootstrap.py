@@ -47,9 +47,9 @@ def main() -> None:
         os.close(told)
     sys.path[:] = request["sys_path"]
     import_package(request["package"])
-    from shmgpu import spawned
+    from shmgpu.broker import spawn_main
 
-    spawned.main(request)
+    spawn_main.main(request)
 
 
 if __name__ == "__main__":

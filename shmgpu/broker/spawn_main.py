@@ -15,14 +15,15 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, daemon, functions, settings
+from shmgpu import core, functions
 from shmgpu.attach import endpoint, manifest, sources
 from shmgpu.attach.endpoint import PrivateDoor
+from shmgpu.broker import daemon, launch_config
+from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import config, logs
 from shmgpu.common.module_loader import NotLoaded
 from shmgpu.errors import LaunchError, SessionError, ShmError
-from shmgpu.roles import RoleHost
 
 
 class Report:
@@ -135,7 +136,7 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     wanted = dict(carried["settings"])
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
-    plan = settings.Settings(children=0, slots=slots, **wanted)
+    plan = launch_config.Settings(children=0, slots=slots, **wanted)
     functions.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready

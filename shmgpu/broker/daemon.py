@@ -18,15 +18,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import core, functions, quotas
+from shmgpu import core, functions
 from shmgpu.attach import carry, endpoint, manifest
+from shmgpu.broker import quotas
+from shmgpu.broker.launch import raise_outcome
+from shmgpu.broker.launch_config import Settings, make_room_for_descriptors, refuse_unsafe
+from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import config, logs, module_loader
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
-from shmgpu.launch import raise_outcome
-from shmgpu.roles import RoleHost
-from shmgpu.settings import Settings, make_room_for_descriptors, refuse_unsafe
 
 P = ParamSpec("P")
 

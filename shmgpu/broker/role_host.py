@@ -1,7 +1,7 @@
 """What Python lends the C supervisor: forking, running a role, hearing of events, ending.
 
 Owns the life of a forked role under Python, from ``os.fork`` to ``os._exit``, and the parent's
-memory of how roles ended. What events mean to a reader of the log: :mod:`shmgpu.events`.
+memory of how roles ended. What events mean to a reader of the log: :mod:`shmgpu.broker.events`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from shmgpu import core, events
+from shmgpu import core
 from shmgpu.attach import manifest
 from shmgpu.attach.endpoint import Door, PrivateDoor
+from shmgpu.broker import events
+from shmgpu.broker.exit_reports import Report, Reports, Stacks
+from shmgpu.broker.launch_config import Settings
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -34,8 +37,6 @@ from shmgpu.common.progress import Bar
 from shmgpu.common.seeding import seed_all
 from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.helper import process as helper
-from shmgpu.reports import Report, Reports, Stacks
-from shmgpu.settings import Settings
 from shmgpu.watch import trace
 from shmgpu.watch.stats import stats
 

@@ -17,6 +17,15 @@ from typing import Any
 
 from shmgpu import core, functions
 from shmgpu.attach import carry, membership, spawn
+from shmgpu.broker.events import describe_exit
+from shmgpu.broker.launch_config import (
+    Settings,
+    make_room_for_descriptors,
+    refuse_nested,
+    refuse_unsafe,
+    why_not_fork,
+)
+from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.child.memory import LocalArena, SharedArena
 from shmgpu.child.port import Port
@@ -32,18 +41,9 @@ from shmgpu.errors import (
     NotRunning,
     SessionError,
 )
-from shmgpu.events import describe_exit
 from shmgpu.helper.batch_executor import BatchDesk
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.inline import InlineWire
-from shmgpu.roles import RoleHost
-from shmgpu.settings import (
-    Settings,
-    make_room_for_descriptors,
-    refuse_nested,
-    refuse_unsafe,
-    why_not_fork,
-)
 
 OWN_ARENA = 'init(arena="{size}")'
 

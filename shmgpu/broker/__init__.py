@@ -1,0 +1,1 @@
+"""Starts the roles and supervises them; never touches an arena's bytes."""
