@@ -10,10 +10,10 @@ import contextlib
 import operator
 from collections.abc import Sequence
 
-from shmgpu import graph
-from shmgpu.graph import Node
+from shmgpu.ops import graph
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
+from shmgpu.ops.graph import Node
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
 

@@ -32,8 +32,8 @@ from shmgpu.common import config
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.graph import Node, Scalar
-from shmgpu.program import Draft
+from shmgpu.ops.graph import Node, Scalar
+from shmgpu.ops.program import Draft
 from shmgpu.watch.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
@@ -682,7 +682,8 @@ def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
     """Resident leaves that nothing knows besides operations that are over after this.
 
     CPython counts references exactly: those of a leaf that are not the inputs of such operations
-    are somebody else's. (No two nodes share one tuple of inputs: see :func:`shmgpu.graph.apply`.)
+    are somebody else's. (No two nodes share one tuple of inputs: see
+    :func:`shmgpu.ops.graph.apply`.)
     """
     if not draft.residents:
         return []

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmgpu import arena, autograd, core, graph, interop, lazy
+from shmgpu import arena, autograd, core, interop, lazy
 from shmgpu.child import plans, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding as seeds
 from shmgpu.errors import BadParams, NotRunning
-from shmgpu.graph import Node, spec_of
 from shmgpu.lazy import Held
 from shmgpu.ops import (
     activations,
@@ -30,6 +29,7 @@ from shmgpu.ops import (
     casting,
     creation,
     elementwise,
+    graph,
     indexing,
     linear,
     losses,
@@ -42,6 +42,7 @@ from shmgpu.ops import (
     windows,
 )
 from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import (
     CATEGORY,
     OF_NUMBER,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from shmgpu.debug.ledger import Ledger
-from shmgpu.graph import Node, Scalar
 from shmgpu.lazy import Message, Resident
-from shmgpu.program import Draft
+from shmgpu.ops.graph import Node, Scalar
+from shmgpu.ops.program import Draft
 
 Row = TypeVar("Row")
 

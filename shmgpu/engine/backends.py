@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from shmgpu.graph import Spec, spec_of
+from shmgpu.ops.graph import Spec, spec_of
 from shmgpu.ops.promotion import bfloat16, bool_, float16, float32
 
 T = TypeVar("T")

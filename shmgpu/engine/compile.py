@@ -14,8 +14,8 @@ from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.plan import MIN_BUFFER, Options, Plan
-from shmgpu.graph import Spec
-from shmgpu.program import Program
+from shmgpu.ops.graph import Spec
+from shmgpu.ops.program import Program
 
 # (arrays, numbers) -> (what is read, what is kept; or what the rest needs, where there is a rest)
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Sequence[Any]]]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from shmgpu.engine.expressions import C_TYPES, OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Unit
-from shmgpu.graph import Spec
+from shmgpu.ops.graph import Spec
+from shmgpu.ops.program import Step
 from shmgpu.ops.promotion import bool_, float64
-from shmgpu.program import Step
 
 BLOCK = 256  # elements
 AT_ONCE = 16  # operations in one loop body

@@ -28,10 +28,10 @@ from shmgpu.engine.backends import Backend, Driver
 from shmgpu.engine.compile import Compiled, Pool, compiled
 from shmgpu.engine.cuda import WARM_UPS
 from shmgpu.engine.plan import Options
-from shmgpu.graph import Op, Params, Spec, spec_of
 from shmgpu.ops.creation import DRAWN
+from shmgpu.ops.graph import Op, Params, Spec, spec_of
+from shmgpu.ops.program import Program, Step
 from shmgpu.ops.promotion import bfloat16, float16, float32
-from shmgpu.program import Program, Step
 
 WATCHED = 2  # runs of a child's program before it proves to repeat
 LEAST_STEPS = 3  # operations: fewer are launched as quickly as a recording with its copies

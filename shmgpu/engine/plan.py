@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from shmgpu.graph import Op, Spec
-from shmgpu.program import Program, Step
+from shmgpu.ops.graph import Op, Spec
+from shmgpu.ops.program import Program, Step
 
 NEVER = 1 << 62
 MIN_BUFFER = 1024  # bytes: below, the allocator is as quick as a buffer

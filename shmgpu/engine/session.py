@@ -17,8 +17,8 @@ from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
 from shmgpu.engine.graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
-from shmgpu.graph import Spec
-from shmgpu.program import Program, decode
+from shmgpu.ops.graph import Spec
+from shmgpu.ops.program import Program, decode
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
 MAX_CODE_BYTES = 64 << 20  # of all of them as they came

@@ -1,14 +1,13 @@
 """The table of operations: name, rule of shapes, kernels of NumPy and torch, gradients.
 
-A row (:class:`shmgpu.graph.Op`) stands in the file of its family, beside the function that records
-it. This file gathers the rows, and numbers them for the wire.
+A row (:class:`shmgpu.ops.graph.Op`) stands in the file of its family, beside the function that
+records it. This file gathers the rows, and numbers them for the wire.
 """
 
 from __future__ import annotations
 
 import types
 
-from shmgpu.graph import Op
 from shmgpu.ops import (
     activations,
     attention,
@@ -26,6 +25,7 @@ from shmgpu.ops import (
     stretching,
     windows,
 )
+from shmgpu.ops.graph import Op
 
 FAMILIES: tuple[types.ModuleType, ...] = (
     casting,

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu import graph
 from shmgpu.codec import dtypes
-from shmgpu.graph import Node, Op, Params, Spec, apply
-from shmgpu.ops import creation, rules
+from shmgpu.ops import creation, graph, rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.elementwise import (
     abs,
@@ -30,6 +28,7 @@ from shmgpu.ops.elementwise import (
     tanh,
     where,
 )
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops.kernels import numpy_erf
 from shmgpu.ops.promotion import floats, is_float
 from shmgpu.ops.stretching import sum

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from shmgpu.graph import Node
 from shmgpu.ops.activations import dropout, softmax
 from shmgpu.ops.creation import full
 from shmgpu.ops.elementwise import add, mul, where
+from shmgpu.ops.graph import Node
 from shmgpu.ops.linear import matmul
 from shmgpu.ops.promotion import bool_
 from shmgpu.ops.rearranging import triu

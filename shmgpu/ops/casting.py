@@ -6,7 +6,7 @@ from typing import Any
 
 from shmgpu.codec import dtypes
 from shmgpu.codec.dtypes import DType
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 
 NAMES = (
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",

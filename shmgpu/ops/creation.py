@@ -7,7 +7,7 @@ from typing import Any
 
 from shmgpu.codec.dtypes import DType
 from shmgpu.common import seeding
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import int64, number
 
 Shape = tuple[int, ...]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.graph import Gradient, Node, Op, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
+from shmgpu.ops.graph import Gradient, Node, Op, apply
 from shmgpu.ops.kernels import Binder, named, numpy_erf
 from shmgpu.ops.promotion import (
     as_node,

@@ -12,11 +12,11 @@ import math
 import operator
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full, zeros_like
 from shmgpu.ops.elementwise import Operand, where
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import CATEGORY, WHOLE, as_node, bool_, int64
 from shmgpu.ops.shaping import flip, reshape, take_slices
 from shmgpu.ops.stretching import expand, sum_to

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.kernels import named
 from shmgpu.ops.promotion import as_node, promote, result_type
 from shmgpu.ops.shaping import reshape, transpose, unsqueeze

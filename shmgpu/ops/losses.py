@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.activations import log_softmax
 from shmgpu.ops.casting import cast
 from shmgpu.ops.elementwise import abs, add, div, exp, log, log1p, maximum, mul, ne, neg, sub
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import whole
 from shmgpu.ops.promotion import is_float
 from shmgpu.ops.reductions import mean

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import graph
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops import graph
 from shmgpu.ops.creation import full
 from shmgpu.ops.elementwise import add, mul, rsqrt, sub
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import as_node, float32, is_float
 from shmgpu.ops.reductions import mean
 from shmgpu.ops.stretching import sum

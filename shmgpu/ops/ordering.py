@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.elementwise import maximum, minimum
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import gather
 from shmgpu.ops.promotion import int64, is_float
 from shmgpu.ops.reductions import amax, amin

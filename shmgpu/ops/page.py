@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 from shmgpu import ops
-from shmgpu.graph import Op
+from shmgpu.ops.graph import Op
 
 PAGE = pathlib.Path(__file__).with_name("README.md")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from shmgpu.codec import dtypes
 from shmgpu.codec.dtypes import DType
-from shmgpu.graph import MAX_KNOWN, Node, Scalar, apply, spec_of
 from shmgpu.ops.casting import CAST, NAMES, refuse_strange
+from shmgpu.ops.graph import MAX_KNOWN, Node, Scalar, apply, spec_of
 
 bool_ = dtypes.by_name("bool")
 uint8 = dtypes.by_name("uint8")

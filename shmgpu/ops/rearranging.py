@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import arange, full
 from shmgpu.ops.elementwise import eq
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops.indexing import put_slices, whole
 from shmgpu.ops.promotion import int64
 from shmgpu.ops.shaping import cat, flatten, narrow, reshape, slice_backward, take_slices, unsqueeze

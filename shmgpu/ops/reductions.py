@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
 from shmgpu.ops.creation import full, ones_like
 from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops.kernels import numpy_reduction, torch_reduction
 from shmgpu.ops.promotion import bool_, floats, int64, is_float
 from shmgpu.ops.shaping import cat, narrow, permute, reshape, stack, take_slices

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from shmgpu.codec.dtypes import DType
-from shmgpu.graph import Params, Rule, Spec, spec_of
+from shmgpu.ops.graph import Params, Rule, Spec, spec_of
 
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]

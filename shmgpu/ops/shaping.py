@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.kernels import given
 from shmgpu.ops.promotion import as_node, result_type
 

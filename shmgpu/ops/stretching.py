@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.codec.dtypes import DType
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops import rules
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.kernels import given, torch_reduction
 from shmgpu.ops.promotion import CATEGORY, FLOAT, int64
 from shmgpu.ops.shaping import reshape

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shmgpu import graph
-from shmgpu.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops import graph
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import gather
 from shmgpu.ops.promotion import as_node, int64, is_float, promote
 from shmgpu.ops.rearranging import pad

@@ -19,13 +19,13 @@ from shmgpu.engine.compile import Fused, Pool, compiled
 from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
-from shmgpu.graph import leaf, spec_of
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import linear, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
+from shmgpu.ops.graph import leaf, spec_of
+from shmgpu.ops.program import Draft, Program, Step, decode
 from shmgpu.ops.promotion import bool_, float32, float64, number
-from shmgpu.program import Draft, Program, Step, decode
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
 ALL_OFF = Options(False, False, False, False, False)

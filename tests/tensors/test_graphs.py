@@ -34,11 +34,11 @@ from shmgpu.engine import backends, cuda, graphs, session
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
 from shmgpu.engine.plan import Options
-from shmgpu.graph import spec_of
 from shmgpu.ops import TABLE, shaping
 from shmgpu.ops import elementwise as e
+from shmgpu.ops.graph import spec_of
+from shmgpu.ops.program import decode
 from shmgpu.ops.promotion import bfloat16, float32, int64
-from shmgpu.program import decode
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 RUNS = graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded

@@ -9,10 +9,10 @@ import shmgpu
 from shmgpu import lazy, residents
 from shmgpu.child import runtime
 from shmgpu.engine import session
-from shmgpu.graph import spec_of
 from shmgpu.ops.elementwise import NEG
+from shmgpu.ops.graph import spec_of
+from shmgpu.ops.program import Program, Step
 from shmgpu.ops.promotion import float32
-from shmgpu.program import Program, Step
 
 SPEC = spec_of(float32, (4,))
 

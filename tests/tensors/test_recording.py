@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import shmgpu as gt
-from shmgpu import autograd, graph, lazy
+from shmgpu import autograd, lazy
+from shmgpu.ops import graph
 
 OPERATIONS = [
     lambda a, b: a + b,

@@ -145,7 +145,7 @@ broker/daemon                       parent
 broker/spawn_main                   parent
 broker/spawn_bootstrap              parent
 
-graph                               any
+ops/graph                           any
 ops/kernels                         any
 ops/casting                         any
 ops/promotion                       any
@@ -166,7 +166,7 @@ ops/losses                          any
 ops/attention                       any
 ops/__init__                        any
 ops/page                            any
-program                             any
+ops/program                         any
 
 engine/cuda                         helper
 engine/backends                     helper

@@ -19,7 +19,7 @@ from shmgpu import ops
 from shmgpu.codec import dtypes
 from shmgpu.codec.pytree import decode_values, encode_values
 from shmgpu.errors import BadParams
-from shmgpu.graph import Node, Op, Params, Scalar, Spec, spec_of
+from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, spec_of
 from shmgpu.ops.promotion import TYPES
 
 MAX_STEPS = 1 << 16
