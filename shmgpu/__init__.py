@@ -32,13 +32,14 @@ from shmgpu import installed
 
 installed.give_way()
 
-from shmgpu import arena, errors, former, residents  # noqa: F401 - its rows are sealed with the others
+from shmgpu import arena, errors, former
 from shmgpu.arena import Block, frombuffer, shm_free, shm_malloc
 from shmgpu.attach.membership import Membership, claim, connect, disconnect, ensure
 from shmgpu.broker.launch import Session, init, is_running, launch, rank, shutdown
 from shmgpu.child.arguments import Declared
 from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text
+from shmgpu.engine import functions as _engine_functions  # noqa: F401 - its rows are sealed with the others
 from shmgpu.errors import (
     ArenaFull,
     BadFree,

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shmgpu import core, residents
+from shmgpu import core
 from shmgpu.arena import placed
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
@@ -29,6 +29,7 @@ from shmgpu.child.raw_calls import Letter
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
 from shmgpu.common import config
+from shmgpu.engine import functions as residents
 from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post

@@ -10,11 +10,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from shmgpu import lazy, residents
+from shmgpu import lazy
 from shmgpu.attach import control, membership
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.devices import name_of
+from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
 from shmgpu.watch.stats import stats
 

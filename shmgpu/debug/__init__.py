@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import lazy, residents
+from shmgpu import lazy
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.logs import logger
@@ -23,6 +23,7 @@ from shmgpu.debug import ledger, saved, ticks
 from shmgpu.debug.ledger import Unsound
 from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
 from shmgpu.debug.ticks import Span, Tick
+from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.watch.stats import stats
 from shmgpu.watch.tables import align

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.debug.tape import Sent, Tape
-from shmgpu.residents import EXECUTE
+from shmgpu.engine.functions import EXECUTE
 from shmgpu.watch import trace
 
 MAX_TICKS = 10_000

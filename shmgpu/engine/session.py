@@ -14,7 +14,7 @@ from typing import Any
 
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
-from shmgpu.engine.graphs import Graphs, as_one
+from shmgpu.engine.cuda_graphs import Graphs, as_one
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.ops.graph import Spec

@@ -29,8 +29,9 @@ from tensors.test_engine import (
 )
 
 import shmgpu as gt
-from shmgpu import debug, lazy, nn, optim, residents
-from shmgpu.engine import backends, cuda, graphs, session
+from shmgpu import debug, lazy, nn, optim
+from shmgpu.engine import backends, cuda, cuda_graphs, session
+from shmgpu.engine import functions as residents
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
 from shmgpu.engine.plan import Options
@@ -41,7 +42,7 @@ from shmgpu.ops.program import decode
 from shmgpu.ops.promotion import bfloat16, float32, int64
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-RUNS = graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
+RUNS = cuda_graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
 NUMBER = spec_of(float32, ())
 
 
@@ -177,7 +178,7 @@ def test_a_rate_that_changes_later_is_noticed_and_counted():
 
     (losses, _), (true_losses, _), figures = compare(work)
     np.testing.assert_allclose(losses, true_losses, rtol=1e-6)
-    assert figures["captured"] == 2 and figures["fallbacks"] == {graphs.CHANGED: 1}
+    assert figures["captured"] == 2 and figures["fallbacks"] == {cuda_graphs.CHANGED: 1}
 
 
 def test_two_models_of_one_structure_keep_their_own_weights():
@@ -298,7 +299,7 @@ def test_a_failed_recording_is_counted_and_not_tried_again(engine):
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 10)
     assert engine.figures()["fallbacks"] == {
-        graphs.FAILED.format("RuntimeError", "the device cannot"): 1
+        cuda_graphs.FAILED.format("RuntimeError", "the device cannot"): 1
     }
     assert engine.backend.standing_in.events.count("record") == 1
     assert float(engine.tenant(0, 1).arrays[handle][3, 3]) == 1 - 10 * 0.5
@@ -311,7 +312,7 @@ def test_without_memory_for_a_recording_the_program_runs_as_it_did(engine, monke
     def nothing_left(*args, **kwargs):
         raise torch.cuda.OutOfMemoryError("nothing left")
 
-    monkeypatch.setattr(graphs, "compiled", nothing_left)
+    monkeypatch.setattr(cuda_graphs, "compiled", nothing_left)
     handle, _ = repeat(child, step_program(), handle, itertools.repeat(0.5), 4)
     assert float(engine.tenant(0, 1).arrays[handle][0, 0]) == 1 - 6 * 0.5
     ((reason, count),) = engine.figures()["fallbacks"].items()
@@ -343,7 +344,7 @@ def test_a_number_that_only_the_host_may_give_is_a_reason(engine, name):
     for n in range(8):
         _, (read,) = child.run(program, (), (float(n), 2.0))
         assert float(read[0]) == -n
-    assert engine.figures()["fallbacks"] == {graphs.PLAIN.format(name): 1}
+    assert engine.figures()["fallbacks"] == {cuda_graphs.PLAIN.format(name): 1}
 
 
 def test_a_seed_that_is_a_tensor_is_a_reason(engine):
@@ -360,7 +361,7 @@ def test_a_seed_that_is_a_tensor_is_a_reason(engine):
     (handle,), _ = child.run(make_seed(), numbers=(3,))
     for _ in range(6):
         child.run(program, (handle,))
-    assert engine.figures()["fallbacks"] == {graphs.SEEDED.format("rand"): 1}
+    assert engine.figures()["fallbacks"] == {cuda_graphs.SEEDED.format("rand"): 1}
 
 
 def make_seed():
@@ -374,19 +375,19 @@ def test_few_operations_are_not_worth_it_and_that_is_counted_once(engine):
     handle = make_weights(child)
     for _ in range(8):
         child.run(program, (handle,))
-    assert engine.figures()["fallbacks"] == {graphs.FEW: 1}
+    assert engine.figures()["fallbacks"] == {cuda_graphs.FEW: 1}
     assert engine.figures()["captured"] == 0
 
 
 def test_a_program_too_large_is_not_recorded(engine, monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_BYTES", 1000)
+    monkeypatch.setattr(cuda_graphs, "MAX_BYTES", 1000)
     child = Child(engine)
     repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 8)
-    assert engine.figures()["fallbacks"] == {graphs.LARGE: 1}
+    assert engine.figures()["fallbacks"] == {cuda_graphs.LARGE: 1}
 
 
 def test_recordings_are_bounded_and_the_oldest_has_to_repeat_again(engine, monkeypatch):
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 2)
     child = Child(engine)
     several = [step_program([(e.ABS, (4,))] * n) for n in range(4)]
     handle = make_weights(child)
@@ -476,7 +477,7 @@ def test_operations_of_sixteen_bits_with_a_moving_number_are_done_in_float32():
 
     op = type(e.MUL)("probe", e.MUL.rule, numpy=e.MUL.numpy, torch=lambda *_: kernel)
     half = spec_of(bfloat16, (2,))
-    made = graphs.of_arrays(op).torch(torch, (half, NUMBER), (), half)
+    made = cuda_graphs.of_arrays(op).torch(torch, (half, NUMBER), (), half)
     x, out = torch.tensor([1.0, 3.0]).bfloat16(), torch.zeros(2).bfloat16()
     assert made(x, torch.tensor(0.1), out=out) is out
     assert seen == [torch.float32, torch.float32]
@@ -508,15 +509,15 @@ def test_numbers_of_sixteen_bits_are_not_rounded_to_them(engine):
 def test_any_program_gives_equal_results_when_it_is_replayed(drawn):
     program, seed = drawn
     program = decode(program.encode())
-    if len(program.steps) < graphs.LEAST_STEPS:
+    if len(program.steps) < cuda_graphs.LEAST_STEPS:
         return
     backend = StandIn()
     engine = session.Engine(backend)
     ready = session.Ready(program, backend, 0, 0)
     plain_run = compiled(
-        program, torch_backend("cpu"), Pool(torch_backend("cpu")), graphs.as_one(ALL_OFF)
+        program, torch_backend("cpu"), Pool(torch_backend("cpu")), cuda_graphs.as_one(ALL_OFF)
     )
-    ready.compiled = compiled(program, backend, Pool(backend), graphs.as_one(Options()))
+    ready.compiled = compiled(program, backend, Pool(backend), cuda_graphs.as_one(Options()))
     held = []
     for turn in range(RUNS + 3):
         arrays = arrays_for(program, seed + turn % 3, backend)

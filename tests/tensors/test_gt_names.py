@@ -228,7 +228,7 @@ def test_the_backend_is_chosen_by_name():
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_a_broker_may_be_started_for_one_backend(backend, monkeypatch):
-    from shmgpu import residents
+    from shmgpu.engine import functions as residents
 
     asked = []
     engine_of = residents.engine_of

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import lazy, residents
+from shmgpu import lazy
 from shmgpu.child import runtime
+from shmgpu.engine import functions as residents
 from shmgpu.engine import session
 from shmgpu.ops.elementwise import NEG
 from shmgpu.ops.graph import spec_of

@@ -175,9 +175,9 @@ engine/expressions                  helper
 engine/fusion                       helper
 engine/native                       helper
 engine/compile                      helper
-engine/graphs                       helper
+engine/cuda_graphs                  helper
 engine/session                      helper
-residents                           any
+engine/functions                    any
 
 interop                             child
 autograd                            child
@@ -299,9 +299,9 @@ ACROSS: dict[tuple[str, str], str] = {
     ("talk", "arena"): "messages are sent from an arena and read anywhere",
     ("talk", "child/runtime"): "messages are sent from an arena and read anywhere",
     # The engine's functions are called by children as a user's are; their bodies belong to helpers.
-    ("residents", "helper/decoded"): "the type of their first argument",
-    ("residents", "engine/backends"): "their bodies",
-    ("residents", "engine/session"): "their bodies",
+    ("engine/functions", "helper/decoded"): "the type of their first argument",
+    ("engine/functions", "engine/backends"): "their bodies",
+    ("engine/functions", "engine/session"): "their bodies",
     ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",
     ("watch/timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
