@@ -75,12 +75,12 @@ _TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
 _TENSOR_NAMES = {
     name: room
     for room, names in {
-        "tensors": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
+        "tensors.tensor": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
         "set_verbosity tensor zeros",
-        "factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
+        "tensors.factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
         "randn_like zeros_like",
         "optim": "SGD Adam AdamW",
-        "workers": "gpu_workers set_backend",
+        "tensors.placement": "gpu_workers set_backend",
     }.items()
     for name in names.split()
 }
@@ -100,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name in _TENSOR_NAMES:
         found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
     else:  # operations, and element types
-        tensors = importlib.import_module("shmgpu.tensors")
+        tensors = importlib.import_module("shmgpu.tensors.tensor")
         found = tensors.FUNCTIONS.get(name) or tensors.DTYPES.get(name)
         if found is None:
             raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")

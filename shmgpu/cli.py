@@ -549,7 +549,7 @@ def summarise(events: Sequence[dict[str, Any]]) -> Summary:
 
 def _trace(options: argparse.Namespace) -> int:
     # Here, because they name tensors, and who does that computes with torch: `up` would import it.
-    from shmgpu.debug import saved as debug_trace
+    from shmgpu.tensors.debug import saved as debug_trace
     from shmgpu.watch import timeline
 
     for index, path in enumerate(options.files):

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shmgpu import autograd, lazy
 from shmgpu.codec import arrays
-from shmgpu.tensors import Tensor, tensor, zeros
+from shmgpu.tensors import autograd, recorder
+from shmgpu.tensors.tensor import Tensor, tensor, zeros
 
 
 class Optimizer:
@@ -49,7 +49,7 @@ class Optimizer:
             for one, state in zip(group["params"], self.state, strict=True):
                 if one.grad is not None:
                     self._change(one, one.grad, state, group)
-        lazy.current().step_done()
+        recorder.current().step_done()
 
     def _change(
         self, one: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]

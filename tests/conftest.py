@@ -372,10 +372,10 @@ def leak_guard(request):
 @pytest.fixture(autouse=True)
 def chosen_backend():
     """What a test chooses for its tensors is chosen for it alone, wherever the test stands."""
-    lazy = sys.modules.get("shmgpu.lazy")
+    lazy = sys.modules.get("shmgpu.tensors.recorder")
     before = "torch" if lazy is None else lazy._backend
     yield
-    if (lazy := sys.modules.get("shmgpu.lazy")) is not None:
+    if (lazy := sys.modules.get("shmgpu.tensors.recorder")) is not None:
         lazy._backend = before
 
 

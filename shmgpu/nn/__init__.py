@@ -30,7 +30,7 @@ from shmgpu.nn.simple import (
     Tanh,
 )
 from shmgpu.optim import SGD, Adam, AdamW
-from shmgpu.tensors import FUNCTIONS
+from shmgpu.tensors.tensor import FUNCTIONS
 
 mse_loss = FUNCTIONS["mse_loss"]
 relu = FUNCTIONS["relu"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.nn.module import Module, Parameter
-from shmgpu.tensors import FUNCTIONS, Tensor, ones, rand, randn, zeros
+from shmgpu.tensors.tensor import FUNCTIONS, Tensor, ones, rand, randn, zeros
 
 
 def uniform(bound: float, *size: int) -> Tensor:

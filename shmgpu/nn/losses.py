@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu.nn.module import Module
-from shmgpu.tensors import FUNCTIONS, Tensor
+from shmgpu.tensors.tensor import FUNCTIONS, Tensor
 
 
 class _Loss(Module):

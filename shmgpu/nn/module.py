@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import autograd
 from shmgpu.codec import arrays
-from shmgpu.tensors import Tensor, tensor
+from shmgpu.tensors import autograd
+from shmgpu.tensors.tensor import Tensor, tensor
 
 State = dict[str, Tensor]
 

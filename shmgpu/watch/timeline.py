@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shmgpu.debug.saved import TENSORS_PID
 from shmgpu.errors import ShmError
+from shmgpu.tensors.debug.saved import TENSORS_PID
 from shmgpu.watch import trace
 
 MAX_BARS = 20_000

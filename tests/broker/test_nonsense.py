@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import debug, workers
+from shmgpu import debug
 from shmgpu.serve import Tensor, model
+from shmgpu.tensors import placement
 
 launching = sys.modules["shmgpu.broker.launch"]  # the name is the function's
 
@@ -94,8 +95,8 @@ STARTS = {
     "connect": (shmgpu.connect, {}),
     "claim": (shmgpu.claim, {}),
     "ensure": (shmgpu.ensure, {}),
-    "gpu_workers": (workers.gpu_workers, {"n": 1}),
-    "set_backend": (workers.set_backend, {"name": "numpy"}),
+    "gpu_workers": (placement.gpu_workers, {"n": 1}),
+    "set_backend": (placement.set_backend, {"name": "numpy"}),
     "debug.enable": (debug.enable, {}),
 }
 PAIRS = [(name, word) for name, (target, _) in STARTS.items() for word in keywords(target)]

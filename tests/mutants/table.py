@@ -961,7 +961,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/lazy.py",
+        "shmgpu/tensors/recorder.py",
         "    return isinstance(error, NoHelpers) and NOT_THERE in str(error)",
         "    return False",
         SCALE + "test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_"
@@ -983,7 +983,7 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/lazy.py",
+        "shmgpu/tensors/recorder.py",
         "                self._forget_absent()",
         "                pass",
         SCALE + "test_tensors_go_on_at_the_helpers_that_are_left_and_those_of_others_say_why_they_"
@@ -1257,7 +1257,7 @@ MUTANTS = [
     ),
     Mutant(
         "sentences",
-        "shmgpu/interop.py",
+        "shmgpu/tensors/interop.py",
         "    if name in INDEXING:\n",
         "    if False:\n",
         "tests/tensors/test_interop.py::"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from tensors.samples import OURS, THEIRS
 
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 # How far apart two float types may be that were rounded in another order.
 TOLERANCE = {"float64": 1e-9, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}

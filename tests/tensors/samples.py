@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shmgpu import factories, tensors
+from shmgpu.tensors import factories
+from shmgpu.tensors import tensor as tensors
 
 _RNG = np.random.default_rng(11)
 

@@ -359,12 +359,12 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_an_error_is_raised_by_the_line_that_makes_it_and_names_shapes(engine, what, monkeypatch):
-    from shmgpu import lazy
+    from shmgpu.tensors import recorder
 
     def never(*_):
         raise AssertionError("something was computed to find that out")
 
-    monkeypatch.setattr(lazy.Recorder, "_deliver", never)
+    monkeypatch.setattr(recorder.Recorder, "_deliver", never)
     call, words = WRONG[what]
     with pytest.raises((ValueError, TypeError, IndexError, RuntimeError), match=words):
         call()

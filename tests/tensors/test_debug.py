@@ -11,10 +11,10 @@ import sys
 import pytest
 
 import shmgpu as gt
-from shmgpu import debug, lazy
 from shmgpu.common import config
-from shmgpu.debug import ledger
 from shmgpu.errors import ConfigError
+from shmgpu.tensors import debug, recorder
+from shmgpu.tensors.debug import ledger
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def pair():
         made = []
         for number in (2, 3):
             made.append(gt.ones(30, 30) * number)
-            lazy.current().send()
+            recorder.current().send()
         yield made
         made.clear()  # whoever keeps an array keeps its arena
 
@@ -103,7 +103,7 @@ def test_handles_are_those_of_tensors_that_somebody_knows(pair):
 def test_freed_handles_are_gone_from_the_list(engine):
     debug.enable()
     kept = gt.ones(4) + 1
-    lazy.current().send()
+    recorder.current().send()
     assert [row["tensor"] for row in debug.get_handles()].count(kept.id) == 1
     number = kept.id
     del kept
@@ -133,7 +133,7 @@ def test_tapes_are_bounded_count_what_they_drop_and_are_still_verified(engine):
     for _ in range(20):
         one = one + 1
         assert one.data.shape == (3,)
-        lazy.current().send()
+        recorder.current().send()
     assert len(debug.get_tape()) == len(debug.get_output_queue()) == 10
     dropped = debug.get_dropped()
     assert dropped["operations"] == 11 and dropped["instructions"] > 0
@@ -181,7 +181,7 @@ def test_everything_prints(engine, capsys):
 def test_a_failed_operation_leaves_a_tape_that_can_be_read(engine):
     debug.enable()
     message = gt.ones(2) + 1
-    observer = lazy.observer
+    observer = recorder.observer
     observer.failed(type("Message", (), {"seen": None})(), RuntimeError("x"))
     assert message.data[0] == 2
     assert debug.verify() == 2
@@ -277,7 +277,7 @@ def test_settings_that_cannot_be_are_refused(wrong):
 def _where(rank):
     gt.ones(2).sum().item()
     kept = gt.ones(4) + 1
-    lazy.current().send()
+    recorder.current().send()
     return debug.get_handles()[0]["helper"], kept.data.shape
 
 

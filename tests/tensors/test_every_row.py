@@ -11,8 +11,8 @@ from tensors.samples import OURS, SAMPLES, THEIRS
 
 import shmgpu
 from shmgpu import ops
-from shmgpu import tensors as st
 from shmgpu.engine import plan
+from shmgpu.tensors import tensor as st
 
 STEP = 1e-5
 RNG = np.random.default_rng(3)

@@ -11,8 +11,9 @@ import time
 import pytest
 
 import shmgpu as gt
-from shmgpu import errors, lazy, workers
+from shmgpu import errors
 from shmgpu.attach import automatic, control
+from shmgpu.tensors import placement, recorder
 
 PROGRAM = """
 import shmgpu as gt
@@ -89,13 +90,13 @@ print((gt.ones(2) + 1).data.tolist())
 
 @pytest.fixture(autouse=True)
 def _same_backend(monkeypatch):
-    monkeypatch.setattr(lazy, "_backend", "torch")
+    monkeypatch.setattr(recorder, "_backend", "torch")
 
 
 @pytest.fixture
 def two_devices(monkeypatch):
     """As if helper 1 had another device than helper 0."""
-    monkeypatch.setattr(workers, "_device_of", lambda number: ["cpu", "cuda:0"][number])
+    monkeypatch.setattr(placement, "_device_of", lambda number: ["cpu", "cuda:0"][number])
 
 
 def run_on(device, place):
@@ -157,7 +158,7 @@ def test_tensors_live_on_the_helpers_that_have_the_device(two_devices):
         kept = [gt.ones(2) + n for n in range(4)]
         for n, one in enumerate(kept):
             assert one.sum().item() == 2 * n + 2
-        assert lazy.current().helpers == (1,)
+        assert recorder.current().helpers == (1,)
         gt.set_backend("torch", device="cuda:0")  # as it is
         with pytest.raises(RuntimeError, match="before the first"):
             gt.set_backend("torch", device="cpu")
@@ -168,4 +169,4 @@ def test_as_many_workers_as_asked_are_taken_of_those_with_the_device(two_devices
         gt.set_backend("torch", device="cuda:0")
         gt.gpu_workers(1)
         assert (gt.ones(2) + 1).sum().item() == 4
-        assert lazy.current().helpers == (1,)
+        assert recorder.current().helpers == (1,)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shmgpu as gt
-from shmgpu.tensors import FUNCTIONS
+from shmgpu.tensors.tensor import FUNCTIONS
 
 
 def needs(*names: str) -> pytest.MarkDecorator:

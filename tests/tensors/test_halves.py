@@ -10,13 +10,13 @@ import pytest
 import torch
 from tensors.against_torch import same
 
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 WITHOUT = """
 import sys
 sys.modules["ml_dtypes"] = None
 import shmgpu
-from shmgpu import lazy, tensors as st
+from shmgpu.tensors import recorder as lazy, tensor as st
 lazy._backend = "numpy"
 with shmgpu.init(inline=True, arena="16MiB"):
     assert st.ones(3, dtype="float16").data.sum() == 3

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shmgpu as gt
-from shmgpu import lazy
+from shmgpu.tensors import recorder
 
 
 def lent(shape=(3, 4), dtype="float32"):
@@ -142,9 +142,9 @@ def test_nothing_is_copied_into_the_arena_of_a_child():
         array = lent((256, 256))
         before = copied_in()
         x = gt.from_numpy(array)
-        lazy.current().send()
+        recorder.current().send()
         out = x * 2
-        lazy.current().send()
+        recorder.current().send()
         del x
         assert out.sum().item() == 2 * 1.5 * 256 * 256
         assert copied_in() == before

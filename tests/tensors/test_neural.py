@@ -10,7 +10,7 @@ import torch
 from tensors.against_torch import agree
 from tensors.samples import OURS
 
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(17)
 FLOATS = ["float64", "float32", "float16", "bfloat16"]

@@ -8,7 +8,7 @@ import torch
 from tensors.against_torch import agree, same
 from tensors.samples import THEIRS
 
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(7)
 

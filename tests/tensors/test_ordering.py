@@ -8,7 +8,7 @@ import torch
 from tensors.against_torch import agree, same
 from tensors.samples import OURS, THEIRS
 
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(29)
 X = RNG.permutation(24).reshape(2, 3, 4) / 4.0 - 3

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import shmgpu as gt
-from shmgpu import autograd, lazy
 from shmgpu.ops import graph
+from shmgpu.tensors import autograd, recorder
 
 OPERATIONS = [
     lambda a, b: a + b,
@@ -24,12 +24,12 @@ OPERATIONS = [
 def on_a_helper(values):
     """A tensor that is resident, and nowhere else."""
     made = gt.tensor(values, dtype="float64") * 1
-    lazy.current().send()
+    recorder.current().send()
     return made
 
 
 def programs():
-    return len(lazy.current()._programs)
+    return len(recorder.current()._programs)
 
 
 def test_the_same_tensor_twice_is_not_two_tensors(engine):

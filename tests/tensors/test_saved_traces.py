@@ -9,8 +9,9 @@ import sys
 import pytest
 
 import shmgpu as gt
-from shmgpu import cli, debug, lazy
+from shmgpu import cli, debug
 from shmgpu.errors import ShmError
+from shmgpu.tensors import recorder
 from shmgpu.watch import timeline
 
 
@@ -21,7 +22,7 @@ def saved(tmp_path):
         made = []
         for number in (2, 3):
             made.append(gt.ones(30, 30) * number)
-            lazy.current().send()
+            recorder.current().send()
         (made[0] @ made[1]).numpy()
         place = debug.save_debug_trace(tmp_path / "t.json")
         made.clear()

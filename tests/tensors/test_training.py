@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shmgpu import nn, optim
-from shmgpu import tensors as st
+from shmgpu.tensors import tensor as st
 
 
 class Model(nn.Module):

@@ -179,17 +179,18 @@ engine/cuda_graphs                  helper
 engine/session                      helper
 engine/functions                    any
 
-interop                             child
-autograd                            child
-lazy                                child
-tensors                             child
-factories                           child
-workers                             child
-debug/ledger                        child
-debug/tape                          child
-debug/ticks                         child
-debug/saved                         child
-debug/__init__                      child
+tensors/interop                     child
+tensors/autograd                    child
+tensors/recorder                    child
+tensors/tensor                      child
+tensors/factories                   child
+tensors/placement                   child
+tensors/debug/ledger                child
+tensors/debug/tape                  child
+tensors/debug/ticks                 child
+tensors/debug/saved                 child
+tensors/debug/__init__              child
+tensors/__init__                    child
 
 optim                               child
 nn/module                           child
@@ -198,6 +199,7 @@ nn/layers                           child
 nn/losses                           child
 nn/simple                           child
 nn/__init__                         child
+debug                               child
 talk                                any
 
 doctor/probes                       any
@@ -280,9 +282,15 @@ __main__                            parent
 
 # (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
 UPWARD: dict[tuple[str, str], str] = {
-    ("watch/timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
-    ("lazy", "debug/__init__"): "SHMGPU_DEBUG; what observes belongs below both",
-    ("debug/ledger", "debug/tape"): "a type; the tape's rows belong below both",
+    (
+        "watch/timeline",
+        "tensors/debug/saved",
+    ): "one number of a trace, which belongs to watch/trace",
+    (
+        "tensors/recorder",
+        "tensors/debug/__init__",
+    ): "SHMGPU_DEBUG; what observes belongs below both",
+    ("tensors/debug/ledger", "tensors/debug/tape"): "a type; the tape's rows belong below both",
     ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
 }
 
@@ -302,8 +310,14 @@ ACROSS: dict[tuple[str, str], str] = {
     ("engine/functions", "helper/decoded"): "the type of their first argument",
     ("engine/functions", "engine/backends"): "their bodies",
     ("engine/functions", "engine/session"): "their bodies",
-    ("lazy", "engine/session"): "the form of a program's message, which belongs to ops/",
-    ("watch/timeline", "debug/saved"): "one number of a trace, which belongs to watch/trace",
+    (
+        "tensors/recorder",
+        "engine/session",
+    ): "the form of a program's message, which belongs to ops/",
+    (
+        "watch/timeline",
+        "tensors/debug/saved",
+    ): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
     ("serve/rows", "child/plans"): "what workers call them with",
     ("serve/rows", "child/prepared"): "what workers call them with",

@@ -745,7 +745,7 @@ def current() -> Recorder:
     recorder: Recorder | None = means.extra.get("recorder")
     if recorder is None:
         if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
-            importlib.import_module("shmgpu.debug").enable()
+            importlib.import_module("shmgpu.tensors.debug").enable()
         helpers = means.extra.get("tensor helpers") or _helpers(means)
         recorder = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
     return recorder

@@ -12,7 +12,7 @@ from typing import Any
 from shmgpu.codec import dtypes
 from shmgpu.ops import creation
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
-from shmgpu.tensors import Tensor, full, ones, rand, randn, zeros
+from shmgpu.tensors.tensor import Tensor, full, ones, rand, randn, zeros
 
 __all__ = [
     "arange",

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.debug.tape import Tape
-from shmgpu.debug.ticks import Span, label_of
+from shmgpu.tensors.debug.tape import Tape
+from shmgpu.tensors.debug.ticks import Span, label_of
 from shmgpu.watch.tables import align
 
 TENSORS_PID = 3

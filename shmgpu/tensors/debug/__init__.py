@@ -15,16 +15,16 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu import lazy
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.logs import logger
-from shmgpu.debug import ledger, saved, ticks
-from shmgpu.debug.ledger import Unsound
-from shmgpu.debug.tape import Handle, Instruction, Operation, Tape, operation_of
-from shmgpu.debug.ticks import Span, Tick
 from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, ShmError
+from shmgpu.tensors import recorder as lazy
+from shmgpu.tensors.debug import ledger, saved, ticks
+from shmgpu.tensors.debug.ledger import Unsound
+from shmgpu.tensors.debug.tape import Handle, Instruction, Operation, Tape, operation_of
+from shmgpu.tensors.debug.ticks import Span, Tick
 from shmgpu.watch.stats import stats
 from shmgpu.watch.tables import align
 
@@ -115,7 +115,7 @@ def get_tape() -> list[dict[str, Any]]:
     """The operations that this child recorded, oldest first.
 
     Those that wait to be needed are always known, and have the message 0; those before them are
-    known while debugging is on. See :class:`shmgpu.debug.tape.Operation` for the keys.
+    known while debugging is on. See :class:`shmgpu.tensors.debug.tape.Operation` for the keys.
     """
     return [dataclasses.asdict(one) for one in _operations()]
 
@@ -148,7 +148,7 @@ def print_tape() -> None:
 def get_output_queue() -> list[dict[str, Any]]:
     """What became of the operations: on which helper they ran, what moved there, what was kept.
 
-    See :class:`shmgpu.debug.tape.Instruction` for the keys.
+    See :class:`shmgpu.tensors.debug.tape.Instruction` for the keys.
     """
     return [dataclasses.asdict(one) for one in _on().instructions]
 
@@ -200,7 +200,7 @@ def verify() -> int:
 def get_handles() -> list[dict[str, Any]]:
     """The tensors that helpers hold for this child, and where.
 
-    See :class:`shmgpu.debug.tape.Handle` for the keys.
+    See :class:`shmgpu.tensors.debug.tape.Handle` for the keys.
     """
     return [dataclasses.asdict(one) for one in _handles()]
 
@@ -318,7 +318,7 @@ def _ticks() -> tuple[list[Tick], int]:
 def get_tick_trace() -> list[dict[str, Any]]:
     """For each tick since debugging began: the share that each helper was busy, and with what.
 
-    See :class:`shmgpu.debug.ticks.Tick` for the keys.
+    See :class:`shmgpu.tensors.debug.ticks.Tick` for the keys.
     """
     return [dataclasses.asdict(one) for one in _ticks()[0]]
 

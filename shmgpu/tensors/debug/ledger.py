@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shmgpu.errors import ShmError
 
 if TYPE_CHECKING:
-    from shmgpu.debug.tape import Instruction
+    from shmgpu.tensors.debug.tape import Instruction
 
 
 class Unsound(ShmError):

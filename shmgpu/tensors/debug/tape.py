@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from shmgpu.debug.ledger import Ledger
-from shmgpu.lazy import Message, Resident
 from shmgpu.ops.graph import Node, Scalar
 from shmgpu.ops.program import Draft
+from shmgpu.tensors.debug.ledger import Ledger
+from shmgpu.tensors.recorder import Message, Resident
 
 Row = TypeVar("Row")
 
@@ -142,7 +142,7 @@ class _Seen:
 
 
 class Tape:
-    """The observer: see :class:`shmgpu.lazy.Observer`."""
+    """The observer: see :class:`shmgpu.tensors.recorder.Observer`."""
 
     def __init__(self, limit: int) -> None:
         self.started_ns = time.monotonic_ns()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from shmgpu import core
 from shmgpu.child import runtime
-from shmgpu.debug.tape import Sent, Tape
 from shmgpu.engine.functions import EXECUTE
+from shmgpu.tensors.debug.tape import Sent, Tape
 from shmgpu.watch import trace
 
 MAX_TICKS = 10_000
