@@ -22,6 +22,10 @@ MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
         ("Session", "init", "is_running", "launch", "rank", "shutdown"),
     ),
     "shmgpu.stats": ("shmgpu.watch.stats", ("stats",)),
+    "shmgpu.talk": (
+        "shmgpu.messages",
+        ("shm_get_child_id", "shm_get_helper_id", "shm_read_msg", "shm_send_msg"),
+    ),
     "shmgpu.trace": ("shmgpu.watch.trace", ("read", "write")),
 }
 
