@@ -2,7 +2,7 @@
 
 import sys
 
-from shmgpu.cli import main
+from shmgpu.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

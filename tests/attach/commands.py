@@ -41,7 +41,7 @@ class Place:
         return subprocess.Popen(
             [
                 sys.executable,
-                *(["-m", "shmgpu.cli", *words[1:]] if words[0] == "shmgpu" else words),
+                *(["-m", "shmgpu.cli.main", *words[1:]] if words[0] == "shmgpu" else words),
             ],
             env={**self.environment, **more},
             cwd=self.directory,

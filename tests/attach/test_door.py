@@ -17,8 +17,9 @@ from attach import brokers, served, served_here
 from attach.brokers import needs_root, said
 
 import shmgpu
-from shmgpu import cli, core
+from shmgpu import core
 from shmgpu.attach import control, endpoint, spawn
+from shmgpu.cli import main as cli
 
 UP = ("up", "--arena", "1MiB", "--devices", "cpu", "attach.served_here")
 

@@ -28,7 +28,7 @@ except shmgpu.ShmError as error:
 
 COMMAND = """
 import sys
-from shmgpu import cli
+from shmgpu.cli import main as cli
 sys.exit(cli.main({!r}))
 """
 

@@ -47,7 +47,7 @@ def test_a_program_that_is_pid_1_starts_a_broker_that_ends_with_the_namespace(pl
 
 
 def test_a_broker_that_is_pid_1_serves_who_enters_and_ends_in_order(place):
-    broker = alone(place, "-m", "shmgpu.cli", "up", "--devices", "cpu", "served_here")
+    broker = alone(place, "-m", "shmgpu.cli.main", "up", "--devices", "cpu", "served_here")
     try:
         assert broker.stdout.readline().startswith("a broker serves at")
         first = pathlib.Path(f"/proc/{broker.pid}/task/{broker.pid}/children")

@@ -96,7 +96,7 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
         "shmgpu.connect()\n"
         "one = served_here.held.options(helpers=[1]).submit(np.zeros(1), 'let_go')\n"
         "while shmgpu.stats()['helpers'][1]['in_flight'] == 0: pass\n"
-        "command = [sys.executable, '-m', 'shmgpu.cli', 'scale', '1']\n"
+        "command = [sys.executable, '-m', 'shmgpu.cli.main', 'scale', '1']\n"
         "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())\n"
         "print(shmgpu.stats()['helpers'][1]['state'])\n"
         "pathlib.Path('let_go').touch()\n"
@@ -222,7 +222,7 @@ def test_a_call_that_waits_for_company_at_one_that_is_let_go_fails_at_once(place
         "x = np.zeros((1, 4))\n"
         "alone = served_here.in_company.options(helpers=[1]).submit(x)\n"
         "while shmgpu.stats()['broker']['queued'] == 0: pass\n"
-        "subprocess.run([sys.executable, '-m', 'shmgpu.cli', 'scale', '1'], check=True)\n"
+        "subprocess.run([sys.executable, '-m', 'shmgpu.cli.main', 'scale', '1'], check=True)\n"
         "try:\n"
         "    alone.result(timeout=20)\n"
         "except shmgpu.NoHelpers as error:\n"
@@ -242,7 +242,7 @@ for n in range(9):
     assert one.sum().item() == 1000 * (n + 1)
     held[one._node.value.life.number].append((n, one))
 print(sorted(held))
-subprocess.run([sys.executable, "-m", "shmgpu.cli", "scale", "1"], check=True)
+subprocess.run([sys.executable, "-m", "shmgpu.cli.main", "scale", "1"], check=True)
 while [row["state"] for row in gt.stats()["helpers"]] != [2, 6, 6]: pass
 unasked = []
 for n in range(3):

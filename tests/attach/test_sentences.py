@@ -12,7 +12,7 @@ import pytest
 from attach.commands import starting_by_themselves
 
 import shmgpu
-from shmgpu import cli
+from shmgpu.cli import main as cli
 
 FUNCTION = (
     "import numpy as np, shmgpu\n"

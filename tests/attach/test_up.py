@@ -15,7 +15,7 @@ import pytest
 from attach.commands import Place, until
 from crash.programs import is_alive
 
-from shmgpu import cli
+from shmgpu.cli import main as cli
 from shmgpu.watch import monitor
 
 SERVED = "attach.served_here"

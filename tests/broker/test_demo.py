@@ -22,7 +22,7 @@ import pytest
 pytest.importorskip("sklearn", reason="the demo's data comes with scikit-learn")
 pytest.importorskip("torch")
 
-from shmgpu import cli
+from shmgpu.cli import main as cli
 from shmgpu.demo import digits
 from shmgpu.demo.audit import Audit, Process, audit
 from shmgpu.demo.digits import Split
@@ -31,7 +31,7 @@ from shmgpu.demo.serve import Served
 from shmgpu.demo.stage import Outcome, Stage, StageFailed, Traffic, traffic_of
 
 CHILDREN, HELPERS = 6, 2
-COMMAND = (sys.executable, "-m", "shmgpu.cli")
+COMMAND = (sys.executable, "-m", "shmgpu.cli.main")
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def idle(tmp_path_factory):
 
 def command(*arguments, **kind):
     return subprocess.run(
-        [sys.executable, "-m", "shmgpu.cli", "top", *map(str, arguments)],
+        [sys.executable, "-m", "shmgpu.cli.main", "top", *map(str, arguments)],
         capture_output=True, text=True, timeout=60, **kind,
     )  # fmt: skip
 
@@ -189,7 +189,7 @@ def test_under_load_there_are_rates_and_latencies_by_function(broker):
 
 def test_a_print_out_needs_no_textual(idle):
     code = (
-        "import sys; sys.modules['textual'] = None; from shmgpu import cli;"
+        "import sys; sys.modules['textual'] = None; from shmgpu.cli import main as cli;"
         f"sys.exit(cli.main(['top', '{idle.pid}', '--once', '--interval', '0.05']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -453,7 +453,7 @@ def test_on_a_terminal_it_starts_and_quits_with_q(idle):
     controlling, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "shmgpu.cli", "top", str(idle.pid), "--interval", "0.1"],
+        [sys.executable, "-m", "shmgpu.cli.main", "top", str(idle.pid), "--interval", "0.1"],
         stdin=terminal, stdout=terminal, stderr=terminal, env=environment, start_new_session=True,
     )  # fmt: skip
     os.close(terminal)

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import shmgpu as gt
-from shmgpu import cli, debug
+from shmgpu import debug
+from shmgpu.cli import main as cli
 from shmgpu.errors import ShmError
 from shmgpu.tensors import recorder
 from shmgpu.watch import timeline

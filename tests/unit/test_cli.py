@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from shmgpu import cli
+from shmgpu.cli import main as cli
 from shmgpu.watch import trace
 
 
@@ -73,7 +73,7 @@ def test_wrong_arguments_end_with_usage_and_status_2(arguments, capsys):
 
 
 def test_the_command_line_starts_without_torch():
-    code = "import sys, shmgpu.cli; print('torch' in sys.modules)"
+    code = "import sys, shmgpu.cli.main; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_ends_the_command_without_a_traceback(saved):
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, "-m", "shmgpu.cli", "trace", path],
+        [sys.executable, "-m", "shmgpu.cli.main", "trace", path],
         stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     os.close(writing)

@@ -16,7 +16,8 @@ import threading
 import pytest
 
 import shmgpu
-from shmgpu import cli, core, doctor, errors
+from shmgpu import core, doctor, errors
+from shmgpu.cli import main as cli
 from shmgpu.doctor import machine as machines
 from shmgpu.doctor import probes
 from shmgpu.doctor.machine import Gpu, Gpus, Interpreter, Machine
@@ -476,7 +477,7 @@ def test_gpus_are_asked_for_in_another_process(code, expected, tmp_path, monkeyp
 
 def run(*arguments, shell="", user=(), **settings):
     """shmgpu doctor in a process of its own, under limits that a shell sets first."""
-    command = [*user, sys.executable, "-m", "shmgpu.cli", "doctor", *arguments]
+    command = [*user, sys.executable, "-m", "shmgpu.cli.main", "doctor", *arguments]
     return subprocess.run(
         ["bash", "-c", f'{shell or ":"} && exec "$@"', "bash", *command],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **settings,
@@ -597,7 +598,7 @@ def test_colour_is_for_terminals(variables, coloured):
     environment = {**os.environ, "TERM": "xterm", **variables}
     ours, theirs = pty.openpty()
     try:
-        command = [sys.executable, "-m", "shmgpu.cli", "doctor", "--devices", "cpu"]
+        command = [sys.executable, "-m", "shmgpu.cli.main", "doctor", "--devices", "cpu"]
         with subprocess.Popen(command, stdout=theirs, env=environment) as process:
             os.close(theirs)
             printed = b""

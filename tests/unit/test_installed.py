@@ -67,7 +67,7 @@ def test_the_installed_package_is_used_and_so_is_it_by_the_broker(checkout):
 
 
 def test_who_runs_other_code_than_lies_there_is_warned(checkout):
-    with open(checkout / "shmgpu" / "cli.py", "a") as file:
+    with open(checkout / "shmgpu" / "cli" / "main.py", "a") as file:
         file.write("# A change.\n")
     said, complained = run("-c", "import shmgpu\nprint(shmgpu.__file__)", cwd=checkout)
     assert said == f"{BUILT}/__init__.py\n"

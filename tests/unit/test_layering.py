@@ -274,7 +274,7 @@ serve/worker                        child
 serve/command                        parent
 serve/__init__                      any
 
-cli                                 parent
+cli/main                            parent
 former                              any
 __init__                            any
 __main__                            parent

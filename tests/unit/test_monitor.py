@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from shmgpu import cli
+from shmgpu.cli import main as cli
 from shmgpu.errors import NotRunning, ShmError
 from shmgpu.watch import monitor, tables, top
 

@@ -226,7 +226,7 @@ def make_targets() -> set[str]:
 
 @functools.cache
 def why_no_subcommand(name: str) -> str:
-    code = f"import sys\nfrom shmgpu.cli import main\nsys.exit(main([{name!r}, '--help']))"
+    code = f"import sys\nfrom shmgpu.cli.main import main\nsys.exit(main([{name!r}, '--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     return "" if done.returncode == 0 else done.stderr[-300:] or "it fails"
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 import shmgpu
-from shmgpu import cli, nn
+from shmgpu import nn
+from shmgpu.cli import main as cli
 from shmgpu.common import config
 from shmgpu.serve.models import model
 

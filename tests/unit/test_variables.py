@@ -9,10 +9,11 @@ import sys
 import pytest
 
 import shmgpu
-from shmgpu import cli, core
+from shmgpu import core
 from shmgpu.attach import spawn
 from shmgpu.broker import daemon
 from shmgpu.broker.launch_config import Settings
+from shmgpu.cli import main as cli
 from shmgpu.common.progress import Bar
 
 

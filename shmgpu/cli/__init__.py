@@ -1,0 +1,1 @@
+"""The commands; never does itself what a wing does."""
