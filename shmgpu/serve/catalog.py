@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu.common.logs import logger
-from shmgpu.serve import datatypes, preparing
+from shmgpu.serve import preparing
 from shmgpu.serve.counters import FIELDS, INDEX
-from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
+from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.rows import Rows, Target
 from shmgpu.serve.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.table import Table

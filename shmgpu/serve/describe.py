@@ -8,8 +8,8 @@ from typing import Any
 
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import Counters
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.metadata import TensorMetadata
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.metadata import TensorMetadata
 
 EXTENSIONS = (
     "binary_tensor_data",

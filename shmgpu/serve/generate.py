@@ -13,12 +13,12 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve import datatypes, protocol
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.edge import Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.problems import answer_to
-from shmgpu.serve.requests import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol import datatypes, http_codec
+from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
 from shmgpu.serve.streams import Stream
 
 EVENTS = b"text/event-stream; charset=utf-8"
@@ -56,7 +56,7 @@ def read(found: dict[str, Any], served: Served, limits: Limits) -> InferRequest:
                 400, f"'{key}' is no input of the model, and as a parameter it must be plain"
             )
     body = orjson.dumps({"id": request_id, "parameters": parameters, "inputs": inputs})
-    return protocol.parse_infer(memoryview(body), None, limits, served.metadata)
+    return http_codec.parse_infer(memoryview(body), None, limits, served.metadata)
 
 
 def _shape(data: Any) -> tuple[int, ...]:

@@ -21,15 +21,16 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import Spec
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
-from shmgpu.serve import datatypes, preparing
+from shmgpu.serve import preparing
 from shmgpu.serve.cache import Cache, digest
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.known import Known, is_placed
-from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.problems import told_as
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import TensorMetadata
+from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.regions import Regions
-from shmgpu.serve.requests import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 from shmgpu.serve.sequences import choose, standing

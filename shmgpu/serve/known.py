@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve import protocol
 from shmgpu.serve.catalog import Served
-from shmgpu.serve.requests import InferRequest, OutputTensor
+from shmgpu.serve.protocol import http_codec
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor
 
 MOST_BYTES = 2048  # of a header that is worth remembering
 MOST_HEADERS = 256  # remembered for each model
@@ -121,7 +121,7 @@ class Known:
         return buffers, header_length
 
     def _general(self, served: Served, outputs: list[OutputTensor]) -> Answer:
-        buffers, header_length = protocol.build_infer(
+        buffers, header_length = http_codec.build_infer(
             served.name, served.version, self.request, outputs
         )
         return list(buffers), header_length

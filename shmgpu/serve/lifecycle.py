@@ -24,8 +24,8 @@ from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.serve import repository
 from shmgpu.serve.counters import Counters
 from shmgpu.serve.problems import told_as
+from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.repository import Source, entry_of
-from shmgpu.serve.requests import ProtocolError
 from shmgpu.serve.rows import Rows, Target
 from shmgpu.serve.runner import LoadFailed
 from shmgpu.serve.table import Table

@@ -13,7 +13,7 @@ from operator import index
 from typing import Any
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve import datatypes
+from shmgpu.serve.protocol import datatypes
 
 MOST_ROWS = 4096  # of a batch; see rows.CAPACITY
 MOST_DELAY_MS = 1000  # see rows.DELAYS_MS

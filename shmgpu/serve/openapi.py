@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from shmgpu.serve import routes, settings
-from shmgpu.serve.datatypes import DATATYPES
+from shmgpu.serve.protocol.datatypes import DATATYPES
 
 ERROR = {
     "type": "object",

@@ -17,8 +17,8 @@ import numpy as np
 
 from shmgpu.common import module_loader
 from shmgpu.errors import ConfigError
-from shmgpu.serve import datatypes
-from shmgpu.serve.metadata import TensorMetadata
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import TensorMetadata
 
 Prepare = Callable[..., Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import posix_ipc
 
-from shmgpu.serve.requests import ProtocolError, SharedMemoryRef, refusal, show_name
+from shmgpu.serve.protocol.types import ProtocolError, SharedMemoryRef, refusal, show_name
 from shmgpu.serve.table import Table
 
 # Files of shared memory that are no client's: this package's, semaphores, Triton's own.

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known, protocol, settings
+from shmgpu.serve import describe, known, settings
 from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.counters import Counters
@@ -27,8 +27,9 @@ from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
+from shmgpu.serve.protocol import http_codec
+from shmgpu.serve.protocol.types import Limits, ProtocolError
 from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
-from shmgpu.serve.requests import Limits, ProtocolError
 
 NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns
@@ -182,7 +183,9 @@ class Front:
                         answering.lesson = self.lanes.lesson(request, pending)
                         return
             view = memoryview(body)
-            parsed = protocol.parse_infer(view, request.header_length, self.limits, served.metadata)
+            parsed = http_codec.parse_infer(
+                view, request.header_length, self.limits, served.metadata
+            )
 
             def outcome(outputs: Any, error: BaseException | None) -> None:
                 if outputs is None:
@@ -191,7 +194,7 @@ class Front:
                 else:
                     reply(
                         request,
-                        protocol.build_infer(served.name, served.version, parsed, outputs),
+                        http_codec.build_infer(served.name, served.version, parsed, outputs),
                     )
 
             pending = self.calls.start(served, parsed, started_ns, outcome)

@@ -3,7 +3,7 @@
 Owns the table of calls and the server in one worker. grpc is imported, and its threads are begun,
 only here: in a worker, after the fork. Every worker listens at the port, and the kernel deals the
 connections out. What an inference is belongs to :mod:`shmgpu.serve.infer`, what a request says to
-:mod:`shmgpu.serve.messages`.
+:mod:`shmgpu.serve.protocol.grpc_codec`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.common.logs import logger
-from shmgpu.serve import describe, messages, settings
+from shmgpu.serve import describe, settings
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.infer import Pending
-from shmgpu.serve.messages import MESSAGES, SERVICE
 from shmgpu.serve.problems import answer_to
+from shmgpu.serve.protocol import grpc_codec
+from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.regions import NO_CUDA, unknown_region
-from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.streams import Stream
 
@@ -73,11 +74,11 @@ class _Asked:
         served: Served | None = None
         named = "", "", ""
         try:
-            message, raw = messages.split_request(data)
+            message, raw = grpc_codec.split_request(data)
             self.id = message.id
             named = message.model_name, message.model_version, message.id
             served = front.catalog.find(message.model_name, message.model_version)
-            request = messages.read_infer(message, raw, front.limits, served.metadata)
+            request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
 
             def outcome(outputs: list[OutputTensor] | None, error: BaseException | None) -> None:
                 if self.answered.cancelled():
@@ -87,11 +88,11 @@ class _Asked:
                     self.answered.set_exception(error)
                     return
                 try:
-                    buffers = messages.build_infer(
+                    buffers = grpc_codec.build_infer(
                         served.name, served.version, request, outputs, parameters
                     )
                     if parameters:
-                        buffers = messages.in_stream(buffers)
+                        buffers = grpc_codec.in_stream(buffers)
                     self.answered.set_result(b"".join(buffers))
                 except Exception as wrong:
                     self.answered.set_exception(wrong)
@@ -130,7 +131,7 @@ class _Parts:
     ) -> None:
         self.id = message.id
         self.served = served
-        self.request = messages.read_infer(message, raw, front.limits, served.metadata)
+        self.request = grpc_codec.read_infer(message, raw, front.limits, served.metadata)
         self._told: asyncio.Queue[list[OutputTensor] | BaseException | None] = asyncio.Queue()
         self._stream = Stream(
             front.calls,
@@ -157,14 +158,14 @@ class _Parts:
     def _response(
         self, outputs: list[OutputTensor], is_final: bool, request: InferRequest | None = None
     ) -> bytes:
-        buffers = messages.build_infer(
+        buffers = grpc_codec.build_infer(
             self.served.name,
             self.served.version,
             request or self.request,
             outputs,
             {FINAL: is_final},
         )
-        return b"".join(messages.in_stream(buffers))
+        return b"".join(grpc_codec.in_stream(buffers))
 
     def give_up(self) -> None:
         """The client is gone."""
@@ -248,7 +249,7 @@ def _asked(front: Front, data: bytes, traceparent: bytes) -> _Asked | _Parts | b
 def _streaming(front: Front, data: bytes) -> tuple[Served, Any, Any] | None:
     """The streaming model that a request is for, and its parts; None: it is none, or nothing."""
     try:
-        message, raw = messages.split_request(data)
+        message, raw = grpc_codec.split_request(data)
         served = front.catalog.find(message.model_name, message.model_version)
     except ProtocolError:
         return None
@@ -257,7 +258,7 @@ def _streaming(front: Front, data: bytes) -> tuple[Served, Any, Any] | None:
 
 def _id_of(data: bytes) -> str:
     try:
-        name: str = messages.split_request(data)[0].id
+        name: str = grpc_codec.split_request(data)[0].id
     except ProtocolError:
         return ""
     return name

@@ -23,12 +23,13 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
-from shmgpu.serve import datatypes, preparing, recordings
+from shmgpu.serve import preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
 from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
 from shmgpu.serve.feeds import Feeds
-from shmgpu.serve.metadata import TensorMetadata
 from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.recordings import FATES, Recordings
 from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.table import Table

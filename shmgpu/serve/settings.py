@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from shmgpu.common.logs import logger
-from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.table import Table
 
 LOG: dict[str, bool | int | str] = {

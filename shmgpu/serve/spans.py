@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from shmgpu import core
 from shmgpu.common.logs import Pause, logger
 from shmgpu.errors import ConfigError
-from shmgpu.serve.requests import ProtocolError
+from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.watch import monitor, trace
 
 MOST_WAITING = 8192  # requests whose spans are still to be made; those beyond have none

@@ -21,7 +21,7 @@ from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.feeds import StreamLost
 from shmgpu.serve.infer import LEFT, Calls, Pending
 from shmgpu.serve.problems import told_as
-from shmgpu.serve.requests import InferRequest, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve import datatypes
+from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.regions import RegionLost, open_region
 from shmgpu.serve.table import Table
 

@@ -29,8 +29,8 @@ from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
+from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.regions import Regions
-from shmgpu.serve.requests import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.settings import apply_log

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmgpu.serve import messages, protocol
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.requests import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol import grpc_codec, http_codec
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
+from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
 
 LIMITS = Limits()
 GRPC, HELD, HAS_LENGTH = 1, 2, 4
@@ -59,20 +59,20 @@ def over_http(flags: int, data: memoryview) -> None:
     if flags & HAS_LENGTH:
         length, data = int.from_bytes(data[:2], "little"), data[2:]
     model = (ONE if length == 0 else MODEL) if flags & HELD else None
-    request = protocol.parse_infer(data, length, LIMITS, model)
+    request = http_codec.parse_infer(data, length, LIMITS, model)
     check(request, data)
-    buffers, size = protocol.build_infer("all", "1", request, OUTPUTS)
+    buffers, size = http_codec.build_infer("all", "1", request, OUTPUTS)
     assert size is None or size == len(buffers[0])
 
 
 def over_grpc(flags: int, data: memoryview) -> None:
     whole = bytes(data)
     data = memoryview(whole)
-    message, raw = messages.split_request(whole)
-    request = messages.read_infer(message, raw, LIMITS, MODEL if flags & HELD else None)
+    message, raw = grpc_codec.split_request(whole)
+    request = grpc_codec.read_infer(message, raw, LIMITS, MODEL if flags & HELD else None)
     check(request, data)
-    answer = b"".join(messages.build_infer("all", "1", request, OUTPUTS))
-    shown = messages.MESSAGES["ModelInferResponse"].FromString(answer)
+    answer = b"".join(grpc_codec.build_infer("all", "1", request, OUTPUTS))
+    shown = grpc_codec.MESSAGES["ModelInferResponse"].FromString(answer)
     assert len(shown.raw_output_contents) == len(shown.outputs)
 
 

@@ -184,7 +184,7 @@ def dispatch() -> dict[str, bytes]:
 
 def requests() -> dict[str, bytes]:
     """See fuzz_requests.py for the first byte."""
-    from shmgpu.serve.messages import MESSAGES
+    from shmgpu.serve.protocol.grpc_codec import MESSAGES
 
     def tensor(name="x", datatype="FP32", shape=(2, 2), **more):
         return {"name": name, "datatype": datatype, "shape": list(shape), **more}

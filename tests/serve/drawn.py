@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shmgpu.serve import datatypes
+from shmgpu.serve.protocol import datatypes
 
 NUMBERS = [name for name in datatypes.DATATYPES if name not in ("BYTES", "BF16")]
 

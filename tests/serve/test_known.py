@@ -12,8 +12,8 @@ import pytest
 from serve import servers
 
 from shmgpu.serve import known
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.requests import InferRequest, InputTensor
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.types import InferRequest, InputTensor
 
 MODEL = """
 import numpy as np

@@ -17,11 +17,11 @@ pytest.importorskip("orjson")
 from google.protobuf import descriptor_pb2
 from serve.drawn import NUMBERS, arrays, same
 
-from shmgpu.serve import datatypes, messages, protocol
-from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.requests import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol import datatypes, grpc_codec, http_codec
+from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
+from shmgpu.serve.protocol.types import Limits, OutputTensor, ProtocolError
 
-Request = messages.MESSAGES["ModelInferRequest"]
+Request = grpc_codec.MESSAGES["ModelInferRequest"]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def client():
 
 
 def read(data: bytes, model=None, limits=None):
-    message, raw = messages.split_request(data)
-    return messages.read_infer(message, raw, limits or Limits(), model)
+    message, raw = grpc_codec.split_request(data)
+    return grpc_codec.read_infer(message, raw, limits or Limits(), model)
 
 
 def refusal(message, **given) -> str:
@@ -80,10 +80,10 @@ def test_everything_else_that_it_can_say_arrives(client):
         parameters={"colour": "red", "depth": 3, "deep": True},
     )
     found = read(data)
-    assert found.inputs[0].shm == protocol.SharedMemoryRef("in region", 16, 8)
+    assert found.inputs[0].shm == http_codec.SharedMemoryRef("in region", 16, 8)
     assert found.inputs[1].array().tolist() == [5]
     assert [output.classification for output in found.outputs] == [3, 0]
-    assert found.outputs[1].shm == protocol.SharedMemoryRef("out region", 0, 64)
+    assert found.outputs[1].shm == http_codec.SharedMemoryRef("out region", 0, 64)
     assert (found.sequence_id, found.sequence_start, found.sequence_end) == (7, True, False)
     assert (found.priority, found.timeout_us) == (2, 5000)
     assert [found.parameters[key] for key in ("colour", "depth", "deep")] == ["red", 3, True]
@@ -103,7 +103,7 @@ def test_contents_of_every_datatype_arrive(name):
     values = {"bool": [True, False], "bytes": [b"a", b"\xff"], "float": [0.5, -math.inf]}.get(
         kind, [1, 2]
     )
-    place = messages._CONTENTS[name]
+    place = grpc_codec._CONTENTS[name]
     found = read(request(datatype=name, contents={place: values}).SerializeToString())
     assert found.inputs[0].array().tolist() == values
 
@@ -164,11 +164,11 @@ def test_outputs_arrive_at_the_stock_client_as_they_were(client, data):
         OutputTensor(f"out{number}", name, array.shape, array)
         for number, (name, array) in enumerate(zip(names, expected, strict=True))
     ]
-    buffers = messages.build_infer(
-        "m", "3", protocol.InferRequest(id="9"), outputs, {"final": True, "left": 2, "why": "x"}
+    buffers = grpc_codec.build_infer(
+        "m", "3", http_codec.InferRequest(id="9"), outputs, {"final": True, "left": 2, "why": "x"}
     )
     streamed = service_pb2.ModelStreamInferResponse.FromString(
-        b"".join(messages.in_stream(buffers))
+        b"".join(grpc_codec.in_stream(buffers))
     )
     answer = service_pb2.ModelInferResponse.FromString(b"".join(buffers))
     assert streamed.infer_response == answer
@@ -182,15 +182,15 @@ def test_outputs_arrive_at_the_stock_client_as_they_were(client, data):
 def test_regions_and_classes_are_given_at_their_places(client):
     from tritonclient.grpc import service_pb2
 
-    shm = protocol.SharedMemoryRef("r", 64, 100)
-    asked = protocol.InferRequest(
+    shm = http_codec.SharedMemoryRef("r", 64, 100)
+    asked = http_codec.InferRequest(
         outputs=[
-            protocol.RequestedOutput("y", shm=shm),
-            protocol.RequestedOutput("s", classification=1),
-            protocol.RequestedOutput("z"),
+            http_codec.RequestedOutput("y", shm=shm),
+            http_codec.RequestedOutput("s", classification=1),
+            http_codec.RequestedOutput("z"),
         ]
     )
-    buffers = messages.build_infer(
+    buffers = grpc_codec.build_infer(
         "m",
         "1",
         asked,
@@ -233,7 +233,7 @@ def test_a_message_is_cut_as_protobuf_reads_it(raw, name, cut, more):
     except Exception:
         whole = None
     try:
-        rest, views = messages.split_request(data)
+        rest, views = grpc_codec.split_request(data)
     except ProtocolError:
         return  # groups, which protobuf skips, are refused
     assert whole is not None
@@ -244,7 +244,7 @@ def test_a_message_is_cut_as_protobuf_reads_it(raw, name, cut, more):
 
 def test_the_description_is_what_protoc_makes_of_the_proto(tmp_path):
     protoc = pytest.importorskip("grpc_tools.protoc")
-    folder = Path(messages.__file__).parent
+    folder = Path(grpc_codec.__file__).parent
     out = tmp_path / "out.binpb"
     protoc.main(["", f"--proto_path={folder}", f"--descriptor_set_out={out}", "inference.proto"])
     made, kept = (
@@ -272,7 +272,7 @@ def test_names_and_numbers_are_those_of_the_stock_client(client):
         for name, nested in ours.nested_types_by_name.items():
             compare(nested, other.nested_types_by_name[name])
 
-    for name, message in messages.MESSAGES.items():
+    for name, message in grpc_codec.MESSAGES.items():
         compare(message.DESCRIPTOR, theirs[name])
     calls = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
-    assert set(messages.SERVICE.methods_by_name) == set(calls)
+    assert set(grpc_codec.SERVICE.methods_by_name) == set(calls)

@@ -16,10 +16,10 @@ pytest.importorskip("orjson")
 
 from serve.drawn import NUMBERS, arrays, same
 
-from shmgpu.serve import datatypes, protocol
-from shmgpu.serve.classes import best_classes
-from shmgpu.serve.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.protocol import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol import datatypes, http_codec
+from shmgpu.serve.protocol.classification import best_classes
+from shmgpu.serve.protocol.http_codec import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 
 MODEL = ModelMetadata(
     "digits",
@@ -52,7 +52,7 @@ def one_input(**fields) -> bytes:
 
 def refusal(body: bytes, header_length=None, limits=None, model=None) -> str:
     with pytest.raises(ProtocolError) as caught:
-        protocol.parse_infer(body, header_length, limits or Limits(), model)
+        http_codec.parse_infer(body, header_length, limits or Limits(), model)
     assert caught.value.status == 400
     return caught.value.sentence
 
@@ -81,7 +81,7 @@ class TestRequestsOfTheStockClient:
             inputs.append(tensor)
             expected.append(as_sent(name, array))
         body, length = http.InferenceServerClient.generate_request_body(inputs, request_id="r 1")
-        request = protocol.parse_infer(memoryview(body), length)
+        request = http_codec.parse_infer(memoryview(body), length)
         assert request.id == "r 1"
         assert request.binary_output and not request.outputs
         assert [tensor.datatype for tensor in request.inputs] == names
@@ -97,7 +97,7 @@ class TestRequestsOfTheStockClient:
             client().InferInput("t", [3], "BYTES").set_data_from_numpy(array, binary_data=False)
         )
         body, length = client().InferenceServerClient.generate_request_body([tensor])
-        (found,) = protocol.parse_infer(body, length).inputs
+        (found,) = http_codec.parse_infer(body, length).inputs
         assert found.array().tolist() == [text.encode() for text in array]
 
     def test_everything_else_that_it_can_say_arrives(self):
@@ -117,13 +117,13 @@ class TestRequestsOfTheStockClient:
             timeout=5000,
             parameters={"colour": "red"},
         )
-        request = protocol.parse_infer(body, length)
-        assert request.inputs[0].shm == protocol.SharedMemoryRef("in region", 16, 8)
+        request = http_codec.parse_infer(body, length)
+        assert request.inputs[0].shm == http_codec.SharedMemoryRef("in region", 16, 8)
         assert request.inputs[0].data is None
         assert [
             (output.name, output.binary, output.classification) for output in request.outputs
         ] == [("scores", False, 3), ("raw", True, 0), ("placed", False, 0)]
-        assert request.outputs[2].shm == protocol.SharedMemoryRef("out region", 0, 64)
+        assert request.outputs[2].shm == http_codec.SharedMemoryRef("out region", 0, 64)
         assert (request.sequence_id, request.sequence_start, request.sequence_end) == (
             7,
             True,
@@ -136,7 +136,7 @@ class TestRequestsOfTheStockClient:
         array = np.array([math.nan, math.inf, -math.inf, 1.5], np.float32)
         tensor = client().InferInput("x", [4], "FP32").set_data_from_numpy(array, binary_data=False)
         body, length = client().InferenceServerClient.generate_request_body([tensor])
-        (found,) = protocol.parse_infer(body, length).inputs
+        (found,) = http_codec.parse_infer(body, length).inputs
         assert same(found.array(), array)
 
 
@@ -156,12 +156,12 @@ class TestAnswersToTheStockClient:
             binary = (name == "BYTES" and any(isinstance(x, bytes) for x in array.flat)) or (
                 data.draw(st.booleans())
             )
-            asked.append(protocol.RequestedOutput(f"out{number}", binary))
+            asked.append(http_codec.RequestedOutput(f"out{number}", binary))
             sent = as_sent(name, array)
             outputs.append(OutputTensor(f"out{number}", name, array.shape, sent))
             expected.append(datatypes.widen_bf16(sent) if name == "BF16" else array)
-        request = protocol.InferRequest(id="9", outputs=asked)
-        buffers, length = protocol.build_infer("m", "3", request, outputs)
+        request = http_codec.InferRequest(id="9", outputs=asked)
+        buffers, length = http_codec.build_infer("m", "3", request, outputs)
         body = b"".join(buffers)
         result = http.InferenceServerClient.parse_response_body(body, header_length=length)
         answer = result.get_response()
@@ -183,8 +183,8 @@ class TestAnswersToTheStockClient:
     def test_all_outputs_are_given_where_none_is_named(self):
         outputs = [OutputTensor(name, "INT8", (1,), np.array([1], np.int8)) for name in "ab"]
         for binary in (False, True):
-            request = protocol.InferRequest(binary_output=binary)
-            buffers, length = protocol.build_infer("m", "1", request, outputs)
+            request = http_codec.InferRequest(binary_output=binary)
+            buffers, length = http_codec.build_infer("m", "1", request, outputs)
             assert (length is not None) == binary
             shown = json.loads(buffers[0])["outputs"]
             assert [output["name"] for output in shown] == ["a", "b"]
@@ -192,16 +192,16 @@ class TestAnswersToTheStockClient:
 
     def test_a_binary_output_is_a_view_of_the_models_array(self):
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
-        request = protocol.InferRequest(binary_output=True)
-        (_, data), _ = protocol.build_infer(
+        request = http_codec.InferRequest(binary_output=True)
+        (_, data), _ = http_codec.build_infer(
             "m", "1", request, [OutputTensor("y", "FP32", (2, 3), array)]
         )
         assert np.shares_memory(np.frombuffer(data, np.float32), array)
 
     def test_an_output_in_a_region_is_named_by_its_place(self):
-        shm = protocol.SharedMemoryRef("r", 64, 100)
-        request = protocol.InferRequest(outputs=[protocol.RequestedOutput("y", shm=shm)])
-        (header,), length = protocol.build_infer(
+        shm = http_codec.SharedMemoryRef("r", 64, 100)
+        request = http_codec.InferRequest(outputs=[http_codec.RequestedOutput("y", shm=shm)])
+        (header,), length = http_codec.build_infer(
             "m", "1", request, [OutputTensor("y", "FP32", (2,), None, nbytes=8)]
         )
         assert length is None
@@ -220,11 +220,11 @@ class TestAnswersToTheStockClient:
 
     @pytest.mark.parametrize("binary", [False, True])
     def test_the_best_classes_are_given_with_score_index_and_label(self, binary):
-        wanted = protocol.RequestedOutput("scores", binary, classification=2)
+        wanted = http_codec.RequestedOutput("scores", binary, classification=2)
         scores = np.array([[0.25, 0.5, 0.5], [3, math.nan, -1]], np.float32)
         output = OutputTensor("scores", "FP32", (2, 3), scores, labels=("zero", "one"))
-        buffers, length = protocol.build_infer(
-            "m", "1", protocol.InferRequest(outputs=[wanted]), [output]
+        buffers, length = http_codec.build_infer(
+            "m", "1", http_codec.InferRequest(outputs=[wanted]), [output]
         )
         result = client().InferenceServerClient.parse_response_body(
             b"".join(buffers), header_length=length
@@ -245,12 +245,12 @@ class TestAnswersToTheStockClient:
     def test_what_cannot_be_sent_is_said(self):
         latin = np.array([b"\xff"], dtype=object)
         with pytest.raises(ProtocolError, match="binary_data"):
-            protocol.build_infer(
-                "m", "1", protocol.InferRequest(), [OutputTensor("t", "BYTES", (1,), latin)]
+            http_codec.build_infer(
+                "m", "1", http_codec.InferRequest(), [OutputTensor("t", "BYTES", (1,), latin)]
             )
-        request = protocol.InferRequest(outputs=[protocol.RequestedOutput("gone")])
+        request = http_codec.InferRequest(outputs=[http_codec.RequestedOutput("gone")])
         with pytest.raises(ProtocolError) as caught:
-            protocol.build_infer("m", "1", request, [])
+            http_codec.build_infer("m", "1", request, [])
         assert caught.value.status == 500
 
 
@@ -261,7 +261,7 @@ class TestJsonTensors:
         flat = {"bool": [True, False] * 3, "bytes": list("abcdef")}.get(kind, [1, 2, 3, 4, 5, 6])
         for data in (flat, [flat[:3], flat[3:]]):
             body = one_input(datatype=name, shape=[2, 3], data=data)
-            array = protocol.parse_infer(body, None).inputs[0].array()
+            array = http_codec.parse_infer(body, None).inputs[0].array()
             assert array.shape == (2, 3)
             assert array.dtype == datatypes.DATATYPES[name].storage
             if name == "BF16":
@@ -273,7 +273,7 @@ class TestJsonTensors:
     def test_whole_numbers_keep_to_their_range(self, name):
         info = np.iinfo(datatypes.DATATYPES[name].storage)
         body = one_input(datatype=name, data=[int(info.min), int(info.max)])
-        assert protocol.parse_infer(body, None).inputs[0].array().tolist() == [info.min, info.max]
+        assert http_codec.parse_infer(body, None).inputs[0].array().tolist() == [info.min, info.max]
         for outside in (int(info.min) - 1, int(info.max) + 1):
             assert "'x'" in refusal(one_input(datatype=name, data=[0, outside]))
 
@@ -393,7 +393,7 @@ class TestRefusals:
 
     def test_a_request_with_much_json_is_413(self):
         with pytest.raises(ProtocolError) as caught:
-            protocol.parse_infer(one_input(), None, Limits(header_length=10))
+            http_codec.parse_infer(one_input(), None, Limits(header_length=10))
         assert caught.value.status == 413
 
 
@@ -414,7 +414,7 @@ class TestBinaryData:
 
     def test_inputs_are_views_of_the_body(self):
         body, length = self.body(8, 8)
-        request = protocol.parse_infer(memoryview(body), length)
+        request = http_codec.parse_infer(memoryview(body), length)
         whole = np.frombuffer(body, np.uint8)
         assert all(np.shares_memory(tensor.array(), whole) for tensor in request.inputs)
         assert bytes(request.inputs[1].data) == body[length + 8 :]
@@ -429,7 +429,7 @@ class TestBinaryData:
 
     def test_a_boolean_is_0_or_1(self):
         body, length = self.body(2, datatype="BOOL")
-        assert protocol.parse_infer(body, length).inputs[0].array().tolist() == [False, True]
+        assert http_codec.parse_infer(body, length).inputs[0].array().tolist() == [False, True]
         assert "neither 0 nor 1" in refusal(body[:-1] + b"\x02", length)
 
     @pytest.mark.parametrize(
@@ -460,10 +460,10 @@ class TestBinaryData:
 
 
 class TestAgainstTheModel:
-    def send(self, model=MODEL, outputs=(), **fields) -> protocol.InferRequest:
+    def send(self, model=MODEL, outputs=(), **fields) -> http_codec.InferRequest:
         entry = {"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
         body = request_body(inputs=[{**entry, **fields}], outputs=list(outputs))
-        return protocol.parse_infer(body, None, Limits(), model)
+        return http_codec.parse_infer(body, None, Limits(), model)
 
     def test_what_fits_passes_and_optional_inputs_may_be_left_out(self):
         assert self.send(outputs=[{"name": "text"}]).outputs[0].name == "text"
@@ -496,7 +496,7 @@ class TestAgainstTheModel:
         model = ModelMetadata(
             "m", inputs=(TensorMetadata("x", datatype, shape),), max_batch_size=max_batch_size
         )
-        return protocol.parse_infer(body, 0, Limits(), model).inputs[0]
+        return http_codec.parse_infer(body, 0, Limits(), model).inputs[0]
 
     def test_a_body_of_data_alone_is_the_models_only_input(self):
         data = np.arange(6, dtype=np.float32)
@@ -576,7 +576,7 @@ def read(body: bytes, header_length) -> None:
     models = (None, MODEL, ModelMetadata("m", inputs=(TensorMetadata("x", "BOOL", (-1, 2)),)))
     for model in models:
         try:
-            request = protocol.parse_infer(body, header_length, Limits(), model)
+            request = http_codec.parse_infer(body, header_length, Limits(), model)
         except ProtocolError as error:
             assert error.status in (400, 413) and error.sentence
             error.sentence.encode()
@@ -635,8 +635,8 @@ def test_an_answer_says_where_its_json_ends_if_an_output_is_binary_be_it_empty(
         inputs=[{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}],
         outputs=[{"name": "scores", "parameters": {"binary_data": binary}}],
     )
-    request = protocol.parse_infer(body, None, Limits(), None)
-    buffers, length = protocol.build_infer(
+    request = http_codec.parse_infer(body, None, Limits(), None)
+    buffers, length = http_codec.build_infer(
         "m", "1", request, [OutputTensor("scores", "FP32", list(scores.shape), scores)]
     )
     assert length == (len(buffers[0]) if has_header else None)

@@ -224,14 +224,14 @@ demo/report                         parent
 demo/run                            parent
 
 serve/flags                         any
-serve/datatypes                     any
-serve/metadata                      any
-serve/requests                      any
-serve/fitting                       any
-serve/classes                       any
-serve/reading                       any
-serve/protocol                      child
-serve/messages                      child
+serve/protocol/datatypes            any
+serve/protocol/metadata             any
+serve/protocol/types                any
+serve/protocol/validation           any
+serve/protocol/classification       any
+serve/protocol/fields               any
+serve/protocol/http_codec           child
+serve/protocol/grpc_codec           child
 serve/table                         any
 serve/settings                      child
 serve/regions                       any

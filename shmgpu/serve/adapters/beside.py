@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve import datatypes
-from shmgpu.serve.metadata import fits
 from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.metadata import fits
 
 if sys.version_info >= (3, 11):
     import tomllib

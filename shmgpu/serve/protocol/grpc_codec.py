@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
-from shmgpu.serve import datatypes, protocol
-from shmgpu.serve.classes import best_classes
-from shmgpu.serve.datatypes import DATATYPES, Datatype
-from shmgpu.serve.fitting import check_request
-from shmgpu.serve.metadata import ModelMetadata
-from shmgpu.serve.reading import Reader
-from shmgpu.serve.requests import (
+from shmgpu.serve.protocol import datatypes, http_codec
+from shmgpu.serve.protocol.classification import best_classes
+from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
+from shmgpu.serve.protocol.fields import Reader
+from shmgpu.serve.protocol.metadata import ModelMetadata
+from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
     Limits,
@@ -37,6 +36,7 @@ from shmgpu.serve.requests import (
     refusal,
     show_name,
 )
+from shmgpu.serve.protocol.validation import check_request
 
 _PROTO = Path(__file__).with_name("inference.proto")
 _DESCRIPTION = _PROTO.with_suffix(".binpb")
@@ -268,11 +268,11 @@ def build_infer(
     answer = _InferResponse(model_name=model_name, model_version=version, id=request.id)
     _set(answer.parameters, parameters or {})
     raw: list[bytes | memoryview] = []
-    for wanted, output in protocol.pair(model_name, request, outputs):
+    for wanted, output in http_codec.pair(model_name, request, outputs):
         datatype, shape, data = _raw(wanted, output)
         shown = answer.outputs.add(name=output.name, datatype=datatype.name, shape=shape)
         if wanted.shm is not None:
-            _set(shown.parameters, protocol.place(wanted.shm, output.nbytes))
+            _set(shown.parameters, http_codec.place(wanted.shm, output.nbytes))
         raw += [_field(_RAW_OUTPUT, len(data)), data]
     return [answer.SerializeToString(), *raw]
 

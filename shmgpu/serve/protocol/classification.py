@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve import datatypes
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.fitting import UNORDERED
-from shmgpu.serve.requests import OutputTensor
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.types import OutputTensor
+from shmgpu.serve.protocol.validation import UNORDERED
 
 
 def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:

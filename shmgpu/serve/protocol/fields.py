@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.serve import datatypes
-from shmgpu.serve.datatypes import DATATYPES, Datatype
-from shmgpu.serve.requests import (
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
+from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
     Limits,

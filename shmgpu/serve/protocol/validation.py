@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve import datatypes
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.metadata import ANY, ModelMetadata, TensorMetadata
-from shmgpu.serve.requests import InferRequest, InputTensor, refusal, show_name
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.metadata import ANY, ModelMetadata, TensorMetadata
+from shmgpu.serve.protocol.types import InferRequest, InputTensor, refusal, show_name
 
 UNORDERED = ("BOOL", "BYTES")  # datatypes of which there are no best classes
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve import datatypes
-from shmgpu.serve.classes import best_classes
-from shmgpu.serve.datatypes import DATATYPES
-from shmgpu.serve.fitting import check_request, raw_request
-from shmgpu.serve.metadata import ModelMetadata
-from shmgpu.serve.reading import Reader
-from shmgpu.serve.requests import (
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.classification import best_classes
+from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.protocol.fields import Reader
+from shmgpu.serve.protocol.metadata import ModelMetadata
+from shmgpu.serve.protocol.types import (
     DEFAULT_LIMITS,
     InferRequest,
     InputTensor,
@@ -36,6 +35,7 @@ from shmgpu.serve.requests import (
     refusal,
     show_name,
 )
+from shmgpu.serve.protocol.validation import check_request, raw_request
 
 __all__ = [
     "InferRequest",

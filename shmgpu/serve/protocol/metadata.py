@@ -26,7 +26,7 @@ class TensorMetadata:
 
     Attributes:
         name: as clients say it.
-        datatype: a name of `shmgpu.serve.datatypes.DATATYPES`.
+        datatype: a name of `shmgpu.serve.protocol.datatypes.DATATYPES`.
         shape: its extents, the batch's first where the model batches; -1 is any.
         optional: whether a request may leave this input out.
         labels: of an output's classes, for the classification extension.

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve import datatypes
-from shmgpu.serve.datatypes import DATATYPES
+from shmgpu.serve.protocol import datatypes
+from shmgpu.serve.protocol.datatypes import DATATYPES
 
 Scalar = bool | int | float | str
 Parameters = dict[str, Scalar]

@@ -1,0 +1,1 @@
+"""Requests and answers from bytes and as bytes; never a socket, never a helper."""
