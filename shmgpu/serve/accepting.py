@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.common.logs import logger
-from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING
+from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING
 
 BACKLOG = 1024  # connections that wait to be accepted
 SLACK = 1.0  # connections beyond its share that a worker may have ...

@@ -25,9 +25,9 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
-from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request
 from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a bench's rows, inputs and outputs each

@@ -10,13 +10,13 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 from shmgpu.serve import preparing
-from shmgpu.serve.counters import FIELDS, INDEX
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.rows import Rows, Target
 from shmgpu.serve.runner import MODELS_OF_A_SOURCE
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.counters import FIELDS, INDEX
 
 
 class Served(Target):

@@ -33,13 +33,14 @@ from shmgpu.child import runtime
 from shmgpu.common import logs
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
-from shmgpu.serve import repository, worker
+from shmgpu.serve import worker
 from shmgpu.serve.accepting import BACKLOG
-from shmgpu.serve.counters import Counters
-from shmgpu.serve.repository import entry_of
 from shmgpu.serve.rows import Rows
 from shmgpu.serve.runner import Opening
-from shmgpu.serve.table import Table
+from shmgpu.serve.state import repository
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.counters import Counters
+from shmgpu.serve.state.repository import entry_of
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FOR_EVER = 1_000_000  # restarts of a worker

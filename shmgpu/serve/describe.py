@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from shmgpu.serve.catalog import Catalog, Served
-from shmgpu.serve.counters import Counters
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import TensorMetadata
+from shmgpu.serve.state.counters import Counters
 
 EXTENSIONS = (
     "binary_tensor_data",

@@ -24,16 +24,16 @@ from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
 from shmgpu.serve import preparing
 from shmgpu.serve.cache import Cache, digest
 from shmgpu.serve.catalog import Catalog, Served
-from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.known import Known, is_placed
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
-from shmgpu.serve.regions import Regions
 from shmgpu.serve.rows import Target
 from shmgpu.serve.runner import Unloaded
 from shmgpu.serve.sequences import choose, standing
+from shmgpu.serve.state.counters import INDEX, now_ms
+from shmgpu.serve.state.regions import Regions
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
@@ -126,7 +126,7 @@ class Calls:
     Args:
         port: of the worker.
         catalog: of models.
-        counters: the worker's row; see :mod:`shmgpu.serve.counters`.
+        counters: the worker's row; see :mod:`shmgpu.serve.state.counters`.
         most_pending: requests that may be out at once.
         timeout: seconds until a request is answered with an error; None: never.
         loop: the worker's.

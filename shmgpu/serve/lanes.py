@@ -26,9 +26,9 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
 from shmgpu.serve.benches import MOST_BENCHES, Bench, requests_together
 from shmgpu.serve.catalog import Catalog
-from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.edge import Connection, Request, head_of
 from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_LANES = 512  # all are forgotten when there are more
 MOST_SEATS = 256  # of a lane

@@ -21,14 +21,14 @@ from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
-from shmgpu.serve import repository
-from shmgpu.serve.counters import Counters
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.repository import Source, entry_of
 from shmgpu.serve.rows import Rows, Target
 from shmgpu.serve.runner import LoadFailed
-from shmgpu.serve.table import Table
+from shmgpu.serve.state import repository
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.counters import Counters
+from shmgpu.serve.state.repository import Source, entry_of
 
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed

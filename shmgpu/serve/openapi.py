@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve import routes, settings
+from shmgpu.serve import routes
 from shmgpu.serve.protocol.datatypes import DATATYPES
+from shmgpu.serve.state import log_settings
 
 ERROR = {
     "type": "object",
@@ -66,7 +67,7 @@ INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}}
 _KINDS = {bool: "boolean", int: "integer", str: "string"}
 LOGGING = {
     "type": "object",
-    "properties": {name: {"type": _KINDS[type(value)]} for name, value in settings.LOG.items()},
+    "properties": {name: {"type": _KINDS[type(value)]} for name, value in log_settings.LOG.items()},
 }
 
 # By the name of what answers: the request's body, and statuses besides 200 and EVERYWHERE.

@@ -9,8 +9,8 @@ from shmgpu import errors
 from shmgpu.common.logs import Pause, logger
 from shmgpu.serve.flags import most_of
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.regions import RegionLost
 from shmgpu.serve.sequences import SequenceLost, TooManySequences
+from shmgpu.serve.state.regions import RegionLost
 
 
 def told_as(kind: type[BaseException]) -> str:

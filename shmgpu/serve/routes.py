@@ -18,10 +18,9 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known, settings
+from shmgpu.serve import describe, known
 from shmgpu.serve import generate as generating
 from shmgpu.serve.catalog import Catalog, Served
-from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import Refusal, Request, error_body
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
@@ -29,7 +28,9 @@ from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import Limits, ProtocolError
-from shmgpu.serve.regions import NO_CUDA, Regions, unknown_region
+from shmgpu.serve.state import log_settings as settings
+from shmgpu.serve.state.counters import Counters
+from shmgpu.serve.state.regions import NO_CUDA, Regions, unknown_region
 
 NO_PARAMETERS = "a model is loaded as it lies in the repository: no parameters"
 _now = time.monotonic_ns

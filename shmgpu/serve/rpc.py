@@ -21,15 +21,16 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.common.logs import logger
-from shmgpu.serve import describe, settings
+from shmgpu.serve import describe
 from shmgpu.serve.catalog import Served
 from shmgpu.serve.infer import Pending
 from shmgpu.serve.problems import answer_to
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
-from shmgpu.serve.regions import NO_CUDA, unknown_region
 from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
+from shmgpu.serve.state import log_settings as settings
+from shmgpu.serve.state.regions import NO_CUDA, unknown_region
 from shmgpu.serve.streams import Stream
 
 _now = time.monotonic_ns

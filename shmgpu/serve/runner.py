@@ -25,14 +25,14 @@ from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
 from shmgpu.serve import preparing, recordings
 from shmgpu.serve.adapters import ADAPTERS
-from shmgpu.serve.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
 from shmgpu.serve.feeds import Feeds
 from shmgpu.serve.models import Model, Tensor
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.recordings import FATES, Recordings
 from shmgpu.serve.sequences import Sequences
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
 from shmgpu.serve.windows import Windows
 
 MODELS_OF_A_SOURCE = 64

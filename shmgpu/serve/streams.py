@@ -17,11 +17,11 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import CallTimeout, RemoteError
 from shmgpu.serve.catalog import Served
-from shmgpu.serve.counters import INDEX, now_ms
 from shmgpu.serve.feeds import StreamLost
 from shmgpu.serve.infer import LEFT, Calls, Pending
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
+from shmgpu.serve.state.counters import INDEX, now_ms
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]

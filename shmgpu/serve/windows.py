@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from shmgpu.serve.protocol import datatypes
-from shmgpu.serve.regions import RegionLost, open_region
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.regions import RegionLost, open_region
 
 Placed = tuple[int, int, int]  # number of a region, offset in it, bytes
 

@@ -25,16 +25,16 @@ from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
 from shmgpu.serve.cache import Cache
 from shmgpu.serve.catalog import Catalog
-from shmgpu.serve.counters import Counters
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
-from shmgpu.serve.regions import Regions
 from shmgpu.serve.routes import Front
 from shmgpu.serve.rows import Rows
-from shmgpu.serve.settings import apply_log
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.counters import Counters
+from shmgpu.serve.state.log_settings import apply_log
+from shmgpu.serve.state.regions import Regions
 
 LOOK_S = 0.02  # between looks whether the last answer has gone out
 TEND_S = 0.25  # between looks whether a signal asked for something

@@ -20,7 +20,7 @@ import uvloop
 from serve import servers
 
 from shmgpu.serve import accepting
-from shmgpu.serve.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING, OWN_FIELDS
+from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING, OWN_FIELDS
 from shmgpu.watch import server_counters
 
 MODEL = servers.MODELS / "simple.py"

@@ -18,7 +18,7 @@ from serve import servers
 import shmgpu
 from shmgpu.helper.decoded import Helper
 from shmgpu.serve.adapters import ADAPTERS, beside
-from shmgpu.serve.repository import KINDS, find
+from shmgpu.serve.state.repository import KINDS, find
 
 torch = pytest.importorskip("torch")
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")

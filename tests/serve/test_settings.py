@@ -66,13 +66,13 @@ def test_settings_are_told_but_not_changed_unless_allowed():
 
 def test_log_settings_decide_what_is_logged():
     from shmgpu.common.logs import logger
-    from shmgpu.serve import settings
-    from shmgpu.serve.table import Table
+    from shmgpu.serve.state import log_settings
+    from shmgpu.serve.state.control_table import Table
 
     before = logger.level
     with contextlib.closing(Table({"settings": {}})) as table:
         try:
-            settings.apply_log(table)
+            log_settings.apply_log(table)
             assert logger.level == before, "what nobody changed stays"
             for change, level in [
                 ({"log_info": False}, logging.WARNING),
@@ -80,8 +80,8 @@ def test_log_settings_decide_what_is_logged():
                 ({"log_error": False}, logging.CRITICAL),
                 ({"log_verbose_level": 1}, logging.DEBUG),
             ]:
-                settings.change_log(table, True, change)
-                settings.apply_log(table)
+                log_settings.change_log(table, True, change)
+                log_settings.apply_log(table)
                 assert logger.level == level
         finally:
             logger.setLevel(before)

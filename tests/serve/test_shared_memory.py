@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from serve import client_shm, servers
 
-from shmgpu.serve import regions
+from shmgpu.serve.state import regions
 
 http = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 

@@ -232,11 +232,11 @@ serve/protocol/classification       any
 serve/protocol/fields               any
 serve/protocol/http_codec           child
 serve/protocol/grpc_codec           child
-serve/table                         any
-serve/settings                      child
-serve/regions                       any
-serve/counters                      any
-serve/repository                    any
+serve/state/control_table           any
+serve/state/log_settings            child
+serve/state/regions                 any
+serve/state/counters                any
+serve/state/repository              any
 serve/windows                       helper
 serve/sequences                     any
 serve/models                        any

@@ -14,7 +14,7 @@ from typing import Any
 from shmgpu.serve.adapters import exported, onnx, torchscript
 from shmgpu.serve.models import Model
 
-# By kind of file, as in shmgpu.serve.repository: (helper, path) -> its model.
+# By kind of file, as in shmgpu.serve.state.repository: (helper, path) -> its model.
 ADAPTERS: dict[str, Callable[[Any, str], Model]] = {
     "torchscript": torchscript.load,
     "exported": exported.load,

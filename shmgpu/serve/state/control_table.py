@@ -6,7 +6,7 @@ the kernel releases at its death, writes the whole state into the half that nobo
 moves the version on: readers see the state before or the state after. Reading costs a look at the
 version; only when that has moved is the state decoded.
 
-It must never hold anything that changes with every request: see :mod:`shmgpu.serve.counters`.
+It must never hold anything that changes with every request: see :mod:`shmgpu.serve.state.counters`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
 
 LOG: dict[str, bool | int | str] = {
     "log_file": "",

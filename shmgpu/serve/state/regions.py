@@ -17,7 +17,7 @@ from typing import Any
 import posix_ipc
 
 from shmgpu.serve.protocol.types import ProtocolError, SharedMemoryRef, refusal, show_name
-from shmgpu.serve.table import Table
+from shmgpu.serve.state.control_table import Table
 
 # Files of shared memory that are no client's: this package's, semaphores, Triton's own.
 RESERVED = ("shmgpu", "sem.", "triton_python_backend_shm_region_")
