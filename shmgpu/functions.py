@@ -61,7 +61,7 @@ unfindable: set[str] | None = None
 
 
 # How names of the package's own functions begin; brokers have the first whatever they serve.
-OWN = ("shmgpu.engine.functions:", "shmgpu.serve.rows:")
+OWN = ("shmgpu.engine.functions:", "shmgpu.serve.models.functions:")
 
 
 def of_users() -> list[Function[Any, Any]]:

@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmgpu.serve.models import Model, Tensor, model
+    from shmgpu.serve.models.declaration import Model, Tensor, model
 
 __all__ = ["Model", "Tensor", "model"]
 
 
 def __getattr__(name: str) -> Any:
-    """From :mod:`shmgpu.serve.models`, which needs packages that the command line does without."""
+    """From models/declaration.py, which needs packages that the command line does without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from shmgpu.serve import models
+        from shmgpu.serve.models import declaration
     except ModuleNotFoundError as error:
         raise ImportError(
             f"shmgpu.serve needs a package that is missing ({error.name}): pip install "
             '"shmgpu[serve]"'
         ) from error
 
-    return getattr(models, name)
+    return getattr(declaration, name)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from shmgpu.common.logs import logger
-from shmgpu.serve import preparing
+from shmgpu.serve.models import preprocessing
+from shmgpu.serve.models.functions import Rows, Target
+from shmgpu.serve.models.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.rows import Rows, Target
-from shmgpu.serve.runner import MODELS_OF_A_SOURCE
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import FIELDS, INDEX
 
@@ -23,7 +23,7 @@ class Served(Target):
     """One version of a model: a target of the port's calls, and its declaration.
 
     Attributes:
-        description: as in the table; see :class:`shmgpu.serve.models.Description`.
+        description: as in the table; see :class:`shmgpu.serve.models.declaration.Description`.
         number: the first argument of ``infer``.
         index, base: the place of its counters, and where they begin.
         pending: where requests are counted that are pending with it.
@@ -89,10 +89,10 @@ class Served(Target):
         self.closing = Target(rows.close_stream, self.pool, name)
 
 
-def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preparing.Prepare:
+def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preprocessing.Prepare:
     """The function; one that refuses, where it cannot be had in this process."""
     try:
-        return preparing.find(description["prepare"], source["path"])
+        return preprocessing.find(description["prepare"], source["path"])
     except Exception as error:
         logger.error("model %s cannot be served: %s", description["name"], error)
         why = f"this worker cannot prepare inputs of '{description['name']}': its log says why"

@@ -35,8 +35,8 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.accepting import BACKLOG
-from shmgpu.serve.rows import Rows
-from shmgpu.serve.runner import Opening
+from shmgpu.serve.models.functions import Rows
+from shmgpu.serve.models.runner import Opening
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters

@@ -17,8 +17,8 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import CallTimeout, RemoteError
 from shmgpu.serve.catalog import Served
-from shmgpu.serve.feeds import StreamLost
 from shmgpu.serve.infer import LEFT, Calls, Pending
+from shmgpu.serve.models.generators import StreamLost
 from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.state.counters import INDEX, now_ms

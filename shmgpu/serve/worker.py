@@ -28,9 +28,9 @@ from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.infer import Calls
 from shmgpu.serve.lifecycle import Lifecycle
+from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
-from shmgpu.serve.rows import Rows
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log

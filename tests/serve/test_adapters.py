@@ -17,7 +17,7 @@ from serve import servers
 
 import shmgpu
 from shmgpu.helper.decoded import Helper
-from shmgpu.serve.adapters import ADAPTERS, beside
+from shmgpu.serve.models.adapters import ADAPTERS, sidecar
 from shmgpu.serve.state.repository import KINDS, find
 
 torch = pytest.importorskip("torch")
@@ -167,14 +167,14 @@ def test_what_stands_beside_a_model_has_its_place_its_keys_and_the_models_name(t
     files = {"small.toml": "max_batch_size = 4", "net/config.json": '{"max_delay_ms": 2.5}'}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert beside.read(tmp_path / "small.pt2") == beside.Config(
+    assert sidecar.read(tmp_path / "small.pt2") == sidecar.Config(
         tmp_path / "small.toml", {"max_batch_size": 4}, "small"
     )
-    assert beside.read(tmp_path / "net/1/model.pt") == beside.Config(
+    assert sidecar.read(tmp_path / "net/1/model.pt") == sidecar.Config(
         tmp_path / "net/config.json", {"max_delay_ms": 2.5}, "net"
     )
     alone = tmp_path / "alone.onnx"
-    assert beside.read(alone) == beside.Config(alone, {}, "alone")
+    assert sidecar.read(alone) == sidecar.Config(alone, {}, "alone")
 
 
 def test_labels_beside_a_model_name_its_classes(triton, net):

@@ -15,8 +15,9 @@ torch = pytest.importorskip("torch")
 from tensors.stand_in import StandInDriver  # noqa: E402
 
 from shmgpu.errors import ConfigError  # noqa: E402
-from shmgpu.serve import Tensor, model, recordings  # noqa: E402
-from shmgpu.serve.recordings import Recordings  # noqa: E402
+from shmgpu.serve import Tensor, model  # noqa: E402
+from shmgpu.serve.models import cuda_graphs  # noqa: E402
+from shmgpu.serve.models.cuda_graphs import Recordings  # noqa: E402
 
 
 def recorded(body, *samples, most_rows=8, driver=None):
@@ -35,7 +36,7 @@ def numbers(rows, *shape):
 
 @pytest.mark.parametrize(("most", "expected"), [(1, [1]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
 def test_sizes_are_powers_of_two_and_the_most(most, expected):
-    assert recordings.sizes(most) == expected
+    assert cuda_graphs.sizes(most) == expected
 
 
 @pytest.mark.parametrize("rows", range(1, 7))
@@ -50,7 +51,7 @@ def test_a_batch_of_any_rows_is_replayed_and_the_function_is_not_run(rows):
     before = len(runs)
     x, y = torch.rand(rows, 3), torch.rand(rows)
     (product, total), fate = made.run((x, y))
-    assert fate == recordings.REPLAYED and len(runs) == before
+    assert fate == cuda_graphs.REPLAYED and len(runs) == before
     assert torch.equal(product, x @ torch.ones(3, 2)) and torch.equal(total, x.sum(1) + y)
 
 
@@ -73,25 +74,25 @@ def test_rows_that_a_batch_does_not_fill_are_such_as_the_model_can_take():
     table = torch.rand(10, 3)
     made = recorded(lambda at: table[at], (torch.tensor([7]),))
     found, fate = made.run((torch.tensor([1, 2, 3, 4, 5]),))
-    assert fate == recordings.REPLAYED and torch.equal(found, table[1:6])
+    assert fate == cuda_graphs.REPLAYED and torch.equal(found, table[1:6])
 
 
 def test_shapes_of_samples_are_replayed_and_others_run_as_they_are(caplog):
     made = recorded(lambda x: 2 * x, (numbers(1, 3),), (numbers(1, 5),))
-    for width, fate in [(3, recordings.REPLAYED), (5, recordings.REPLAYED)]:
+    for width, fate in [(3, cuda_graphs.REPLAYED), (5, cuda_graphs.REPLAYED)]:
         found, became = made.run((numbers(2, width),))
         assert became == fate and torch.equal(found, 2 * numbers(2, width))
     for _ in range(2):
-        assert made.run((numbers(2, 4),)) == (None, recordings.UNSEEN_SHAPE)
-    assert made.run((numbers(2, 3).double(),)) == (None, recordings.UNSEEN_SHAPE)
+        assert made.run((numbers(2, 4),)) == (None, cuda_graphs.UNSEEN_SHAPE)
+    assert made.run((numbers(2, 3).double(),)) == (None, cuda_graphs.UNSEEN_SHAPE)
     assert caplog.text.count("no warm-up sample") == 1
 
 
 def test_an_input_that_was_left_away_in_a_sample_may_be():
     made = recorded(lambda x, bias: x if bias is None else x + bias, (numbers(1, 3), None))
     found, fate = made.run((numbers(2, 3), None))
-    assert fate == recordings.REPLAYED and torch.equal(found, numbers(2, 3))
-    assert made.run((numbers(2, 3), numbers(2, 3)))[1] == recordings.UNSEEN_SHAPE
+    assert fate == cuda_graphs.REPLAYED and torch.equal(found, numbers(2, 3))
+    assert made.run((numbers(2, 3), numbers(2, 3)))[1] == cuda_graphs.UNSEEN_SHAPE
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_an_input_that_was_left_away_in_a_sample_may_be():
 def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once(body, why, caplog):
     made = recorded(body, (numbers(1, 3),))
     for _ in range(2):
-        assert made.run((numbers(8, 3),)) == (None, recordings.NOT_CAPTURED)
+        assert made.run((numbers(8, 3),)) == (None, cuda_graphs.NOT_CAPTURED)
     assert caplog.text.count(why) == 1
 
 
@@ -118,14 +119,14 @@ def test_a_size_that_does_not_fit_leaves_the_others():
         return x + 1
 
     made = recorded(body, (numbers(1, 3),))
-    assert made.run((numbers(4, 3),))[1] == recordings.REPLAYED
-    assert made.run((numbers(5, 3),)) == (None, recordings.NOT_CAPTURED)
+    assert made.run((numbers(4, 3),))[1] == cuda_graphs.REPLAYED
+    assert made.run((numbers(5, 3),)) == (None, cuda_graphs.NOT_CAPTURED)
 
 
 def test_without_a_device_everything_runs_as_it_is(caplog):
-    made = Recordings("one", recordings.driver_of("cpu"), lambda x: x, 8)
+    made = Recordings("one", cuda_graphs.driver_of("cpu"), lambda x: x, 8)
     made.record((numbers(1, 3),))
-    assert made.run((numbers(1, 3),)) == (None, recordings.NO_DEVICE)
+    assert made.run((numbers(1, 3),)) == (None, cuda_graphs.NO_DEVICE)
     assert "no CUDA device" in caplog.text
     made.close()
 
@@ -135,7 +136,7 @@ def test_outputs_carry_no_gradients_whether_or_not_the_model_thinks_of_it():
     x = torch.rand(5, 3)
     for body in (net, torch.inference_mode()(net.forward)):
         found, fate = recorded(body, (numbers(1, 3),)).run((x,))
-        assert fate == recordings.REPLAYED
+        assert fate == cuda_graphs.REPLAYED
         assert not found.requires_grad and not found.is_inference()
         assert torch.equal(found, net(x).detach())
 
@@ -146,7 +147,7 @@ def test_recordings_are_let_go_of_when_the_device_is_through():
     made.run((numbers(2, 3),))
     made.close()
     assert driver.events[-1] == "finish"
-    assert made.run((numbers(2, 3),))[1] == recordings.UNSEEN_SHAPE
+    assert made.run((numbers(2, 3),))[1] == cuda_graphs.UNSEEN_SHAPE
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from serve import servers
 
 from shmgpu import core
-from shmgpu.serve import sequences
+from shmgpu.serve.models import sequences
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")

@@ -14,8 +14,9 @@ from serve import servers
 
 from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
 from shmgpu.helper.decoded import Helper
-from shmgpu.serve import Tensor, model, problems, runner
-from shmgpu.serve.models import Model
+from shmgpu.serve import Tensor, model, problems
+from shmgpu.serve.models import runner
+from shmgpu.serve.models.declaration import Model
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 

@@ -237,20 +237,21 @@ serve/state/log_settings            child
 serve/state/regions                 any
 serve/state/counters                any
 serve/state/repository              any
-serve/windows                       helper
-serve/sequences                     any
-serve/models                        any
-serve/preparing                     any
-serve/adapters/beside               helper
-serve/adapters/tensors              helper
-serve/adapters/exported             helper
-serve/adapters/onnx                 helper
-serve/adapters/torchscript          helper
-serve/adapters/__init__             helper
-serve/feeds                         helper
-serve/recordings                    helper
-serve/runner                        helper
-serve/rows                          any
+serve/models/region_maps            helper
+serve/models/sequences              any
+serve/models/declaration            any
+serve/models/preprocessing          any
+serve/models/adapters/sidecar       helper
+serve/models/adapters/tensors       helper
+serve/models/adapters/exported      helper
+serve/models/adapters/onnx          helper
+serve/models/adapters/torchscript   helper
+serve/models/adapters/__init__      helper
+serve/models/generators             helper
+serve/models/cuda_graphs            helper
+serve/models/runner                 helper
+serve/models/functions              any
+serve/models/__init__               any
 serve/catalog                       child
 serve/known                         child
 serve/cache                         child
@@ -319,13 +320,13 @@ ACROSS: dict[tuple[str, str], str] = {
         "tensors/debug/saved",
     ): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
-    ("serve/rows", "child/plans"): "what workers call them with",
-    ("serve/rows", "child/prepared"): "what workers call them with",
-    ("serve/rows", "serve/runner"): "their bodies",
-    ("serve/catalog", "serve/runner"): "limits and errors, which belong below both",
-    ("serve/infer", "serve/runner"): "an error, which belongs below both",
-    ("serve/lifecycle", "serve/runner"): "errors, which belong below both",
-    ("serve/streams", "serve/feeds"): "the mark of an end",
+    ("serve/models/functions", "child/plans"): "what workers call them with",
+    ("serve/models/functions", "child/prepared"): "what workers call them with",
+    ("serve/models/functions", "serve/models/runner"): "their bodies",
+    ("serve/catalog", "serve/models/runner"): "limits and errors, which belong below both",
+    ("serve/infer", "serve/models/runner"): "an error, which belongs below both",
+    ("serve/lifecycle", "serve/models/runner"): "errors, which belong below both",
+    ("serve/streams", "serve/models/generators"): "the mark of an end",
     ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
 }
 

@@ -19,7 +19,7 @@ import shmgpu
 from shmgpu import nn
 from shmgpu.cli import main as cli
 from shmgpu.common import config
-from shmgpu.serve.models import model
+from shmgpu.serve.models.declaration import model
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 TOLD = "write a test that fails when it does nothing"

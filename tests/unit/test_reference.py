@@ -64,7 +64,9 @@ def test_the_parameters_of_a_function_are_on_the_page():
 
 
 def test_what_model_files_import_is_on_the_page():
-    models = pytest.importorskip("shmgpu.serve.models", reason="shmgpu[serve] is not installed")
+    models = pytest.importorskip(
+        "shmgpu.serve.models.declaration", reason="shmgpu[serve] is not installed"
+    )
     from shmgpu import serve
 
     table = rows("Serving models")

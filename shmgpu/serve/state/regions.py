@@ -2,7 +2,7 @@
 
 Owns the protocol's system shared-memory extension: names in the control table, and the descriptors
 of the regions that this worker has registered, which keep a region reachable when its client has
-removed its name. Only helpers map a region: see `shmgpu.serve.windows`.
+removed its name. Only helpers map a region: see `shmgpu.serve.models.region_maps`.
 
 Off unless allowed: who may register can have helpers read and write every shared-memory file that
 the server's user may, save those with a reserved name.

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import torch
 
-from shmgpu.serve import Tensor, model, recordings
+from shmgpu.serve import Tensor, model
+from shmgpu.serve.models import cuda_graphs
 
 
 def load(helper):
@@ -16,7 +17,7 @@ def load(helper):
         sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tensors"))
         from stand_in import StandInDriver
 
-        recordings.driver_of = lambda device: StandInDriver()
+        cuda_graphs.driver_of = lambda device: StandInDriver()
     torch.manual_seed(7)
     return {"net": torch.nn.Linear(4, 2).eval().to(helper.device), "runs": 0}
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve.adapters.beside import datatype_of, zeros
-from shmgpu.serve.models import Tensor
+from shmgpu.serve.models.adapters.sidecar import datatype_of, zeros
+from shmgpu.serve.models.declaration import Tensor
 
 
 def torch_for(path: str) -> Any:

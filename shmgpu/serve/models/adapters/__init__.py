@@ -1,9 +1,9 @@
 """In helpers: files of models that need no code, one adapter for each kind.
 
 An adapter loads its file onto the helper's device, finds out what the file says of its inputs and
-outputs, and makes the :class:`~shmgpu.serve.models.Model` that is served. What the file does not
-say stands in a configuration beside it: see :mod:`shmgpu.serve.adapters.beside`. Frameworks are
-imported when a file of theirs is loaded.
+outputs, and makes the :class:`~shmgpu.serve.models.declaration.Model` that is served. What the file
+does not say stands in a configuration beside it: see :mod:`shmgpu.serve.models.adapters.sidecar`.
+Frameworks are imported when a file of theirs is loaded.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.serve.adapters import exported, onnx, torchscript
-from shmgpu.serve.models import Model
+from shmgpu.serve.models.adapters import exported, onnx, torchscript
+from shmgpu.serve.models.declaration import Model
 
 # By kind of file, as in shmgpu.serve.state.repository: (helper, path) -> its model.
 ADAPTERS: dict[str, Callable[[Any, str], Model]] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve.adapters import beside, tensors
-from shmgpu.serve.models import MOST_ROWS, Model, Tensor
+from shmgpu.serve.models.adapters import sidecar, tensors
+from shmgpu.serve.models.declaration import MOST_ROWS, Model, Tensor
 
 
 def load(helper: Any, path: str) -> Model:
@@ -22,7 +22,7 @@ def load(helper: Any, path: str) -> Model:
     torch = tensors.torch_for(path)
     with tensors.opening(path, "a file of torch.jit.save"):
         helper.session = torch.jit.load(path, map_location=helper.device).eval()
-    config = beside.read(path)
+    config = sidecar.read(path)
     inputs = config.tensors("inputs", _names(helper.session, path), by_name=False)
 
     def run(helper: Any, *arrays: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import Repeats
 from shmgpu.functions import Batch, Function
-from shmgpu.serve.runner import Shelf
+from shmgpu.serve.models.runner import Shelf
 
 CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with each
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -141,7 +141,7 @@ class Rows:
 
     def _make(self, body: Any, **options: Any) -> Function[Any, Any]:
         made: Function[Any, Any] = Function(body, **options)
-        made.known_as = f"shmgpu.serve.rows:{made.name}"
+        made.known_as = f"shmgpu.serve.models.functions:{made.name}"
         return made
 
     def of(self, arrays: str, max_rows: int, max_delay_ms: float) -> Function[Any, Any]:

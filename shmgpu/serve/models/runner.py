@@ -23,17 +23,18 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
-from shmgpu.serve import preparing, recordings
-from shmgpu.serve.adapters import ADAPTERS
-from shmgpu.serve.feeds import Feeds
-from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.models import cuda_graphs as recordings
+from shmgpu.serve.models import preprocessing
+from shmgpu.serve.models.adapters import ADAPTERS
+from shmgpu.serve.models.cuda_graphs import FATES, Recordings
+from shmgpu.serve.models.declaration import Model, Tensor
+from shmgpu.serve.models.generators import Feeds
+from shmgpu.serve.models.region_maps import Windows
+from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
-from shmgpu.serve.recordings import FATES, Recordings
-from shmgpu.serve.sequences import Sequences
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
-from shmgpu.serve.windows import Windows
 
 MODELS_OF_A_SOURCE = 64
 MOST_SHAPES = 64  # of inputs, remembered for each model
@@ -489,7 +490,7 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | None) -> None:
     samples = _samples(model)
     if model.prepare:  # found in any case, so that a wrong name is told of before it is served
-        samples = _prepared(model, preparing.find(model.prepare, path), samples)
+        samples = _prepared(model, preprocessing.find(model.prepare, path), samples)
     for sample in samples:
         inputs = [
             _bfloat16(_as_array(model, one, helper))
@@ -523,11 +524,13 @@ def _samples(model: Model) -> Any:
     return samples
 
 
-def _prepared(model: Model, prepare: preparing.Prepare, samples: Any) -> list[Any]:
+def _prepared(model: Model, prepare: preprocessing.Prepare, samples: Any) -> list[Any]:
     """Samples as workers would hand them over."""
     expected = [TensorMetadata(one.name, one.datatype, one.shape) for one in model.prepared]
     return [
-        preparing.call(prepare, sample, expected, len(sample[0]) if model.max_batch_size else None)
+        preprocessing.call(
+            prepare, sample, expected, len(sample[0]) if model.max_batch_size else None
+        )
         for sample in samples
     ]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve.models import Model, Tensor
+from shmgpu.serve.models.declaration import Model, Tensor
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import fits
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
-from shmgpu.serve.adapters import beside, tensors
-from shmgpu.serve.models import MOST_ROWS, Model, Tensor
+from shmgpu.serve.models.adapters import sidecar, tensors
+from shmgpu.serve.models.declaration import MOST_ROWS, Model, Tensor
 
 DATATYPES = {  # onnxruntime's names for elements that it exchanges as NumPy arrays
     "tensor(bool)": "BOOL",
@@ -56,7 +56,7 @@ def load(helper: Any, path: str) -> Model:
         helper.session = onnxruntime.InferenceSession(
             path, settings, providers=_providers(onnxruntime, helper.device)
         )
-    config = beside.read(path)
+    config = sidecar.read(path)
     takes, gives = helper.session.get_inputs(), helper.session.get_outputs()
     inputs = config.tensors("inputs", [_tensor(one, path) for one in takes], by_name=True)
     outputs = config.tensors("outputs", [_tensor(one, path) for one in gives], by_name=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmgpu.errors import ConfigError
-from shmgpu.serve.adapters import beside, tensors
-from shmgpu.serve.models import MOST_ROWS, Model, Tensor
+from shmgpu.serve.models.adapters import sidecar, tensors
+from shmgpu.serve.models.declaration import MOST_ROWS, Model, Tensor
 
 
 def load(helper: Any, path: str) -> Model:
@@ -44,7 +44,7 @@ def load(helper: Any, path: str) -> Model:
         else tensors.output_names(len(given))
     )
     gives = [_tensor(name, values[one.name]) for name, one in zip(names, given, strict=True)]
-    config = beside.read(path)
+    config = sidecar.read(path)
     inputs = config.tensors("inputs", found, by_name=False)
     outputs = config.tensors("outputs", gives, by_name=False)
     least, most = _rows(
@@ -96,7 +96,7 @@ def _raising_what_it_logs() -> Iterator[None]:
 
 def _tensor(name: str, value: Any) -> Tensor:
     shape = tuple(extent if isinstance(extent, int) else -1 for extent in value.shape)
-    return Tensor(name, beside.datatype_of(value.dtype, name), shape)
+    return Tensor(name, sidecar.datatype_of(value.dtype, name), shape)
 
 
 def _rows(program: Any, values: list[Any]) -> tuple[int, int]:
