@@ -26,7 +26,7 @@ from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
 from shmgpu.serve.edge import Connection, Request
-from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_TOGETHER = 32  # requests

@@ -6,9 +6,9 @@ import importlib.metadata
 from dataclasses import replace
 from typing import Any
 
-from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import TensorMetadata
+from shmgpu.serve.scheduling.catalog import Catalog, Served
 from shmgpu.serve.state.counters import Counters
 
 EXTENSIONS = (

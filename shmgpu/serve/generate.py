@@ -13,13 +13,13 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve.catalog import Served
 from shmgpu.serve.edge import Request, error_body
-from shmgpu.serve.infer import Calls
-from shmgpu.serve.problems import answer_to
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
-from shmgpu.serve.streams import Stream
+from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.statuses import answer_to
+from shmgpu.serve.scheduling.streams import Stream
 
 EVENTS = b"text/event-stream; charset=utf-8"
 FRESH = b"Cache-Control: no-cache\r\n"

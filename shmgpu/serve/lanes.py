@@ -8,9 +8,9 @@ reads anything anew. A request that arrives whole, is like an earlier one and fi
 copy into the arena, one message, and a copy out.
 
 Owns the lanes and what they hold of the arena. It never parses: bytes that it has not seen go the
-general way (:mod:`shmgpu.serve.known` knows where to find their tensors), and so does a call that
-ends in another way than the last one did. What is true of a lane's bytes is true until the control
-table changes; then all lanes are forgotten.
+general way (:mod:`shmgpu.serve.scheduling.templates` knows where to find their tensors), and so
+does a call that ends in another way than the last one did. What is true of a lane's bytes is true
+until the control table changes; then all lanes are forgotten.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
 from shmgpu.serve.benches import MOST_BENCHES, Bench, requests_together
-from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.edge import Connection, Request, head_of
-from shmgpu.serve.infer import Calls, Outcome, Pending
+from shmgpu.serve.scheduling.catalog import Catalog
+from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_LANES = 512  # all are forgotten when there are more

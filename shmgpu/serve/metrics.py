@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from shmgpu.serve.catalog import Catalog
+from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, MOST_ROWS, Counters
 from shmgpu.watch.monitor import CHILD_STATES, HELPER_STATES
 from shmgpu.watch.stats import stats

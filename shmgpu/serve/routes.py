@@ -1,7 +1,7 @@
 """The routes of the HTTP front end: one table from method and path to what answers.
 
 Owns the table and the answers that need nothing but the state. What an inference is belongs to
-:mod:`shmgpu.serve.infer`.
+:mod:`shmgpu.serve.scheduling.inference`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe, known
+from shmgpu.serve import describe
 from shmgpu.serve import generate as generating
-from shmgpu.serve.catalog import Catalog, Served
 from shmgpu.serve.edge import Refusal, Request, error_body
-from shmgpu.serve.infer import Calls
 from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
-from shmgpu.serve.lifecycle import Lifecycle
-from shmgpu.serve.problems import answer_to
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import Limits, ProtocolError
+from shmgpu.serve.scheduling import templates as known
+from shmgpu.serve.scheduling.catalog import Catalog, Served
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.lifecycle import Lifecycle
+from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.state import log_settings as settings
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.regions import NO_CUDA, Regions, unknown_region

@@ -2,8 +2,8 @@
 
 Owns the table of calls and the server in one worker. grpc is imported, and its threads are begun,
 only here: in a worker, after the fork. Every worker listens at the port, and the kernel deals the
-connections out. What an inference is belongs to :mod:`shmgpu.serve.infer`, what a request says to
-:mod:`shmgpu.serve.protocol.grpc_codec`.
+connections out. What an inference is belongs to :mod:`shmgpu.serve.scheduling.inference`, what a
+request says to :mod:`shmgpu.serve.protocol.grpc_codec`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from google.protobuf import json_format
 
 from shmgpu.common.logs import logger
 from shmgpu.serve import describe
-from shmgpu.serve.catalog import Served
-from shmgpu.serve.infer import Pending
-from shmgpu.serve.problems import answer_to
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
+from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.inference import Pending
+from shmgpu.serve.scheduling.statuses import answer_to
+from shmgpu.serve.scheduling.streams import Stream
 from shmgpu.serve.state import log_settings as settings
 from shmgpu.serve.state.regions import NO_CUDA, unknown_region
-from shmgpu.serve.streams import Stream
 
 _now = time.monotonic_ns
 

@@ -23,14 +23,14 @@ from shmgpu.common import termination
 from shmgpu.common.logs import logger
 from shmgpu.serve.accepting import Connections, Door
 from shmgpu.serve.access import AccessLog
-from shmgpu.serve.cache import Cache
-from shmgpu.serve.catalog import Catalog
 from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
-from shmgpu.serve.infer import Calls
-from shmgpu.serve.lifecycle import Lifecycle
 from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.routes import Front
+from shmgpu.serve.scheduling.cache import Cache
+from shmgpu.serve.scheduling.catalog import Catalog
+from shmgpu.serve.scheduling.inference import Calls
+from shmgpu.serve.scheduling.lifecycle import Lifecycle
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log

@@ -10,7 +10,7 @@ from serve import servers
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
-cache = pytest.importorskip("shmgpu.serve.cache")
+cache = pytest.importorskip("shmgpu.serve.scheduling.cache")
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from serve import servers
 
-from shmgpu.serve import known
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.types import InferRequest, InputTensor
+from shmgpu.serve.scheduling import templates
 
 MODEL = """
 import numpy as np
@@ -131,11 +131,11 @@ def test_so_many_headers_are_remembered_and_no_more():
         output_places={"y": 0},
         max_batch_size=0,
     )
-    for number in range(3 * known.MOST_HEADERS):
+    for number in range(3 * templates.MOST_HEADERS):
         header = b"%d" % number
         body = memoryview(header + X[-1])
         one = InputTensor("x", "FP32", (2,), body[len(header) :])
         request = InferRequest(inputs=[one], binary_output=True)
-        known.remember(served, header, request, (1, np.zeros(2, "f4")), body, 0)
+        templates.remember(served, header, request, (1, np.zeros(2, "f4")), body, 0)
         assert header in served.known
-        assert len(served.known) <= known.MOST_HEADERS
+        assert len(served.known) <= templates.MOST_HEADERS

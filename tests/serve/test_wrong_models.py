@@ -14,9 +14,10 @@ from serve import servers
 
 from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
 from shmgpu.helper.decoded import Helper
-from shmgpu.serve import Tensor, model, problems
+from shmgpu.serve import Tensor, model
 from shmgpu.serve.models import runner
 from shmgpu.serve.models.declaration import Model
+from shmgpu.serve.scheduling import statuses
 
 ONE_ROW = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 
@@ -112,11 +113,11 @@ def test_a_process_forked_while_a_model_is_loaded_takes_no_requests(tmp_path, fo
 def test_where_a_model_raised_is_in_the_log_once_in_a_while(caplog, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    monkeypatch.setattr(problems, "_tracebacks", problems.Pause(1.0))  # others' clock is another
+    monkeypatch.setattr(statuses, "_tracebacks", statuses.Pause(1.0))  # others' clock is another
     error = RemoteError("ValueError", "no", "Traceback\n  line 7 of the model\nValueError: no\n")
     for passed in (0.0, 0.1, 0.1, 2.0):
         now += passed
-        assert problems.answer_to(error) == (500, "ValueError: no")
+        assert statuses.answer_to(error) == (500, "ValueError: no")
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 and all("line 7 of the model" in one for one in told)
     assert "2 others" in told[1]
@@ -230,8 +231,8 @@ def test_labels_are_a_list(labels):
 
 def test_what_no_arena_could_hold_is_not_to_be_tried_again():
     full = ArenaFull("no room", 3 << 20, 2 << 20, 2 << 20, 4 << 20)
-    assert problems.answer_to(full)[0] == 503
-    status, sentence = problems.answer_to(full, body_bytes=1 << 20)
+    assert statuses.answer_to(full)[0] == 503
+    status, sentence = statuses.answer_to(full, body_bytes=1 << 20)
     assert status == 500 and "larger --arena" in sentence and "try again" not in sentence
 
 
@@ -258,9 +259,9 @@ def test_an_answer_that_is_larger_than_the_arena_says_what_to_raise(tmp_path):
 
 
 def test_an_error_without_words_is_named_alone():
-    assert problems.answer_to(RemoteError("MemoryError", "", ""))[1] == "MemoryError"
+    assert statuses.answer_to(RemoteError("MemoryError", "", ""))[1] == "MemoryError"
 
 
 def test_an_answer_that_is_too_large_says_what_to_set():
-    status, sentence = problems.answer_to(ResultTooLarge("infer: the result is larger"))
+    status, sentence = statuses.answer_to(ResultTooLarge("infer: the result is larger"))
     assert status == 500 and "SHMGPU_PARKED" in sentence

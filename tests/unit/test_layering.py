@@ -252,13 +252,13 @@ serve/models/cuda_graphs            helper
 serve/models/runner                 helper
 serve/models/functions              any
 serve/models/__init__               any
-serve/catalog                       child
-serve/known                         child
-serve/cache                         child
-serve/problems                      child
-serve/infer                         child
-serve/lifecycle                     child
-serve/streams                       child
+serve/scheduling/catalog            child
+serve/scheduling/templates          child
+serve/scheduling/cache              child
+serve/scheduling/statuses           child
+serve/scheduling/inference          child
+serve/scheduling/lifecycle          child
+serve/scheduling/streams            child
 serve/metrics                       child
 serve/spans                         child
 serve/describe                      child
@@ -323,10 +323,13 @@ ACROSS: dict[tuple[str, str], str] = {
     ("serve/models/functions", "child/plans"): "what workers call them with",
     ("serve/models/functions", "child/prepared"): "what workers call them with",
     ("serve/models/functions", "serve/models/runner"): "their bodies",
-    ("serve/catalog", "serve/models/runner"): "limits and errors, which belong below both",
-    ("serve/infer", "serve/models/runner"): "an error, which belongs below both",
-    ("serve/lifecycle", "serve/models/runner"): "errors, which belong below both",
-    ("serve/streams", "serve/models/generators"): "the mark of an end",
+    (
+        "serve/scheduling/catalog",
+        "serve/models/runner",
+    ): "limits and errors, which belong below both",
+    ("serve/scheduling/inference", "serve/models/runner"): "an error, which belongs below both",
+    ("serve/scheduling/lifecycle", "serve/models/runner"): "errors, which belong below both",
+    ("serve/scheduling/streams", "serve/models/generators"): "the mark of an end",
     ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
 }
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.serve.catalog import Served
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor
+from shmgpu.serve.scheduling.catalog import Served
 
 MOST_BYTES = 2048  # of a header that is worth remembering
 MOST_HEADERS = 256  # remembered for each model
@@ -141,7 +141,7 @@ def remember(
         served: the model.
         header: its JSON.
         request: what was read.
-        args: what its call carried; see :meth:`shmgpu.serve.infer.Calls.start`.
+        args: what its call carried; see :meth:`shmgpu.serve.scheduling.inference.Calls.start`.
         body: all of the request.
         version: of the control table, as it was when regions were looked up.
     """

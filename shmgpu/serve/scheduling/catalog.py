@@ -67,7 +67,7 @@ class Served(Target):
         self.places = {one.name: place for place, one in enumerate(self.metadata.inputs)}
         self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
-        self.known: dict[bytes, Any] = {}  # see shmgpu.serve.known
+        self.known: dict[bytes, Any] = {}  # see shmgpu.serve.scheduling.templates
         self.prepared = [_declared(one) for one in description["prepared"]]
         self.prepare = _prepare_of(description, source) if self.prepared else None
         taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers

@@ -23,8 +23,8 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.serve.models.functions import Rows, Target
 from shmgpu.serve.models.runner import LoadFailed
-from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol.types import ProtocolError
+from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters

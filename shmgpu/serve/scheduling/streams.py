@@ -16,11 +16,11 @@ from shmgpu.child.arguments import Options
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import CallTimeout, RemoteError
-from shmgpu.serve.catalog import Served
-from shmgpu.serve.infer import LEFT, Calls, Pending
 from shmgpu.serve.models.generators import StreamLost
-from shmgpu.serve.problems import told_as
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
+from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
+from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state.counters import INDEX, now_ms
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]

@@ -1,0 +1,1 @@
+"""Which request becomes which call, and when; never HTTP, never gRPC."""
