@@ -238,7 +238,7 @@ def _check_access_log(path: str | None) -> None:
 def _check_otel() -> None:
     """Raises LaunchError or ConfigError, unless workers will be able to export spans."""
     try:
-        from shmgpu.serve import spans
+        from shmgpu.serve.telemetry import spans
     except ImportError as error:
         raise LaunchError(
             f'--otel needs a package that is missing ({error.name}): pip install "shmgpu[otel]"'

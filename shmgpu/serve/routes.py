@@ -372,7 +372,7 @@ def _generate(front: Front, request: Request, name: str, version: str, is_stream
 def metrics(front: Front, request: Request) -> None:
     """What Prometheus scrapes."""
     # Not before somebody asks: most workers of most servers never do this.
-    from shmgpu.serve import metrics as collecting
+    from shmgpu.serve.telemetry import metrics as collecting
 
     if front.metrics is None:
         front.metrics = collecting.Metrics(front.catalog, front.counters)

@@ -97,7 +97,7 @@ class _Worker:
             Cache(plan.options.response_cache) if plan.options.response_cache else None,
         )
         if plan.options.otel:  # imported after the fork only: it has threads
-            from shmgpu.serve import spans
+            from shmgpu.serve.telemetry import spans
 
             self.calls.spans = spans.exporting(rank)
         lifecycle = Lifecycle(

@@ -205,7 +205,7 @@ def test_an_exporter_that_is_missing_is_said_at_the_start(monkeypatch):
 
 
 def test_an_exporter_that_fails_is_told_of_once_in_a_while(caplog, monkeypatch):
-    from shmgpu.serve import spans
+    from shmgpu.serve.telemetry import spans
 
     now = 100.0
     monkeypatch.setattr(spans.time, "monotonic", lambda: now)

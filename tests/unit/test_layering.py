@@ -259,8 +259,8 @@ serve/scheduling/statuses           child
 serve/scheduling/inference          child
 serve/scheduling/lifecycle          child
 serve/scheduling/streams            child
-serve/metrics                       child
-serve/spans                         child
+serve/telemetry/metrics             child
+serve/telemetry/spans               child
 serve/describe                      child
 serve/edge                          child
 serve/accepting                     child

@@ -111,7 +111,7 @@ def test_what_python_becomes_is_still_python():
     ("file", "inside", "test"),
     [
         ("shmgpu/doctor/machine.py", "memory_room_of_cgroup", "tests/unit/test_doctor.py"),
-        ("shmgpu/serve/spans.py", "exporting", "tests/serve/test_spans.py"),
+        ("shmgpu/serve/telemetry/spans.py", "exporting", "tests/serve/test_spans.py"),
         ("csrc/memory/tlsf.c", "shmi_tlsf_free", "tests/c/test_tlsf.c"),
     ],
 )

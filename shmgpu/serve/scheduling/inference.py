@@ -156,7 +156,7 @@ class Calls:
         self.regions = regions
         self.pools = pools
         self.cache = cache
-        self.spans: Any = None  # see shmgpu.serve.spans; None: no spans are made
+        self.spans: Any = None  # see shmgpu.serve.telemetry.spans; None: no spans are made
         self.pending = 0
 
     def start(
