@@ -28,7 +28,7 @@ from shmgpu.attach import control, endpoint, spawn
 from shmgpu.broker import daemon
 from shmgpu.common import config, devices, logs, module_loader
 from shmgpu.errors import ConfigError, NotRunning, ShmError
-from shmgpu.serve import flags
+from shmgpu.serve import options as flags
 from shmgpu.watch import top, trace
 from shmgpu.watch.tables import align
 

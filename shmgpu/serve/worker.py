@@ -21,12 +21,12 @@ import uvloop
 from shmgpu.child import runtime
 from shmgpu.common import termination
 from shmgpu.common.logs import logger
-from shmgpu.serve.accepting import Connections, Door
-from shmgpu.serve.access import AccessLog
-from shmgpu.serve.edge import SCRATCH_BYTES, Connection, Limits, end_slow
+from shmgpu.serve.frontend.acceptor import Connections, Door
+from shmgpu.serve.frontend.access_log import AccessLog
+from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, Limits, end_slow
+from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
-from shmgpu.serve.routes import Front
 from shmgpu.serve.scheduling.cache import Cache
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
@@ -47,7 +47,7 @@ class Plan:
     Attributes:
         listeners: bound sockets; every worker accepts from all of them.
         grpc_address: where every worker listens for gRPC; empty: nowhere.
-        options: what the command line said; see :mod:`shmgpu.serve.flags`.
+        options: what the command line said; see :mod:`shmgpu.serve.options`.
         pools: numbers of the helpers, by the pool's name; the first is the default one.
         token: that clients must bear; empty: none.
         tls: what connections are encrypted by; None: they are not.
@@ -189,7 +189,7 @@ class _Worker:
         """The gRPC server, if there is to be one; its package is imported after the fork only."""
         if not self.plan.grpc_address:
             return None
-        from shmgpu.serve import rpc
+        from shmgpu.serve.frontend import grpc_server as rpc
 
         server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
         await server.start()

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 from serve import servers
 
-from shmgpu.serve import accepting
+from shmgpu.serve.frontend import acceptor
 from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, IS_ACCEPTING, OWN_FIELDS
 from shmgpu.watch import server_counters
 
@@ -209,12 +209,12 @@ class Room:
     loop: Any
     listener: socket.socket
     own: np.ndarray[Any, Any]
-    doors: list[accepting.Door]
+    doors: list[acceptor.Door]
 
     def open(self, rank):
-        seen = accepting.Connections(self.own, rank)
+        seen = acceptor.Connections(self.own, rank)
         listener = self.listener.dup()
-        self.doors.append(accepting.Door(self.loop, listener, lambda: Peer(seen), None, seen))
+        self.doors.append(acceptor.Door(self.loop, listener, lambda: Peer(seen), None, seen))
         seen.take_part(True)
 
     def connect(self):
@@ -269,14 +269,14 @@ def test_a_worker_has_too_many_beyond_its_share_and_some_slack(mine, others, too
     own = np.zeros((1 + len(others) + 1, len(OWN_FIELDS)), np.uint64)
     own[:-1, IS_ACCEPTING] = 1  # the last drains, or has never begun: it counts for nothing
     own[:-1, CONNECTIONS] = [mine, *others]
-    assert accepting.Connections(own, 0).are_too_many() is too_many
+    assert acceptor.Connections(own, 0).are_too_many() is too_many
 
 
 def test_a_connection_counts_from_the_accept_on_until_its_end_or_its_handshakes(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(accepting, "monotonic", lambda: now)
+    monkeypatch.setattr(acceptor, "monotonic", lambda: now)
     own = np.zeros((1, len(OWN_FIELDS)), np.uint64)
-    seen = accepting.Connections(own, 0)
+    seen = acceptor.Connections(own, 0)
     for _ in range(3):
         seen.accepted()
     seen.add("one")
@@ -284,7 +284,7 @@ def test_a_connection_counts_from_the_accept_on_until_its_end_or_its_handshakes(
     seen.discard("one")
     seen.discard("one")
     assert seen.count() == 2
-    now = accepting.HANDSHAKE_S + 2
+    now = acceptor.HANDSHAKE_S + 2
     seen.accepted()
     seen.forget_failed()
     assert (seen.count(), own[0, ACCEPTED]) == (1, 4), "two never shook hands"
@@ -333,14 +333,14 @@ def test_a_connection_that_others_took_while_it_was_left_to_them_was_not_left_in
                 await asyncio.sleep(0)
             with contextlib.suppress(BlockingIOError):  # this process slept too long
                 open_ones.enter_context(room.listener.accept()[0])
-            await asyncio.sleep(2 * accepting.WAIT_S)
+            await asyncio.sleep(2 * acceptor.WAIT_S)
         assert room.counts()[0] < 15
 
     in_a_room(scenario)
 
 
 def test_a_door_without_descriptors_waits_for_some_and_cuts_nobody_off(monkeypatch, caplog):
-    monkeypatch.setattr(accepting, "_descriptors_left", lambda: 5)
+    monkeypatch.setattr(acceptor, "_descriptors_left", lambda: 5)
 
     async def scenario(room, open_ones):
         room.open(0)
@@ -348,8 +348,8 @@ def test_a_door_without_descriptors_waits_for_some_and_cuts_nobody_off(monkeypat
         await room.until(lambda: caplog.records)
         assert room.counts() == [5, 0]
         before = time.process_time()
-        await asyncio.sleep(5 * accepting.FULL_S)  # looks that find none
-        assert time.process_time() - before < accepting.FULL_S, "they are no busy loop"
+        await asyncio.sleep(5 * acceptor.FULL_S)  # looks that find none
+        assert time.process_time() - before < acceptor.FULL_S, "they are no busy loop"
         assert len(caplog.records) == 1
         for one in made[:4]:
             one.close()
@@ -379,7 +379,7 @@ def test_a_door_that_is_closed_takes_nobody(caplog, count, turns):
         before = room.own[0, ACCEPTED]
         room.own[1, ACCEPTED] += 1  # another worker takes it
         open_ones.enter_context(room.connect())
-        await asyncio.sleep(20 * accepting.WAIT_S)
+        await asyncio.sleep(20 * acceptor.WAIT_S)
         assert room.own[0, ACCEPTED] == before
         assert not caplog.records
 

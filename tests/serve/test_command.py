@@ -18,7 +18,7 @@ from serve import servers
 
 from shmgpu import serve
 from shmgpu.errors import ConfigError
-from shmgpu.serve import flags
+from shmgpu.serve import options
 
 MODEL = servers.MODELS / "simple.py"
 
@@ -83,7 +83,7 @@ def test_a_configuration_of_another_type_is_refused(tmp_path, line, sentence):
     config = tmp_path / "server.toml"
     config.write_text(line)
     with pytest.raises(ConfigError) as caught:
-        flags.resolve(argparse.Namespace(config=str(config), models=["model.py"]))
+        options.resolve(argparse.Namespace(config=str(config), models=["model.py"]))
     assert sentence in str(caught.value)
 
 
@@ -126,11 +126,11 @@ def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, mo
     config.write_text('arena = "8MiB"\nworkers = 3\n')
     monkeypatch.setenv("SHMGPU_ARENA", "4MiB")
     monkeypatch.setenv("SHMGPU_HELPERS", "5")
-    found = flags.resolve(argparse.Namespace(config=str(config), models=["m.py"], workers=4))
+    found = options.resolve(argparse.Namespace(config=str(config), models=["m.py"], workers=4))
     assert (found.workers, found.arena, found.helpers) == (4, 8 << 20, 5)
     monkeypatch.setenv("SHMGPU_HELPERS", "many")
     with pytest.raises(ConfigError, match="SHMGPU_HELPERS: 'many' is no N"):
-        flags.resolve(argparse.Namespace(config=None, models=["m.py"]))
+        options.resolve(argparse.Namespace(config=None, models=["m.py"]))
 
 
 def test_a_configuration_file_has_the_flags_names_as_keys(tmp_path):
@@ -152,7 +152,7 @@ def test_the_page_has_the_table_of_flags():
     page = pathlib.Path(serve.__file__).with_name("README.md")
     if not page.exists():
         pytest.skip("the package's pages are not beside it")
-    assert flags.page() in page.read_text(), "paste what shmgpu.serve.flags.page() gives"
+    assert options.page() in page.read_text(), "paste what shmgpu.serve.options.page() gives"
 
 
 def test_the_page_on_security_has_the_flags_defaults():
@@ -160,7 +160,7 @@ def test_the_page_on_security_has_the_flags_defaults():
     if not page.exists():
         pytest.skip("the package's pages are not beside it")
     rows = re.findall(r"^\|.*?`--([a-z-]+)`.*?\| ([^|]*) \| [^|]*\|$", page.read_text(), re.M)
-    by_name = {flag.name: flag for flag in flags.FLAGS if type(flag.default) in (int, float)}
+    by_name = {flag.name: flag for flag in options.FLAGS if type(flag.default) in (int, float)}
     defaults = {name: text for name, text in rows if name in by_name and text[:1].isdigit()}
     assert len(defaults) >= 10
     for name, text in defaults.items():

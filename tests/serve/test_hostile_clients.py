@@ -203,7 +203,7 @@ def test_a_file_that_is_no_socket_stays_where_it_is(tmp_path):
 
 
 def test_every_flag_that_limits_is_on_the_page_about_security():
-    from shmgpu.serve import flags
+    from shmgpu.serve import options as flags
 
     package = pathlib.Path(flags.__file__).parent
     page = (package / "SECURITY.md").read_text()

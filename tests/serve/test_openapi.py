@@ -13,7 +13,7 @@ pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 import schemathesis
 from schemathesis.checks import CHECKS, load_all_checks
 
-from shmgpu.serve import openapi, routes
+from shmgpu.serve.frontend import openapi, routes
 
 load_all_checks()
 CHECKED = [

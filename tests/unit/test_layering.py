@@ -223,7 +223,7 @@ demo/audit                          parent
 demo/report                         parent
 demo/run                            parent
 
-serve/flags                         any
+serve/options                       any
 serve/protocol/datatypes            any
 serve/protocol/metadata             any
 serve/protocol/types                any
@@ -261,18 +261,18 @@ serve/scheduling/lifecycle          child
 serve/scheduling/streams            child
 serve/telemetry/metrics             child
 serve/telemetry/spans               child
-serve/describe                      child
-serve/edge                          child
-serve/accepting                     child
-serve/generate                      child
-serve/benches                       child
-serve/lanes                         child
-serve/access                        child
-serve/routes                        child
-serve/openapi                       child
-serve/rpc                           child
+serve/frontend/documents            child
+serve/frontend/connection           child
+serve/frontend/acceptor             child
+serve/frontend/generate             child
+serve/frontend/coalescing           child
+serve/frontend/fast_path            child
+serve/frontend/access_log           child
+serve/frontend/routes               child
+serve/frontend/openapi              child
+serve/frontend/grpc_server          child
 serve/worker                        child
-serve/command                        parent
+serve/server                        parent
 serve/__init__                      any
 
 cli/main                            parent
@@ -292,7 +292,7 @@ UPWARD: dict[tuple[str, str], str] = {
         "tensors/debug/__init__",
     ): "SHMGPU_DEBUG; what observes belongs below both",
     ("tensors/debug/ledger", "tensors/debug/tape"): "a type; the tape's rows belong below both",
-    ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
+    ("serve/options", "serve/server"): "the command itself, which belongs to cli/",
 }
 
 # (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
@@ -330,7 +330,7 @@ ACROSS: dict[tuple[str, str], str] = {
     ("serve/scheduling/inference", "serve/models/runner"): "an error, which belongs below both",
     ("serve/scheduling/lifecycle", "serve/models/runner"): "errors, which belong below both",
     ("serve/scheduling/streams", "serve/models/generators"): "the mark of an end",
-    ("serve/flags", "serve/command"): "the command itself, which belongs to cli/",
+    ("serve/options", "serve/server"): "the command itself, which belongs to cli/",
 }
 
 USES = {

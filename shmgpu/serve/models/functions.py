@@ -26,7 +26,7 @@ def infer(helper: Any, number: int, *inputs: Any) -> Any:
 
 
 def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any:
-    """Run a model on the rows of several requests; see :mod:`shmgpu.serve.benches`."""
+    """Run a model on the rows of several requests; see :mod:`shmgpu.serve.frontend.coalescing`."""
     shelf: Shelf = helper.session
     return shelf.run(number, inputs, requests=requests)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from shmgpu import errors
 from shmgpu.common.logs import Pause, logger
-from shmgpu.serve.flags import most_of
 from shmgpu.serve.models.sequences import SequenceLost, TooManySequences
+from shmgpu.serve.options import most_of
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.state.regions import RegionLost
 

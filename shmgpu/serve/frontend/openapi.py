@@ -1,7 +1,7 @@
 """The HTTP front end as an OpenAPI 3.1 description, made from the table of routes.
 
 Owns what the table does not say: the shapes of bodies, and the statuses. ``python -m
-shmgpu.serve.openapi`` prints it; the server itself does not serve it.
+shmgpu.serve.frontend.openapi`` prints it; the server itself does not serve it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve import routes
+from shmgpu.serve.frontend import routes
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.state import log_settings
 

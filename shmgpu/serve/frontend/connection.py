@@ -190,7 +190,9 @@ class Connection(asyncio.BufferedProtocol):
         self.limits = limits
         self.scratch = scratch
         self.seen = seen
-        self.take = take  # hands over what is like earlier requests; see shmgpu.serve.lanes
+        self.take = (
+            take  # hands over what is like earlier requests; see shmgpu.serve.frontend.fast_path
+        )
         self.admit = admit
         self.log = log
         self.peer = "-"

@@ -24,8 +24,8 @@ import numpy as np
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
-from shmgpu.serve.benches import MOST_BENCHES, Bench, requests_together
-from shmgpu.serve.edge import Connection, Request, head_of
+from shmgpu.serve.frontend.coalescing import MOST_BENCHES, Bench, requests_together
+from shmgpu.serve.frontend.connection import Connection, Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 from shmgpu.serve.state.counters import INDEX, now_ms

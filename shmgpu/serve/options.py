@@ -286,7 +286,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        from shmgpu.serve import command
+        from shmgpu.serve import server as command
     except ImportError as error:
         raise LaunchError(
             f"the server needs a package that is missing ({error.name}): "

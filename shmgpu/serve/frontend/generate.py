@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from shmgpu.serve.edge import Request, error_body
+from shmgpu.serve.frontend.connection import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.catalog import Served

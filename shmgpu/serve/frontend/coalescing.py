@@ -4,7 +4,7 @@ Under load a worker reads many small requests at once. Each by itself would be a
 in the dispatcher's queue and an entry in the helper's batch; on a *bench* they sit side by side,
 rows of the same arrays in the arena, and go as one. Nobody waits for company: a bench is sent when
 the loop has read what had come, and a request that finds nothing else under way takes a seat of its
-own (:mod:`shmgpu.serve.lanes`).
+own (:mod:`shmgpu.serve.frontend.fast_path`).
 
 Owns the rows' memory and which request has which row. Requests stay apart in all that clients see:
 each is counted, may leave, and is answered by itself. A call that ends in another way than was
@@ -25,7 +25,7 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
-from shmgpu.serve.edge import Connection, Request
+from shmgpu.serve.frontend.connection import Connection, Request
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 from shmgpu.serve.state.counters import INDEX, now_ms
 

@@ -18,10 +18,10 @@ from urllib.parse import unquote
 
 import orjson
 
-from shmgpu.serve import describe
-from shmgpu.serve import generate as generating
-from shmgpu.serve.edge import Refusal, Request, error_body
-from shmgpu.serve.lanes import Lanes, Lesson, binary_headers
+from shmgpu.serve.frontend import documents
+from shmgpu.serve.frontend import generate as generating
+from shmgpu.serve.frontend.connection import Refusal, Request, error_body
+from shmgpu.serve.frontend.fast_path import Lanes, Lesson, binary_headers
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import Limits, ProtocolError
 from shmgpu.serve.scheduling import templates as known
@@ -84,7 +84,7 @@ class Front:
         self._paths: dict[bytes, tuple[str, str]] = {}
 
     def admit(self, request: Request) -> Refusal | None:
-        """Refuse a head that does not bear the token; see :class:`shmgpu.serve.edge.Connection`."""
+        """Refuse a head that does not bear the token; see :class:`.connection.Connection`."""
         if request.target in OPEN_TO_ALL:
             return None
         if bears(request.headers.get(b"authorization", b""), self.token):
@@ -92,7 +92,7 @@ class Front:
         return 401, NO_TOKEN, b"WWW-Authenticate: Bearer\r\n"
 
     def answer(self, request: Request) -> None:
-        """Answer a request; see :class:`shmgpu.serve.edge.Answering`."""
+        """Answer a request; see :class:`shmgpu.serve.frontend.connection.Answering`."""
         try:
             target = request.target
             known = self._paths.get(target)
@@ -323,26 +323,26 @@ def model_ready(front: Front, request: Request, name: str, version: str = "") ->
 
 def server_metadata(front: Front, request: Request) -> None:
     """Name, version, extensions."""
-    request.reply(200, [orjson.dumps(describe.server())])
+    request.reply(200, [orjson.dumps(documents.server())])
 
 
 def model_metadata(front: Front, request: Request, name: str, version: str = "") -> None:
     """Inputs and outputs."""
     served = front.catalog.find(name, version)
     versions = sorted(front.catalog.models[name], key=int)
-    request.reply(200, [orjson.dumps(describe.metadata(served, versions))])
+    request.reply(200, [orjson.dumps(documents.metadata(served, versions))])
 
 
 def model_config(front: Front, request: Request, name: str, version: str = "") -> None:
     """How it is served."""
-    request.reply(200, [orjson.dumps(describe.config(front.catalog.find(name, version)))])
+    request.reply(200, [orjson.dumps(documents.config(front.catalog.find(name, version)))])
 
 
 def statistics(front: Front, request: Request, name: str = "", version: str = "") -> None:
     """What was counted."""
     request.reply(
         200,
-        [orjson.dumps(describe.statistics(front.catalog, front.counters, name, version))],
+        [orjson.dumps(documents.statistics(front.catalog, front.counters, name, version))],
     )
 
 

@@ -34,7 +34,7 @@ from shmgpu.common import logs
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
-from shmgpu.serve.accepting import BACKLOG
+from shmgpu.serve.frontend.acceptor import BACKLOG
 from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.models.runner import Opening
 from shmgpu.serve.state import repository

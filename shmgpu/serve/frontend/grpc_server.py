@@ -21,11 +21,11 @@ import grpc
 from google.protobuf import json_format
 
 from shmgpu.common.logs import logger
-from shmgpu.serve import describe
+from shmgpu.serve.frontend import documents
+from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
-from shmgpu.serve.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, check_control
 from shmgpu.serve.scheduling.catalog import Served
 from shmgpu.serve.scheduling.inference import Pending
 from shmgpu.serve.scheduling.statuses import answer_to
@@ -298,23 +298,23 @@ def model_ready(front: Front, request: Any) -> dict[str, Any]:
 
 def server_metadata(front: Front, request: Any) -> dict[str, Any]:
     """Name, version, extensions."""
-    return describe.server()
+    return documents.server()
 
 
 def model_metadata(front: Front, request: Any) -> dict[str, Any]:
     """Inputs and outputs."""
     served = front.catalog.find(request.name, request.version)
-    return describe.metadata(served, sorted(front.catalog.models[served.name], key=int))
+    return documents.metadata(served, sorted(front.catalog.models[served.name], key=int))
 
 
 def model_config(front: Front, request: Any) -> dict[str, Any]:
     """How it is served."""
-    return {"config": describe.config(front.catalog.find(request.name, request.version))}
+    return {"config": documents.config(front.catalog.find(request.name, request.version))}
 
 
 def statistics(front: Front, request: Any) -> dict[str, Any]:
     """What was counted."""
-    return describe.statistics(front.catalog, front.counters, request.name, request.version)
+    return documents.statistics(front.catalog, front.counters, request.name, request.version)
 
 
 def index(front: Front, request: Any) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Connections, routes and both front ends; never a model's code."""
