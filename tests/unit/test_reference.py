@@ -80,8 +80,15 @@ def test_what_model_files_import_is_on_the_page():
     assert described - {"parameter of `model"} == actual
 
 
-def test_every_room_is_in_the_table():
+def test_every_file_is_in_the_table_or_in_a_folder_that_is():
     text = PAGE.read_text(encoding="utf-8").partition("\n## The rooms\n")[2]
-    named = set(re.findall(r"\]\((\w+)\.py\)", text))
-    files = {path.stem for path in PAGE.parent.glob("*.py")} - {"__init__", "__main__"}
-    assert named == files
+    named = set(re.findall(r"\]\(([\w/]+)\.py\)", text))
+    folders = re.findall(r"\]\((\w[\w/]*)\)", text)
+    files = {
+        path.relative_to(PAGE.parent).with_suffix("").as_posix()
+        for path in PAGE.parent.rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    }
+    assert named <= files
+    inside = {name for name in files for folder in folders if name.startswith(f"{folder}/")}
+    assert files - inside <= named
