@@ -112,6 +112,10 @@ $(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py bui
 .PHONY: setup demo test doorstep storm soak faults mutants check bench plots example
 setup: $(VENV)/.stamp-dev $(CORE) ## the virtual environment, ready for work
 
+.PHONY: house
+house: ## what is where: each wing, what it never does, its files and in whose processes they run
+	@$(PYTHON) tests/house.py
+
 demo: $(VENV)/.stamp-run $(CORE) ## 32 processes, 2 sessions, real data: what this is about
 	@$(VENV)/bin/shmgpu demo
 

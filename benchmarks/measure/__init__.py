@@ -1,1 +1,4 @@
-"""Rounds, clients, clocks and loads; never a workload, never a page."""
+"""How anything is measured: rounds, clients, clocks, loads, and what machine it was.
+
+Never knows a workload, never prints or draws.
+"""

@@ -3,7 +3,7 @@
 One file for each peer, and one table, ``PEERS``. All do the same work (``work.py``) and are counted
 and timed by the same loops as shmgpu. Where a peer leaves a choice, several configurations are
 measured, all are kept, and the peer's best is the one that shmgpu is held against; ``README.md``
-says which and why.
+says which and why. Never counts or times by a loop of its own.
 """
 
 from __future__ import annotations

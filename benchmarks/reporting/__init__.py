@@ -1,1 +1,4 @@
-"""Rows as files, tables, plots and pages; measures nothing."""
+"""Rows as files, tables, plots and pages, and two runs compared.
+
+Never measures.
+"""

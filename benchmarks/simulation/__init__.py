@@ -1,1 +1,4 @@
-"""The broker as a model, held against the real one; never imported by what measures."""
+"""The broker as a model, held against the real one.
+
+Never imported by what measures.
+"""

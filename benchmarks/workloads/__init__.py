@@ -1,1 +1,4 @@
-"""What is measured, one file a workload; never prints, never draws."""
+"""What is measured, one file for each workload.
+
+Never prints, never draws.
+"""

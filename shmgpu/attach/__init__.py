@@ -1,4 +1,8 @@
-"""Programs that a broker did not start; never forks a role, never signals a member."""
+"""Programs that no broker started: how they find one, join it, share it and leave it.
+
+Owns the socket's place, what a joining program is told, and what makes two programs share a
+broker. Never forks a role, never signals a member.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Bytes from values and values from bytes; never owns memory, never sends."""
+"""Values as bytes and bytes as values: element types, containers, arrays, the parameter block.
+
+Owns these formats. Never owns memory, never sends.
+"""

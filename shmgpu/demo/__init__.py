@@ -9,5 +9,5 @@ From the ground up:
     audit    frames counted inside beside bytes counted outside
     report   what is printed     run      all of it in order
 
-Importing this package imports nothing else; :mod:`shmgpu.demo.run` imports torch.
+Never imports anything before :mod:`shmgpu.demo.run`, which imports torch.
 """

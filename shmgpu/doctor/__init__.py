@@ -2,8 +2,8 @@
 
 Owns one table of checks. Each looks at a :class:`Machine` and a :class:`Plan` and says, in a
 sentence, what is fine, what would only be slow or fragile (a warning), or what would fail; of what
-is not fine it names the command that mends it. Nothing is changed or launched, and CUDA is left
-alone.
+is not fine it names the command that mends it. Never changes or launches anything, never
+initialises CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """How a helper runs programs: planned once for each structure, then again and again.
 
-Knows programs and operations; knows nothing of graphs, gradients, children's tensors or messages.
+Owns plans, compiled programs, CUDA graphs, and what a helper holds for each child. Never knows
+graphs, gradients, children's tensors or messages.
 """

@@ -1,4 +1,8 @@
-"""Layers and losses over tensors, in PyTorch's spelling."""
+"""Layers and losses over tensors, in PyTorch's spelling.
+
+A module finds its parameters by their names; its ``state_dict`` is that of PyTorch's module of the
+same layers. Never computes: a layer records operations, like any code that uses tensors.
+"""
 
 from __future__ import annotations
 

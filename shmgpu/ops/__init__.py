@@ -1,7 +1,8 @@
 """The table of operations: name, rule of shapes, kernels of NumPy and torch, gradients.
 
 A row (:class:`shmgpu.ops.graph.Op`) stands in the file of its family, beside the function that
-records it. This file gathers the rows, and numbers them for the wire.
+records it. This file gathers the rows, and numbers them for messages. Never sends, never computes
+a value itself: kernels are called by the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Models served to other programs over HTTP and gRPC: ``shmgpu serve``.
 
-This file is what a model file imports: it declares, and pulls in neither the server nor torch.
-How a request travels, and which room owns what: README.md beside this file.
+A model file imports this: ``Model``, ``Tensor`` and the decorator ``model`` declare what is served.
+Owns the launch of a server and its workers. Never loads the server or torch for a file that only
+declares. How a request travels, and which file owns what: README.md beside this file.
 """
 
 from __future__ import annotations

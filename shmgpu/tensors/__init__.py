@@ -1,4 +1,7 @@
-"""Tensors in a child: recorded here, computed elsewhere; never runs a kernel."""
+"""Tensors in a child: what a program does with them is recorded here, and computed by helpers.
+
+Owns the recorder, gradients, and which helper holds what. Never runs a kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Counters and traces, read and shown; never writes to a broker."""
+"""Counters and traces of a running broker, read and shown.
+
+Owns samples, rates, tables and the screen. Never writes to a broker.
+"""

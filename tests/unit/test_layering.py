@@ -1,11 +1,7 @@
 """An import or include only ever points down, and every file has its row in the table.
 
-The table is in order, from the ground up: a file may use what stands above it (a lower floor),
-never what stands below. Files of a wing stand together, so wings form no circle either. The second
-column says in whose processes a file runs: child, helper, parent, any. What runs in any uses only
-what does; what runs in a child uses nothing that runs in helpers alone, and the other way round;
-the parent starts both and may use all. Whoever adds a file adds a row, and says with its place what
-it may know.
+The tables are in tests/house.py, which says how to read them. The exceptions that still stand are
+here.
 """
 
 from __future__ import annotations
@@ -15,271 +11,13 @@ import functools
 import pathlib
 import re
 
+import house
 import pytest
+from house import C_ROWS, PYTHON_ROWS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "shmgpu"
-
-# A row room stands for room.h and room.c, and for room_part.c where that has no row of its own.
-CORE = """
-shmgpu                              any
-callbacks                           parent
-
-base/clock                          any
-base/status                         any
-base/error_detail                   any
-base/fault                          any
-base/descriptor                     any
-base/passing                        any
-
-memory/available                    any
-memory/tlsf                         any
-memory/arena                        any
-
-ipc/scoreboard                      any
-ipc/frame                           any
-ipc/pipe                            any
-ipc/function_table                  any
-ipc/attach_handshake                any
-
-process/process                     any
-process/pid1                        parent
-process/signals                     any
-process/role                        any
-
-child/heap                          child
-child/reply_queue                   child
-child/adaptive_spin                 child
-child/port                          child
-child/attach                        child
-
-helper/helper_port                  helper
-
-broker/schedule                     parent
-broker/dispatch                     parent
-broker/process_table                parent
-broker/quota                        parent
-broker/listener                     parent
-broker/supervise                    parent
-broker/launch                       parent
-
-api                                 parent
-"""
-
-PYTHON = """
-installed                           any
-errors                              any
-core                                any
-
-common/config                       any
-common/logs                         any
-common/progress                     any
-common/seeding                      any
-common/termination                  any
-common/wait_policy                  any
-common/blas                         any
-common/devices                      any
-common/module_loader                any
-
-codec/dtypes                        any
-codec/pytree                        any
-codec/arrays                        any
-codec/layout                        any
-
-child/memory                        child
-child/plans                         child
-child/prepared                      child
-child/transport                     child
-child/tickets                       child
-child/raw_calls                     child
-child/arguments                     child
-child/results                       child
-child/replies                       child
-child/port                          child
-child/futures                       child
-child/runtime                       child
-
-arena                               child
-functions                           any
-
-helper/decoded                      helper
-helper/mutation_check               helper
-helper/parked_results               helper
-helper/hints                        helper
-helper/shares                       helper
-helper/executor                     helper
-helper/batch_policy                 helper
-helper/batch_executor               helper
-helper/process                      helper
-helper/inline                       helper
-
-attach/hosts                        any
-attach/endpoint                     any
-attach/sources                      any
-attach/carry                        any
-attach/identity                     any
-attach/manifest                     any
-attach/spawn                        any
-attach/automatic                    child
-attach/control                      child
-attach/membership                   child
-attach/__init__                     any
-
-watch/stats                         any
-watch/trace                         any
-watch/server_counters               any
-watch/monitor                       any
-watch/tables                        any
-watch/screen                        any
-watch/top                           any
-watch/timeline                      any
-
-broker/exit_reports                 any
-broker/events                       parent
-broker/quotas                       parent
-broker/launch_config                parent
-broker/role_host                    parent
-broker/launch                       parent
-broker/daemon                       parent
-broker/spawn_main                   parent
-broker/spawn_bootstrap              parent
-
-ops/graph                           any
-ops/kernels                         any
-ops/casting                         any
-ops/promotion                       any
-ops/rules                           any
-ops/shaping                         any
-ops/stretching                      any
-ops/creation                        any
-ops/elementwise                     any
-ops/reductions                      any
-ops/linear                          any
-ops/indexing                        any
-ops/rearranging                     any
-ops/activations                     any
-ops/normalising                     any
-ops/windows                         any
-ops/ordering                        any
-ops/losses                          any
-ops/attention                       any
-ops/__init__                        any
-ops/page                            any
-ops/program                         any
-
-engine/cuda                         helper
-engine/backends                     helper
-engine/plan                         helper
-engine/expressions                  helper
-engine/fusion                       helper
-engine/native                       helper
-engine/compile                      helper
-engine/cuda_graphs                  helper
-engine/session                      helper
-engine/functions                    any
-
-tensors/interop                     child
-tensors/autograd                    child
-tensors/recorder                    child
-tensors/tensor                      child
-tensors/factories                   child
-tensors/placement                   child
-tensors/debug/ledger                child
-tensors/debug/tape                  child
-tensors/debug/ticks                 child
-tensors/debug/saved                 child
-tensors/debug/__init__              child
-tensors/__init__                    child
-
-optim                               child
-nn/module                           child
-nn/containers                       child
-nn/layers                           child
-nn/losses                           child
-nn/simple                           child
-nn/__init__                         child
-debug                               child
-messages                            any
-
-doctor/probes                       any
-doctor/machine                      any
-doctor/plan                         any
-doctor/verdict                      any
-doctor/forking                      any
-doctor/gpus                         any
-doctor/kernel                       any
-doctor/memory                       any
-doctor/processors                   any
-doctor/limits                       parent
-doctor/__init__                     parent
-
-demo/digits                         any
-demo/stage                          any
-demo/network                        any
-demo/queues                         any
-demo/serve                          parent
-demo/audit                          parent
-demo/report                         parent
-demo/run                            parent
-
-serve/options                       any
-serve/protocol/datatypes            any
-serve/protocol/metadata             any
-serve/protocol/types                any
-serve/protocol/validation           any
-serve/protocol/classification       any
-serve/protocol/fields               any
-serve/protocol/http_codec           child
-serve/protocol/grpc_codec           child
-serve/state/control_table           any
-serve/state/log_settings            child
-serve/state/regions                 any
-serve/state/counters                any
-serve/state/repository              any
-serve/models/region_maps            helper
-serve/models/sequences              any
-serve/models/declaration            any
-serve/models/preprocessing          any
-serve/models/adapters/sidecar       helper
-serve/models/adapters/tensors       helper
-serve/models/adapters/exported      helper
-serve/models/adapters/onnx          helper
-serve/models/adapters/torchscript   helper
-serve/models/adapters/__init__      helper
-serve/models/generators             helper
-serve/models/cuda_graphs            helper
-serve/models/runner                 helper
-serve/models/functions              any
-serve/models/__init__               any
-serve/scheduling/catalog            child
-serve/scheduling/templates          child
-serve/scheduling/cache              child
-serve/scheduling/statuses           child
-serve/scheduling/inference          child
-serve/scheduling/lifecycle          child
-serve/scheduling/streams            child
-serve/telemetry/metrics             child
-serve/telemetry/spans               child
-serve/frontend/documents            child
-serve/frontend/connection           child
-serve/frontend/acceptor             child
-serve/frontend/generate             child
-serve/frontend/coalescing           child
-serve/frontend/fast_path            child
-serve/frontend/access_log           child
-serve/frontend/routes               child
-serve/frontend/openapi              child
-serve/frontend/grpc_server          child
-serve/worker                        child
-serve/server                        parent
-serve/__init__                      any
-
-cli/main                            parent
-former                              any
-__init__                            any
-__main__                            parent
-"""
 
 # (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
 UPWARD: dict[tuple[str, str], str] = {
@@ -345,16 +83,6 @@ needs_sources = pytest.mark.skipif(
 )
 
 
-def rows_of(table: str) -> dict[str, str]:
-    """In order: the file, and where it runs."""
-    rows = dict(line.split() for line in table.splitlines() if line)
-    assert len(rows) == sum(bool(line) for line in table.splitlines()), "a row stands twice"
-    return rows
-
-
-C_ROWS, PYTHON_ROWS = rows_of(CORE), rows_of(PYTHON)
-
-
 def c_files() -> list[pathlib.Path]:
     return sorted(CSRC.rglob("*.[ch]"))
 
@@ -368,9 +96,7 @@ def python_room(path: pathlib.Path) -> str:
 
 
 def c_room(path: pathlib.Path) -> str:
-    """The file's own row, or that of the room that it is a part of."""
-    name = path.relative_to(CSRC).with_suffix("").as_posix()
-    return name if name in C_ROWS else name.rpartition("_")[0] or name
+    return house.c_room(path.relative_to(CSRC).with_suffix("").as_posix())
 
 
 def c_uses(path: pathlib.Path) -> list[tuple[int, str]]:
@@ -476,7 +202,7 @@ def test_every_file_has_a_row_in_the_table_and_every_row_a_file(files, room_of, 
         if room_of(path) not in rows and not needs_no_row(path)
     ]
     assert not strangers, (
-        f"{strangers} stand on no floor: add a row to the table in tests/unit/test_layering.py."
+        f"{strangers} stand on no floor: add a row to the table in tests/house.py."
     )
     assert not rows.keys() - {room_of(path) for path in files()}
 

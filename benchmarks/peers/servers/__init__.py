@@ -3,7 +3,7 @@
 One file for each, a program of its own that takes ``--port``, and one table, ``SERVERS``. All serve
 the model that doubles float32 items, in two model processes where the server has such, and get the
 same load. ``../README.md`` says which configurations were tried, what is taken, and why: of
-``shmgpu serve`` as of its peers.
+``shmgpu serve`` as of its peers. Never puts load on a server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a model file declares and what helpers run of it; never HTTP, never gRPC."""
+"""What a model file declares, and what helpers run of it.
+
+Owns declarations, loaded models, batches and adapters for files of models. Never knows HTTP or
+gRPC.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Requests and answers from bytes and as bytes; never a socket, never a helper."""
+"""The Open Inference Protocol: bytes as requests, and answers as bytes.
+
+Owns what the protocol says of fields, types and sizes. Never holds a socket, never calls a helper.
+"""

@@ -1,1 +1,4 @@
-"""What all workers of a server share; never a request, never a model's code."""
+"""What all workers of a server share: settings, counters, regions, the repository.
+
+Owns the shared memory that holds them. Never handles a request, never runs a model's code.
+"""

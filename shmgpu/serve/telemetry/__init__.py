@@ -1,1 +1,4 @@
-"""What a server says of itself to monitors; never changes what it measures."""
+"""What a server tells monitors: Prometheus metrics and OpenTelemetry spans.
+
+Owns their names and forms. Never changes what it measures.
+"""

@@ -2,7 +2,7 @@
 
 Off, it costs one comparison a message. :func:`enable` starts it, and so do ``launch(debug=True)``,
 ``init(debug=True)`` and ``SHMGPU_DEBUG=1``; with a ``debug_dir`` each child leaves a file there at
-its end, which ``shmgpu trace`` reads.
+its end, which ``shmgpu trace`` reads. Never changes what it looks at.
 
 Everything is data (``get_...``) and text (``print_...``), under the names that GT uses.
 """

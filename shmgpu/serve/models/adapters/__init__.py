@@ -3,7 +3,7 @@
 An adapter loads its file onto the helper's device, finds out what the file says of its inputs and
 outputs, and makes the :class:`~shmgpu.serve.models.declaration.Model` that is served. What the file
 does not say stands in a configuration beside it: see :mod:`shmgpu.serve.models.adapters.sidecar`.
-Frameworks are imported when a file of theirs is loaded.
+Never imports a framework before a file of its kind is loaded.
 """
 
 from __future__ import annotations
