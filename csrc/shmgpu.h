@@ -172,7 +172,9 @@ enum shm_limits {
   SHM_MAX_FUNCTIONS = 4096,
   SHM_MAX_CHILDREN = 4096,
   SHM_MAX_WINDOW = 896,        /* messages: what a 64 KiB pipe is sure to hold */
-  SHM_MAX_BATCH = 1024         /* messages handed over as one batch */
+  SHM_MAX_BATCH = 1024,        /* messages handed over as one batch */
+  SHM_MAX_TRACE = 16777216,    /* records of the trace ring */
+  SHM_NO_HELPER = 255          /* in a trace record: no helper was given the message */
 };
 
 /* One row of the function table. func == NULL makes a row for a binding: the message's func_ptr
@@ -404,12 +406,21 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
                                           for room: none would ever become free */
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 int shm_port_abandon(uint64_t sequence);
-/* A call that differs from the last one only in where its one array argument and the room for its
- * result lie: both addresses are written into the block (64-bit words: room at byte 8, its size
- * at 16, argument at 24), then it goes on as shm_port_call without a deadline. */
+/* How a binding's parameter block begins; what follows the addresses is the binding's own. */
+typedef struct shm_block {
+  uint32_t bytes;              /* of the whole block */
+  uint16_t version;
+  uint16_t array_count;
+  uint64_t result;             /* address of the output buffer */
+  uint64_t result_bytes;
+  uint64_t arrays[];           /* addresses */
+} shm_block_t;
+/* A call that differs from the last one only in where its one array argument and its output buffer
+ * lie: both addresses are written into the block, then it goes on as shm_port_call without a
+ * deadline. */
 typedef struct shm_repeat {
   shm_call_config_t config;
-  uint64_t params;             /* the block */
+  uint64_t params;             /* a shm_block_t */
   uint64_t argument_bytes;
   uint64_t room_bytes;
   shm_reply_t *reply;
@@ -607,7 +618,7 @@ typedef struct shm_trace_record {
   uint16_t slot;
   int16_t status;
   uint16_t batch;              /* messages in its batch */
-  uint8_t helper;              /* 255: none */
+  uint8_t helper;              /* or SHM_NO_HELPER */
   uint8_t priority;
   uint32_t generation;
 } shm_trace_record_t;

@@ -9,7 +9,7 @@ because one more Python frame a call would cost more than the call.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from shmgpu import errors, installed
@@ -77,6 +77,8 @@ MAX_POOLS: int = _lib.SHM_MAX_POOLS
 MAX_CHILDREN: int = _lib.SHM_MAX_CHILDREN
 MAX_WINDOW: int = _lib.SHM_MAX_WINDOW
 MAX_BATCH: int = _lib.SHM_MAX_BATCH
+MAX_TRACE: int = _lib.SHM_MAX_TRACE
+NO_HELPER: int = _lib.SHM_NO_HELPER  # in a trace record
 
 ROLE_NONE: int = _lib.SHM_ROLE_NONE
 ROLE_PARENT: int = _lib.SHM_ROLE_PARENT
@@ -88,14 +90,35 @@ BYTES_COPIED_IN: int = _lib.SHM_BYTES_COPIED_IN
 BYTES_COPIED_OUT: int = _lib.SHM_BYTES_COPIED_OUT
 BYTES_HOST_TO_DEVICE: int = _lib.SHM_BYTES_HOST_TO_DEVICE
 BYTES_DEVICE_TO_HOST: int = _lib.SHM_BYTES_DEVICE_TO_HOST
-BYTES_NAMES = (
-    "marshalled",
-    "gathered",
-    "copied_in",
-    "copied_out",
-    "host_to_device",
-    "device_to_host",
-)
+
+
+def _words(enumeration: str, prefix: str) -> list[str]:
+    """The words of a C enumeration that counts from 0: ``SHM_HELPER_GIVEN_UP`` is "given up"."""
+    numbers: dict[str, int] = _ffi.typeof(f"enum {enumeration}").relements
+    names = sorted(numbers, key=numbers.__getitem__)
+    return [name.removeprefix(prefix).replace("_", " ").lower() for name in names]
+
+
+_CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
+
+
+def _format_of(structure: str, wanted: Collection[str] | None = None) -> str:
+    """For :mod:`struct`: the wanted fields of a C structure, all of them unless said."""
+    code, end = "<", 0
+    for name, field in _ffi.typeof(structure).fields:
+        if field.type.kind == "primitive" and (wanted is None or name in wanted):
+            code += "x" * (field.offset - end) + _CODES[field.type.cname]
+            end = field.offset + _ffi.sizeof(field.type)
+    size: int = _ffi.sizeof(structure)
+    return code + "x" * (size - end)
+
+
+BLOCK_FORMAT = _format_of("shm_block_t")  # what stands before the addresses
+BLOCK_RESULT: int = _ffi.offsetof("shm_block_t", "result")
+
+CHILD_STATES = _words("shm_child_state", "SHM_CHILD_")
+HELPER_STATES = _words("shm_helper_state", "SHM_HELPER_")
+BYTES_NAMES = [word.replace(" ", "_") for word in _words("shm_bytes_kind", "SHM_BYTES_")][:-1]
 
 _ERRORS: dict[int, type[errors.ShmError]] = {
     EARENA_FULL: errors.ArenaFull,
@@ -315,7 +338,7 @@ def register_function(
     text = _ffi.new("char[]", name.encode())
     config = _ffi.new("shm_function_config_t *")
     config.name = text
-    config.params_size = 24
+    config.params_size = _ffi.sizeof("shm_block_t")
     config.batch_max_rows = batch_max_rows
     config.batch_delay_ns = batch_delay_ns
     config.hang_after_ns = hang_after_ns
@@ -426,12 +449,12 @@ helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
 helper_go_on: Callable[[], int] = _lib.shm_helper_go_on
 helper_goes_on: Callable[[int], int] = _lib.shm_helper_goes_on
 
-# shm_work_t: delivery function params token sequence members block_bytes generation rows slot
-WORK_FORMAT = "<QQQQQQIIIHBB"  # is_grow reserved
-WORK_BYTES = 64
-# The same without delivery, token, members and rows, which one call alone does not need.
-ONE_WORK_FORMAT = "<8xQQ8xQ8xII4xHBx"
-assert _ffi.sizeof("shm_work_t") == WORK_BYTES
+WORK_FORMAT = _format_of("shm_work_t")
+WORK_BYTES: int = _ffi.sizeof("shm_work_t")
+# What one call alone needs of it.
+ONE_WORK_FORMAT = _format_of(
+    "shm_work_t", {"function", "params", "sequence", "block_bytes", "generation", "slot", "is_grow"}
+)
 
 
 def new_works(capacity: int) -> tuple[Any, Any]:

@@ -88,7 +88,7 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
   r->handed_ns = d->now_ns;
   if (h >= d->config.helpers || d->helpers[h].state != SHMI_PEER_UP ||
       d->helpers[h].generation != frame->result.token) {
-    r->helper = 255;
+    r->helper = SHM_NO_HELPER;
     /* The parked result died with its helper. */
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
     return;

@@ -72,7 +72,7 @@ static inline uint64_t shmi_helper_span(const shmi_helper_t *helper) {
 enum {
   /* A helper gets room for results and arenas to clear while fewer numbers are taken, which is also
    * what its pipe is sure to hold ... */
-  SHMI_SPAN_OF_GROWS = 896,
+  SHMI_SPAN_OF_GROWS = SHM_MAX_WINDOW,
   /* ... and calls while a whole batch still fits the rings. */
   SHMI_SPAN_OF_CALLS = SHMI_BOARD_RING - 1 - SHMI_CREDIT_MAX / 2
 };

@@ -383,7 +383,7 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *s, const shmi_frame_t *frame, uint
   r->members = 0;
   r->attempts = 0;
   r->batch = 1;
-  r->helper = 255;
+  r->helper = SHM_NO_HELPER;
   r->hold = 0;
   r->state = TAKEN;
   r->next = r->previous = SHMI_NONE;
@@ -670,7 +670,7 @@ int shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
   give_back(s, r, r->helper);
   if (domain < 0) return 0;
   r->domain = (uint8_t)domain;
-  r->helper = 255;
+  r->helper = SHM_NO_HELPER;
   r->batch = 1;
   link_request(s, number, 1);
   return 1;

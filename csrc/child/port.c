@@ -515,17 +515,16 @@ int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t dea
 }
 
 int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room) {
-  enum { ROOM = 1, ROOM_BYTES = 2, ARGUMENT = 3 }; /* words of the block */
   uint64_t address = (uint64_t)(uintptr_t)argument;
   repeat->reply->sequence = 0;
   if (!port.open) return SHM_ENOT_CHILD;
   if (!shmi_range_inside(port.arena_base, port.arena_bytes, address, repeat->argument_bytes)) {
     return SHM_EBAD_PARAMS;
   }
-  uint64_t *block = (uint64_t *)(uintptr_t)repeat->params;
-  block[ROOM] = abroad((uint64_t)(uintptr_t)room);
-  block[ROOM_BYTES] = repeat->room_bytes;
-  block[ARGUMENT] = abroad(address);
+  shm_block_t *block = (shm_block_t *)(uintptr_t)repeat->params;
+  block->result = abroad((uint64_t)(uintptr_t)room);
+  block->result_bytes = repeat->room_bytes;
+  block->arrays[0] = abroad(address);
   int status = shm_port_call(&repeat->config, repeat->params, 0, repeat->reply);
   return status == SHM_OK && repeat->reply->value != 0 ? 1 : status;
 }

@@ -22,8 +22,7 @@
 
 enum {
   LAYOUT = 2, /* raised when a field changes its meaning or place and no struct its size */
-  TRACE_LEAST = 64,
-  TRACE_MOST = 1 << 24
+  TRACE_LEAST = 64
 };
 static const char MAGIC[8] = "shmgpuB";
 
@@ -180,7 +179,7 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
   uint32_t ring = 0;
   if (trace_records > 0) {
     ring = TRACE_LEAST;
-    while (ring < trace_records && ring < TRACE_MOST) ring *= 2;
+    while (ring < trace_records && ring < SHM_MAX_TRACE) ring *= 2;
   }
   parts_t parts = lay_out(children, helpers, ring);
   int fd = shmi_descriptor_own(memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -444,7 +443,7 @@ static int check_header(const header_t *found, uint64_t bytes) {
     return refuse("it is of another version of shmgpu");
   }
   uint32_t ring = found->trace_records;
-  int ring_is_good = ring == 0 || (ring >= TRACE_LEAST && ring <= TRACE_MOST &&
+  int ring_is_good = ring == 0 || (ring >= TRACE_LEAST && ring <= SHM_MAX_TRACE &&
                                    (ring & (ring - 1)) == 0);
   if (found->children < 1 || found->children > SHM_MAX_CHILDREN || found->helpers < 1 ||
       found->helpers > SHM_MAX_HELPERS || !ring_is_good) {

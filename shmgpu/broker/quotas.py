@@ -51,7 +51,7 @@ KEYS = {
     "arena": ("arena_bytes", _bytes),
     "parked": ("parked_bytes", _bytes),
     "weight": ("weight", _whole(core.MAX_WEIGHT)),
-    "window": ("window", _whole(896)),
+    "window": ("window", _whole(core.MAX_WINDOW)),
 }
 
 

@@ -21,7 +21,7 @@ from shmgpu.child.prepared import MAX_KEYS, Repeat, Repeats
 from shmgpu.child.raw_calls import Letter, Letters
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import Source, Spec
-from shmgpu.codec.layout import Layout
+from shmgpu.codec.layout import RESULT_AT, Layout
 from shmgpu.codec.pytree import PLAIN_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
 
@@ -413,7 +413,7 @@ class Arguments:
         """
         if call.out is None and call.plan.make_do():
             call.write(call.value_bytes, self.arena)
-            call.plan.pack(call.block, 8, 0, 0, *call.addresses)
+            call.plan.pack(call.block, RESULT_AT, 0, 0, *call.addresses)
         self.make_room(call)
 
     def holds(self, array: np.ndarray[Any, Any]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.layout import RESULT_AT, Layout, Signature
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
 
@@ -32,19 +31,6 @@ _uses = itertools.count(1)
 
 MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call keeps
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
-
-
-def packer(arity: int) -> Callable[..., None]:
-    """Writes (room's address, its bytes, addresses of arguments) into a block at an offset."""
-    pack = struct.Struct(f"<QQ{arity}Q").pack_into
-    shift = core.arena_shift()
-    if not shift:
-        return pack
-
-    def pack_abroad(block: Any, offset: int, room: int, size: int, *addresses: int) -> None:
-        pack(block, offset, room + shift if room else 0, size, *(a + shift for a in addresses))
-
-    return pack_abroad
 
 
 class Plan:
@@ -110,7 +96,7 @@ class Plan:
         self.arity = len(arguments.specs)
         self.nbytes = tuple(spec.nbytes for spec in arguments.specs)
         self.value_count = arguments.tree.value_count
-        self.pack = packer(self.arity)
+        self.pack = layout.address_writer(self.arity, core.arena_shift())
         self.idle: list[Call] = []
         self.fixed = declared is not None
         self.surprises = 0
@@ -288,7 +274,7 @@ class Call:
     def set_room(self, size_bytes: int, buffer: Any, address: int) -> None:
         """Tell the block where the result goes."""
         self.result = buffer
-        self.plan.pack(self.block, 8, address, size_bytes, *self.addresses)
+        self.plan.pack(self.block, RESULT_AT, address, size_bytes, *self.addresses)
 
     def release(self) -> None:
         """The call has ended: forget what was its, and stand ready for the next."""

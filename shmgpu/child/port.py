@@ -57,6 +57,7 @@ from shmgpu.child.raw_calls import Letter
 from shmgpu.child.replies import LEFT, STRUCK, Replies
 from shmgpu.child.tickets import Ticket
 from shmgpu.child.transport import Sink, Wire
+from shmgpu.codec.layout import RESULT_AT
 from shmgpu.errors import ArenaFull, ShmError
 
 _ndarray = np.ndarray
@@ -100,7 +101,7 @@ class Port(Replies):
                 room = plan.room
                 try:
                     call.result, address = self._allocate(room)
-                    plan.pack(call.block, 8, address, room, *call.addresses)
+                    plan.pack(call.block, RESULT_AT, address, room, *call.addresses)
                 except ArenaFull:
                     self.arguments.make_little_room(call)
             else:

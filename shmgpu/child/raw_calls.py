@@ -9,14 +9,13 @@ sends nothing.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from shmgpu import core
 from shmgpu.child.memory import Arena
-from shmgpu.child.plans import Call, Plan, packer
+from shmgpu.child.plans import Call, Plan
 from shmgpu.codec.arrays import aligned
-from shmgpu.codec.layout import HEAD, TAIL, VERSION, Layout
+from shmgpu.codec.layout import VERSION, Layout, address_writer, block_writer, parts_at
 from shmgpu.codec.pytree import flatten
 
 MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
@@ -32,11 +31,11 @@ class Letters(Plan):
     def __init__(self, row: int, pool: int, arity: int, name: str, port: int = 0) -> None:
         super().__init__(row, pool, _EMPTY, None, False, None, False, 0, name, port=port)
         self.arity = arity
-        self.pack = packer(arity)
         self.fixed = True
-        self.begin = HEAD.size + 8 * arity + TAIL.size  # of the function's own bytes
-        self.put = struct.Struct(f"{HEAD.format}{arity}Q{TAIL.format[1:]}").pack_into
+        self.begin = parts_at(arity)  # of the function's own bytes
+        self.put = block_writer(arity)
         self.shift = core.arena_shift()
+        self.pack = address_writer(arity, self.shift)
 
 
 class Letter(Call):

@@ -23,16 +23,18 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from shmgpu import core
 from shmgpu.codec.arrays import Spec, aligned
 from shmgpu.codec.pytree import Reader, Tree, decode_values
 from shmgpu.errors import BadParams
 
 VERSION = 1
-HEAD = struct.Struct("<IHHQQ")
-TAIL = struct.Struct("<II")
+RESULT_AT = core.BLOCK_RESULT  # where a block tells of its output buffer, and its arrays after that
+_HEAD = struct.Struct(core.BLOCK_FORMAT)
+_TAIL = struct.Struct("<II")
 RESULT_HEAD = struct.Struct("<IIII")  # bytes of description, structure, values; arrays
 MAX_ARRAYS = 4096
 MOST_PLAIN = 1024  # bytes of a structure of plain values that is worth remembering
@@ -130,16 +132,52 @@ class Signature:
 def block_bytes(signature: Signature, values: bytes) -> int:
     """Bytes of a parameter block."""
     count = len(signature.arguments.specs)
-    return HEAD.size + 8 * count + TAIL.size + len(signature.encoded) + len(values)
+    return parts_at(count) + len(signature.encoded) + len(values)
+
+
+def parts_at(arity: int) -> int:
+    """Where the part of a block begins that follows its addresses and the two lengths."""
+    return _HEAD.size + 8 * arity + _TAIL.size
+
+
+def constant_at(arity: int) -> int:
+    """Where the bytes begin in which blocks differ only if the calls differ in more than memory."""
+    return _HEAD.size + 8 * arity
+
+
+def address_writer(arity: int, shift: int) -> Callable[..., None]:
+    """Writes (output buffer's address, its bytes, arrays' addresses) into a block, at RESULT_AT.
+
+    Args:
+        arity: how many arrays.
+        shift: what is added to an address so that it is the broker's; see :func:`core.arena_shift`.
+    """
+    pack = struct.Struct(f"<QQ{arity}Q").pack_into
+    if not shift:
+        return pack
+
+    def pack_shifted(block: Any, offset: int, room: int, size: int, *addresses: int) -> None:
+        pack(block, offset, room + shift if room else 0, size, *(a + shift for a in addresses))
+
+    return pack_shifted
+
+
+def block_writer(arity: int) -> Callable[..., None]:
+    """Writes all that precedes the two parts of a block, which the caller writes himself.
+
+    It takes the buffer, an offset, bytes of the whole block, VERSION, ``arity``, address and bytes
+    of the output buffer, ``arity`` addresses, and the bytes of the two parts.
+    """
+    return struct.Struct(f"{_HEAD.format}{arity}Q{_TAIL.format[1:]}").pack_into
 
 
 def write_constant(buffer: Any, signature: Signature, values: bytes) -> None:
     """Write into a block all but the addresses."""
     count = len(signature.arguments.specs)
-    HEAD.pack_into(buffer, 0, block_bytes(signature, values), VERSION, count, 0, 0)
-    offset = HEAD.size + 8 * count
-    TAIL.pack_into(buffer, offset, len(signature.encoded), len(values))
-    offset += TAIL.size
+    _HEAD.pack_into(buffer, 0, block_bytes(signature, values), VERSION, count, 0, 0)
+    offset = _HEAD.size + 8 * count
+    _TAIL.pack_into(buffer, offset, len(signature.encoded), len(values))
+    offset += _TAIL.size
     end = offset + len(signature.encoded)
     buffer[offset:end] = signature.encoded
     if values:
@@ -160,16 +198,18 @@ class Block:
     addresses: list[int]
 
     def __init__(self, data: bytes) -> None:
-        if len(data) < HEAD.size:
+        if len(data) < _HEAD.size:
             raise BadParams("the parameter block is shorter than its head")
-        length, version, count, self.result_address, self.result_bytes = HEAD.unpack_from(data)
+        length, version, count, self.result_address, self.result_bytes = _HEAD.unpack_from(data)
         if length != len(data) or version != VERSION:
             raise BadParams("the parameter block's head is damaged")
-        offset = HEAD.size + 8 * count
-        if count > MAX_ARRAYS or offset + TAIL.size > length:
+        offset = _HEAD.size + 8 * count
+        if count > MAX_ARRAYS or offset + _TAIL.size > length:
             raise BadParams("the parameter block ends before its arrays do")
-        *self.addresses, signature_bytes, values_bytes = _places(count).unpack_from(data, HEAD.size)
-        offset += TAIL.size
+        *self.addresses, signature_bytes, values_bytes = _places(count).unpack_from(
+            data, _HEAD.size
+        )
+        offset += _TAIL.size
         if offset + signature_bytes + values_bytes != length:
             raise BadParams("the parameter block's parts do not add up to its length")
         self.signature = data[offset : offset + signature_bytes]

@@ -96,7 +96,7 @@ def _whole(low: int, high: int) -> Callable[[Any, str], int]:
     return parse
 
 
-parse_slots = _whole(0, 4096)
+parse_slots = _whole(0, core.MAX_CHILDREN)
 parse_count = _whole(1, (1 << 31) - 1)
 
 
@@ -151,11 +151,11 @@ class Setting:
 
 
 SETTINGS: dict[str, Setting] = {
-    "children": Setting(_whole(1, 4096), 1, "child processes to fork"),
-    "helpers": Setting(_whole(1, 64), 1, "helper processes to fork"),
+    "children": Setting(_whole(1, core.MAX_CHILDREN), 1, "child processes to fork"),
+    "helpers": Setting(_whole(1, core.MAX_HELPERS), 1, "helper processes to fork"),
     "arena": Setting(parse_bytes, "64MiB", "bytes of each child's arena"),
-    "window": Setting(_whole(1, 896), 64, "messages a child may have outstanding"),
-    "trace_records": Setting(_whole(0, 1 << 24), 65536, "calls that the trace remembers"),
+    "window": Setting(_whole(1, core.MAX_WINDOW), 64, "messages a child may have outstanding"),
+    "trace_records": Setting(_whole(0, core.MAX_TRACE), 65536, "calls that the trace remembers"),
     "prefault": Setting(parse_bool, False, "populate every arena at launch"),
     "huge_pages": Setting(parse_bool, False, "ask for transparent huge pages"),
     "grace": Setting(parse_seconds, 5.0, "seconds a drain waits before TERM, and TERM before KILL"),
@@ -171,7 +171,7 @@ SETTINGS: dict[str, Setting] = {
         parse_seconds, 60.0, "how long a broker that a first call started outlives its programs"
     ),
     "max_children": Setting(
-        _whole(1, 4096), None, "programs at once in a broker that is started for many"
+        _whole(1, core.MAX_CHILDREN), None, "programs at once in a broker that is started for many"
     ),
     "max_restarts": Setting(_whole(1, 1000000), 5, "how often one child is restarted at most"),
     "seed": Setting(_whole(0, (1 << 63) - 1), None, "seed from which each rank's is derived"),

@@ -334,7 +334,7 @@ class Desk:
             raise BadParams("the room for the result is smaller than the promised result")
         entry.specs = places
         entry.nbytes = sum(spec.nbytes for spec in specs)
-        entry.kind = data[layout.HEAD.size + 8 * len(places) :]
+        entry.kind = data[layout.constant_at(len(places)) :]
         entry.rows = rows_of(specs)
         entry.tree = signature.arguments.tree
         entry.values = decode_values(

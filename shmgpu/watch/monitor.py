@@ -15,7 +15,7 @@ import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,7 @@ from shmgpu.watch import server_counters, trace
 from shmgpu.watch.stats import stats
 
 BOARD = "/memfd:shmgpu-board"
-NO_HELPER = 255  # in a trace record: it was never handed over
 MOST_RECORDS = 65536  # calls of one interval from which latencies are taken, the latest
-
-CHILD_STATES = ("unused", "running", "ended", "quarantined", "clearing")
-HELPER_STATES = ("unused", "starting", "ready", "dead", "given up", "leaving", "absent")
 
 # What says how things stand; every other number only grows, and has a rate.
 STANDING = {
@@ -257,7 +253,7 @@ class Watch:
         return {
             "child": index,
             **row,
-            "state": _name(CHILD_STATES, row["state"]),
+            "state": _name(core.CHILD_STATES, row["state"]),
             "outstanding": max(0, outstanding) if row["state"] == 1 else 0,
             "rates": _rates(row, before, seconds),
         }
@@ -269,7 +265,7 @@ class Watch:
         return {
             "helper": index,
             **row,
-            "state": _name(HELPER_STATES, row["state"]),
+            "state": _name(core.HELPER_STATES, row["state"]),
             # A long call counts when it ends, so one interval may hold more than its own time.
             "busy": min(1.0, rates["busy_ns"] / 1e9),
             "calls_per_run": batches.get(index),
@@ -288,7 +284,7 @@ class Watch:
         rows = []
         for function in np.unique(records["function"]):
             own = records[records["function"] == function]
-            handed = own[(own["handed_ns"] != 0) & (own["helper"] != NO_HELPER)]
+            handed = own[(own["handed_ns"] != 0) & (own["helper"] != core.NO_HELPER)]
             queued_ns = handed["handed_ns"].astype(np.float64) - handed["queued_ns"]
             units = handed["finished_units"].astype(np.float64) - handed["started_units"]
             calls = len(own) * weight
@@ -315,7 +311,7 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-def _name(names: tuple[str, ...], state: int) -> str:
+def _name(names: Sequence[str], state: int) -> str:
     return names[state] if 0 <= state < len(names) else str(state)
 
 

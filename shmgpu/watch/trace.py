@@ -75,7 +75,9 @@ def events(
     start = min((record["queued_ns"] for record in records), default=0)
     yield _meta(HELPERS_PID, None, "process_name", "helpers")
     yield _meta(CHILDREN_PID, None, "process_name", "children")
-    for helper in sorted({record["helper"] for record in records if record["helper"] != 255}):
+    for helper in sorted(
+        {record["helper"] for record in records if record["helper"] != core.NO_HELPER}
+    ):
         yield _meta(HELPERS_PID, helper, "thread_name", f"helper {helper}")
     for slot in sorted({record["slot"] for record in records}):
         yield _meta(CHILDREN_PID, slot, "thread_name", f"child {slot}")
@@ -99,7 +101,7 @@ def events(
                 "ts": _us(record["handed_ns"] - start),
             }
         yield {**span, "name": name, "ph": "e", "ts": _us(max(end, begin) - start)}
-        if not record["handed_ns"] or record["helper"] == 255:
+        if not record["handed_ns"] or record["helper"] == core.NO_HELPER:
             continue
         started = record["handed_ns"] + record["started_units"] * UNIT_NS
         finished = record["handed_ns"] + record["finished_units"] * UNIT_NS

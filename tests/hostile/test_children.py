@@ -447,7 +447,7 @@ def test_f16_a_pickle_in_a_block_is_never_loaded(tmp_path):
         block = block[: -len(encode_values([1]))] + value
         block = len(block).to_bytes(4, "little") + block[4:]
         fields = bytearray(block)
-        struct.pack_into("<I", fields, layout.HEAD.size + 4, len(value))
+        struct.pack_into("<I", fields, layout.constant_at(0) + 4, len(value))
         assert own.send_block(anything, bytes(fields)) == core.EBAD_PARAMS
 
     under_attack(attack)

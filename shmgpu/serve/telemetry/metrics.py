@@ -7,7 +7,7 @@ those of Triton's metrics page (docs/user_guide/metrics.md), so that dashboards 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from shmgpu.core import CHILD_STATES, HELPER_STATES
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.state.counters import ACCEPTED, CONNECTIONS, MOST_ROWS, Counters
-from shmgpu.watch.monitor import CHILD_STATES, HELPER_STATES
 from shmgpu.watch.stats import stats
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -199,7 +199,7 @@ class Metrics(Collector):
         yield ever
 
 
-def _states(name: str, text: str, rows: list[dict[str, Any]], states: tuple[str, ...]) -> Metric:
+def _states(name: str, text: str, rows: list[dict[str, Any]], states: Sequence[str]) -> Metric:
     """How many there are in each state."""
     metric = GaugeMetricFamily(name, f"{text} in a state", labels=["state"])
     for number, state in enumerate(states):

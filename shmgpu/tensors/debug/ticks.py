@@ -17,7 +17,6 @@ from shmgpu.tensors.debug.tape import Sent, Tape
 from shmgpu.watch import trace
 
 MAX_TICKS = 10_000
-NO_HELPER = 255
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def spans(tape: Tape) -> list[Span]:
     records = [
         record
         for record in records
-        if record["helper"] != NO_HELPER and record["handed_ns"] >= tape.started_ns
+        if record["helper"] != core.NO_HELPER and record["handed_ns"] >= tape.started_ns
     ]
     if not records:
         return [Span(sent.helper, sent.sent_ns, sent.answered_ns, label_of(sent)) for sent in own]
