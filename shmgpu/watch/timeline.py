@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmgpu.errors import ShmError
-from shmgpu.tensors.debug.saved import TENSORS_PID
 from shmgpu.watch import trace
 
 MAX_BARS = 20_000
@@ -46,7 +45,7 @@ def parts(events: Sequence[dict[str, Any]]) -> tuple[list[Bar], list[Arrow]]:
     """What is drawn of trace events."""
     bars, arrows = [], []
     for event in events:
-        if event["ph"] != "X" or event["pid"] not in (trace.HELPERS_PID, TENSORS_PID):
+        if event["ph"] != "X" or event["pid"] not in (trace.HELPERS_PID, trace.TENSORS_PID):
             continue
         start, length = float(event["ts"]) / 1000, float(event["dur"]) / 1000
         if event.get("cat") == "move":

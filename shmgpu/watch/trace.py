@@ -18,6 +18,7 @@ from shmgpu.errors import BadParams, ConfigError
 
 HELPERS_PID = 1
 CHILDREN_PID = 2
+TENSORS_PID = 3  # of what shmgpu.debug saves
 UNIT_NS = 64
 MAX_COUNTER_SAMPLES = 200_000
 

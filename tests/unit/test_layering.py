@@ -22,10 +22,6 @@ PACKAGE = ROOT / "shmgpu"
 # (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
 UPWARD: dict[tuple[str, str], str] = {
     (
-        "watch/timeline",
-        "tensors/debug/saved",
-    ): "one number of a trace, which belongs to watch/trace",
-    (
         "tensors/recorder",
         "tensors/debug/__init__",
     ): "SHMGPU_DEBUG; what observes belongs below both",
@@ -53,10 +49,6 @@ ACROSS: dict[tuple[str, str], str] = {
         "tensors/recorder",
         "engine/session",
     ): "the form of a program's message, which belongs to ops/",
-    (
-        "watch/timeline",
-        "tensors/debug/saved",
-    ): "one number of a trace, which belongs to watch/trace",
     # The server's functions are called by its workers; their bodies belong to helpers.
     ("serve/models/functions", "child/plans"): "what workers call them with",
     ("serve/models/functions", "child/prepared"): "what workers call them with",

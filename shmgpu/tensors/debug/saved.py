@@ -1,7 +1,7 @@
 """A debug trace as a file: trace events that Perfetto opens, and beside them all the data.
 
-Owns the file's shape, both ways. The events of pid 3 are this child's messages, one track for each
-helper; those of a MOVE say where it began and ended.
+Owns the file's shape, both ways. The events of TENSORS_PID are this child's messages, one track for
+each helper; those of a MOVE say where it began and ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from shmgpu.tensors.debug.tape import Tape
 from shmgpu.tensors.debug.ticks import Span, label_of
 from shmgpu.watch.tables import align
+from shmgpu.watch.trace import TENSORS_PID
 
-TENSORS_PID = 3
 KEY = "shmgpu_debug"
 VERSION = 1
 
