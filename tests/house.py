@@ -279,6 +279,13 @@ serve/worker                        child
 serve/server                        parent
 serve/__init__                      any
 
+cli/arguments                       parent
+cli/demo                            parent
+cli/doctor                          parent
+cli/brokers                         parent
+cli/serve                           parent
+cli/top                             parent
+cli/trace                           parent
 cli/main                            parent
 former                              any
 __init__                            any

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shmgpu.common import config
-from shmgpu.errors import ConfigError, LaunchError
+from shmgpu.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -193,7 +193,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=flag.metavar,
             help=flag.help + default,
         )
-    parser.set_defaults(run=_run)
 
 
 def _checked(flag: Flag) -> Callable[[str], Any]:
@@ -282,14 +281,3 @@ def _from_file(path: str) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{key} in {path}: {_wrong(flag, value, error)}") from None
     return found
-
-
-def _run(options: argparse.Namespace) -> int:
-    try:
-        from shmgpu.serve import server as command
-    except ImportError as error:
-        raise LaunchError(
-            f"the server needs a package that is missing ({error.name}): "
-            'pip install "shmgpu[serve]"'
-        ) from error
-    return command.run(resolve(options))

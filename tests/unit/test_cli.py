@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from shmgpu.cli import main as cli
+from shmgpu.cli import trace as summary
 from shmgpu.watch import trace
 
 
@@ -81,7 +82,7 @@ def test_the_command_line_starts_without_torch():
 
 
 def test_a_summary_tells_how_busy_helpers_were_and_how_long_calls_took():
-    made = cli.summarise(
+    made = summary.summarise(
         events(
             [
                 record(1, 0, 0, 640, 640, 1280),
@@ -100,13 +101,13 @@ def test_a_summary_tells_how_busy_helpers_were_and_how_long_calls_took():
 
 def test_a_batch_is_one_run_of_several_calls():
     batch = [record(number, number, 0, 64, 64, 640, batch=3) for number in range(3)]
-    made = cli.summarise(events([*batch, record(3, 3, 0, 640, 640, 1280)]))
+    made = summary.summarise(events([*batch, record(3, 3, 0, 640, 640, 1280)]))
     assert made.helpers[0].batches == [3, 1]
     assert made.helpers[0].busy_us == pytest.approx(576 + 640)
 
 
 def test_a_call_that_was_never_handed_over_counts_as_no_run():
-    made = cli.summarise(events([record(1, 0, 0, 0, 0, 640, helper=255, status=-12)]))
+    made = summary.summarise(events([record(1, 0, 0, 0, 0, 640, helper=255, status=-12)]))
     assert made.helpers == {}
     [use] = made.functions.values()
     assert (use.failed, use.waited_us, use.answered_us) == (1, [], [640.0])
@@ -171,8 +172,8 @@ def test_an_interrupted_command_ends_with_130(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "summarise", interrupted)
-    monkeypatch.setattr(cli.json, "load", lambda file: {"traceEvents": []})
+    monkeypatch.setattr(summary, "summarise", interrupted)
+    monkeypatch.setattr(summary.json, "load", lambda file: {"traceEvents": []})
     assert cli.main(["trace", __file__]) == 130
 
 

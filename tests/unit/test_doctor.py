@@ -17,6 +17,7 @@ import pytest
 
 import shmgpu
 from shmgpu import core, doctor, errors
+from shmgpu.cli import doctor as findings
 from shmgpu.cli import main as cli
 from shmgpu.doctor import machine as machines
 from shmgpu.doctor import probes
@@ -616,7 +617,7 @@ def test_colour_is_for_terminals(variables, coloured):
 
 def test_text_is_plain_and_a_line_for_each_finding_in_a_pipe(tmp_path):
     found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
-    text = cli.show(Plan(children=32, arena=GIB), found)
+    text = findings.show(Plan(children=32, arena=GIB), found)
     assert "\x1b" not in text
     lines = text.splitlines()
     assert len([line for line in lines if re.match(r"  (ok|warning|failure) ", line)]) == len(found)
@@ -627,23 +628,23 @@ def test_text_is_plain_and_a_line_for_each_finding_in_a_pipe(tmp_path):
 
 def test_text_is_folded_at_a_terminals_width(tmp_path):
     found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
-    text = cli.show(Plan(), found, width=80)
+    text = findings.show(Plan(), found, width=80)
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_text_is_folded_only_where_a_column_of_twenty_is_left(tmp_path):
     found = doctor.examine(Plan(), MadeUp(tmp_path))
-    plain = cli.show(Plan(), found)
+    plain = findings.show(Plan(), found)
     margin = 2 + len("failure") + 2 + max(len(one.name) for one in found) + 2
-    assert cli.show(Plan(), found, width=margin + 20) == plain
-    assert cli.show(Plan(), found, width=margin + 21) != plain
+    assert findings.show(Plan(), found, width=margin + 20) == plain
+    assert findings.show(Plan(), found, width=margin + 21) != plain
 
 
 def test_quiet_text_holds_only_what_is_not_fine(tmp_path):
     found = doctor.examine(Plan(children=32, arena=GIB), MadeUp(tmp_path))
-    text = cli.show(Plan(), found, quiet=True)
+    text = findings.show(Plan(), found, quiet=True)
     assert "failure  arenas" in text and "  ok " not in text
-    assert cli.show(Plan(), [one for one in found if one.status == OK], quiet=True)
+    assert findings.show(Plan(), [one for one in found if one.status == OK], quiet=True)
 
 
 def test_the_front_pages_sample_is_what_it_prints(tmp_path):
@@ -664,4 +665,4 @@ def test_the_front_pages_sample_is_what_it_prints(tmp_path):
     machine = MadeUp(tmp_path, files, gpus=Gpus("12.8", (A100,)))
     options = cli._parser().parse_args(["doctor", *arguments.split()])
     plan = Plan.resolve(**{name: getattr(options, name) for name in Plan.__dataclass_fields__})
-    assert sample == cli.show(plan, doctor.examine(plan, machine), quiet=options.quiet) + "\n"
+    assert sample == findings.show(plan, doctor.examine(plan, machine), quiet=options.quiet) + "\n"

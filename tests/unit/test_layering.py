@@ -26,7 +26,6 @@ UPWARD: dict[tuple[str, str], str] = {
         "tensors/debug/__init__",
     ): "SHMGPU_DEBUG; what observes belongs below both",
     ("tensors/debug/ledger", "tensors/debug/tape"): "a type; the tape's rows belong below both",
-    ("serve/options", "serve/server"): "the command itself, which belongs to cli/",
 }
 
 # (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
@@ -60,7 +59,6 @@ ACROSS: dict[tuple[str, str], str] = {
     ("serve/scheduling/inference", "serve/models/runner"): "an error, which belongs below both",
     ("serve/scheduling/lifecycle", "serve/models/runner"): "errors, which belong below both",
     ("serve/scheduling/streams", "serve/models/generators"): "the mark of an end",
-    ("serve/options", "serve/server"): "the command itself, which belongs to cli/",
 }
 
 USES = {

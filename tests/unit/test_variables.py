@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import shmgpu
-from shmgpu import core
+from shmgpu import core, doctor
 from shmgpu.attach import spawn
 from shmgpu.broker import daemon
 from shmgpu.broker.launch_config import Settings
@@ -133,7 +133,7 @@ PLANNED = [
 
 def test_the_doctor_examines_the_launch_that_its_flags_describe(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(cli.doctor, "examine", lambda plan: seen.append(plan) or [])
+    monkeypatch.setattr(doctor, "examine", lambda plan: seen.append(plan) or [])
     for words, name, value in PLANNED:
         assert cli.main(["doctor", "--json"]) == 0
         plain = json.loads(capsys.readouterr().out)["plan"][name]
@@ -146,10 +146,10 @@ def test_the_doctor_examines_the_launch_that_its_flags_describe(monkeypatch, cap
 
 def test_a_quiet_doctor_prints_only_what_is_not_fine(monkeypatch, capsys):
     findings = [
-        cli.doctor.Finding(group="g", name=status, status=status, sentence="so", fix="")
-        for status in (cli.doctor.OK, cli.doctor.WARNING)
+        doctor.Finding(group="g", name=status, status=status, sentence="so", fix="")
+        for status in (doctor.OK, doctor.WARNING)
     ]
-    monkeypatch.setattr(cli.doctor, "examine", lambda plan: findings)
+    monkeypatch.setattr(doctor, "examine", lambda plan: findings)
     for words, lines in [([], 2), (["--quiet"], 1), (["-q"], 1)]:
         assert cli.main(["doctor", *words]) == 0
         assert capsys.readouterr().out.count("  so") == lines

@@ -1,0 +1,193 @@
+"""``shmgpu up``, ``scale``, ``list`` and ``down``: brokers that programs join."""
+
+from __future__ import annotations
+
+import argparse
+import grp
+import os
+import signal
+import sys
+
+from shmgpu.attach import control, endpoint, spawn
+from shmgpu.broker import daemon
+from shmgpu.cli.arguments import Commands, device_names, pools, seconds, setting
+from shmgpu.common import config, logs, module_loader
+from shmgpu.errors import ConfigError, NotRunning, ShmError
+
+NO_GROUP = (1 << 32) - 1  # gid_t's "leave it as it is"
+
+
+def add_up(commands: Commands) -> None:
+    """The arguments of ``up``."""
+    standing = commands.add_parser(
+        "up",
+        help="run a broker that programs join",
+        description="Run a broker with the decorated functions of some modules, for programs that "
+        "are started later and call shmgpu.connect(). A function named load in the first module "
+        "that has one makes the sessions. SIGTERM and Ctrl-C end it in order, SIGHUP has it read "
+        "the quotas anew. What is left away is as SHMGPU_ variables have it.",
+    )
+    add = standing.add_argument
+    add("modules", nargs="+", metavar="MODULE", help="a module's name, or a file ending in .py")
+    add("--helpers", type=pools, metavar="N", help="helper processes; POOL=N,POOL=N for pools (1)")
+    add(
+        "--max-helpers",
+        type=pools,
+        metavar="N",
+        help="how many shmgpu scale may ask for, likewise (as many as --helpers)",
+    )
+    add(
+        "--devices", type=device_names, metavar="NAMES", help="taken in turn, such as cuda:0,cuda:1"
+    )
+    add("--arena", type=setting("arena"), metavar="SIZE", help="of each program, such as 64MiB")
+    add(
+        "--max-children",
+        type=setting("max_children"),
+        metavar="N",
+        help="programs at once (64)",
+    )
+    add("--window", type=setting("window"), metavar="N", help="messages out for each program")
+    add("--threads", type=setting("threads"), metavar="N", help="of each CPU helper")
+    add("--gpu-memory", type=setting("gpu_memory"), metavar="SIZE", help="cap of each helper")
+    add("--session", metavar="MODULE:NAME", help="the session function (load of a MODULE)")
+    add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
+    add("--group", metavar="NAME", help="a group whose members may join, too")
+    add(
+        "--trust-group",
+        action="store_true",
+        help="let its members call functions with pickle=True, and so run code as you",
+    )
+    add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
+    add(
+        "--idle-timeout",
+        type=seconds,
+        default=0.0,
+        metavar="S",
+        help="end when nobody has been joined for so long (never)",
+    )
+    add("--detach", action="store_true", help="return when it is ready, and let it run on")
+    standing.set_defaults(run=_up)
+
+
+def add_scale(commands: Commands) -> None:
+    """The arguments of ``scale``."""
+    changed = commands.add_parser(
+        "scale",
+        help="give a running broker more helpers, or fewer",
+        description="Have a pool of a running broker of yours have N helpers. Those that are "
+        "missing are started; one that is not needed any more finishes what it holds, and ends.",
+    )
+    add = changed.add_argument
+    add("helpers", type=pools, metavar="N", help="or POOL=N,POOL=N where there are pools")
+    add("--path", metavar="PATH", help="of the broker's socket")
+    changed.set_defaults(run=_scale)
+
+
+def add_list(commands: Commands) -> None:
+    """The arguments of ``list``."""
+    listed = commands.add_parser(
+        "list",
+        help="name the brokers that run, with their logs",
+        description="Name the running brokers of yours: the one of shmgpu up, and those that "
+        "programs have started, each with its socket, and the log that has what it and its "
+        "helpers print.",
+    )
+    listed.add_argument("--path", metavar="PATH", help="of one broker's socket")
+    listed.set_defaults(run=_list)
+
+
+def add_down(commands: Commands) -> None:
+    """The arguments of ``down``."""
+    ended = commands.add_parser(
+        "down",
+        help="end a running broker in order",
+        description="Have a running broker of yours finish what its helpers hold, and end.",
+    )
+    add = ended.add_argument
+    add("--path", metavar="PATH", help="of the broker's socket")
+    add("--timeout", type=seconds, default=60.0, metavar="S", help="to wait for its end (60)")
+    add("--all", action="store_true", help="that one, and all that started by themselves")
+    ended.set_defaults(run=_down)
+
+
+def _up(options: argparse.Namespace) -> int:
+    settings = {
+        "slots": config.resolve("max_children", options.max_children) or 64,
+        "idle_timeout": options.idle_timeout,
+        "group": _group(options.group),
+        "trust_group": options.trust_group,
+        "quotas_file": options.quotas and os.path.abspath(options.quotas),
+        **{
+            name: getattr(options, name)
+            for name in (
+                *("helpers", "max_helpers", "devices", "arena", "window", "threads"),
+                *("gpu_memory", "session"),
+            )
+        },
+    }
+    if options.detach:
+        place = endpoint.path_of(options.path)
+        try:
+            spawn.start(options.modules, place, **settings)
+        except KeyboardInterrupt:
+            print("shmgpu: interrupted: the broker was told to end", file=sys.stderr)
+            raise
+        print(f"a broker serves at {place}; its log is {endpoint.beside(place, '.log')}")
+        return 0
+
+    def ready() -> None:
+        place = endpoint.path_of(options.path)
+        print(f"a broker serves at {place}: end it with Ctrl-C, or with shmgpu down", flush=True)
+
+    logs.write_by_line()
+    try:
+        daemon.up(options.modules, path=options.path, on_ready=ready, **settings)
+    except module_loader.NotLoaded as error:
+        print(f"shmgpu: {error}\n\n{error.traceback_text}", end="", file=sys.stderr)
+        return 1
+    except SystemExit as ended:  # it was asked to, and has drained
+        return 0 if ended.code == 128 + signal.SIGTERM else 1
+    return 0
+
+
+def _group(name: str | None) -> int | None:
+    if name is None:
+        return None
+    try:
+        number = int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"--group {name}: there is no such group here") from None
+    if number >= NO_GROUP:
+        raise ConfigError(f"--group {name}: no group has a number from {NO_GROUP} on")
+    if number == 0:
+        raise ConfigError("--group root lets nobody in who may not come anyway: leave it away")
+    return number
+
+
+def _scale(options: argparse.Namespace) -> int:
+    for scaled in control.scale(options.helpers, path=options.path):
+        print(scaled)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = control.listed(options.path)
+    print("\n".join(map(str, found)) or "no broker of yours runs")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    many = control.all_running(options.path) if options.all else []
+    status = 0
+    for path in many or [options.path]:
+        try:
+            pid = control.down(path=path, timeout=options.timeout)
+        except ShmError as error:  # the others are ended, too
+            if len(many) < 2:
+                raise
+            if not isinstance(error, NotRunning):  # it has just ended
+                print(f"shmgpu: {error}", file=sys.stderr)
+                status = 1
+        else:
+            print(f"the broker, process {pid}, has ended")
+    return status

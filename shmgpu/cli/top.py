@@ -1,0 +1,32 @@
+"""``shmgpu top``: a running broker, live."""
+
+from __future__ import annotations
+
+import argparse
+
+from shmgpu.cli.arguments import Commands, seconds, whole
+from shmgpu.watch import top
+
+
+def add(commands: Commands) -> None:
+    """Its arguments."""
+    live = commands.add_parser(
+        "top",
+        help="watch a running broker",
+        description="Show live what a running broker of yours counts: helpers, functions, "
+        "children, queues, rates, latencies, arenas, restarts. Needs shmgpu[top], but for --once.",
+    )
+    add = live.add_argument
+    add("pid", type=whole(1, 1 << 30), nargs="?", metavar="PID", help="of the broker's parent")
+    add("--once", action="store_true", help="print one sample and end")
+    add("--json", action="store_true", help="with --once: as one JSON object")
+    add("--interval", type=seconds, default=1.0, metavar="S", help="between samples (1)")
+    live.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    return top.run(
+        top.Options(
+            pid=options.pid, once=options.once, json=options.json, interval=options.interval
+        )
+    )
