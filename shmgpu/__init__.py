@@ -69,9 +69,9 @@ former.answer()
 
 __version__ = "0.1.0"
 
-# Tensors and what is made of them are loaded when they are first named: a program that only calls
-# functions does without.
-_TENSOR_ROOMS = frozenset({"debug", "nn", "optim"})
+# Tensors, what is made of them, and the server's declarations are loaded when they are first named:
+# a program that only calls functions does without.
+_LAZY_MODULES = frozenset({"debug", "nn", "optim", "serve"})
 _TENSOR_NAMES = {
     name: room
     for room, names in {
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
 
     if name.startswith("_"):
         raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
-    if name in _TENSOR_ROOMS:
+    if name in _LAZY_MODULES:
         return importlib.import_module(f"shmgpu.{name}")
     if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
         # ``from shmgpu import room`` asks here first, also from within what tensors import.
@@ -106,6 +106,13 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
     globals()[name] = found  # asked for once
     return found
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not, and none of the modules behind them."""
+    from shmgpu.tensors.tensor import DTYPES, FUNCTIONS
+
+    return [*__all__, *_LAZY_MODULES, *_TENSOR_NAMES, *FUNCTIONS, *DTYPES]
 
 
 __all__ = [

@@ -20,6 +20,11 @@ from shmgpu.errors import BadFree, BadParams
 
 __all__ = ["Block", "array", "empty", "frombuffer", "shm_free", "shm_malloc", "stats", "zeros"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Shape = int | tuple[int, ...]
 
 

@@ -52,3 +52,7 @@ __all__ = [
     "save_debug_trace",
     "verify",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class ShmError(Exception):
     """The root of the tree: anything that shmgpu itself found wrong."""
 

@@ -14,6 +14,12 @@ from shmgpu.codec import arrays
 from shmgpu.tensors import autograd, recorder
 from shmgpu.tensors.tensor import Tensor, tensor, zeros
 
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Optimizer:
     """What all of them share: the parameters, their state, and its way out and back.

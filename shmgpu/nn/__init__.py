@@ -89,3 +89,7 @@ __all__ = [
     "state_tensors",
     "tanh",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Model", "Tensor", "model"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """From models/declaration.py, which needs packages that the command line does without."""
     if name not in __all__:

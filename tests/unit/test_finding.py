@@ -1,0 +1,159 @@
+"""What people use to find their way shows the public names, and no more: dir, completion, pydoc."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import shmgpu
+
+# What is public and a module; every other module of the package is an inner one.
+MODULES = {"arena", "debug", "errors", "nn", "optim", "serve"}
+SOME = {"launch", "init", "function", "Tensor", "tensor", "zeros_like", "relu", "float32", "Adam"}
+
+USED = """
+import shmgpu
+with shmgpu.init(inline=True):
+    (shmgpu.tensor([1.0], requires_grad=True) * 2).sum().backward()
+    shmgpu.nn.Linear(2, 1)
+import shmgpu.child.port, shmgpu.helper.process, shmgpu.serve.models, shmgpu.cli.main
+import shmgpu.debug, shmgpu.nn.layers, shmgpu.optim, shmgpu.former, shmgpu.watch.stats
+"""
+
+
+def fresh(program: str, cwd: pathlib.Path | None = None) -> dict[str, list[str]]:
+    """What a program in a fresh interpreter prints as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import json\n" + program],
+        cwd=cwd, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def listed(before: str) -> dict[str, list[str]]:
+    """dir() of the package and of its public modules, after a program."""
+    return fresh(
+        before + "\nimport importlib, shmgpu\n"
+        "found = {'': dir(shmgpu)}\n"
+        f"for name in {sorted(MODULES)}:\n"
+        "    found[name] = dir(importlib.import_module('shmgpu.' + name))\n"
+        "print(json.dumps(found))"
+    )
+
+
+def inner_modules() -> set[str]:
+    """All modules and packages within the package but the public ones, by their last names."""
+    top = shmgpu.__path__[0]
+    folders = [top, *(f"{top}/{one}" for one in ("nn", "serve", "tensors/debug"))]
+    return {found.name for found in pkgutil.iter_modules(folders)} - MODULES
+
+
+def not_public(names: list[str]) -> set[str]:
+    """Names that no user should be shown."""
+    hidden = {*inner_modules(), "Any", "annotations"}
+    return {name for name in names if name in hidden or name[0] == "_"} - {"__version__"}
+
+
+@pytest.mark.parametrize("before", ["", USED], ids=["at first", "after much was used"])
+def test_dir_shows_the_public_names_and_no_inner_module(before):
+    found = listed(before)
+    for names in found.values():
+        assert names and not not_public(names)
+        assert len(names) == len(set(names))
+    assert MODULES | SOME <= set(found[""])
+    assert {"Linear", "Module", "ReLU"} <= set(found["nn"])
+    assert {"Optimizer", "SGD", "Adam", "AdamW"} == set(found["optim"])
+    assert {"model", "Model", "Tensor"} == set(found["serve"])
+    assert {"enable", "verify", "print_tape"} <= set(found["debug"])
+    assert {"empty", "zeros", "array", "shm_malloc"} <= set(found["arena"])
+
+
+def test_dir_is_the_same_whatever_was_imported_before():
+    assert listed("") == listed(USED)
+
+
+def test_every_name_that_dir_shows_is_there():
+    missing = fresh(
+        "import types, shmgpu\n"
+        "wrong = [name for name in dir(shmgpu) if not hasattr(shmgpu, name)]\n"
+        "modules = [name for name in dir(shmgpu)\n"
+        "           if isinstance(getattr(shmgpu, name), types.ModuleType)]\n"
+        "for name in modules:\n"
+        "    module = getattr(shmgpu, name)\n"
+        "    wrong += [f'{name}.{one}' for one in dir(module) if not hasattr(module, one)]\n"
+        "print(json.dumps({'wrong': wrong, 'modules': sorted(modules)}))"
+    )
+    if importlib.util.find_spec("orjson") is None:  # shmgpu.serve needs packages of its own
+        missing["wrong"] = [name for name in missing["wrong"] if not name.startswith("serve.")]
+    assert missing == {"wrong": [], "modules": sorted(MODULES)}
+
+
+def test_what_dir_does_not_show_can_be_imported_all_the_same():
+    assert fresh(
+        "import shmgpu.child.port, shmgpu\n"
+        "from shmgpu import codec\n"
+        "print(json.dumps([shmgpu.child.port.__name__, codec.__name__]))"
+    ) == ["shmgpu.child.port", "shmgpu.codec"]
+
+
+def test_neither_importing_nor_listing_loads_torch():
+    assert fresh(
+        "import sys, shmgpu\n"
+        "rooms = ('shmgpu.tensors', 'shmgpu.nn', 'shmgpu.optim', 'shmgpu.serve', 'torch')\n"
+        "before = [name for name in rooms if name in sys.modules]\n"
+        "dir(shmgpu)\n"
+        "print(json.dumps([before, 'torch' in sys.modules]))"
+    ) == [[], False]
+
+
+COMPLETERS = {
+    "rlcompleter": """
+import rlcompleter
+def complete(text):
+    one = rlcompleter.Completer(globals())
+    found = []
+    while (name := one.complete(text, len(found))) is not None:
+        found.append(name.rpartition(".")[2].rstrip("()"))
+    return found
+""",
+    "jedi": """
+import jedi
+def complete(text):
+    return [one.name for one in jedi.Interpreter(text, [globals()]).complete()]
+""",
+    "IPython": """
+import os
+os.environ["IPYTHONDIR"] = os.getcwd()
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell()
+shell.user_ns["shmgpu"] = shmgpu
+def complete(text):
+    with provisionalcompleter():
+        return [one.text.lstrip(".") for one in shell.Completer.completions(text, len(text))]
+""",
+}
+
+
+@pytest.mark.parametrize("completer", COMPLETERS)
+def test_completion_shows_the_public_names_and_no_inner_module(completer, tmp_path):
+    if importlib.util.find_spec(completer) is None:
+        pytest.skip(f"{completer} is not installed")
+    found = fresh(
+        USED + "import shmgpu\n" + COMPLETERS[completer] + "\n"
+        "print(json.dumps({text: complete(text) for text in "
+        "('shmgpu.', 'shmgpu.nn.', 'shmgpu.serve.', 'shmgpu.debug.', 'shmgpu.arena.')}))",
+        cwd=tmp_path,
+    )
+    for text, names in found.items():
+        shown = [name for name in names if not name.startswith("__")]  # what every object has
+        assert shown and not not_public(shown), text
+    assert MODULES | SOME <= set(found["shmgpu."])
+    assert {"Linear", "Sequential"} <= set(found["shmgpu.nn."])
