@@ -3,24 +3,136 @@
 A *parent* forks *helpers*, which each hold a session (a loaded model, a CUDA context), and
 *children*, which run your code and each own an *arena* of shared memory. A child calls a
 decorated function like any other; what travels is a 16-byte message, because the arrays lie
-where both sides see them::
+where both sides see them. A start, to be copied and run::
 
+    import numpy as np
     import shmgpu
 
-    def load(helper):                            # runs once in each helper
-        return torch.jit.load("model.pt").to(helper.device)
+    def load(helper):                          # runs once in each helper: a model, on its device
+        return np.ones((64, 10), "float32")
 
-    @shmgpu.function(batch=shmgpu.Batch(max_size=32))
-    def classify(helper, images):                # images come from the caller's arena
-        return helper.session(images)
+    @shmgpu.function(batch=32, arrays="numpy")
+    def classify(helper, images):              # runs there, on the rows of many children at once
+        return images @ helper.session
 
-    def worker(rank):                            # runs in each child
-        images = shmgpu.arena.empty((8, 64), "float32")
-        return classify(images).argmax(1)
+    def worker(rank):                          # runs in each child
+        images = shmgpu.arena.empty((4, 64), "float32")
+        images[:] = rank
+        return classify(images).sum().item()   # waits; the answer lies in this child's arena, too
 
-    shmgpu.launch(worker, children=32, helpers=2, session=load)
+    if __name__ == "__main__":
+        print(shmgpu.launch(worker, children=32, helpers=2, session=load))
 
-``import shmgpu`` does not import torch.
+The names, by purpose; ``help(shmgpu.launch)`` and its like say the rest. Start and end:
+
+    launch          fork helpers and children, run a function in each child, return the results
+    init            start helpers for this process, in a script or a notebook
+    Session         what ``init`` returns; leave it as a context, or with ``shutdown``
+    shutdown        end what ``init`` started
+    is_running      whether this process can call functions
+    rank            this child's number, from 0
+
+Functions that helpers run:
+
+    function        the decorator that makes one
+    Function        what it makes: call it, or ``.submit()``, ``.aio()``, ``.map()``, ``.options()``
+    Bound           what ``.options()`` returns: the function with a deadline, a priority, ...
+    Batch           how calls are run together
+    Declared        shape and type of a result that is said before the call
+    CallFuture      what ``.submit()`` returns
+    Helper          what a function gets first: its session, its device
+
+Arrays that are passed without a copy:
+
+    arena           ``empty``, ``zeros``, ``array`` in this child's arena; ``stats`` of it
+    shm_malloc      a block of bytes
+    shm_free        give it back now
+    Block           such a block
+    frombuffer      an array over it
+
+Programs that no broker forked:
+
+    connect         join a broker that runs
+    ensure          join it, and start it first where none runs
+    claim           in a process that your program forked: take a place of its own
+    disconnect      leave
+    Membership      what these return; leave it as a context
+
+Tensors, computed by helpers, in PyTorch's spelling:
+
+    tensor          a tensor with a copy of the data
+    Tensor          an array that is computed when it is looked at
+    Data            its elements, as a NumPy array
+    from_numpy      a tensor of an array's elements, without a copy where it is in the arena
+    zeros           zeros; also zeros_like
+    ones            ones; also ones_like
+    empty           what does not matter; also empty_like
+    full            one value; also full_like
+    rand            evenly from 0 to 1; also rand_like
+    randn           from the normal distribution; also randn_like
+    arange          numbers from one to another
+    linspace        so many numbers, evenly apart
+    eye             ones on the diagonal
+    grad            gradients of outputs with respect to inputs
+    no_grad         a context in which nothing is recorded for gradients
+    manual_seed     from which number random ones follow
+    nn              layers and losses
+    optim           optimisers: SGD, Adam and AdamW, which stand here, too
+    set_backend     which library computes, and where
+    gpu_workers     on how many helpers tensors live
+    set_verbosity   how much is logged
+    debug           what tensors did: tapes, handles, ticks
+
+Operations are functions and methods of tensors:
+
+    add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge logical_not
+    logical_and logical_or bitwise_and bitwise_or bitwise_xor bitwise_not neg abs sign floor
+    ceil round exp log sqrt rsqrt sin cos tanh sigmoid erf relu where clamp log1p square
+    reciprocal isnan isfinite isinf permute transpose unsqueeze squeeze flatten cat stack narrow
+    split chunk flip movedim unbind to sum mean var std amax amin logsumexp all any prod matmul
+    linear dot softmax log_softmax gelu silu leaky_relu softplus dropout layer_norm conv2d
+    max_pool2d avg_pool2d scaled_dot_product_attention mse_loss l1_loss nll_loss cross_entropy
+    binary_cross_entropy binary_cross_entropy_with_logits gather scatter_add index_select take
+    embedding masked_fill tril triu pad roll one_hot argmax argmin max min argsort sort topk
+    cumsum
+
+Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64
+
+Models served to other programs over HTTP and gRPC:
+
+    serve           what a model file imports: ``model``, ``Model`` and ``Tensor``
+
+What happened, and single messages:
+
+    stats           counters of the broker
+    write_trace     the trace as a file that Perfetto opens
+    errors          all errors; each is here, too:
+    ShmError        the root of the others
+    ConfigError     a setting is out of range
+    LaunchError     the broker could not be started
+    SessionError    a session function raised
+    NotRunning      this process has no broker
+    BrokerDied      the parent is gone
+    ArenaFull       the arena has no block so large
+    BadFree         no such block, or freed before
+    BadFunction     not in the table that was sealed at the start
+    BadParams       an argument or a result cannot be carried
+    RemoteError     the function raised in its helper
+    HelperDied      the helper died while it executed this call
+    NoHelpers       none is left that could serve the call
+    CallTimeout     the deadline passed
+    CallCancelled   the call was removed from the queue
+    ResultTooLarge  the result is larger than what is kept
+    ChildError      a child's main raised, or was killed
+    status_name     the name of a status code
+    status_text     its sentence
+    shm_send_msg    hand a message to some helper
+    shm_read_msg    wait for the next answer
+    shm_get_child_id   in a child: its number
+    shm_get_helper_id  in a helper: its number
+
+``import shmgpu`` does not import torch, and tensors are loaded when one is first named. Modules
+that are not named here are the package's own: they may change with each release.
 """
 
 # ruff: noqa: E402 - which package this is comes first

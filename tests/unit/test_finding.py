@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import itertools
 import json
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -157,3 +161,48 @@ def test_completion_shows_the_public_names_and_no_inner_module(completer, tmp_pa
         assert shown and not not_public(shown), text
     assert MODULES | SOME <= set(found["shmgpu."])
     assert {"Linear", "Sequential"} <= set(found["shmgpu.nn."])
+
+
+def description() -> list[str]:
+    """What ``pydoc shmgpu`` says before its lists of modules, classes and functions."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pydoc", "shmgpu"], capture_output=True, text=True, timeout=100
+    )
+    head, _, rest = done.stdout.partition("\nPACKAGE CONTENTS\n")
+    assert rest, done.stderr
+    return head.splitlines()
+
+
+def test_pydoc_begins_with_what_it_is_a_start_and_the_names():
+    lines = description()
+    assert lines[3].startswith("    shmgpu - Many CPU processes share")
+    text = "\n".join(lines)
+    start, names, inner = (text.index(one) for one in ("import shmgpu", " launch  ", "own: they"))
+    assert start < names < inner
+    assert lines[:40].index(next(line for line in lines if line.endswith("import shmgpu"))) < 20
+
+
+def test_every_public_name_has_its_line_in_pydoc_and_no_other_has():
+    listed = [re.match(r" {8}(\w+) {2,}\S", line) for line in description()]
+    named = [found[1] for found in listed if found]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(dir(shmgpu))
+    from shmgpu.tensors.tensor import DTYPES, FUNCTIONS
+
+    text = " ".join("\n".join(description()).split("The names, by purpose")[1].split())
+    missing = {name for name in dir(shmgpu) if not re.search(rf"\b{name}\b", text)}
+    assert missing == {"__version__"}
+    short = {name for name in set(dir(shmgpu)) - set(named) if f"also {name}" not in text}
+    assert short == {"__version__", "SGD", "Adam", "AdamW", *FUNCTIONS, *DTYPES}
+
+
+def test_the_start_that_pydoc_shows_runs(tmp_path):
+    lines = inspect.getdoc(shmgpu).partition("copied and run::\n")[2].splitlines()
+    block = itertools.takewhile(lambda line: line[:1] in ("", " "), lines)
+    program = tmp_path / "start.py"
+    program.write_text(textwrap.dedent("\n".join(block)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [2560.0 * rank for rank in range(32)]
