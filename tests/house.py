@@ -171,6 +171,7 @@ ops/attention                       any
 ops/__init__                        any
 ops/page                            any
 ops/program                         any
+ops/program_message                 any
 
 engine/cuda                         helper
 engine/backends                     helper

@@ -6,7 +6,6 @@ and numbers are its own: nobody can name another's.
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,6 +18,8 @@ from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program, decode
+from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
+from shmgpu.ops.program_message import handles as packed_handles
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
 MAX_CODE_BYTES = 64 << 20  # of all of them as they came
@@ -26,14 +27,7 @@ MAX_BUFFER_BYTES = 2 << 30  # that their buffers may hold
 MAX_KNOWN = 4096  # programs that a child may have here: as many as it knows itself
 FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 
-# number of the program, options, first new handle, and how many handles are used and freed
-HEAD = struct.Struct("<IIqII")
-
 Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
-
-UNKNOWN_PROGRAM = "this helper does not know that program"
-UNKNOWN_TENSOR = "this helper does not hold that tensor"
-
 
 Sent = Callable[[int, Spec], Any]
 
@@ -94,7 +88,7 @@ class Ready:
         self.is_captured = Options.of_flags(flags).capture
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
-        self.numbers = struct.Struct("<" + number_format(program))
+        self.numbers = plain_numbers(program)
         self.resident = sum(program.resident)
         given = []
         places = [0, 0]  # the next one that is sent, the next one that is resident
@@ -107,18 +101,6 @@ class Ready:
         self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
         self.runs = 0
         self.code_bytes = code_bytes
-
-
-@functools.lru_cache(maxsize=256)
-def _handles(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}q")
-
-
-def number_format(program: Program) -> str:
-    """How its plain numbers are packed: 8 bytes each."""
-    return "".join(
-        "d" if spec.dtype.name.startswith(("float", "bfloat")) else "q" for spec in program.numbers
-    )
 
 
 class Tenant:
@@ -251,8 +233,8 @@ class Engine:
         try:
             number, flags, first, used, freed = HEAD.unpack_from(head)
             at = HEAD.size
-            handles = _handles(used).unpack_from(head, at) if used else ()
-            frees = _handles(freed).unpack_from(head, at + 8 * used) if freed else ()
+            handles = packed_handles(used).unpack_from(head, at) if used else ()
+            frees = packed_handles(freed).unpack_from(head, at + 8 * used) if freed else ()
         except (struct.error, MemoryError) as error:
             raise BadParams("the program's head is damaged") from error
         for handle in frees:

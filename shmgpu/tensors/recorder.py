@@ -30,11 +30,12 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
 from shmgpu.common import config
 from shmgpu.engine import functions as residents
-from shmgpu.engine.session import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, number_format
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.ops.graph import Node, Scalar
 from shmgpu.ops.program import Draft
+from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
+from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.watch.stats import stats
 
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
@@ -468,7 +469,7 @@ class Recorder:
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             known = self._programs[draft.key] = Known(
-                next(self._numbers), program.encode(), struct.Struct("<" + number_format(program))
+                next(self._numbers), program.encode(), plain_numbers(program)
             )
         return known
 
@@ -481,7 +482,7 @@ class Recorder:
         freed = [handle for handle, _ in message.freed]
         head = HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed))
         if handles or freed:
-            head += struct.pack(f"<{len(handles) + len(freed)}q", *handles, *freed)
+            head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
         message.head = head + known.numbers.pack(*draft.numbers)
 
     def _place(self, leaves: list[Node]) -> HelperLife:

@@ -20,7 +20,7 @@ from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
 from shmgpu.ops import elementwise as e
-from shmgpu.ops import linear, reductions, shaping, stretching
+from shmgpu.ops import linear, program_message, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import leaf, spec_of
@@ -389,9 +389,9 @@ class Child:
     def run(self, program, handles=(), numbers=(), frees=(), flags=0, code=None, later=None):
         number = self.known.setdefault(program, len(self.known))
         first, self.next = self.next, self.next + len(program.kept)
-        head = session.HEAD.pack(number, flags, first, len(handles), len(frees))
+        head = program_message.HEAD.pack(number, flags, first, len(handles), len(frees))
         head += b"".join(int(one).to_bytes(8, "little") for one in (*handles, *frees))
-        head += session.struct.pack("<" + session.number_format(program), *numbers)
+        head += program_message.plain_numbers(program).pack(*numbers)
         code = program.encode() if code is None else code
         read = self.engine.execute(self.caller, head, code, None, later)
         return list(range(first, first + len(program.kept))), read

@@ -8,7 +8,7 @@ import pytest
 import shmgpu
 from shmgpu.child import runtime
 from shmgpu.engine import functions as residents
-from shmgpu.engine import session
+from shmgpu.ops import program_message
 from shmgpu.ops.elementwise import NEG
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.program import Program, Step
@@ -33,7 +33,7 @@ class Sender:
         self.handles = 0
 
     def ask(self, addresses, code, handles=(), room=16):
-        head = session.HEAD.pack(1000, 0, 1, len(handles), 0)
+        head = program_message.HEAD.pack(1000, 0, 1, len(handles), 0)
         head += b"".join(one.to_bytes(8, "little") for one in handles)
         letter = self.port.arguments.letter(self.target, len(addresses), 1)
         letter.fill(head, code, addresses, room, self.port.arena)
@@ -67,7 +67,7 @@ def test_a_letter_has_the_arrays_and_tensors_that_its_program_needs(sender):
         sender.ask([], program().encode())
     with pytest.raises(shmgpu.RemoteError, match="another number of tensors"):
         sender.ask([address], program().encode(), handles=(1,))
-    with pytest.raises(shmgpu.RemoteError, match=session.UNKNOWN_TENSOR):
+    with pytest.raises(shmgpu.RemoteError, match=program_message.UNKNOWN_TENSOR):
         sender.ask([], program(resident=True).encode(), handles=(77,))
 
 

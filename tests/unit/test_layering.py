@@ -44,10 +44,6 @@ ACROSS: dict[tuple[str, str], str] = {
     ("engine/functions", "helper/decoded"): "the type of their first argument",
     ("engine/functions", "engine/backends"): "their bodies",
     ("engine/functions", "engine/session"): "their bodies",
-    (
-        "tensors/recorder",
-        "engine/session",
-    ): "the form of a program's message, which belongs to ops/",
     # The server's functions are called by its workers; their bodies belong to helpers.
     ("serve/models/functions", "child/plans"): "what workers call them with",
     ("serve/models/functions", "child/prepared"): "what workers call them with",
