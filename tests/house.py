@@ -190,6 +190,7 @@ tensors/recorder                    child
 tensors/tensor                      child
 tensors/factories                   child
 tensors/placement                   child
+tensors/debug/rows                  child
 tensors/debug/ledger                child
 tensors/debug/tape                  child
 tensors/debug/ticks                 child

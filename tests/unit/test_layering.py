@@ -25,7 +25,6 @@ UPWARD: dict[tuple[str, str], str] = {
         "tensors/recorder",
         "tensors/debug/__init__",
     ): "SHMGPU_DEBUG; what observes belongs below both",
-    ("tensors/debug/ledger", "tensors/debug/tape"): "a type; the tape's rows belong below both",
 }
 
 # (user, used): uses across who runs where that still stand, each with its reason. Empty is best.

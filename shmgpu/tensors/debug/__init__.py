@@ -23,7 +23,8 @@ from shmgpu.errors import ConfigError, ShmError
 from shmgpu.tensors import recorder as lazy
 from shmgpu.tensors.debug import ledger, saved, ticks
 from shmgpu.tensors.debug.ledger import Unsound
-from shmgpu.tensors.debug.tape import Handle, Instruction, Operation, Tape, operation_of
+from shmgpu.tensors.debug.rows import Handle, Instruction, Operation
+from shmgpu.tensors.debug.tape import Tape, operation_of
 from shmgpu.tensors.debug.ticks import Span, Tick
 from shmgpu.watch.stats import stats
 from shmgpu.watch.tables import align
@@ -115,7 +116,7 @@ def get_tape() -> list[dict[str, Any]]:
     """The operations that this child recorded, oldest first.
 
     Those that wait to be needed are always known, and have the message 0; those before them are
-    known while debugging is on. See :class:`shmgpu.tensors.debug.tape.Operation` for the keys.
+    known while debugging is on. See :class:`shmgpu.tensors.debug.rows.Operation` for the keys.
     """
     return [dataclasses.asdict(one) for one in _operations()]
 
@@ -148,7 +149,7 @@ def print_tape() -> None:
 def get_output_queue() -> list[dict[str, Any]]:
     """What became of the operations: on which helper they ran, what moved there, what was kept.
 
-    See :class:`shmgpu.tensors.debug.tape.Instruction` for the keys.
+    See :class:`shmgpu.tensors.debug.rows.Instruction` for the keys.
     """
     return [dataclasses.asdict(one) for one in _on().instructions]
 
@@ -200,7 +201,7 @@ def verify() -> int:
 def get_handles() -> list[dict[str, Any]]:
     """The tensors that helpers hold for this child, and where.
 
-    See :class:`shmgpu.tensors.debug.tape.Handle` for the keys.
+    See :class:`shmgpu.tensors.debug.rows.Handle` for the keys.
     """
     return [dataclasses.asdict(one) for one in _handles()]
 

@@ -7,12 +7,9 @@ believes: it reads the rows in order, as a bookkeeper would.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from shmgpu.errors import ShmError
-
-if TYPE_CHECKING:
-    from shmgpu.tensors.debug.tape import Instruction
+from shmgpu.tensors.debug.rows import Instruction
 
 
 class Unsound(ShmError):

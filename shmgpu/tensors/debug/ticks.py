@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.engine.functions import EXECUTE
-from shmgpu.tensors.debug.tape import Sent, Tape
+from shmgpu.tensors.debug.rows import Sent
+from shmgpu.tensors.debug.tape import Tape
 from shmgpu.watch import trace
 
 MAX_TICKS = 10_000
