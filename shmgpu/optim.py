@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shmgpu.codec import arrays
-from shmgpu.tensors import autograd, recorder
+from shmgpu.tensors import autograd, current
 from shmgpu.tensors.tensor import Tensor, tensor, zeros
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
@@ -55,7 +55,7 @@ class Optimizer:
             for one, state in zip(group["params"], self.state, strict=True):
                 if one.grad is not None:
                     self._change(one, one.grad, state, group)
-        recorder.current().step_done()
+        current.recorder().step_done()
 
     def _change(
         self, one: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]

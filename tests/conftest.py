@@ -372,11 +372,11 @@ def leak_guard(request):
 @pytest.fixture(autouse=True)
 def chosen_backend():
     """What a test chooses for its tensors is chosen for it alone, wherever the test stands."""
-    lazy = sys.modules.get("shmgpu.tensors.recorder")
-    before = "torch" if lazy is None else lazy._backend
+    current = sys.modules.get("shmgpu.tensors.current")
+    before = "torch" if current is None else current._backend
     yield
-    if (lazy := sys.modules.get("shmgpu.tensors.recorder")) is not None:
-        lazy._backend = before
+    if (current := sys.modules.get("shmgpu.tensors.current")) is not None:
+        current._backend = before
 
 
 def cuda_devices() -> int:

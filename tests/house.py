@@ -186,16 +186,18 @@ engine/functions                    any
 
 tensors/interop                     child
 tensors/autograd                    child
+tensors/message                     child
 tensors/recorder                    child
-tensors/tensor                      child
-tensors/factories                   child
-tensors/placement                   child
 tensors/debug/rows                  child
 tensors/debug/ledger                child
 tensors/debug/tape                  child
 tensors/debug/ticks                 child
 tensors/debug/saved                 child
 tensors/debug/__init__              child
+tensors/current                     child
+tensors/tensor                      child
+tensors/factories                   child
+tensors/placement                   child
 tensors/__init__                    child
 
 optim                               child

@@ -16,7 +16,7 @@ from shmgpu.common import config
 from shmgpu.common.devices import name_of
 from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
@@ -44,7 +44,7 @@ def gpu_workers(n: int) -> None:
     means = _member(helpers=count)
     if not means.inline and len(_fit(means)) < count:
         _grow(means, count)
-    recorder.use_helpers(_fit(means)[:count])
+    current.use_helpers(_fit(means)[:count])
 
 
 def set_backend(name: str, device: Any = None) -> None:
@@ -61,13 +61,13 @@ def set_backend(name: str, device: Any = None) -> None:
         ConfigError: there is no such device, or no helper has it.
         RuntimeError: there are tensors already, and helpers of theirs have another device.
     """
-    recorder.check_backend(name)
+    current.check_backend(name)
     place = None if device is None else name_of(device)
     if name == "numpy" and place not in (None, "cpu"):
         raise ValueError(f'NumPy computes on the CPU only, not on {place}: use "torch" there')
     if name == "torch" and place is not None:
         _live_on(place)
-    recorder.use_backend(name)
+    current.use_backend(name)
 
 
 def _live_on(place: str) -> None:
@@ -80,7 +80,7 @@ def _live_on(place: str) -> None:
             f'devices="{place}"'
         )
     if "recorder" in means.extra and any(
-        have.get(number) != place for number in recorder.current().helpers
+        have.get(number) != place for number in current.recorder().helpers
     ):
         raise RuntimeError(
             f'set_backend(device="{place}") chooses where tensors will live, and there are some '
@@ -88,7 +88,7 @@ def _live_on(place: str) -> None:
         )
     means.extra[DEVICE] = place
     fit = [number for number in have if have[number] == place]
-    recorder.use_helpers(fit[: len(means.extra.get("tensor helpers", have))])  # as many as before
+    current.use_helpers(fit[: len(means.extra.get("tensor helpers", have))])  # as many as before
 
 
 def _device_of(number: int) -> str:

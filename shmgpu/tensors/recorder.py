@@ -6,19 +6,14 @@ One flush makes one program of all that a tensor still shows, and one message of
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import operator
-import struct
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence, Set
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from shmgpu import core
 from shmgpu.arena import placed
@@ -28,17 +23,16 @@ from shmgpu.child.port import Port
 from shmgpu.child.raw_calls import Letter
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
-from shmgpu.common import config
 from shmgpu.engine import functions as residents
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.ops.graph import Node, Scalar
+from shmgpu.ops.graph import Node
 from shmgpu.ops.program import Draft
 from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
+from shmgpu.tensors.message import Gone, Held, HelperLife, Known, Message, Observer, Resident
 from shmgpu.watch.stats import stats
 
-MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 MAX_PROGRAMS = 4096
 NOT_THERE = core.status_text(core.EHELPER_GONE)
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
@@ -46,162 +40,7 @@ MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
 
 
-class Held:
-    """A value that lies in this child's arena at ``address``, and is not changed any more."""
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, array: Any, address: int) -> None:
-        self.array = array
-        self.address = address
-
-
-class HelperLife:
-    """One helper, as this child knows it, until it dies: its replacement holds nothing.
-
-    Attributes:
-        number: the helper's.
-        told: numbers of the programs that it knows.
-        unneeded: handles that it may let go of.
-        nbytes: of what it holds for this child.
-        answered: order of the newest message that it has answered.
-        reading: arrays of that, where it goes on with it after the answer: it may read them until
-            it answers the next.
-        is_over: it died, or was let go.
-        was_let_go: its pool was scaled.
-        died_over: order of the first message that told so: what is later, its replacement has done.
-    """
-
-    __slots__ = (
-        "answered",
-        "died_over",
-        "is_over",
-        "nbytes",
-        "number",
-        "reading",
-        "told",
-        "unneeded",
-        "was_let_go",
-    )
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.told: set[int] = set()
-        self.unneeded: deque[tuple[int, int]] = deque()
-        self.nbytes = 0
-        self.answered = 0
-        self.reading: list[Any] = []
-        self.is_over = False
-        self.was_let_go = False
-        self.died_over = 0
-
-    def heard(self, message: Message) -> None:
-        """It has answered that message, and so has done all of the earlier ones."""
-        if message.order > self.answered:
-            self.answered = message.order
-            self.reading = message.arrays if core.helper_goes_on(self.number) else []
-
-    def wait(self) -> None:
-        """Until it does nothing more for messages that it has answered."""
-        began = row = core.helper_stats(self.number)
-        # Not for others' steps as well: until it has ended one.
-        while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
-            time.sleep(1e-4)
-            row = core.helper_stats(self.number)
-
-
-class Resident:
-    """A value that a helper holds; let go of when nobody here knows it any more."""
-
-    __slots__ = ("handle", "is_ours", "life", "nbytes", "recorder")
-
-    def __init__(self, recorder: Recorder, life: HelperLife, handle: int, nbytes: int) -> None:
-        self.recorder = recorder
-        self.life = life
-        self.handle = handle
-        self.nbytes = nbytes
-        self.is_ours = True  # until it is donated
-
-    def __del__(self) -> None:
-        if self.is_ours:
-            # A finalizer may run anywhere, in any thread: it only notes.
-            self.life.unneeded.append((self.handle, self.nbytes))
-
-
-class Gone:
-    """A value that will never be there: its helper died, or what made it failed."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
-class Known:
-    """A program that was made: its number, its bytes, how its plain numbers are packed."""
-
-    __slots__ = ("code", "number", "numbers")
-
-    def __init__(self, number: int, code: bytes, numbers: struct.Struct) -> None:
-        self.number = number
-        self.code = code
-        self.numbers = numbers
-
-
-class Message:
-    """A program on its way: what is sent, to whom, and what it makes."""
-
-    __slots__ = (
-        "alive",
-        "arrays",
-        "donated",
-        "freed",
-        "handles",
-        "head",
-        "kept",
-        "known",
-        "life",
-        "order",
-        "read",
-        "seen",
-        "tries",
-    )
-
-    seen: Any  # an observer's
-    alive: Set[Node]
-    life: HelperLife
-    known: Known
-    order: int
-    tries: int
-    head: bytes
-    handles: list[int]
-    arrays: list[Held]
-    freed: list[tuple[int, int]]
-    kept: list[Node]
-    read: list[Node]
-    donated: list[Node]
-
-
-class Observer(Protocol):
-    """What debugging is told; see :mod:`shmgpu.debug`.
-
-    It is called while the recorder is held, and must keep no node: who knows one is counted.
-    """
-
-    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
-        """A message is about to be sent. A move's only reads; its target is the next message's."""
-
-    def delivered(self, message: Message, is_answered: bool) -> None:
-        """Its helper has it, and what it keeps has handles; later: has answered it."""
-
-    def failed(self, message: Message, error: BaseException) -> None:
-        """What it would have made will not be."""
-
-    def died(self, helper: int) -> None:
-        """A helper is no more, nor what it held; its replacement has its number."""
-
-
-observer: Observer | None = None  # debugging's; a message costs one look at this
+observer: Observer | None = None  # a message costs one look at this
 
 
 class Recorder:
@@ -702,82 +541,3 @@ def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
         for node in candidates
         if sys.getrefcount(node) <= uses[node] + 7 and sys.getrefcount(node.value) <= 2
     ]
-
-
-# ---- this process's recorder -------------------------------------------------------------------
-
-
-_backend = "torch"
-runtime.computes_with_torch = True
-
-
-def check_backend(name: str) -> None:
-    """ValueError for a library that there is not."""
-    if not isinstance(name, str) or name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
-
-
-def use_backend(name: str) -> None:
-    """Compute with that library from now on: ValueError for another name."""
-    global _backend
-    check_backend(name)
-    if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
-        runtime.current.extra.pop("recorder", None)
-    _backend = name
-    runtime.computes_with_torch = name == "torch"
-
-
-def use_helpers(numbers: Sequence[int]) -> None:
-    """Have tensors that are made from now on live on these helpers."""
-    means = runtime.require()
-    means.extra["tensor helpers"] = tuple(numbers)
-
-
-def current() -> Recorder:
-    """This process's recorder; the first one joins a broker, or starts one.
-
-    Raises:
-        NotRunning: this process is no child, and cannot become one.
-    """
-    means = runtime.current
-    if means is None:
-        runtime.require_port()
-        means = runtime.require()
-    recorder: Recorder | None = means.extra.get("recorder")
-    if recorder is None:
-        if observer is None and (config.resolve("debug") or config.resolve("debug_dir")):
-            importlib.import_module("shmgpu.tensors.debug").enable()
-        helpers = means.extra.get("tensor helpers") or _helpers(means)
-        recorder = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
-    return recorder
-
-
-def _helpers(means: runtime.Runtime) -> list[int]:
-    """The numbers of the helpers of the first pool, without places that wait for a scaling."""
-    if means.inline:
-        return [0]
-    rows = stats()["helpers"]
-    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in IN_USE]
-
-
-def elements(node: Node) -> np.ndarray[Any, Any]:
-    """The node's elements, computed if need be: an array that must not be written to."""
-    value = node.value
-    if type(value) is not Held:
-        if type(value) is Scalar:
-            return np.asarray(value.number, node.spec.dtype.numpy)
-        current().flush([node])
-        value = node.value
-    array: np.ndarray[Any, Any] = value.array
-    return array
-
-
-def show(node: Node) -> None:
-    """A tensor shows this node from now on."""
-    node.owners += 1
-    if node.value is None:
-        recorder = current()
-        pending = recorder.pending
-        pending.append(node)
-        if len(pending) > MAX_PENDING:
-            recorder.send()

@@ -51,8 +51,8 @@ from shmgpu.ops.promotion import (
     is_float,
     number,
 )
-from shmgpu.tensors import autograd, interop, recorder
-from shmgpu.tensors.recorder import Held
+from shmgpu.tensors import autograd, current, interop
+from shmgpu.tensors.message import Held
 
 DTYPES = {one.name: one for one in TYPES}
 
@@ -78,7 +78,7 @@ class Tensor:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.grad: Tensor | None = None
-        recorder.show(node)
+        current.show(node)
 
     def __del__(self) -> None:
         self._node.owners -= 1
@@ -158,7 +158,7 @@ class Tensor:
     @property
     def data(self) -> Data:
         """Its elements, computed now if they were not: an array that is read only."""
-        shown = recorder.elements(self._node).view(Data)
+        shown = current.elements(self._node).view(Data)
         shown.setflags(write=False)
         return shown
 
@@ -172,11 +172,11 @@ class Tensor:
             raise ValueError(
                 f"one element can be a plain number, and the tensor's shape is {self.shape}"
             )
-        return recorder.elements(self._node).item()
+        return current.elements(self._node).item()
 
     def tolist(self) -> Any:
         """The elements as nested lists of plain numbers."""
-        return recorder.elements(self._node).tolist()
+        return current.elements(self._node).tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
@@ -195,7 +195,7 @@ class Tensor:
                 "a tensor that gradients flow through cannot be carried (they would be lost): pass "
                 "tensor.detach()"
             )
-        return recorder.elements(self._node)
+        return current.elements(self._node)
 
     @staticmethod
     def __shmgpu_result__(array: np.ndarray[Any, Any]) -> Any:
@@ -337,7 +337,7 @@ class Tensor:
         """Show another node."""
         self._node.owners -= 1
         self._node = node
-        recorder.show(node)
+        current.show(node)
 
     def _updated(self, node: Node) -> Tensor:
         """What an operation in place does."""
@@ -412,7 +412,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 def _leaf(data: Any, dtype: Any) -> Node:
     """A copy of the data, in this child's arena."""
-    recorder.current()  # the first tensor of a program joins a broker, or starts one
+    current.recorder()  # the first tensor of a program joins a broker, or starts one
     if isinstance(data, Tensor):
         data = data.data
     is_listed = type(data) in _LISTED or not arrays.is_array(data)
@@ -497,7 +497,7 @@ def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
     Raises:
         TypeError: tensors have no such element type, or a gradient is wanted of one without.
     """
-    recorder.current()
+    current.recorder()
     if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
         return tensor(array, requires_grad=requires_grad)
     kind = _kind(array)
@@ -560,14 +560,14 @@ def manual_seed(seed: int) -> None:
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn from the normal distribution of mean 0 and variance 1."""
-    recorder.current()  # what is drawn may follow from the place in the broker
+    current.recorder()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 
 
 def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
     """A tensor drawn evenly from 0 (included) to 1 (not included)."""
-    recorder.current()  # what is drawn may follow from the place in the broker
+    current.recorder()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 

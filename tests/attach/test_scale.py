@@ -247,7 +247,7 @@ while [row["state"] for row in gt.stats()["helpers"]] != [2, 6, 6]: pass
 unasked = []
 for n in range(3):
     unasked.append(gt.ones(1000) * n)
-    gt.tensors.recorder.current().send()  # nobody waits for it
+    gt.tensors.current.recorder().send()  # nobody waits for it
 for n in range(9):
     assert (gt.ones(1000) + n).sum().item() == 1000 * (n + 1)
 assert [one.sum().item() for one in unasked] == [0, 1000, 2000]

@@ -13,7 +13,7 @@ import shmgpu as gt
 from shmgpu import debug, nn, optim
 from shmgpu.common import devices
 from shmgpu.engine import cuda, cuda_graphs
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 DEVICES = devices.available()
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -30,7 +30,7 @@ def both_ways(work):
     """(captured, operation by operation), each what the work gave and the helper's figures."""
 
     def child(rank, flags):
-        recorder.current().flags = flags
+        current.recorder().flags = flags
         return work(), debug.get_worker_stats()[0]
 
     found = []
@@ -102,7 +102,7 @@ def test_what_is_drawn_in_a_replay_follows_from_its_seed():
 
 def test_children_are_captured_apart():
     def child(rank):
-        recorder.current().flags = NO_CAPTURE if rank % 2 else 0
+        current.recorder().flags = NO_CAPTURE if rank % 2 else 0
         gt.manual_seed(rank // 2)
         w = gt.randn(64, 64)
         for step in range(20):

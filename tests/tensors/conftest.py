@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import shmgpu
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,6 +21,6 @@ def one_thread():
 @pytest.fixture(params=["torch", "numpy"])
 def engine(request, monkeypatch):
     """Each engine in turn, in this very process."""
-    monkeypatch.setattr(recorder, "_backend", request.param)
+    monkeypatch.setattr(current, "_backend", request.param)
     with shmgpu.init(inline=True, arena="64MiB", threads=1):
         yield request.param

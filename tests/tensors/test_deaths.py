@@ -10,7 +10,7 @@ import pytest
 
 import shmgpu as gt
 from shmgpu.engine import session
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current, recorder
 
 MOMENTS = ["before", "after"]  # it has done nothing yet, or all but say so
 
@@ -106,14 +106,14 @@ def test_one_that_nobody_waited_for_is_done_again_as_well(deaths, moment):
     x = gt.tensor([1.0, 2.0, 3.0])
     deaths.arm(moment)
     first = x * 2
-    recorder.current().send()
+    current.recorder().send()
     assert first.data.tolist() == [2, 4, 6]
     assert deaths.count == 1
     deaths.arm(moment)
     several = [x + n for n in range(3)]  # one message each, of a program that was told before
     for one in several:
         assert one.shape == (3,)
-        recorder.current().send()
+        current.recorder().send()
     for n, one in enumerate(several):
         assert one.data.tolist() == [1 + n, 2 + n, 3 + n]
     assert deaths.count == 2
@@ -124,11 +124,11 @@ def test_what_followed_from_a_program_in_flight_is_gone_with_it_or_right(deaths)
     (x * 3).sum().item()
     deaths.arm("before")
     first = x * 3
-    recorder.current().send()
+    current.recorder().send()
     second = first + 1  # uses what the first left in the helper
-    recorder.current().send()
+    current.recorder().send()
     third = x * 5
-    recorder.current().send()
+    current.recorder().send()
     with pytest.raises(gt.HelperDied, match=r"float32 \(2,\)"):
         _ = second.data
     assert third.data.tolist() == [5, 10]
@@ -141,9 +141,9 @@ def test_what_is_done_again_is_let_go_of_in_the_end(deaths):
     x = gt.tensor([1.0, 2.0])
     deaths.arm("before")
     kept = [x * (n + 2) for n in range(2)]
-    recorder.current().send()
+    current.recorder().send()
     more = x - 1
-    recorder.current().send()
+    current.recorder().send()
     assert [one.sum().item() for one in kept] == [6, 9] and more.sum().item() == 1
     del kept, more
     for _ in range(2):  # what is let go of rides on the next message

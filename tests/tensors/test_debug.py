@@ -13,7 +13,7 @@ import pytest
 import shmgpu as gt
 from shmgpu.common import config
 from shmgpu.errors import ConfigError
-from shmgpu.tensors import debug, recorder
+from shmgpu.tensors import current, debug, recorder
 from shmgpu.tensors.debug import ledger
 
 
@@ -30,7 +30,7 @@ def pair():
         made = []
         for number in (2, 3):
             made.append(gt.ones(30, 30) * number)
-            recorder.current().send()
+            current.recorder().send()
         yield made
         made.clear()  # whoever keeps an array keeps its arena
 
@@ -103,7 +103,7 @@ def test_handles_are_those_of_tensors_that_somebody_knows(pair):
 def test_freed_handles_are_gone_from_the_list(engine):
     debug.enable()
     kept = gt.ones(4) + 1
-    recorder.current().send()
+    current.recorder().send()
     assert [row["tensor"] for row in debug.get_handles()].count(kept.id) == 1
     number = kept.id
     del kept
@@ -133,7 +133,7 @@ def test_tapes_are_bounded_count_what_they_drop_and_are_still_verified(engine):
     for _ in range(20):
         one = one + 1
         assert one.data.shape == (3,)
-        recorder.current().send()
+        current.recorder().send()
     assert len(debug.get_tape()) == len(debug.get_output_queue()) == 10
     dropped = debug.get_dropped()
     assert dropped["operations"] == 11 and dropped["instructions"] > 0
@@ -277,7 +277,7 @@ def test_settings_that_cannot_be_are_refused(wrong):
 def _where(rank):
     gt.ones(2).sum().item()
     kept = gt.ones(4) + 1
-    recorder.current().send()
+    current.recorder().send()
     return debug.get_handles()[0]["helper"], kept.data.shape
 
 

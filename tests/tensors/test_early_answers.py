@@ -12,7 +12,7 @@ import pytest
 
 import shmgpu as gt
 from shmgpu.helper.decoded import Helper
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 SIZE = 700  # of matrices whose products take milliseconds
 
@@ -170,7 +170,7 @@ def test_a_death_after_the_answer_loses_what_was_to_be_made(helper):
 
 def test_training_with_early_answers_is_training_without(helper):
     def losses(flags):
-        recorder.current().flags = flags
+        current.recorder().flags = flags
         gt.manual_seed(3)
         model = gt.nn.Sequential(gt.nn.Linear(64, 64), gt.nn.ReLU(), gt.nn.Linear(64, 8))
         optimiser = gt.optim.Adam(model.parameters(), lr=1e-2)

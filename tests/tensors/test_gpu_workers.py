@@ -13,7 +13,7 @@ import pytest
 import shmgpu as gt
 from shmgpu import errors
 from shmgpu.attach import automatic, control
-from shmgpu.tensors import placement, recorder
+from shmgpu.tensors import current, placement
 
 PROGRAM = """
 import shmgpu as gt
@@ -90,7 +90,7 @@ print((gt.ones(2) + 1).data.tolist())
 
 @pytest.fixture(autouse=True)
 def _same_backend(monkeypatch):
-    monkeypatch.setattr(recorder, "_backend", "torch")
+    monkeypatch.setattr(current, "_backend", "torch")
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_tensors_live_on_the_helpers_that_have_the_device(two_devices):
         kept = [gt.ones(2) + n for n in range(4)]
         for n, one in enumerate(kept):
             assert one.sum().item() == 2 * n + 2
-        assert recorder.current().helpers == (1,)
+        assert current.recorder().helpers == (1,)
         gt.set_backend("torch", device="cuda:0")  # as it is
         with pytest.raises(RuntimeError, match="before the first"):
             gt.set_backend("torch", device="cpu")
@@ -169,4 +169,4 @@ def test_as_many_workers_as_asked_are_taken_of_those_with_the_device(two_devices
         gt.set_backend("torch", device="cuda:0")
         gt.gpu_workers(1)
         assert (gt.ones(2) + 1).sum().item() == 4
-        assert recorder.current().helpers == (1,)
+        assert current.recorder().helpers == (1,)

@@ -40,7 +40,7 @@ from shmgpu.ops import elementwise as e
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.program import decode
 from shmgpu.ops.promotion import bfloat16, float32, int64
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 RUNS = cuda_graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
@@ -52,7 +52,7 @@ def on_device(monkeypatch):
     """Tensors in this very process, on the stand-in: gives the engine's figures."""
     monkeypatch.setattr(backends, "TorchBackend", StandIn)
     monkeypatch.setattr(residents, "_memory", lambda backend: 0)
-    monkeypatch.setattr(recorder, "_backend", "torch")
+    monkeypatch.setattr(current, "_backend", "torch")
     with gt.init(inline=True, arena="64MiB"):
         yield lambda: residents.engine_figures()[0]
 

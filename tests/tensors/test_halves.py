@@ -16,8 +16,8 @@ WITHOUT = """
 import sys
 sys.modules["ml_dtypes"] = None
 import shmgpu
-from shmgpu.tensors import recorder as lazy, tensor as st
-lazy._backend = "numpy"
+from shmgpu.tensors import current, tensor as st
+current._backend = "numpy"
 with shmgpu.init(inline=True, arena="16MiB"):
     assert st.ones(3, dtype="float16").data.sum() == 3
     try:

@@ -13,7 +13,7 @@ from shmgpu.ops.elementwise import NEG
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.promotion import float32
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 SPEC = spec_of(float32, (4,))
 
@@ -85,7 +85,7 @@ def test_a_damaged_letter_is_refused(sender):
 
 
 def test_letters_of_a_broker_that_was_left_are_copied_into_the_next_one(monkeypatch, request):
-    monkeypatch.setattr(recorder, "_backend", "numpy")
+    monkeypatch.setattr(current, "_backend", "numpy")
     with shmgpu.init(inline=True, arena="1MiB"):
         x = shmgpu.tensor([1.0, 2.0])
         x.data

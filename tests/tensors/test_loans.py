@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shmgpu as gt
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 
 
 def lent(shape=(3, 4), dtype="float32"):
@@ -142,9 +142,9 @@ def test_nothing_is_copied_into_the_arena_of_a_child():
         array = lent((256, 256))
         before = copied_in()
         x = gt.from_numpy(array)
-        recorder.current().send()
+        current.recorder().send()
         out = x * 2
-        recorder.current().send()
+        current.recorder().send()
         del x
         assert out.sum().item() == 2 * 1.5 * 256 * 256
         assert copied_in() == before

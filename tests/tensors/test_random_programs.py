@@ -15,7 +15,7 @@ from shmgpu import ops
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 from shmgpu.tensors import tensor as st
 
 pytestmark = pytest.mark.filterwarnings("error")  # torch warns where memory does not fit
@@ -282,7 +282,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 
     wanted = step()
     for flags in (*range(1, 64, 7), *LEFT_OUT.values(), 0):
-        recorder.current().flags = flags
+        current.recorder().flags = flags
         used.clear()
         for _ in range(4):
             assert step() == wanted
@@ -324,7 +324,7 @@ def rows_under(nodes):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_program_gives_what_torch_gives(engine, flags, seed):
-    recorder.current().flags = flags
+    current.recorder().flags = flags
     rng = random.Random(seed)
     arrays = [drawn(rng) for _ in range(rng.randint(1, 4))]
     ours = play(OURS, [st.tensor(a, requires_grad=True) for a in arrays], seed)

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 import shmgpu as gt
 from shmgpu.ops import graph
-from shmgpu.tensors import autograd, recorder
+from shmgpu.tensors import autograd, current
 
 OPERATIONS = [
     lambda a, b: a + b,
@@ -24,12 +24,12 @@ OPERATIONS = [
 def on_a_helper(values):
     """A tensor that is resident, and nowhere else."""
     made = gt.tensor(values, dtype="float64") * 1
-    recorder.current().send()
+    current.recorder().send()
     return made
 
 
 def programs():
-    return len(recorder.current()._programs)
+    return len(current.recorder()._programs)
 
 
 def test_the_same_tensor_twice_is_not_two_tensors(engine):

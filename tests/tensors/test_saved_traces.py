@@ -12,7 +12,7 @@ import shmgpu as gt
 from shmgpu import debug
 from shmgpu.cli import main as cli
 from shmgpu.errors import ShmError
-from shmgpu.tensors import recorder
+from shmgpu.tensors import current
 from shmgpu.watch import timeline
 
 
@@ -23,7 +23,7 @@ def saved(tmp_path):
         made = []
         for number in (2, 3):
             made.append(gt.ones(30, 30) * number)
-            recorder.current().send()
+            current.recorder().send()
         (made[0] @ made[1]).numpy()
         place = debug.save_debug_trace(tmp_path / "t.json")
         made.clear()

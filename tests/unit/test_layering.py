@@ -19,14 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "shmgpu"
 
-# (lower file, higher file): upward uses that still stand, each with its reason. Empty is best.
-UPWARD: dict[tuple[str, str], str] = {
-    (
-        "tensors/recorder",
-        "tensors/debug/__init__",
-    ): "SHMGPU_DEBUG; what observes belongs below both",
-}
-
 # (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
 ACROSS: dict[tuple[str, str], str] = {
     # Children call a Function and helpers run it; the rows of the table belong below both.
@@ -208,7 +200,7 @@ def test_the_files_of_a_wing_stand_together(rows):
 
 @needs_sources
 def test_nothing_points_up():
-    wrong = [use for use in all_uses() if points_up(use) and use[2:] not in UPWARD]
+    wrong = [use for use in all_uses() if points_up(use)]
     told = [f"{path}:{line}: {here} is below {used}" for path, line, here, used in wrong]
     assert not wrong, "\n".join(["These point up:", *told])
 
@@ -227,7 +219,6 @@ def test_nothing_uses_what_runs_elsewhere():
 @needs_sources
 def test_every_exception_is_needed():
     uses = all_uses()
-    assert UPWARD.keys() <= {use[2:] for use in uses if points_up(use)}
     assert ACROSS.keys() <= {use[2:] for use in uses if goes_across(use)}
 
 

@@ -91,11 +91,11 @@ def test_bars_are_drawn_on_a_terminal_unless_the_variable_says_no(monkeypatch, t
 
 TRACED = """
 import shmgpu as gt
-from shmgpu.tensors import recorder as lazy
+from shmgpu.tensors import recorder
 if __name__ == "__main__":
     with gt.init(inline=True):
         (gt.ones(2) + 1).data
-        print(lazy.observer is not None)
+        print(recorder.observer is not None)
 """
 
 

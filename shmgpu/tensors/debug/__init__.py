@@ -20,7 +20,7 @@ from shmgpu.common import config
 from shmgpu.common.logs import logger
 from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, ShmError
-from shmgpu.tensors import recorder as lazy
+from shmgpu.tensors import recorder as recording
 from shmgpu.tensors.debug import ledger, saved, ticks
 from shmgpu.tensors.debug.ledger import Unsound
 from shmgpu.tensors.debug.rows import Handle, Instruction, Operation
@@ -71,7 +71,7 @@ def enable(
             raise ConfigError(
                 f"debug_dir={_dir!r} cannot be made ({error.strerror}): name a folder that can"
             ) from error
-    _tape = lazy.observer = Tape(limit)
+    _tape = recording.observer = Tape(limit)
     if _at_end not in runtime.ending:
         runtime.ending.append(_at_end)
 
@@ -79,7 +79,7 @@ def enable(
 def disable() -> None:
     """Write down no more, and forget what was written."""
     global _tape
-    _tape = lazy.observer = None
+    _tape = recording.observer = None
     if _at_end in runtime.ending:
         runtime.ending.remove(_at_end)
 

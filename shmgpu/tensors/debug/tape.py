@@ -15,7 +15,7 @@ from shmgpu.ops.graph import Node, Scalar
 from shmgpu.ops.program import Draft
 from shmgpu.tensors.debug.ledger import Ledger
 from shmgpu.tensors.debug.rows import Bounded, Handle, Instruction, Operation, Sent
-from shmgpu.tensors.recorder import Message, Resident
+from shmgpu.tensors.message import Message, Resident
 
 
 class _Seen:
@@ -32,7 +32,7 @@ class _Seen:
 
 
 class Tape:
-    """The observer: see :class:`shmgpu.tensors.recorder.Observer`."""
+    """The observer: see :class:`shmgpu.tensors.message.Observer`."""
 
     def __init__(self, limit: int) -> None:
         self.started_ns = time.monotonic_ns()

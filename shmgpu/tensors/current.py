@@ -1,0 +1,100 @@
+"""This process's recorder: made when the first tensor is, with the library and the helpers chosen.
+
+Owns that choice. Stands above the recorder and the debugger, and so can have the one watched by the
+other from its first message on, where ``SHMGPU_DEBUG`` asks for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu.child import runtime
+from shmgpu.common import config
+from shmgpu.engine import functions as residents
+from shmgpu.ops.graph import Node, Scalar
+from shmgpu.tensors.message import Held
+from shmgpu.tensors.recorder import IN_USE, Recorder
+from shmgpu.watch.stats import stats
+
+MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
+
+_backend = "torch"
+runtime.computes_with_torch = True
+
+
+def check_backend(name: str) -> None:
+    """ValueError for a library that there is not."""
+    if not isinstance(name, str) or name not in residents.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+
+
+def use_backend(name: str) -> None:
+    """Compute with that library from now on: ValueError for another name."""
+    global _backend
+    check_backend(name)
+    if runtime.current is not None and name != runtime.current.extra.pop("backend", _backend):
+        runtime.current.extra.pop("recorder", None)
+    _backend = name
+    runtime.computes_with_torch = name == "torch"
+
+
+def use_helpers(numbers: Sequence[int]) -> None:
+    """Have tensors that are made from now on live on these helpers."""
+    means = runtime.require()
+    means.extra["tensor helpers"] = tuple(numbers)
+
+
+def recorder() -> Recorder:
+    """This process's recorder; the first one joins a broker, or starts one.
+
+    Raises:
+        NotRunning: this process is no child, and cannot become one.
+    """
+    means = runtime.current
+    if means is None:
+        runtime.require_port()
+        means = runtime.require()
+    found: Recorder | None = means.extra.get("recorder")
+    if found is None:
+        if config.resolve("debug") or config.resolve("debug_dir"):
+            from shmgpu.tensors import debug  # here, because most programs do without
+
+            if not debug.is_enabled():
+                debug.enable()
+        helpers = means.extra.get("tensor helpers") or _helpers(means)
+        found = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
+    return found
+
+
+def _helpers(means: runtime.Runtime) -> list[int]:
+    """The numbers of the helpers of the first pool, without places that wait for a scaling."""
+    if means.inline:
+        return [0]
+    rows = stats()["helpers"]
+    return [n for n, row in enumerate(rows) if row["pool"] == 0 and row["state"] in IN_USE]
+
+
+def elements(node: Node) -> np.ndarray[Any, Any]:
+    """The node's elements, computed if need be: an array that must not be written to."""
+    value = node.value
+    if type(value) is not Held:
+        if type(value) is Scalar:
+            return np.asarray(value.number, node.spec.dtype.numpy)
+        recorder().flush([node])
+        value = node.value
+    array: np.ndarray[Any, Any] = value.array
+    return array
+
+
+def show(node: Node) -> None:
+    """A tensor shows this node from now on."""
+    node.owners += 1
+    if node.value is None:
+        here = recorder()
+        pending = here.pending
+        pending.append(node)
+        if len(pending) > MAX_PENDING:
+            here.send()

@@ -1,0 +1,172 @@
+"""A program on its way to a helper, and what its values are: in the arena, with a helper, or gone.
+
+Owns what a child knows of a helper's life, and what an observer of its messages is told: the
+recorder tells it, the debugger is one, and the recorder needs not know that.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from collections.abc import Set
+from typing import Any, Protocol
+
+from shmgpu import core
+from shmgpu.ops.graph import Node
+from shmgpu.ops.program import Draft
+
+
+class Held:
+    """A value that lies in this child's arena at ``address``, and is not changed any more."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: Any, address: int) -> None:
+        self.array = array
+        self.address = address
+
+
+class HelperLife:
+    """One helper, as this child knows it, until it dies: its replacement holds nothing.
+
+    Attributes:
+        number: the helper's.
+        told: numbers of the programs that it knows.
+        unneeded: handles that it may let go of.
+        nbytes: of what it holds for this child.
+        answered: order of the newest message that it has answered.
+        reading: arrays of that, where it goes on with it after the answer: it may read them until
+            it answers the next.
+        is_over: it died, or was let go.
+        was_let_go: its pool was scaled.
+        died_over: order of the first message that told so: what is later, its replacement has done.
+    """
+
+    __slots__ = (
+        "answered",
+        "died_over",
+        "is_over",
+        "nbytes",
+        "number",
+        "reading",
+        "told",
+        "unneeded",
+        "was_let_go",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.told: set[int] = set()
+        self.unneeded: deque[tuple[int, int]] = deque()
+        self.nbytes = 0
+        self.answered = 0
+        self.reading: list[Any] = []
+        self.is_over = False
+        self.was_let_go = False
+        self.died_over = 0
+
+    def heard(self, message: Message) -> None:
+        """It has answered that message, and so has done all of the earlier ones."""
+        if message.order > self.answered:
+            self.answered = message.order
+            self.reading = message.arrays if core.helper_goes_on(self.number) else []
+
+    def wait(self) -> None:
+        """Until it does nothing more for messages that it has answered."""
+        began = row = core.helper_stats(self.number)
+        # Not for others' steps as well: until it has ended one.
+        while row["goes_on"] and row["pid"] and row["went_on"] == began["went_on"]:
+            time.sleep(1e-4)
+            row = core.helper_stats(self.number)
+
+
+class Resident:
+    """A value that a helper holds; let go of when nobody here knows it any more."""
+
+    __slots__ = ("handle", "is_ours", "life", "nbytes", "recorder")
+
+    def __init__(self, recorder: object, life: HelperLife, handle: int, nbytes: int) -> None:
+        self.recorder = recorder
+        self.life = life
+        self.handle = handle
+        self.nbytes = nbytes
+        self.is_ours = True  # until it is donated
+
+    def __del__(self) -> None:
+        if self.is_ours:
+            # A finalizer may run anywhere, in any thread: it only notes.
+            self.life.unneeded.append((self.handle, self.nbytes))
+
+
+class Gone:
+    """A value that will never be there: its helper died, or what made it failed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Known:
+    """A program that was made: its number, its bytes, how its plain numbers are packed."""
+
+    __slots__ = ("code", "number", "numbers")
+
+    def __init__(self, number: int, code: bytes, numbers: struct.Struct) -> None:
+        self.number = number
+        self.code = code
+        self.numbers = numbers
+
+
+class Message:
+    """A program on its way: what is sent, to whom, and what it makes."""
+
+    __slots__ = (
+        "alive",
+        "arrays",
+        "donated",
+        "freed",
+        "handles",
+        "head",
+        "kept",
+        "known",
+        "life",
+        "order",
+        "read",
+        "seen",
+        "tries",
+    )
+
+    seen: Any  # an observer's
+    alive: Set[Node]
+    life: HelperLife
+    known: Known
+    order: int
+    tries: int
+    head: bytes
+    handles: list[int]
+    arrays: list[Held]
+    freed: list[tuple[int, int]]
+    kept: list[Node]
+    read: list[Node]
+    donated: list[Node]
+
+
+class Observer(Protocol):
+    """What debugging is told; see :mod:`shmgpu.debug`.
+
+    It is called while the recorder is held, and must keep no node: who knows one is counted.
+    """
+
+    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
+        """A message is about to be sent. A move's only reads; its target is the next message's."""
+
+    def delivered(self, message: Message, is_answered: bool) -> None:
+        """Its helper has it, and what it keeps has handles; later: has answered it."""
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """What it would have made will not be."""
+
+    def died(self, helper: int) -> None:
+        """A helper is no more, nor what it held; its replacement has its number."""
