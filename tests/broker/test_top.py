@@ -18,7 +18,7 @@ from shmgpu.watch import monitor, screen, tables
 
 CHILDREN, HELPERS, CALLS = 4, 2, 30
 LIMIT_S = 30
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "shmgpu" / "README.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "shmgpu" / "watch" / "README.md"
 
 BROKER = f"""
 import json, os, sys, time

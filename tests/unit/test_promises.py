@@ -16,9 +16,9 @@ from shmgpu import core
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECTIONS = {  # where each section stands: its page and its heading
-    "errors": ("README.md", "When something goes wrong"),
-    "deaths": ("README.md", "When processes die"),
-    "limits": ("README.md", "Limits"),
+    "errors": ("shmgpu/ERRORS.md", "When something goes wrong"),
+    "deaths": ("shmgpu/broker/README.md", "When processes die"),
+    "limits": ("shmgpu/broker/README.md", "Limits"),
 }
 
 # A phrase of the section, then its tests. Tests in C are tests/c/FILE.c::NAME.
@@ -34,21 +34,21 @@ A call waits as long as it takes, unless it has a deadline:
 `@shmgpu.function(timeout=30)`, or `predict.options(timeout=0.5)(x)` for one call.
   tests/broker/test_futures.py::test_a_deadline_releases_the_caller_and_the_late_result_its_memory
 
-At the deadline the caller gets `CallTimeout` and goes on; the function is not interrupted, and the
-memory of the call stays untouched until it ends.
+At the deadline the caller gets `CallTimeout` and continues; the function is not interrupted, and
+the memory of the call stays untouched until it ends.
   tests/crash/test_hangs.py::test_f06_a_deadline_frees_its_caller_and_nothing_else_happens
   tests/hostile/test_children.py::test_f37_a_late_result_lands_in_memory_that_is_still_the_calls_and_is_freed_then
 
-A helper that may really hang is another matter: with `hang_after=60` a call that executes for longer
-makes the broker leave its stack in the log, end the helper, and start another.
+To have a hung helper replaced, set `hang_after=60`: when a call executes for longer, the broker
+writes the helper's stack to the log, ends the helper, and starts another.
   tests/crash/test_hangs.py::test_f06_a_call_beyond_its_hang_after_ends_its_helper
 
-When a helper dies, only the caller whose call was executing hears of it (`HelperDied`); finished
-calls are answered, waiting ones go to others, a replacement is forked.
+When a helper dies, only the caller whose call was executing gets `HelperDied`; finished calls are
+answered, waiting calls go to other helpers, and a replacement is forked.
   tests/crash/test_helper_deaths.py::test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once
   tests/crash/test_helper_deaths.py::test_f36_a_reply_that_died_with_its_helper_is_answered_exactly_once
 
-A function that may run twice can say `idempotent=True`, and is then tried once more first.
+A function declared with `idempotent=True` is tried once more before its caller gets the error.
   tests/crash/test_helper_deaths.py::test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time
 
 `RemoteError` | the function raised: `.type_name`, `.message`, `.traceback_text`
@@ -60,14 +60,15 @@ A function that may run twice can say `idempotent=True`, and is then tried once 
 `HelperDied` | the helper died while it executed this call
   tests/crash/test_helper_deaths.py::test_f04_any_end_inside_a_call_is_a_death
 
-`NoHelpers` | a helper died five times in a row, each within ten seconds of its start (whatever calls
-went well in between), and is given up; the launch ends with that sentence, as a `LaunchError`.
+`NoHelpers` | a helper died five times in a row, each within ten seconds of its start (successful
+calls in between do not matter), and is given up; the launch ends with that sentence, as a
+`LaunchError`.
   tests/crash/test_helper_deaths.py::test_f01_five_quick_deaths_end_the_launch_with_the_reason
 
-Or the one that the call was bound to was let go by `shmgpu scale`
+Or `shmgpu scale` removed the helper that the call was bound to
   tests/attach/test_scale.py::test_a_call_bound_to_one_that_is_gone_fails_and_names_the_reason
 
-A broker of `shmgpu up` goes on: call again later.
+A broker of `shmgpu up` keeps running: call again later.
   tests/attach/test_crashes.py::test_helpers_that_die_again_and_again_do_not_end_a_broker_that_stands_by_itself
 
 Bind the call to another helper, or to none
@@ -77,7 +78,7 @@ Bind the call to another helper, or to none
 `BrokerDied` | the parent is gone | end; launch again.
   tests/crash/test_orphans.py::test_f03_the_caller_of_an_init_lives_on_and_every_way_to_call_is_broker_died
 
-After `connect()`: call `connect()` again (a program that joined by its first call just calls again)
+After `connect()`: call `connect()` again (a program that joined with its first call just calls again)
   tests/attach/test_restart.py::test_who_had_joined_hears_what_to_do_and_does_it
   tests/attach/test_restart.py::test_who_joined_by_a_first_call_is_in_the_next_broker_with_the_next
 
@@ -85,7 +86,7 @@ After `connect()`: call `connect()` again (a program that joined by its first ca
   tests/hostile/test_children.py::test_f09_an_array_that_cannot_be_had_says_what_was_asked_and_what_is_free
   tests/broker/test_calls.py::test_an_argument_larger_than_the_arena_says_what_was_asked_and_free
 
-drop arrays, or have a larger arena as the error says: `arena=`, `SHMGPU_ARENA`, `shmgpu up --arena`
+drop arrays, or enlarge the arena as the error says: `arena=`, `SHMGPU_ARENA`, `shmgpu up --arena`
   tests/broker/test_calls.py::test_memory_returns_when_results_are_garbage
   tests/broker/test_launch.py::test_a_child_whose_arena_is_full_is_told_of_launchs_setting
   tests/attach/test_sentences.py::test_who_needs_a_larger_arena_is_told_how_this_program_gets_one
@@ -106,13 +107,13 @@ values, or `pickle=True`
 the broker of `shmgpu up` serves other modules,
   tests/attach/test_connect.py::test_a_function_that_the_broker_lacks_is_an_error_that_names_what_it_has
 
-what it refers to cannot be carried (a lock),
+the function refers to something that cannot be carried (a lock),
   tests/attach/test_sentences.py::test_a_function_that_could_not_be_carried_says_what_it_refers_to
 
 or its pool does not exist
   tests/broker/test_launch.py::test_pools_have_their_own_helpers_and_sessions
 
-`BadFree` | a block was freed twice, or is none
+`BadFree` | a block was freed twice, or the address is not a block
   tests/broker/test_arena.py::test_frees_of_what_is_no_block_are_refused_and_change_nothing
   tests/broker/test_arena.py::test_a_block_is_freed_by_its_address_as_by_itself
 
@@ -120,7 +121,7 @@ or its pool does not exist
   tests/broker/test_launch.py::test_calls_without_a_broker_are_refused
 
 or after `shutdown`, `disconnect` or the `with` block of either | call inside `launch`'s main, or
-after `init`; go on with `ensure()`
+after `init`; continue with `ensure()`
   tests/broker/test_launch.py::test_use_after_shutdown_is_refused_and_arrays_stay_readable
   tests/attach/test_restart.py::test_who_joined_by_a_first_call_is_in_the_next_broker_with_the_next
   tests/attach/test_sentences.py::test_who_has_left_on_purpose_stays_outside_and_is_told_the_way_back
@@ -135,7 +136,7 @@ after `init`; go on with `ensure()`
   tests/crash/test_start.py::test_f31_a_session_that_raises_at_any_helper_is_the_error
   tests/crash/test_helper_deaths.py::test_f01_replacements_that_cannot_make_their_session_end_the_launch_with_that
 
-`LaunchError` | the broker could not start (memory, threads, CUDA in use), or not go on
+`LaunchError` | the broker could not start (memory, threads, CUDA in use), or could not continue
   tests/broker/test_launch.py::test_more_memory_than_there_is_is_refused_before_it_is_touched
   tests/crash/test_start.py::test_f28_a_start_with_threads_running_is_refused_and_names_them
   tests/crash/test_start.py::test_f29_a_start_after_cuda_was_initialised_is_refused_in_a_sentence
@@ -144,45 +145,47 @@ after `init`; go on with `ensure()`
 `ConfigError` | a setting is out of range
   tests/broker/test_launch.py::test_settings_out_of_range_are_refused_in_a_sentence
 
-All are `ShmError`s, and each is a sentence.
+Every message is a sentence that says what was wrong and what to do.
   tests/unit/test_functions.py::test_errors_form_one_tree
   tests/unit/test_variables.py::test_a_status_has_a_name_and_a_sentence
   tests/broker/test_nonsense.py::test_what_starts_or_joins_a_broker_refuses_nonsense_in_a_sentence
   tests/broker/test_nonsense.py::test_settings_of_a_call_refuse_nonsense_in_a_sentence
 """,  # noqa: E501
     "deaths": """
-A helper that dies costs the one call it was executing (or none, where the function is declared
-`idempotent=True`: that call is made once more on another helper);
+A helper that dies costs the one call it was executing (or none, if the function is declared
+`idempotent=True`: that call is made once more on another helper).
   tests/crash/test_helper_deaths.py::test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once
   tests/crash/test_helper_deaths.py::test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time
 
-what it had finished is answered, what it had not begun is queued again, and a replacement is forked.
+Calls it had finished are answered, calls it had not begun are queued again, and a replacement is
+forked.
   tests/crash/test_helper_deaths.py::test_f36_a_reply_that_died_with_its_helper_is_answered_exactly_once
   tests/crash/test_helper_deaths.py::test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once
   tests/crash/test_helper_deaths.py::test_f01_a_replacement_comes_after_pauses_that_double
 
-Each event is one line of the log, with the cause, what is done about it, and the stack.
+Each event is one [line of the log](#what-the-log-says), with the cause, the action taken, and the
+stack.
   tests/crash/test_children.py::test_every_death_is_one_line_with_cause_action_and_where_the_stack_is
 
-[The whole list](tests/crash/README.md) has 37 rows, and a test for each.
+[The whole list](../../tests/crash/README.md) has 37 rows, and a test for each.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/unit/test_faults.py::test_every_row_has_a_test_and_every_test_a_row
 
-A child that fails ends the launch: the others are told to end (SIGTERM, so their `finally` blocks
-run), then `launch` raises `ChildError`.
+A child that fails ends the launch: the other children get SIGTERM, so their `finally` blocks run,
+and then `launch` raises `ChildError`.
   tests/broker/test_launch.py::test_finally_blocks_of_other_children_run_when_one_fails
   tests/broker/test_launch.py::test_a_child_that_raises_is_an_error_with_its_traceback
 
-With `launch(..., restart="on-failure")` it is started anew instead, up to `max_restarts` times in a
-row
+With `launch(..., restart="on-failure")` the child is restarted instead, up to `max_restarts` times
+in a row
   tests/crash/test_children.py::test_a_restarted_childs_result_is_its_last_life_s
   tests/crash/test_children.py::test_a_child_that_fails_again_and_again_ends_the_launch_at_the_bound
 
-(a life of ten seconds or more begins the count anew):
+(a life of ten seconds or more resets the count).
   tests/c/test_limits.c::a_life_that_was_long_begins_the_count_of_restarts_anew
   tests/crash/test_helper_deaths.py::test_f01_five_quick_deaths_end_the_launch_with_the_reason
 
-its arena is first kept from use until no helper can write to it any more,
+Its arena is not used again until no helper can write to it any more;
   tests/crash/test_children.py::test_f02_an_arena_is_kept_from_use_until_no_helper_can_write_to_it_and_then_is_zero
   tests/crash/test_children.py::test_f02_a_dead_helper_does_not_run_calls_of_a_dead_child_again
 
@@ -190,27 +193,27 @@ then its memory is given back, and the next life gets other memory.
   tests/crash/test_descendants.py::test_f02_an_arena_is_given_back_though_a_daemon_of_its_dead_child_keeps_it
   tests/crash/test_descendants.py::test_f02_a_helper_that_was_busy_when_a_place_changed_hands_serves_the_new_memory
 
-What the dead child had forked cannot reach that.
+Processes that the dead child had forked cannot reach that memory.
   tests/crash/test_descendants.py::test_f02_what_a_dead_child_forked_never_writes_into_its_successors_arena
 
 Ctrl-C or SIGTERM ends a launch in order
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
-(a second one at once): helpers finish the calls they hold and those are answered
+helpers finish the calls they hold and those are answered
   tests/crash/test_endings.py::test_f30_a_second_signal_ends_everything_at_once
   tests/crash/test_endings.py::test_f30_what_a_helper_executes_is_finished_and_answered_before_children_are_told
 
-(for `grace` seconds at most),
+(for at most `grace` seconds),
   tests/crash/test_endings.py::test_f30_a_hung_helper_holds_the_end_up_for_the_grace_and_no_longer
 
-children are told to end, and `launch` raises `KeyboardInterrupt`, or `SystemExit(143)`.
+children get SIGTERM, and `launch` raises `KeyboardInterrupt`, or `SystemExit(143)`.
   tests/crash/test_endings.py::test_f30_an_idle_launch_ends_at_once
   tests/broker/test_launch.py::test_a_signal_ends_a_launch_in_order
 
-A second one is immediate.
+A second signal ends everything at once.
   tests/crash/test_endings.py::test_f30_a_second_signal_ends_everything_at_once
 
-Where the whole process group is told (`timeout`, service managers), children begin to end by
+If the whole process group gets the signal (`timeout`, service managers), children begin to end by
 themselves, and helpers still finish what they hold.
   tests/crash/test_endings.py::test_f30_a_whole_process_group_that_is_told_ends_in_order
 """,  # noqa: E501
@@ -218,11 +221,11 @@ themselves, and helpers still finish what they hold.
 **Linux only**, 5.10 or newer.
   tests/unit/test_packaging.py::test_building_elsewhere_ends_in_a_sentence
 
-where a call of 5.11 or 5.14 serves better, the older way stands beside it.
+where a call of 5.11 or 5.14 serves better, it is used if present, and an older way otherwise.
   tests/c/test_faults.c::where_a_filter_refuses_the_precise_wait_a_coarse_one_does
   tests/c/test_arena.c::before_linux_5_14_prefault_touches_each_page_and_changes_nothing
 
-Elsewhere the installation ends in a sentence that says so.
+On another system the installation ends with a sentence that says so.
   tests/unit/test_packaging.py::test_building_elsewhere_ends_in_a_sentence
 
 **CPython 3.10 to 3.14**, on x86-64 and aarch64, one wheel for all of them (not the free-threaded
@@ -232,7 +235,7 @@ build).
   tests/unit/test_installed.py::test_a_free_threaded_python_is_refused_in_a_sentence
 
 **One machine**: up to 4,096 children, 64 helpers in 16 pools, 4,096 functions (in Python, four are
-its own), 896 messages out for each child.
+its own), 896 messages in flight for each child.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/broker/test_launch.py::test_as_many_helpers_pools_and_messages_as_there_may_be_are_served
   tests/c/test_launch.c::settings_out_of_range_are_refused_with_a_sentence_and_nothing_is_left
@@ -252,7 +255,7 @@ and before its first large CPU tensor operation: a thread pool does not survive 
 compute with one thread, and a warning says so).
   tests/crash/test_start.py::test_f28_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning
 
-Decorate all functions before.
+Decorate all functions first.
   tests/broker/test_launch.py::test_a_function_decorated_too_late_is_refused
 
 Each refusal is a sentence that says what to do.
@@ -266,7 +269,7 @@ Each refusal is a sentence that says what to do.
   tests/crash/test_start.py::test_f28_an_init_after_a_used_openmp_pool_starts_afresh_and_helpers_have_their_threads
   tests/crash/test_start.py::test_f29_a_start_after_cuda_was_initialised_is_refused_in_a_sentence
 
-An arena keeps a child's faults from the others: a child can reach no arena but its own,
+An arena protects other children from one child's faults: a child can reach no arena but its own,
   tests/c/test_arena.c::a_child_sees_its_own_arena_and_hits_a_wall_everywhere_else
   tests/hostile/test_children.py::test_f11_random_bytes_over_the_whole_arena_harm_nobody_else
 
@@ -275,7 +278,7 @@ function pointers and addresses are checked,
   tests/hostile/test_children.py::test_f13_parameters_that_are_not_a_block_of_ones_own_arena_are_refused
   tests/hostile/test_children.py::test_f14_arrays_and_results_in_another_childs_arena_are_refused
 
-and of what calls carry nothing is unpickled unless the function asks for it.
+and nothing that a call carries is unpickled unless the function asks for it.
   tests/hostile/test_children.py::test_f16_a_pickle_in_a_block_is_never_loaded
 
 What a child's main returns is pickled on its way to `launch`'s caller.
@@ -292,7 +295,7 @@ allow more time, or call again later
 
 look at the log; call again if that is safe
 
-mend what kills it (the log says what), launch again.
+fix what kills it (the log says what) and launch again.
 
 decorate before `launch`; otherwise as the error says
 
@@ -305,22 +308,22 @@ fix the session function
 do what the sentence says
 """,
     "deaths": """
-They will, in weeks of running: killed for want of memory, crashed in native code, hung in a driver.
-Death is normal here.
+Over weeks of running, processes die: the kernel kills them for want of memory, native code crashes,
+a driver hangs. shmgpu treats this as normal.
 """,
     "limits": """
-It stands on sealed memory files, process descriptors, `epoll` and futexes, which no other system
-has. 5.10 is the oldest kernel that it is written for;
+shmgpu needs sealed memory files, process descriptors, `epoll` and futexes, which no other system
+has. 5.10 is the oldest kernel that it supports;
 
 Tested so far: x86-64 on Linux 6.18; the whole suite under CPython 3.11; the wheel under 3.10, 3.11,
-3.12 and 3.13. Nothing is known to stand in the way of 3.14 and aarch64; they are not tested yet.
+3.12 and 3.13. 3.14 and aarch64 are expected to work, but are not tested yet.
 
 **It forks.**
 
-**Faults, not enemies.** All processes run as one user.
+**Faults, not attackers.** All processes run as one user.
 
-But one user's processes can always reach each other in other ways, so do not give hostile code a
-child of its own.
+But processes of one user can always reach each other in other ways, so do not run hostile code in a
+child. [Who must trust whom](../TRUST.md) has the details.
 """,
 }
 
@@ -416,5 +419,5 @@ def test_numbers_of_the_pages_are_those_of_the_code():
     assert (
         f"up to {core.MAX_CHILDREN:,} children, {core.MAX_HELPERS} helpers in {core.MAX_POOLS} "
         f"pools, {core._lib.SHM_MAX_FUNCTIONS:,} functions (in Python, four are its own), "
-        f"{core.MAX_WINDOW} messages out"
+        f"{core.MAX_WINDOW} messages in flight"
     ) in joined(text_of("limits"))

@@ -1,4 +1,4 @@
-"""The package's page names every public name, parameter and setting, as they are."""
+"""The package's pages name every public name, parameter and setting, as they are."""
 
 from __future__ import annotations
 
@@ -14,29 +14,49 @@ from shmgpu import errors
 from shmgpu.common import config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = ROOT / "shmgpu" / "README.md"
+PAGE = ROOT / "shmgpu" / "README.md"  # the map of the package
+WINGS = ("attach", "broker", "child", "common", "helper", "serve", "tensors", "watch")
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package's page is not here")
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package's pages are not here")
 
 
-def rows(heading: str) -> list[list[str]]:
-    """Cells of the tables under a heading."""
-    text = PAGE.read_text(encoding="utf-8")
+def page_of(wing: str) -> str:
+    return (PAGE.parent / wing / "README.md").read_text(encoding="utf-8")
+
+
+def all_pages() -> str:
+    """The pages for users: of each wing that has public names, and of errors."""
+    errors_page = (PAGE.parent / "ERRORS.md").read_text(encoding="utf-8")
+    return "\n".join([errors_page, *map(page_of, WINGS)])
+
+
+def rows(wing: str, heading: str) -> list[list[str]]:
+    """Cells of the tables under a heading of a wing's page."""
+    text = page_of(wing)
     part = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_every_public_name_is_on_the_page():
-    text = PAGE.read_text(encoding="utf-8")
+def test_every_public_name_is_on_a_page():
+    text = all_pages()
     missing = [name for name in shmgpu.__all__ if not re.search(rf"\b{name}\b", text)]
     assert missing in ([], ["__version__"])
     assert not [name for name in shmgpu.arena.__all__ if not re.search(rf"\b{name}\b", text)]
     assert not [name for name in errors.__all__ if name not in text]
 
 
+def test_the_map_says_on_which_page_each_public_name_is():
+    index = PAGE.read_text(encoding="utf-8").partition("\n## The public names\n")[2]
+    index = index.partition("\n## ")[0]
+    listed = set(re.findall(r"`(\w+)`", index))
+    named = {*shmgpu.__all__} - {*errors.__all__, "__version__"}
+    assert not named - listed
+    assert all(hasattr(shmgpu, name) or hasattr(shmgpu.serve, name) for name in listed)
+
+
 def test_the_table_of_settings_is_that_of_the_code():
-    table = {cells[0].strip("`"): cells[2] for cells in rows("Settings") if "SHMGPU_" in cells[0]}
+    table = {cells[0].strip("`"): cells[2] for cells in rows("common", "Variables") if "SHMGPU_" in cells[0]}
     expected = {}
     for name, setting in config.SETTINGS.items():
         default = setting.default
@@ -50,7 +70,7 @@ def test_the_table_of_settings_is_that_of_the_code():
 def test_the_parameters_of_launch_and_init_are_on_the_page(entry):
     described = {
         cells[0].strip("`")
-        for cells in rows("Starting and ending")
+        for cells in rows("broker", "Starting and ending")
         if len(cells) == 3 and cells[1] in (entry, "both")
     }
     actual = set(inspect.signature(getattr(shmgpu, entry)).parameters) - {"main"}
@@ -58,7 +78,7 @@ def test_the_parameters_of_launch_and_init_are_on_the_page(entry):
 
 
 def test_the_parameters_of_a_function_are_on_the_page():
-    described = {cells[0].strip("`") for cells in rows("Functions")[2:] if len(cells) == 3}
+    described = {cells[0].strip("`") for cells in rows("helper", "Functions")[2:] if len(cells) == 3}
     actual = set(inspect.signature(shmgpu.Function.__init__).parameters) - {"self", "body"}
     assert described == actual
 
@@ -69,7 +89,7 @@ def test_what_model_files_import_is_on_the_page():
     )
     from shmgpu import serve
 
-    table = rows("Serving models")
+    table = rows("serve", "Model files")
     named = {re.match(r"`(\w+)", cells[0]).group(1) for cells in table if cells[0][0] == "`"}
     assert set(serve.__all__) <= named
     tensor = next(cells[0] for cells in table if cells[0].startswith("`Tensor("))
