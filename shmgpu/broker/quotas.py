@@ -71,7 +71,7 @@ def read(path: pathlib.Path | None) -> list[Row]:
     """Rows for :func:`core.set_quotas`; none where there is no file.
 
     Raises:
-        ConfigError: the file cannot be read, is no TOML, or holds what means nothing.
+        ConfigError: the file cannot be read, is not TOML, or holds what means nothing.
     """
     if path is None:
         return []
@@ -80,7 +80,9 @@ def read(path: pathlib.Path | None) -> list[Row]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML ({error}): see the README's example") from error
+        raise ConfigError(
+            f"{path} is not TOML ({error}); an entry is a line [user.alice], then window = 32"
+        ) from error
     try:
         return _rows(found)
     except ConfigError as error:

@@ -57,7 +57,7 @@ def add_up(commands: Commands) -> None:
         action="store_true",
         help="let its members call functions with pickle=True, and so run code as you",
     )
-    add("--quotas", metavar="FILE", help="what users and programs may use (see the README)")
+    add("--quotas", metavar="FILE", help="a TOML file that limits what users and programs may use")
     add(
         "--idle-timeout",
         type=seconds,

@@ -106,7 +106,7 @@ def test_a_table_is_read_as_rows(tmp_path):
         ("user = 3", "user must be tables: write [user.NAME]"),
         ("[user]\nroot = 3", "user.root must be tables"),
         (f'[program."{"x" * 64}"]\nwindow = 3', "must be a name of 1 to 63 bytes"),
-        ("[default", "is no TOML"),
+        ("[default", "is not TOML"),
     ],
 )
 def test_what_means_nothing_is_refused_by_name(tmp_path, text, sentence):

@@ -32,6 +32,14 @@ HEAVY = {"digits_network.py"}  # it trains for as long as it takes; the slow tes
 OF_THE_INSTALLED = ("quickstart.py", "tensors_basic.py", "train_mlp.py")
 INTERRUPTED = ("quickstart.py", "train_mlp.py", "asyncio_child.py", "tensors_basic.py", "pools.py")
 
+# What a newcomer reads first, and runs as it stands; test_pages.py runs the other pages' programs.
+PAGES = {
+    "README.md",
+    "examples/own-model.md",
+    "shmgpu/ERRORS.md",
+    *(f"shmgpu/{wing}/README.md" for wing in ("broker", "child", "helper", "tensors", "watch")),
+}
+
 TWO_LINES = "import shmgpu as gt\nprint(gt.randn(3, 3).data)\n"
 LAUNCH = "import shmgpu\nprint(shmgpu.launch(lambda rank: rank, children=2))\n"
 
@@ -128,7 +136,7 @@ def all_checks(seed: int) -> dict[str, Check]:
     }
     for environment in BOTH:
         for block in blocks_in("python", "py"):
-            if block.page == "README.md" and not block.no_run and not runs_in_the_next(block):
+            if block.page in PAGES and not block.no_run and not runs_in_the_next(block):
                 _add(made, f"{block}", environment, run_text, text=program_of(block))
         for name in SHOWN if environment == "editable" else OF_THE_INSTALLED:
             if name not in HEAVY:

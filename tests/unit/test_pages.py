@@ -178,7 +178,7 @@ def test_python_blocks_compile(block):
     compile(program_of(block), str(block), "exec")
 
 
-@pytest.mark.slow  # `make doorstep` runs those of the README, as installed
+@pytest.mark.slow  # `make doorstep` runs those of the first pages, as installed
 @pytest.mark.parametrize("block", blocks_in("python", "py"), ids=str)
 def test_python_blocks_run(block, tmp_path):
     text = program_of(block)

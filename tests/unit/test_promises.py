@@ -216,7 +216,7 @@ A second signal ends everything at once.
 If the whole process group gets the signal (`timeout`, service managers), children begin to end by
 themselves, and helpers still finish what they hold.
   tests/crash/test_endings.py::test_f30_a_whole_process_group_that_is_told_ends_in_order
-""",  # noqa: E501
+""",
     "limits": """
 **Linux only**, 5.10 or newer.
   tests/unit/test_packaging.py::test_building_elsewhere_ends_in_a_sentence
