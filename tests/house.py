@@ -246,6 +246,7 @@ serve/state/regions                 any
 serve/state/counters                any
 serve/state/repository              any
 serve/models/region_maps            helper
+serve/models/errors                 any
 serve/models/sequences              any
 serve/models/declaration            any
 serve/models/preprocessing          any

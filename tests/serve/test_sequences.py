@@ -12,7 +12,7 @@ import pytest
 from serve import servers
 
 from shmgpu import core
-from shmgpu.serve.models import sequences
+from shmgpu.serve.models import errors, sequences
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
@@ -176,7 +176,7 @@ def test_the_one_that_was_not_asked_for_longest_is_dropped_first(monkeypatch):
     now = 12.0
     kept.state((1, "c"), "m", True)
     assert kept.state((1, "a"), "m", False) == {"seen": 1}
-    with pytest.raises(sequences.SequenceLost):
+    with pytest.raises(errors.SequenceLost):
         kept.state((1, "b"), "m", False)
 
 

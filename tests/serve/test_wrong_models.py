@@ -15,7 +15,7 @@ from serve import servers
 from shmgpu.errors import ArenaFull, ConfigError, RemoteError, ResultTooLarge
 from shmgpu.helper.decoded import Helper
 from shmgpu.serve import Tensor, model
-from shmgpu.serve.models import runner
+from shmgpu.serve.models import errors, runner
 from shmgpu.serve.models.declaration import Model
 from shmgpu.serve.scheduling import statuses
 
@@ -179,7 +179,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
     shelf.loaded, shelf.is_copy = {}, False
     source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
     shelf.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
-    with pytest.raises((runner.LoadFailed, ConfigError)) as caught:
+    with pytest.raises((errors.LoadFailed, ConfigError)) as caught:
         shelf.load(1)
     assert str(caught.value).startswith(sentence.replace("PATH", str(path)))
     sys.modules.pop("shmgpu_served_1", None)

@@ -39,13 +39,6 @@ ACROSS: dict[tuple[str, str], str] = {
     ("serve/models/functions", "child/plans"): "what workers call them with",
     ("serve/models/functions", "child/prepared"): "what workers call them with",
     ("serve/models/functions", "serve/models/runner"): "their bodies",
-    (
-        "serve/scheduling/catalog",
-        "serve/models/runner",
-    ): "limits and errors, which belong below both",
-    ("serve/scheduling/inference", "serve/models/runner"): "an error, which belongs below both",
-    ("serve/scheduling/lifecycle", "serve/models/runner"): "errors, which belong below both",
-    ("serve/scheduling/streams", "serve/models/generators"): "the mark of an end",
 }
 
 USES = {

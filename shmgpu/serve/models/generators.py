@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmgpu import core
+from shmgpu.serve.models.errors import StreamLost
 
 Caller = tuple[int, int]  # slot and generation
-
-
-class StreamLost(Exception):
-    """The stream is not here: the helper that had begun it was replaced."""
 
 
 class Feeds:

@@ -28,6 +28,7 @@ from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.adapters import ADAPTERS
 from shmgpu.serve.models.cuda_graphs import FATES, Recordings
 from shmgpu.serve.models.declaration import Model, Tensor
+from shmgpu.serve.models.errors import LoadFailed, Unloaded
 from shmgpu.serve.models.generators import Feeds
 from shmgpu.serve.models.region_maps import Windows
 from shmgpu.serve.models.sequences import Sequences
@@ -35,17 +36,9 @@ from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
+from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
-MODELS_OF_A_SOURCE = 64
 MOST_SHAPES = 64  # of inputs, remembered for each model
-
-
-class Unloaded(Exception):
-    """A call came for a model that was taken away while the call was on its way."""
-
-
-class LoadFailed(Exception):
-    """A model's own code raised, or asked the process to end, while the model was loaded."""
 
 
 _EXEC_COUNT, _EXEC_REQUESTS = INDEX["exec_count"], INDEX["exec_requests"]

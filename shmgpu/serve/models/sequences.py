@@ -15,16 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from shmgpu import core
+from shmgpu.serve.models.errors import SequenceLost, TooManySequences
 
 Key = tuple[int, str]  # number of the model, name of the sequence
-
-
-class SequenceLost(Exception):
-    """A request goes on with a sequence that is not here."""
-
-
-class TooManySequences(Exception):
-    """A sequence cannot begin: the helper keeps as many as it may."""
 
 
 def choose(model: str, name: str, helpers: Iterable[int]) -> int:

@@ -22,8 +22,8 @@ from shmgpu.codec.arrays import Spec
 from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
+from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.functions import Target
-from shmgpu.serve.models.runner import Unloaded
 from shmgpu.serve.models.sequences import choose, standing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata

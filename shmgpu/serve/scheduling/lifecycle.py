@@ -21,8 +21,8 @@ from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
+from shmgpu.serve.models.errors import LoadFailed
 from shmgpu.serve.models.functions import Rows, Target
-from shmgpu.serve.models.runner import LoadFailed
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state import repository

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shmgpu import errors
 from shmgpu.common.logs import Pause, logger
-from shmgpu.serve.models.sequences import SequenceLost, TooManySequences
+from shmgpu.serve.models.errors import SequenceLost, TooManySequences
 from shmgpu.serve.options import most_of
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.state.regions import RegionLost

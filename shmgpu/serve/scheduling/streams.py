@@ -16,7 +16,7 @@ from shmgpu.child.arguments import Options
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import CallTimeout, RemoteError
-from shmgpu.serve.models.generators import StreamLost
+from shmgpu.serve.models.errors import StreamLost
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.catalog import Served
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending

@@ -16,6 +16,9 @@ from shmgpu.errors import ConfigError
 # How a file is loaded, by the end of its name.
 KINDS = {".py": "python", ".pt": "torchscript", ".pt2": "exported", ".onnx": "onnx"}
 
+# Helpers and workers number models alike: those of source 2 from 2 * MODELS_OF_A_SOURCE on.
+MODELS_OF_A_SOURCE = 64
+
 
 @dataclass(frozen=True)
 class Source:

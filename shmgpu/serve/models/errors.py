@@ -1,0 +1,26 @@
+"""What a helper raises and a worker tells its client, other than a model's own errors.
+
+Owns the types, which travel by name: see :func:`shmgpu.serve.scheduling.statuses.told_as`.
+"""
+
+from __future__ import annotations
+
+
+class Unloaded(Exception):
+    """A call came for a model that was taken away while the call was on its way."""
+
+
+class LoadFailed(Exception):
+    """A model's own code raised, or asked the process to end, while the model was loaded."""
+
+
+class StreamLost(Exception):
+    """The stream is not here: the helper that had begun it was replaced."""
+
+
+class SequenceLost(Exception):
+    """A request goes on with a sequence that is not here."""
+
+
+class TooManySequences(Exception):
+    """A sequence cannot begin: the helper keeps as many as it may."""
