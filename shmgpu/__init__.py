@@ -173,7 +173,8 @@ from shmgpu.errors import (
 )
 from shmgpu.functions import Batch, Bound, Function, function
 from shmgpu.helper.decoded import Helper
-from shmgpu.messages import shm_get_child_id, shm_get_helper_id, shm_read_msg, shm_send_msg
+from shmgpu.helper.number import shm_get_helper_id
+from shmgpu.messages import shm_get_child_id, shm_read_msg, shm_send_msg
 from shmgpu.watch.stats import stats
 from shmgpu.watch.trace import write as write_trace
 

@@ -11,22 +11,21 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# Former path: where its names live, and which of them a pickle may hold.
-MOVED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "shmgpu.arguments": ("shmgpu.child.arguments", ("Declared",)),
-    "shmgpu.dtypes": ("shmgpu.codec.dtypes", ("DType",)),
-    "shmgpu.entries": ("shmgpu.helper.decoded", ("Helper",)),
-    "shmgpu.futures": ("shmgpu.child.futures", ("CallFuture",)),
-    "shmgpu.launch": (
-        "shmgpu.broker.launch",
-        ("Session", "init", "is_running", "launch", "rank", "shutdown"),
-    ),
-    "shmgpu.stats": ("shmgpu.watch.stats", ("stats",)),
-    "shmgpu.talk": (
-        "shmgpu.messages",
-        ("shm_get_child_id", "shm_get_helper_id", "shm_read_msg", "shm_send_msg"),
-    ),
-    "shmgpu.trace": ("shmgpu.watch.trace", ("read", "write")),
+# Former path: the names that a pickle may hold of it, by where they live.
+MOVED: dict[str, dict[str, tuple[str, ...]]] = {
+    "shmgpu.arguments": {"shmgpu.child.arguments": ("Declared",)},
+    "shmgpu.dtypes": {"shmgpu.codec.dtypes": ("DType",)},
+    "shmgpu.entries": {"shmgpu.helper.decoded": ("Helper",)},
+    "shmgpu.futures": {"shmgpu.child.futures": ("CallFuture",)},
+    "shmgpu.launch": {
+        "shmgpu.broker.launch": ("Session", "init", "is_running", "launch", "rank", "shutdown"),
+    },
+    "shmgpu.stats": {"shmgpu.watch.stats": ("stats",)},
+    "shmgpu.talk": {
+        "shmgpu.messages": ("shm_get_child_id", "shm_read_msg", "shm_send_msg"),
+        "shmgpu.helper.number": ("shm_get_helper_id",),
+    },
+    "shmgpu.trace": {"shmgpu.watch.trace": ("read", "write")},
 }
 
 
@@ -34,10 +33,10 @@ class Former(ModuleType):
     """Stands for a module that has moved; knows the public names alone."""
 
     def __getattr__(self, name: str) -> Any:
-        place, names = MOVED[self.__name__]
-        if name not in names:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(place), name)
+        for place, names in MOVED[self.__name__].items():
+            if name in names:
+                return getattr(importlib.import_module(place), name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 
 def answer() -> None:

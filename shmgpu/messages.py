@@ -1,4 +1,4 @@
-"""The talk's calls, for those who want to see the messages: send one, read one.
+"""A child's side of the original C interface, to see the messages: send one, read one.
 
 Owns nothing: a message is a row and the address of a parameter block, and both are the
 caller's. A helper answers a Python function's message only when its block is one that
@@ -62,11 +62,6 @@ def shm_read_msg() -> tuple[int, int, int]:
             raise ShmError("no message is out: send one with shm_send_msg() first")
         if status != core.EINTR:
             return status, function, params
-
-
-def shm_get_helper_id() -> int:
-    """In a helper: its number, from 0; NotRunning elsewhere."""
-    return core.check(core.helper_id(), "this process has no helper's number")
 
 
 def shm_get_child_id() -> int:

@@ -107,6 +107,7 @@ child/runtime                       child
 arena                               child
 functions                           any
 
+helper/number                       helper
 helper/decoded                      helper
 helper/mutation_check               helper
 helper/parked_results               helper
@@ -208,7 +209,7 @@ nn/losses                           child
 nn/simple                           child
 nn/__init__                         child
 debug                               child
-messages                            any
+messages                            child
 
 doctor/probes                       any
 doctor/machine                      any

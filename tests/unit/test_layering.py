@@ -29,8 +29,6 @@ ACROSS: dict[tuple[str, str], str] = {
     ("functions", "child/prepared"): "calls like the last one",
     ("functions", "child/raw_calls"): "calls of which no two are alike",
     ("functions", "child/port"): "a type",
-    ("messages", "arena"): "messages are sent from an arena and read anywhere",
-    ("messages", "child/runtime"): "messages are sent from an arena and read anywhere",
     # The engine's functions are called by children as a user's are; their bodies belong to helpers.
     ("engine/functions", "helper/decoded"): "the type of their first argument",
     ("engine/functions", "engine/backends"): "their bodies",
