@@ -102,7 +102,7 @@ def test_what_model_files_import_is_on_the_page():
 
 
 def test_every_file_is_in_the_table_or_in_a_folder_that_is():
-    text = PAGE.read_text(encoding="utf-8").partition("\n## The rooms\n")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("\n## The files\n")[2]
     named = set(re.findall(r"\]\(([\w/]+)\.py\)", text))
     folders = re.findall(r"\]\((\w[\w/]*)\)", text)
     files = {
