@@ -112,12 +112,18 @@ class Flag:
 
 FLAGS = (
     Flag("host", _text, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
-    Flag("port", _whole(0, 65535), 8000, "N", "of HTTP; 0 takes a free one"),
-    Flag("grpc-port", _whole(0, 65535), None, "N", "of gRPC, off without; 0 takes a free one"),
-    Flag("uds", _text, None, "PATH", "listen at a Unix socket instead"),
+    Flag("port", _whole(0, 65535), 8000, "N", "HTTP port; 0 chooses a free one"),
+    Flag(
+        "grpc-port",
+        _whole(0, 65535),
+        None,
+        "N",
+        "gRPC port; 0 chooses a free one (default: no gRPC)",
+    ),
+    Flag("uds", _text, None, "PATH", "listen on a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
-    Flag("helpers", _pools, 1, "N", "processes that compute; or pools, as in fast=2,large=1"),
-    Flag("devices", _text, None, "NAMES", "of helpers: cpu, or cuda:0,cuda:1"),
+    Flag("helpers", _pools, 1, "N", "processes that compute; or pools, such as fast=2,large=1"),
+    Flag("devices", _text, None, "NAMES", "devices of the helpers: cpu, or cuda:0,cuda:1"),
     Flag("threads", _whole(1), None, "N", "compute threads of each CPU helper"),
     Flag(
         "arena",
@@ -126,30 +132,58 @@ FLAGS = (
         "SIZE",
         "memory of each worker for requests and answers",
     ),
-    Flag("max-body", _size(1 << 10), 64 << 20, "SIZE", "of one request; 413 beyond"),
-    Flag("max-header", _size(1 << 10), 64 << 10, "SIZE", "of one request's head; 431 beyond"),
-    Flag("max-connections", _whole(1), 5000, "N", "open at once; 503 beyond"),
-    Flag("max-tensors", _whole(1), 256, "N", "inputs, and outputs, of one request; 400 beyond"),
-    Flag("max-json-depth", _whole(1), 64, "N", "of one request; 400 beyond"),
-    Flag("idle-timeout", _time, 75.0, "S", "seconds without a request until a connection ends"),
-    Flag("receive-timeout", _time, 30.0, "S", "seconds for a request to come in; 408 beyond"),
-    Flag("send-timeout", _time, 30.0, "S", "seconds that an answer may lie unread"),
-    Flag("token-file", _text, None, "FILE", "with a token that clients must bear; 401 without it"),
-    Flag("tls-cert", _text, None, "FILE", "of the server's certificate, in PEM: HTTPS only"),
-    Flag("tls-key", _text, None, "FILE", "of its key"),
+    Flag("max-body", _size(1 << 10), 64 << 20, "SIZE", "largest body of a request; 413 beyond"),
+    Flag("max-header", _size(1 << 10), 64 << 10, "SIZE", "largest head of a request; 431 beyond"),
+    Flag("max-connections", _whole(1), 5000, "N", "connections open at once; 503 beyond"),
+    Flag("max-tensors", _whole(1), 256, "N", "inputs, or outputs, of one request; 400 beyond"),
+    Flag("max-json-depth", _whole(1), 64, "N", "nesting of a request's JSON; 400 beyond"),
+    Flag(
+        "idle-timeout", _time, 75.0, "S", "seconds without a request until a connection is closed"
+    ),
+    Flag("receive-timeout", _time, 30.0, "S", "seconds for a request to arrive; 408 beyond"),
+    Flag("send-timeout", _time, 30.0, "S", "seconds that an answer may stay unread"),
+    Flag(
+        "token-file", _text, None, "FILE", "holds the token that clients must send; 401 without it"
+    ),
+    Flag("tls-cert", _text, None, "FILE", "the server's certificate, in PEM: HTTPS only"),
+    Flag("tls-key", _text, None, "FILE", "the key of that certificate"),
     Flag("access-log", _text, None, "FILE", "a line for each request; - is standard output"),
     Flag("max-queue", _whole(1), 1000, "N", "requests that may wait or run at once; 503 beyond"),
     Flag("timeout", _time, None, "S", "seconds until a request fails with 503"),
     Flag("allow-repository", _switch, False, "", "let clients load and unload models; 503 without"),
     Flag("allow-settings", _switch, False, "", "let clients change log settings; 403 without"),
     Flag("allow-client-shm", _switch, False, "", "let clients register shared memory; 403 without"),
-    Flag("max-client-regions", _whole(1), 1000, "N", "of that; 400 beyond"),
-    Flag("max-sequences", _whole(1), 10000, "N", "that one helper keeps at once; 503 beyond"),
-    Flag("sequence-idle", _seconds, 60.0, "S", "seconds without a request until one is dropped"),
-    Flag("response-cache", _size(0), None, "SIZE", "of each worker, for models with cache=True"),
-    Flag("otel", _switch, False, "", "export a span for each request, as OTEL_... variables say"),
-    Flag("hang-after", _time, None, "S", "seconds of one execution until a helper is replaced"),
-    Flag("drain-delay", _seconds, 0.0, "S", "seconds of not being ready before closing the door"),
+    Flag(
+        "max-client-regions",
+        _whole(1),
+        1000,
+        "N",
+        "shared regions that clients may register; 400 beyond",
+    ),
+    Flag(
+        "max-sequences",
+        _whole(1),
+        10000,
+        "N",
+        "sequences that one helper keeps at once; 503 beyond",
+    ),
+    Flag(
+        "sequence-idle",
+        _seconds,
+        60.0,
+        "S",
+        "seconds without a request until a sequence may be dropped",
+    ),
+    Flag(
+        "response-cache", _size(0), None, "SIZE", "cache of each worker, for models with cache=True"
+    ),
+    Flag("otel", _switch, False, "", "export a span for each request; see the OTEL_... variables"),
+    Flag(
+        "hang-after", _time, None, "S", "seconds of one execution after which a helper is replaced"
+    ),
+    Flag(
+        "drain-delay", _seconds, 0.0, "S", "seconds between not ready and refusing new connections"
+    ),
     Flag("drain-timeout", _seconds, 30.0, "S", "seconds that the last answers may take"),
 )
 
@@ -160,7 +194,7 @@ def most_of(arena: int) -> int:
 
 
 def page() -> str:
-    """The table of flags in this room's README."""
+    """The table of flags, as README.md beside this file shows it."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for flag in FLAGS:
         name = f"--{flag.name} {flag.metavar}".strip()
