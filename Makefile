@@ -161,6 +161,14 @@ bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messa
 plots: $(VENV)/.stamp-bench ## the README's plots, from the latest full run in benchmarks/results
 	@$(PY) -m benchmarks plots $(T)
 
+$(VENV)/.stamp-site: $(VENV)/.stamp-run
+	@$(call locked,install-site,$(PIP) --no-build-isolation -e '.[site]')
+	@touch $@
+
+.PHONY: site
+site: $(VENV)/.stamp-site $(CORE) ## the pages and a reference of the public names, in build/site
+	@$(PY) docs/build.py
+
 ifeq ($(SAN),)
 check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, rough conditions, C tests plain and sanitized
 	@$(call step,lint,$(PY) -m ruff check .)

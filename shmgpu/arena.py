@@ -63,6 +63,11 @@ def array(data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     Args:
         data: anything NumPy can make an array of, or a CPU tensor.
         dtype: element type of the copy; that of the data unless given.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     shmgpu.arena.array([1, 2, 3], "float32")
+        array([1., 2., 3.], dtype=float32)
     """
     made, _ = placed(data, None if dtype is None else dtypes.of_any(dtype))
     return made
@@ -168,6 +173,14 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
 
     Raises:
         BadParams: the block is too small for that shape.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     block = shmgpu.shm_malloc(8)
+        ...     numbers = shmgpu.frombuffer(block, "uint16")
+        ...     numbers[:] = 258
+        ...     block.tolist()
+        [2, 1, 2, 1, 2, 1, 2, 1]
     """
     kind = dtypes.of_any(dtype)
     try:

@@ -1,6 +1,10 @@
 """Look at what tensors do: what was recorded, where it ran, what moved, who was busy.
 
-The name that programs use, and nothing else: what stands behind it is :mod:`shmgpu.tensors.debug`.
+Off, it costs one comparison a message. :func:`enable` starts it, and so do ``launch(debug=True)``,
+``init(debug=True)`` and ``SHMGPU_DEBUG=1``; with a ``debug_dir`` each child leaves a file there at
+its end, which ``shmgpu trace`` reads. Everything is data (``get_...``) and text (``print_...``).
+
+Owns these names and nothing else: tensors/debug/ does what they promise.
 """
 
 from __future__ import annotations
@@ -28,9 +32,16 @@ from shmgpu.tensors.debug import (
     save_debug_trace,
     verify,
 )
+from shmgpu.tensors.debug.rows import Handle, Instruction, Operation
+from shmgpu.tensors.debug.ticks import Span, Tick
 
 __all__ = [
+    "Handle",
+    "Instruction",
     "NotDebugging",
+    "Operation",
+    "Span",
+    "Tick",
     "Unsound",
     "disable",
     "enable",

@@ -1,7 +1,6 @@
 """Every error the package raises: one tree, each message a sentence that says what to do.
 
-This file owns the classes and nothing else; which status code becomes which class is
-decided in :mod:`shmgpu.core`.
+Owns the classes and nothing else: core.py decides which status code becomes which class.
 """
 
 from __future__ import annotations
@@ -129,6 +128,17 @@ class RemoteError(ShmError):
         type_name: the original exception's type, such as ``"ValueError"``.
         message: the original exception's text.
         traceback_text: the traceback in the helper, as text.
+
+    Example:
+        >>> @shmgpu.function(arrays="numpy")
+        ... def check(helper, x):
+        ...     raise ValueError("these are too few")
+        >>> with shmgpu.init(inline=True):
+        ...     try:
+        ...         check(np.ones(1))
+        ...     except shmgpu.RemoteError as error:
+        ...         print(error.type_name, "-", error.message)
+        ValueError - these are too few
     """
 
     def __init__(self, type_name: str, message: str, traceback_text: str = "") -> None:

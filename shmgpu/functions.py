@@ -326,6 +326,14 @@ class Function(Generic[P, R]):
             iterables: one for each positional argument, read as results are taken.
             in_flight: calls that may be out at a time; twice the window unless given.
             progress: draw a bar; None means on a terminal only.
+
+        Example:
+            >>> @shmgpu.function(arrays="numpy")
+            ... def total(helper, x):
+            ...     return float(x.sum())
+            >>> with shmgpu.init(inline=True):
+            ...     list(total.map([np.ones(n) for n in (1, 2, 3)]))
+            [1.0, 2.0, 3.0]
         """
         return _map(self, iterables, None, in_flight, progress)
 
@@ -558,6 +566,14 @@ def function(
     Raises:
         ConfigError: a setting is out of range.
         BadFunction: the function table is full.
+
+    Example:
+        >>> @shmgpu.function(arrays="numpy")
+        ... def double(helper, x):
+        ...     return 2 * x
+        >>> with shmgpu.init(inline=True):
+        ...     double(np.ones(3))
+        array([2., 2., 2.])
     """
 
     def decorate(body: Any) -> Function[Any, Any]:

@@ -106,6 +106,15 @@ class SGD(Optimizer):
         momentum: share of the last change that is kept.
         weight_decay: share of the parameter that is added to its gradient.
         nesterov: look ahead by the momentum (Sutskever et al., 2013, as PyTorch has it).
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     weight = shmgpu.tensor([1.0], requires_grad=True)
+        ...     optimizer = shmgpu.optim.SGD([weight], lr=0.5)
+        ...     (3 * weight).sum().backward()
+        ...     optimizer.step()
+        ...     weight.tolist()
+        [-0.5]
     """
 
     def __init__(

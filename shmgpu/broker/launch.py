@@ -358,6 +358,13 @@ def init(
     Raises:
         SessionError: a session function raised.
         ConfigError, LaunchError: what was asked for cannot be had.
+
+    Example:
+        >>> with shmgpu.init(helpers=1):
+        ...     shmgpu.rank(), shmgpu.is_running()
+        (0, True)
+        >>> shmgpu.is_running()
+        False
     """
     global _session
     if backend is not None and (not isinstance(backend, str) or backend not in ("torch", "numpy")):

@@ -9,5 +9,5 @@ From the ground up:
     audit    frames counted inside beside bytes counted outside
     report   what is printed     run      all of it in order
 
-Never imports anything before :mod:`shmgpu.demo.run`, which imports torch.
+Never imports torch before it is run.
 """

@@ -27,7 +27,14 @@ class _Listed(Module):
 
 
 class Sequential(_Listed):
-    """Layers one after the other."""
+    """Layers one after the other.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     model = shmgpu.nn.Sequential(shmgpu.nn.Linear(4, 8), shmgpu.nn.ReLU())
+        ...     model(shmgpu.zeros(3, 4)).shape
+        (3, 8)
+    """
 
     def __init__(self, *layers: Module) -> None:
         super().__init__()

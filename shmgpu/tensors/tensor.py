@@ -459,6 +459,11 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
 
     Raises:
         TypeError: a gradient is wanted of a type that has none.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     (shmgpu.tensor([1.0, 2.0]) * 3).tolist()
+        [3.0, 6.0]
     """
     if requires_grad and dtype is None and not arrays.is_array(data):
         dtype = float32
@@ -707,6 +712,7 @@ def _in_place(name: str) -> Callable[..., Any]:
         with autograd.enabled(False):
             return self._updated(record(self._node, operand, **options))
 
+    update.__doc__ = f"As :func:`shmgpu.{name}`; this tensor becomes the result."
     return update
 
 
@@ -730,12 +736,15 @@ def _add_methods() -> None:
         setattr(Tensor, method, functools.partialmethod(FUNCTIONS["to"], dtype))
 
     def permute(self: Tensor, *dims: Any) -> Tensor:
+        """The axes in another order: each is named once, as arguments or in one sequence."""
         return Tensor(shaping.permute(self._node, _dims(dims)))
 
     def reshape(self: Tensor, *shape: Any) -> Tensor:
+        """The same elements in another shape; one length may be -1: whatever is left."""
         return Tensor(shaping.reshape(self._node, _dims(shape)))
 
     def expand(self: Tensor, *shape: Any) -> Tensor:
+        """Axes of length 1 stretched to these lengths; -1 keeps an axis as it is."""
         return Tensor(stretching.expand(self._node, _dims(shape)))
 
     for made in (permute, reshape, expand):
@@ -772,6 +781,12 @@ def grad(
 
     Raises:
         RuntimeError: an input does not matter to the outputs, and that is not allowed.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     x = shmgpu.tensor([1.0, 2.0], requires_grad=True)
+        ...     shmgpu.grad((x * x).sum(), x)[0].tolist()
+        [2.0, 4.0]
     """
     outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -796,7 +811,16 @@ def grad(
 
 
 def no_grad() -> Any:
-    """A context in which nothing is recorded for gradients."""
+    """A context in which nothing is recorded for gradients.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     x = shmgpu.ones(2, requires_grad=True)
+        ...     with shmgpu.no_grad():
+        ...         y = 2 * x
+        ...     y.requires_grad
+        False
+    """
     return autograd.enabled(False)
 
 

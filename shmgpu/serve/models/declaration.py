@@ -332,6 +332,14 @@ def model(
 
     Raises:
         ConfigError: a declaration is impossible.
+
+    Example:
+        >>> from shmgpu.serve import Tensor, model
+        >>> @model(inputs=[Tensor("x", "FP32", (-1, 4))], outputs=[Tensor("y", "FP32", (-1, 4))])
+        ... def double(helper, x):
+        ...     return 2 * x
+        >>> double.name
+        'double'
     """
 
     def decorate(body: Callable[..., Any]) -> Model:

@@ -1,10 +1,7 @@
-"""Look at what tensors do: what was recorded, where it ran, what moved, who was busy.
+"""What stands behind ``shmgpu.debug``: tapes, handles, ticks and saved traces, as data and as text.
 
-Off, it costs one comparison a message. :func:`enable` starts it, and so do ``launch(debug=True)``,
-``init(debug=True)`` and ``SHMGPU_DEBUG=1``; with a ``debug_dir`` each child leaves a file there at
-its end, which ``shmgpu trace`` reads. Never changes what it looks at.
-
-Everything is data (``get_...``) and text (``print_...``), under the names that GT uses.
+Owns whether this process is debugging, and what each name of :mod:`shmgpu.debug` gives, under the
+names that GT uses. Never changes what it looks at.
 """
 
 from __future__ import annotations
@@ -116,7 +113,7 @@ def get_tape() -> list[dict[str, Any]]:
     """The operations that this child recorded, oldest first.
 
     Those that wait to be needed are always known, and have the message 0; those before them are
-    known while debugging is on. See :class:`shmgpu.tensors.debug.rows.Operation` for the keys.
+    known while debugging is on. See :class:`shmgpu.debug.Operation` for the keys.
     """
     return [dataclasses.asdict(one) for one in _operations()]
 
@@ -149,7 +146,7 @@ def print_tape() -> None:
 def get_output_queue() -> list[dict[str, Any]]:
     """What became of the operations: on which helper they ran, what moved there, what was kept.
 
-    See :class:`shmgpu.tensors.debug.rows.Instruction` for the keys.
+    See :class:`shmgpu.debug.Instruction` for the keys.
     """
     return [dataclasses.asdict(one) for one in _on().instructions]
 
@@ -201,7 +198,7 @@ def verify() -> int:
 def get_handles() -> list[dict[str, Any]]:
     """The tensors that helpers hold for this child, and where.
 
-    See :class:`shmgpu.tensors.debug.rows.Handle` for the keys.
+    See :class:`shmgpu.debug.Handle` for the keys.
     """
     return [dataclasses.asdict(one) for one in _handles()]
 
@@ -319,7 +316,7 @@ def _ticks() -> tuple[list[Tick], int]:
 def get_tick_trace() -> list[dict[str, Any]]:
     """For each tick since debugging began: the share that each helper was busy, and with what.
 
-    See :class:`shmgpu.tensors.debug.ticks.Tick` for the keys.
+    See :class:`shmgpu.debug.Tick` for the keys.
     """
     return [dataclasses.asdict(one) for one in _ticks()[0]]
 

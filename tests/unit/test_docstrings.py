@@ -1,0 +1,65 @@
+"""Examples in the docstrings of public names answer as they say, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+import shmgpu
+
+RUN = """
+import doctest, sys
+import numpy as np
+import shmgpu
+names = {{"np": np, "shmgpu": shmgpu, "__name__": "example"}}
+test = doctest.DocTestParser().get_doctest({text!r}, names, {name!r}, None, 0)
+sys.exit(doctest.DocTestRunner().run(test).failed)
+"""
+
+
+def objects() -> Iterator[tuple[str, object]]:
+    """Each public name and what it is; of classes, their own methods too."""
+    modules = [shmgpu, *(getattr(shmgpu, name) for name in dir(shmgpu))]
+    for module in [one for one in modules if isinstance(one, types.ModuleType)]:
+        if module.__name__ == "shmgpu.serve" and importlib.util.find_spec("orjson") is None:
+            continue  # shmgpu[serve] is not installed
+        for name in dir(module):
+            found = getattr(module, name)
+            yield f"{module.__name__}.{name}", found
+            for inner, method in vars(found).items() if inspect.isclass(found) else ():
+                if inspect.isfunction(method) and not inner.startswith("_"):
+                    yield f"{module.__name__}.{name}.{inner}", method
+
+
+def examples() -> dict[str, str]:
+    """The docstrings that have any, by name; one that two names share, under the last."""
+    texts = {
+        inspect.getdoc(one) or "": name
+        for name, one in objects()
+        if inspect.isclass(one) or inspect.isfunction(one)
+    }
+    return {name: text for text, name in texts.items() if ">>>" in text}
+
+
+EXAMPLES = examples()
+
+
+def test_there_are_examples_of_functions_arrays_tensors_and_layers():
+    of = {name.split(".")[1] for name in EXAMPLES}
+    assert {"function", "init", "tensor", "arena", "nn", "optim", "errors"} <= of
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_a_docstring_answers_as_shown(name, tmp_path):
+    program = tmp_path / "example.py"
+    program.write_text(RUN.format(text=EXAMPLES[name], name=name), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
