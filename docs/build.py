@@ -53,12 +53,10 @@ SHORT = {
 # Names that pages use of other things, too: to be meant here, they need their module before them.
 AMBIGUOUS = {"Tensor", *dir(builtins)}
 PICTURES = {".svg", ".png"}
-# What the navigation calls a folder's pages, in its order.
+# What the navigation calls the pages of each top folder, in its order.
 FOLDERS = {
-    ".": "Start",
+    "": "Start",
     "shmgpu": "The package",
-    "shmgpu/serve": "The server",
-    "shmgpu/ops": "Operations",
     "examples": "Examples",
     "csrc": "The C core",
     "benchmarks": "Benchmarks",
@@ -257,12 +255,12 @@ class Site:
 
     def _navigation(self, where: str) -> str:
         parts = []
-        folders = {path.parent.as_posix() for path in self.pages}
-        for folder in [*FOLDERS, *sorted(folders - FOLDERS.keys())]:
-            inside = [path for path in self.pages if path.parent.as_posix() == folder]
-            inside.sort(key=lambda path: (path.name != "README.md", path.name))
+        tops = {_top(path) for path in self.pages}
+        for top in [*FOLDERS, *sorted(tops - FOLDERS.keys())]:
+            inside = [path for path in self.pages if _top(path) == top]
+            inside.sort(key=lambda path: (path.parent.parts, path.name != "README.md", path.name))
             rows = [(address(path), self.titles[path]) for path in inside]
-            parts.append(_group(FOLDERS.get(folder, folder), rows, where))
+            parts.append(_group(FOLDERS.get(top, top), rows, where))
         rows = [(Reference.file(full), full) for full in self.reference.modules]
         return _group("Reference", rows, where) + "".join(parts)
 
@@ -323,6 +321,10 @@ class Site:
             return target  # the check says so
         self.linked.add(path)
         return relative(address(path), address(page)) + (f"#{anchor}" if anchor else "")
+
+
+def _top(page: pathlib.Path) -> str:
+    return page.parts[0] if len(page.parts) > 1 else ""
 
 
 def _group(title: str, rows: Sequence[tuple[str, str]], where: str) -> str:
