@@ -158,7 +158,7 @@ soak: $(VENV)/.stamp-dev $(CORE) ## half an hour: memory, descriptors, p99 must 
 bench: $(VENV)/.stamp-bench $(CORE) ## benchmarks against their rivals (T='messages calls' for some)
 	@$(PY) -m benchmarks $(T)
 
-plots: $(VENV)/.stamp-bench ## the README's plots, from the latest full run in benchmarks/results
+plots: $(VENV)/.stamp-bench ## the plots of benchmarks/FIGURES.md, from the latest full run in benchmarks/results
 	@$(PY) -m benchmarks plots $(T)
 
 $(VENV)/.stamp-site: $(VENV)/.stamp-run

@@ -248,7 +248,7 @@ def _plots(arguments: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "compare": (_compare, "say what became better or worse between two kept runs"),
     "report": (_report, "write a page with tables and plots of a kept run"),
-    "plots": (_plots, "draw the plots of the front page anew"),
+    "plots": (_plots, "redraw the plots of the figures' page"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The plots that the project's front page shows, made anew from a kept run.
+"""The plots of the figures' page, redrawn from a kept run.
 
 ``PICTURES`` is the table of them: which rows each is made of, and the words on it. A run that lacks
 the rows of a picture leaves the picture as it is, and says so.

@@ -1,4 +1,4 @@
-"""The page and the plots of a kept run, the curves in the table, and the front page's plots."""
+"""The page and the plots of a kept run, curves in the table, and the plots of the figures' page."""
 
 import re
 import sys
