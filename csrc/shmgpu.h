@@ -1,4 +1,4 @@
-/* shmgpu.h -- the one public header.
+/* shmgpu -- the one public header.
  *
  * A *parent* forks *helpers*, which own the expensive sessions (a model, a CUDA
  * context), and *children*, which run the user's code and each own one private

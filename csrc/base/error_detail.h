@@ -1,5 +1,8 @@
-/* detail -- one sentence more about the last failure: figures, names, errno's text. Kept per
- * process, because a failure is reported where it happened, before anything else is tried. */
+/* error_detail -- one sentence more about the last failure: figures, names, errno's text. Kept per
+ * process, because a failure is reported where it happened, before anything else is tried.
+ *
+ * Owns: that sentence. Must never: print.
+ */
 #ifndef SHMI_DETAIL_H
 #define SHMI_DETAIL_H
 

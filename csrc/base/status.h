@@ -2,7 +2,9 @@
  *
  * One table, SHMI_STATUS_TABLE, is the only place where a code, its name and its
  * sentence meet. Functions return 0 (SHM_OK) or a negative code; a code travels in
- * a frame as its positive magnitude (16 bits). The library never prints.
+ * a frame as its positive magnitude (16 bits).
+ *
+ * Owns: that table. Must never: print.
  */
 #ifndef SHMI_STATUS_H
 #define SHMI_STATUS_H

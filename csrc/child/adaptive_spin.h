@@ -1,4 +1,4 @@
-/* spin -- waiting for a lone call without sleeping.
+/* adaptive_spin -- waiting for a lone call without sleeping.
  *
  * A round trip is four wake-ups, and waking a core that fell idle costs more than all the rest.
  * So a caller whose replies have lately come within SPIN_NS watches, for that long, the count of

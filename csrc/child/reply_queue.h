@@ -1,4 +1,4 @@
-/* replies -- a queue of replies, each with the message that it answers.
+/* reply_queue -- a queue of replies, each with the message that it answers.
  *
  * A ring that grows: replies outlive the entries of their calls, and wait until somebody asks.
  *

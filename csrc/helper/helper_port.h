@@ -1,4 +1,4 @@
-/* desk -- a helper's end of the conversation: it takes calls, and answers them.
+/* helper_port -- a helper's end of the conversation: it takes calls, and answers them.
  *
  * Everything that lies in the pipe is read at once into a private queue. Before a call is
  * executed the control page says so; when it is finished the page has the outcome before the

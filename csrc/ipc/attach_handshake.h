@@ -1,4 +1,4 @@
-/* guest -- what a process at the door says, and what it is told. Two datagrams on a
+/* attach_handshake -- what a process at the door says, and what it is told. Two datagrams on a
  * SOCK_SEQPACKET socket; with the second one come the descriptors.
  *
  *   guest -> door   hello: it asks to join
@@ -10,7 +10,7 @@
  *
  * or a refusal: a welcome whose status is negative, with a sentence.
  *
- * Owns: the layout. Knows no socket.
+ * Owns: the layout. Must never: know a socket.
  */
 #ifndef SHMI_GUEST_H
 #define SHMI_GUEST_H

@@ -9,6 +9,8 @@
  *               dispatcher -> helper  CALL, GROW, CLEAR, GONE
  *               helper -> dispatcher  REPLY, READY
  *               dispatcher -> child   REPLY
+ *
+ * Owns: the layout and the checks. Must never: read what a frame points to.
  */
 #ifndef SHMI_FRAME_H
 #define SHMI_FRAME_H

@@ -1,4 +1,4 @@
-/* registry -- the table of functions that may be called, sealed before the first fork.
+/* function_table -- the table of functions that may be called, sealed before the first fork.
  *
  * A message names its function by an address. That is safe only because nothing is ever
  * called that is not an exact row of this table, and the table cannot change once a broker

@@ -1,4 +1,4 @@
-/* board -- what every role may read and exactly one role may write: counters, control pages,
+/* scoreboard -- what every role may read and exactly one role may write: counters, control pages,
  * the trace ring.
  *
  * One memfd, mapped by the parent before the first fork and inherited by every role at the

@@ -1,8 +1,10 @@
-/* memory -- how much the machine can still give, by arithmetic (nothing is touched to find out),
+/* available -- how much the machine can still give, by arithmetic (nothing is touched to find out),
  * and in what pages.
  *
  * Reads MemAvailable and free swap, the limits of this process's cgroup and of its ancestors
  * (v2 and v1), the commit limit where overcommit is off, and RLIMIT_AS.
+ *
+ * Owns: nothing but the arithmetic. Must never: take memory in order to find out.
  */
 #ifndef SHMI_MEMORY_H
 #define SHMI_MEMORY_H

@@ -1,4 +1,4 @@
-/* init -- PID 1's one job, where the program that asks for a broker is a container's first process.
+/* pid1 -- PID 1's one job, where the program that asks for a broker is a container's first process.
  *
  * The kernel gives every orphan to PID 1 and keeps from it each signal that it has no handler for.
  * A program knows nothing of that. So it goes on in a process forked here, and the first one stays

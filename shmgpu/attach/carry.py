@@ -2,7 +2,7 @@
 
 Owns the choice between going by name, where the broker's interpreter imports the module as this one
 did, and going by value, where it cannot: a script's, a notebook's, a prompt's. The package's own
-functions are never carried: every broker has them. Starts nothing.
+functions are never carried: every broker has them. Never starts anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Commands for brokers that run: how many helpers each pool has, which there are, and their end.
 
-Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. What a scaling means is
-C's (csrc/broker/process_table.h), and the end is a SIGTERM: the broker drains.
+Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. What a scaling means is C's
+(csrc/broker/process_table.h), and the end is a SIGTERM: the broker drains. Never starts or ends a
+role itself.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Programs that only use tensors are alike whatever their source. Those with funct
 are alike where their functions and session function are: of what a module defines that the broker
 imports, the name and the file (whether that has changed, :mod:`shmgpu.attach.sources` says); of
 what is carried by value, code and all values that it refers to. Owns that digest, and a function's
-fingerprint, which says whether two processes have the same code. Runs nobody's code but that
-which pickling runs.
+fingerprint, which says whether two processes have the same code. Never runs anybody's code but what
+pickling runs.
 """
 
 from __future__ import annotations

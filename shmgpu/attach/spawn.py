@@ -2,6 +2,7 @@
 
 Owns the request that the new process is handed (a memory file), and the wait until it says that it
 serves, or why it does not. What the new process does with it: :mod:`shmgpu.broker.spawn_main`.
+Never goes on in a copy of this process: what it starts has threads, locks and a device of its own.
 """
 
 from __future__ import annotations

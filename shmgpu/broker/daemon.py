@@ -1,7 +1,7 @@
 """A broker that stands by itself: ``shmgpu up``.
 
 Owns its life from the loading of modules to the end that a signal asks for: what it tells a service
-manager, and what it reads anew on SIGHUP. It has helpers and places, and no child of its own;
+manager, and what it reads anew on SIGHUP. It has helpers and places, and never a child of its own;
 programs join through the door.
 """
 

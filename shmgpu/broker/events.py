@@ -3,7 +3,7 @@
 Owns the words: an event of the supervisor becomes a record of the logger ``shmgpu`` whose message
 reads ``helper_died role="helper 0" cause="killed by SIGSEGV" action="replaced at once" ...`` and
 whose ``event`` attribute is the dictionary of these fields. Reads two counters of the kernel's;
-decides and ends nothing.
+never decides or ends anything.
 """
 
 from __future__ import annotations

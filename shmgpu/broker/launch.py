@@ -1,7 +1,7 @@
 """Starting and ending a broker: ``launch``, ``init``, ``shutdown``.
 
-Owns the two ways to start and what is raised at the end. In ``launch`` the calling process
-becomes the parent, which runs nothing of the user's; in ``init`` it becomes child 0 of a parent
+Owns the two ways to start and what is raised at the end. In ``launch`` the calling process becomes
+the parent, which never runs anything of the user's; in ``init`` it becomes child 0 of a parent
 forked from it.
 """
 

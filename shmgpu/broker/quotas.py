@@ -1,9 +1,10 @@
 """What users and programs that join a broker may use at most, from a small TOML file.
 
-Owns the file's form: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``,
-each with any of ``arena``, ``parked``, ``weight`` and ``window``. A user's or program's value goes
+Owns the file's form: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``, each
+with any of ``arena``, ``parked``, ``weight`` and ``window``. A user's or program's value goes
 before the default, and of a user's and a program's the smaller holds, since the kernel says who a
-user is and a program says itself what it is called. Holding to them is C's (csrc/broker/quota.h).
+user is and a program says itself what it is called. Never enforces any: that is C's
+(csrc/broker/quota.h).
 """
 
 from __future__ import annotations

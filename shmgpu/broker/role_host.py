@@ -2,6 +2,7 @@
 
 Owns the life of a forked role under Python, from ``os.fork`` to ``os._exit``, and the parent's
 memory of how roles ended. What events mean to a reader of the log: :mod:`shmgpu.broker.events`.
+Never decides who is replaced, signalled or given up: the supervisor does (csrc/broker/supervise.h).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Arguments on their way into the arena: from a call's arguments to a block that can be sent.
 
-Owns the look-up of plans, the fast way for arrays that lie in the arena already, the general
-way for any tree, and what functions declare about their results. Sends nothing and waits for
-nothing.
+Owns the look-up of plans, the fast way for arrays that lie in the arena already, the general way
+for any tree, and what functions declare about their results. Never sends, never waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plans and calls: what a child keeps so that the next call of a signature costs little.
 
-A *plan* is what all calls of one function with one signature share; a *call* is one parameter
-block in the arena, written once and then only told its addresses, that is used by one call at
-a time. This file owns both; it sends nothing.
+A *plan* is what all calls of one function with one signature share; a *call* is one parameter block
+in the arena, written once and then only told its addresses, that is used by one call at a time.
+Owns both. Never sends.
 """
 
 from __future__ import annotations

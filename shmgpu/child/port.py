@@ -1,7 +1,8 @@
 """A child's port: arguments into the arena, one message out, the result back.
 
 Owns the calls that are out: blocked ones, submitted ones, those waiting for room in the window, and
-abandoned ones, whose memory stays untouched until their late reply.
+abandoned ones, whose memory stays untouched until their late reply. Never runs a user's function,
+never gives back memory that a helper may still write to.
 
 A port is used from many threads, and within one thread by code that comes in between: CPython runs
 signal handlers in the main thread after any call, at the top of any function and at any backward

@@ -1,9 +1,9 @@
 """Calls that repeat: one array in, one small array out, nothing new but where they lie.
 
-Most calls of a loop differ from the last one in two addresses. For these a :class:`Repeat`
-keeps everything else ready: the block, the C description of the call, and a small room with the
-array over it that will be the result. At least two take turns, because the last result usually
-lives until the next one replaces it. This file owns that readiness; it sends nothing.
+Most calls of a loop differ from the last one in two addresses. For these a :class:`Repeat` keeps
+everything else ready: the block, the C description of the call, and a small room with the array
+over it that will be the result. At least two take turns, because the last result usually lives
+until the next one replaces it. Owns that readiness. Never sends.
 
 Results are views on a Repeat's array, and NumPy makes every view of a view hold that same
 array: so its reference count tells whether anybody still uses the room.

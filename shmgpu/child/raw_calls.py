@@ -3,8 +3,7 @@
 For functions of the package whose calls are never twice alike, so that nothing of a call could be
 remembered. A letter has the shape of any block (:mod:`shmgpu.codec.layout`), with bytes of the
 function's own instead of a signature and plain values, and its result is arrays that both sides
-know: there is nothing to describe, to look up or to learn. This file owns the caller's blocks; it
-sends nothing.
+know: there is nothing to describe, to look up or to learn. Owns the caller's blocks. Never sends.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A :class:`shmgpu.child.plans.Call` is a block of memory that one call after the other uses; a ticket
 stands for one of those calls and is never used again. So whoever holds a ticket, to cancel the
-call, or to say that its time is over, can never mean another call. This file owns both; it sends
-nothing. Who may do what to a ticket, and when, is said at the head of :mod:`shmgpu.child.port`.
+call, or to say that its time is over, can never mean another call. Owns both. Never sends. Who may
+do what to a ticket, and when, is said at the head of :mod:`shmgpu.child.port`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What carries messages from a port to helpers, and who hears of their end.
 
-Owns two faces, so that a port need not know whether a broker runs or, inline, this very
-process serves; and the one of them that speaks to the broker.
+Owns two faces, so that a port need not know whether a broker runs or, inline, this very process
+serves; and the one of them that speaks to the broker. Never looks into a block: it passes on a
+function's row and an address.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Arrays of every make, seen as one: element type, shape, and where the bytes are.
 
-Owns the reading of users' arrays (NumPy, torch, DLPack, ``__array_interface__``, buffers) and
-the making of views over memory. Allocates nothing and copies nothing by itself; imports torch
-only where a tensor is already in hand or was asked for.
+Owns the reading of users' arrays (NumPy, torch, DLPack, ``__array_interface__``, buffers) and the
+making of views over memory. Never allocates or copies by itself, and never imports torch but where
+a tensor is already in hand or was asked for.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ layout that the block promised is just its arrays, each at the next multiple of 
 is preceded by a description of itself. In a *letter* the two parts are what caller and function
 have agreed on, and the result is arrays that both know.
 
-This file owns reading and writing those bytes. It checks everything that can be checked
-without knowing an arena; addresses are the business of whoever knows one.
+Owns reading and writing those bytes, and checks everything that can be checked without knowing an
+arena. Never follows an address: that is the business of whoever knows the arena.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The codec for what stands beside arrays: containers and plain values, as bytes.
 
 A tree of tuples, lists and dicts is taken apart into its *structure* (bytes that do not change
-between the calls of one signature), its arrays, and its plain values in order. This file owns
-that taking apart and putting together. It knows nothing of arenas or addresses; what an array
-is, the caller says. Any bytes decode to something or raise BadParams: nothing is evaluated,
-and nothing is unpickled unless the caller allows it.
+between the calls of one signature), its arrays, and its plain values in order. Owns that taking
+apart and putting together. Never knows arenas or addresses; what an array is, the caller says. Any
+bytes decode to something or raise BadParams: decoding never evaluates anything, and never unpickles
+unless the caller allows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The two libraries that compute: NumPy and torch.
 
 Owns what differs between them beyond the kernels that the table names: how memory is had, how an
-array of the arena becomes one of theirs, how a plain number is given to a kernel.
+array of the arena becomes one of theirs, how a plain number is given to a kernel. Never decides
+where a value lies: the plan does.
 """
 # ruff: noqa: D102 - the protocol says what each is for
 

@@ -1,7 +1,7 @@
 """CUDA graphs through torch: how work is recorded on a device, and launched again as one.
 
-Owns the stream that records and the memory that recordings share. Knows nothing of programs.
-Source: PyTorch's documentation, *CUDA semantics*, "CUDA Graphs".
+Owns the stream that records and the memory that recordings share. Never knows programs. Source:
+PyTorch's documentation, *CUDA semantics*, "CUDA Graphs".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where each value of a program lies, and until when.
 
-Pure policy over slots: which operations are done at all, which before the child is answered,
-which are done together, which write into memory that is kept for the purpose (and which of it),
-which over one of their own inputs, which into memory of their own. Nothing is computed here.
+Pure policy over slots: which operations are done at all, which before the child is answered, which
+are done together, which write into memory that is kept for the purpose (and which of it), which
+over one of their own inputs, which into memory of their own. Never computes.
 
 What must hold: memory that a handle names is named by no other handle, lies in no shared buffer,
 and is no part of anything larger; so whoever is given a handle's array for good may write over it.

@@ -1,7 +1,7 @@
 """Several calls run as one: inputs joined on axis 0, outputs cut apart again.
 
-Owns what batching adds to a desk. The dispatcher has formed the batch by a key that children
-computed, and children may err or lie: whether its calls fit together is checked here.
+Owns what batching adds to a desk. Never forms a batch: the dispatcher has formed the batch by a key
+that children computed, and children may err or lie: whether its calls fit together is checked here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a desk works with: the helper that functions see, a block that was read, a result's array.
 
-Owns data only; :mod:`shmgpu.helper.executor` fills and uses it.
+Owns data, and never reads a block itself: :mod:`shmgpu.helper.executor` fills and uses it.
 """
 
 from __future__ import annotations

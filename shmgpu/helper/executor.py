@@ -1,9 +1,9 @@
 """A helper's desk: check a private copy of a parameter block, call the function, put the result.
 
-Owns the decoding of what children sent, the views on their arenas, and the results that were
-too large for the room set aside (parked until the child makes room). The same code serves
-``inline=True``. It trusts nothing in a block: the copy is read, every address is held against
-the arena of the child that sent it, and only then is a view made.
+Owns the decoding of what children sent, the views on their arenas, and the results that were too
+large for the room set aside (parked until the child makes room). The same code serves
+``inline=True``. Never trusts a block: the copy is read, every address is held against the arena of
+the child that sent it, and only then is a view made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``inline=True``: functions run in the calling process, through the same codec.
 
-Owns a wire that, instead of sending a message, serves it here. For debuggers, coverage and
-unit tests: breakpoints work, and an exception's original is the ``__cause__`` of what is
-raised. Nothing runs in parallel; a submitted call is done when ``submit`` returns.
+Owns a wire that, instead of sending a message, serves it here. For debuggers, coverage and unit
+tests: breakpoints work, and an exception's original is the ``__cause__`` of what is raised. Never
+runs anything in parallel: a submitted call is done when ``submit`` returns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The helper process: make the session, then serve until told to end.
 
 Owns the loop between the C desk and the Python desk. It runs in the process's only thread that
-matters; nothing that a function raises leaves it.
+matters; what a function raises never leaves it.
 """
 
 from __future__ import annotations

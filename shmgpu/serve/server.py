@@ -1,7 +1,7 @@
 """``shmgpu serve``: the launch.
 
 Owns what is decided before the first fork: models' files, listening sockets, the control table and
-the counters.
+the counters. Never answers a request: workers do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Gradients: a walk back over recorded nodes, which records more of them.
 
-Owns the walk. What an operation's gradient is, its row of the table says. A helper knows nothing of
-any of this: to it the operations of a gradient are operations like any other.
+Owns the walk. Never sends, never computes a value. What an operation's gradient is, its row of the
+table says. A helper knows nothing of any of this: to it the operations of a gradient are operations
+like any other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The child's side of programs: what is recorded becomes messages here, and nowhere else.
 
 Owns what waits to be computed, which helper holds which tensor, and which programs helpers know.
-One flush makes one program of all that a tensor still shows, and one message of that.
+One flush makes one program of all that a tensor still shows, and one message of that. Never
+computes a value, never walks back for a gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counters of a running broker, as one dictionary.
 
-Owns the shape of what :func:`stats` returns. Reads the board that the dispatcher writes;
-counts nothing itself.
+Owns the shape of what :func:`stats` returns. Reads the board that the dispatcher writes; never
+counts itself.
 """
 
 from __future__ import annotations

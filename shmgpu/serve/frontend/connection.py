@@ -5,7 +5,7 @@ The parser is fed from one small buffer that all connections of a worker share, 
 at once. When a head has been parsed whose Content-Length says that more is to come, the rest of
 the body is received by the kernel where helpers will read it; the parser does not see it.
 
-It knows no route and no model: it is given the function that answers a request.
+Never knows a route or a model: it is given the function that answers a request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is asked for and what is answered, once it has been read: plain values.
 
-Owns the words that both front ends, HTTP and gRPC, and the workers behind them share. It reads no
-bytes and calls nothing.
+Owns the words that both front ends, HTTP and gRPC, and the workers behind them share. Never reads
+bytes, never calls anything.
 """
 
 from __future__ import annotations

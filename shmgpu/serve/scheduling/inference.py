@@ -1,8 +1,8 @@
 """Inference as a worker does it: a request's tensors to a helper, its answer to the client.
 
-Owns the check of a request against its model's declaration, the call, its bounds (queue,
-time-out, the client's leaving) and its counting. Nothing here knows HTTP: both front ends give it
-an :class:`InferRequest` and a function that takes the outcome.
+Owns the check of a request against its model's declaration, the call, its bounds (queue, time-out,
+the client's leaving) and its counting. Never knows HTTP or gRPC: both front ends give it an
+:class:`InferRequest` and a function that takes the outcome.
 """
 
 from __future__ import annotations

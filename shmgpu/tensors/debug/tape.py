@@ -1,6 +1,6 @@
 """What a child's tensors did, written down as it happens: the observer of the recorder.
 
-Owns which rows there are, and what each is made of. Must keep no node: the recorder counts who
+Owns which rows there are, and what each is made of. Never keeps a node: the recorder counts who
 knows one.
 """
 
