@@ -262,7 +262,8 @@ class Site:
             rows = [(address(path), self.titles[path]) for path in inside]
             parts.append(_group(FOLDERS.get(top, top), rows, where))
         rows = [(Reference.file(full), full) for full in self.reference.modules]
-        return _group("Reference", rows, where) + "".join(parts)
+        parts.insert(1, _group("Reference", rows, where))
+        return "".join(parts)
 
     def _title(self, path: pathlib.Path) -> str:
         for line in (ROOT / path).read_text(encoding="utf-8").splitlines():

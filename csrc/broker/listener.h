@@ -1,4 +1,4 @@
-/* listener -- where processes that the broker did not fork ask to come in.
+/* listener -- where processes that the broker did not fork ask to join, and are let in or refused.
  *
  * A listening Unix socket that the host lends. Who may enter is the kernel's word (SO_PEERCRED):
  * the broker's own user, root, and one group where the launch names it. A guest says hello, is given

@@ -1,4 +1,4 @@
-/* schedule -- who is served next, by which helper, in what company. Pure policy.
+/* schedule -- who is served next, by which helper, in which batch. Pure policy.
  *
  * The dispatcher tells it what happened (a frame came, a call ended, a helper rose or fell)
  * and asks what to hand to a helper now. It makes no system call, reads no clock (times come

@@ -1,4 +1,4 @@
-/* supervise -- the parent's life: keep the crew alive, replace who dies, end everything in order.
+/* supervise -- the parent's life: replace each helper or child that dies, end everything in order.
  *
  *   starting --all helpers ready--> running --all children ended----------------> closing --> over
  *       |                            |   |                                           ^

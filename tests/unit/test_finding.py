@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -31,6 +32,7 @@ import shmgpu.debug, shmgpu.nn.layers, shmgpu.optim, shmgpu.former, shmgpu.watch
 """
 
 
+@functools.cache
 def fresh(program: str, cwd: pathlib.Path | None = None) -> dict[str, list[str]]:
     """What a program in a fresh interpreter prints as JSON."""
     done = subprocess.run(
@@ -163,6 +165,7 @@ def test_completion_shows_the_public_names_and_no_inner_module(completer, tmp_pa
     assert {"Linear", "Sequential"} <= set(found["shmgpu.nn."])
 
 
+@functools.cache
 def description() -> list[str]:
     """What ``pydoc shmgpu`` says before its lists of modules, classes and functions."""
     done = subprocess.run(

@@ -17,7 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILDER = ROOT / "docs" / "build.py"
 MODULES = ("arena", "debug", "errors", "nn", "optim", "serve")
 
-pytestmark = pytest.mark.skipif(not BUILDER.exists(), reason="the pages are not beside these tests")
+pytestmark = pytest.mark.skipif(
+    not BUILDER.exists() or not (ROOT / "shmgpu").is_dir(),
+    reason="the pages are not beside these tests",
+)
 
 
 @pytest.fixture(scope="module")
