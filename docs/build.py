@@ -52,6 +52,7 @@ SHORT = {
 }
 # Names that pages use of other things, too: to be meant here, they need their module before them.
 AMBIGUOUS = {"Tensor", *dir(builtins)}
+MAP = pathlib.Path("shmgpu/README.md")  # the page that lists the public names
 PICTURES = {".svg", ".png"}
 # What the navigation calls the pages of each top folder, in its order.
 FOLDERS = {
@@ -151,14 +152,17 @@ class Reference:
         shown = [".".join(rest[:length]) for length in range(len(rest), 0, -1)]
         return next((f"{file}#{one}" for one in shown if one in anchors), "")
 
-    def of_code(self, code: str) -> str:
-        """The address of what a page's inline code names, if it names something public."""
+    def of_code(self, code: str, bare: bool) -> str:
+        """The address of what a page's inline code names, if it names something public.
+
+        A word alone may be one of some other program; ``bare`` says that it is not.
+        """
         found = re.fullmatch(r"@?(?:(shmgpu)\.)?([A-Za-z_][\w.]*)(\(.*\))?", code, re.DOTALL)
         if not found:
             return ""
         package, name, called = found.groups()
-        if not package and not called and not name[0].isupper():
-            return ""  # a word of some other program
+        if not (package or called or bare or name[0].isupper()):
+            return ""
         first = name.partition(".")[0]
         if not package and (first not in _all_of("shmgpu") or first in AMBIGUOUS):
             return ""
@@ -307,7 +311,7 @@ class Site:
                 self._link_code(child, page)
 
     def _link_code(self, token: Token, page: pathlib.Path) -> None:
-        found = self.reference.of_code(token.content)
+        found = self.reference.of_code(token.content, page == MAP)
         if found:
             code = f"<code>{html.escape(token.content)}</code>"
             token.type, token.tag = "html_inline", ""

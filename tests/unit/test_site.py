@@ -75,7 +75,7 @@ def test_pages_link_names_to_the_reference(site, links):
     pages = [path for path in site.rglob("*.html") if "reference" not in path.parts]
     targets = {target for path in pages for target in links.read(path).targets}
     anchors = {target.rpartition("#")[2] for target in targets if "/shmgpu.html#" in target}
-    assert {"launch", "connect", "function", "RemoteError"} <= anchors
+    assert {"launch", "connect", "function", "RemoteError", "is_running"} <= anchors
     assert not {"Tensor.size", "bool", "sum", "max"} & anchors
 
 
