@@ -24,8 +24,8 @@ def add_up(commands: Commands) -> None:
         help="run a broker that programs join",
         description="Run a broker with the decorated functions of some modules, for programs that "
         "are started later and call shmgpu.connect(). A function named load in the first module "
-        "that has one makes the sessions. SIGTERM and Ctrl-C end it in order, SIGHUP has it read "
-        "the quotas anew. What is left away is as SHMGPU_ variables have it.",
+        "that has one makes the sessions. SIGTERM and Ctrl-C end it in order, SIGHUP makes it read "
+        "the quotas again. Defaults come from the SHMGPU_ variables.",
     )
     add = standing.add_argument
     add("modules", nargs="+", metavar="MODULE", help="a module's name, or a file ending in .py")
@@ -34,23 +34,42 @@ def add_up(commands: Commands) -> None:
         "--max-helpers",
         type=pools,
         metavar="N",
-        help="how many shmgpu scale may ask for, likewise (as many as --helpers)",
+        help="the most that shmgpu scale may ask for, in the same form (as many as --helpers)",
     )
     add(
-        "--devices", type=device_names, metavar="NAMES", help="taken in turn, such as cuda:0,cuda:1"
+        "--devices",
+        type=device_names,
+        metavar="NAMES",
+        help="devices assigned to helpers in turn, such as cuda:0,cuda:1",
     )
-    add("--arena", type=setting("arena"), metavar="SIZE", help="of each program, such as 64MiB")
+    add(
+        "--arena",
+        type=setting("arena"),
+        metavar="SIZE",
+        help="arena of each program, such as 64MiB",
+    )
     add(
         "--max-children",
         type=setting("max_children"),
         metavar="N",
-        help="programs at once (64)",
+        help="programs that may be joined at once (64)",
     )
-    add("--window", type=setting("window"), metavar="N", help="messages out for each program")
-    add("--threads", type=setting("threads"), metavar="N", help="of each CPU helper")
-    add("--gpu-memory", type=setting("gpu_memory"), metavar="SIZE", help="cap of each helper")
-    add("--session", metavar="MODULE:NAME", help="the session function (load of a MODULE)")
-    add("--path", metavar="PATH", help="of the socket (in the user's runtime directory)")
+    add("--window", type=setting("window"), metavar="N", help="messages in flight for each program")
+    add(
+        "--threads", type=setting("threads"), metavar="N", help="compute threads of each CPU helper"
+    )
+    add(
+        "--gpu-memory",
+        type=setting("gpu_memory"),
+        metavar="SIZE",
+        help="limit on each helper's device memory",
+    )
+    add(
+        "--session",
+        metavar="MODULE:NAME",
+        help="the function that makes sessions (load in a MODULE)",
+    )
+    add("--path", metavar="PATH", help="path of the socket (default: in your runtime directory)")
     add("--group", metavar="NAME", help="a group whose members may join, too")
     add(
         "--trust-group",
@@ -63,9 +82,13 @@ def add_up(commands: Commands) -> None:
         type=seconds,
         default=0.0,
         metavar="S",
-        help="end when nobody has been joined for so long (never)",
+        help="seconds without a joined program after which the broker ends (never)",
     )
-    add("--detach", action="store_true", help="return when it is ready, and let it run on")
+    add(
+        "--detach",
+        action="store_true",
+        help="return when the broker is ready, and leave it running",
+    )
     standing.set_defaults(run=_up)
 
 
@@ -73,13 +96,18 @@ def add_scale(commands: Commands) -> None:
     """The arguments of ``scale``."""
     changed = commands.add_parser(
         "scale",
-        help="give a running broker more helpers, or fewer",
-        description="Have a pool of a running broker of yours have N helpers. Those that are "
-        "missing are started; one that is not needed any more finishes what it holds, and ends.",
+        help="change the number of a running broker's helpers",
+        description="Change the number of helpers in a pool of your running broker to N. Missing "
+        "helpers are started; helpers no longer needed finish what they hold, and end.",
     )
     add = changed.add_argument
-    add("helpers", type=pools, metavar="N", help="or POOL=N,POOL=N where there are pools")
-    add("--path", metavar="PATH", help="of the broker's socket")
+    add(
+        "helpers",
+        type=pools,
+        metavar="N",
+        help="how many; POOL=N,POOL=N if there are several pools",
+    )
+    add("--path", metavar="PATH", help="path of the broker's socket")
     changed.set_defaults(run=_scale)
 
 
@@ -87,12 +115,11 @@ def add_list(commands: Commands) -> None:
     """The arguments of ``list``."""
     listed = commands.add_parser(
         "list",
-        help="name the brokers that run, with their logs",
-        description="Name the running brokers of yours: the one of shmgpu up, and those that "
-        "programs have started, each with its socket, and the log that has what it and its "
-        "helpers print.",
+        help="list running brokers, with their logs",
+        description="List your running brokers: the one of shmgpu up, and those that programs have "
+        "started, each with its socket, and the log with what it and its helpers print.",
     )
-    listed.add_argument("--path", metavar="PATH", help="of one broker's socket")
+    listed.add_argument("--path", metavar="PATH", help="list only the broker with this socket")
     listed.set_defaults(run=_list)
 
 
@@ -101,12 +128,18 @@ def add_down(commands: Commands) -> None:
     ended = commands.add_parser(
         "down",
         help="end a running broker in order",
-        description="Have a running broker of yours finish what its helpers hold, and end.",
+        description="End your running broker, after its helpers have finished what they hold.",
     )
     add = ended.add_argument
-    add("--path", metavar="PATH", help="of the broker's socket")
-    add("--timeout", type=seconds, default=60.0, metavar="S", help="to wait for its end (60)")
-    add("--all", action="store_true", help="that one, and all that started by themselves")
+    add("--path", metavar="PATH", help="path of the broker's socket")
+    add(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for its end (60)",
+    )
+    add("--all", action="store_true", help="end all brokers that programs have started, too")
     ended.set_defaults(run=_down)
 
 

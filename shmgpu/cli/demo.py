@@ -17,10 +17,10 @@ def add(commands: Commands) -> None:
     """Its arguments."""
     demo = commands.add_parser(
         "demo",
-        help="train and serve on real data, beside multiprocessing",
+        help="train and serve on real data, compared with multiprocessing",
         description="Train a small network on handwritten digits in a helper, let child "
         "processes classify held-out ones through helpers, prove from outside that no payload "
-        "passed between processes, and do the same through multiprocessing. "
+        "passes between processes, and do the same through multiprocessing. "
         "Needs shmgpu[demo].",
     )
     add = demo.add_argument
@@ -34,9 +34,14 @@ def add(commands: Commands) -> None:
     add("--helpers", type=whole(1, 64), default=2, metavar="N", help="helper processes (2)")
     add("--seconds", type=seconds, default=5.0, metavar="S", help="how long each side serves (5)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:0 (the machine's GPUs, else cpu)")
-    add("--trace", metavar="PATH", default=DEMO_TRACE, help=f"where the trace goes ({DEMO_TRACE})")
-    add("--no-baseline", action="store_true", help="leave multiprocessing out of it")
-    add("--json", metavar="FILE", help="write the figures there too")
+    add(
+        "--trace",
+        metavar="PATH",
+        default=DEMO_TRACE,
+        help=f"where to write the trace ({DEMO_TRACE})",
+    )
+    add("--no-baseline", action="store_true", help="skip multiprocessing")
+    add("--json", metavar="FILE", help="also write the figures to this file")
     demo.set_defaults(run=_run)
 
 

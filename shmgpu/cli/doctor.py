@@ -24,26 +24,38 @@ def add(commands: Commands) -> None:
         "doctor",
         help="say whether a launch would do well on this machine",
         description="Check kernel, limits, memory, processors, GPUs and this environment for a "
-        "launch of the size given, and say what mends what is not fine. What is left away is as "
-        "SHMGPU_ variables have it. Status 1 when something would fail.",
+        "launch of the given size, and say how to fix what is not fine. Defaults come from the "
+        "SHMGPU_ variables. The exit status is 1 if something would fail.",
     )
     add = examined.add_argument
     add("--children", type=setting("children"), metavar="N", help="child processes")
     add("--helpers", type=setting("helpers"), metavar="N", help="helper processes")
-    add("--arena", type=setting("arena"), metavar="SIZE", help="of each child, such as 64MiB")
-    add("--scratch", type=setting("scratch"), metavar="SIZE", help="region of each helper")
-    add("--window", type=setting("window"), metavar="N", help="messages out for each child")
-    add("--threads", type=setting("threads"), metavar="N", help="of each CPU helper")
+    add("--arena", type=setting("arena"), metavar="SIZE", help="arena of each child, such as 64MiB")
+    add("--scratch", type=setting("scratch"), metavar="SIZE", help="scratch region of each helper")
+    add("--window", type=setting("window"), metavar="N", help="messages in flight for each child")
+    add(
+        "--threads", type=setting("threads"), metavar="N", help="compute threads of each CPU helper"
+    )
     add(
         "--devices",
         type=device_names,
         default=[],
         metavar="NAMES",
-        help="taken in turn, such as cuda:0,cuda:1 or cpu (the machine's GPUs, else cpu)",
+        help="assigned to helpers in turn, such as cuda:0,cuda:1 or cpu (the GPUs, else cpu)",
     )
-    add("--gpu-memory", type=setting("gpu_memory"), metavar="SIZE", help="cap of each helper")
-    add("--huge-pages", action="store_true", default=None, help="arenas ask for huge pages")
-    add("--prefault", action="store_true", default=None, help="arenas are populated at launch")
+    add(
+        "--gpu-memory",
+        type=setting("gpu_memory"),
+        metavar="SIZE",
+        help="limit on each helper's device memory",
+    )
+    add("--huge-pages", action="store_true", default=None, help="arenas use huge pages")
+    add(
+        "--prefault",
+        action="store_true",
+        default=None,
+        help="arenas take all their pages at launch",
+    )
     add("--quiet", "-q", action="store_true", help="print only what is not fine")
     add("--json", action="store_true", help="print the findings as JSON")
     examined.set_defaults(run=_run)

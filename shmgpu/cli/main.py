@@ -61,7 +61,7 @@ def _as_flags(sentence: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shmgpu",
-        description="Many CPU processes share few deep-learning sessions, without copies.",
+        description="Many CPU processes share a few deep-learning sessions, without copies.",
     )
     parser.add_argument(
         "--version", action="version", version=f"shmgpu {importlib.metadata.version('shmgpu')}"

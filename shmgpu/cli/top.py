@@ -13,14 +13,20 @@ def add(commands: Commands) -> None:
     live = commands.add_parser(
         "top",
         help="watch a running broker",
-        description="Show live what a running broker of yours counts: helpers, functions, "
-        "children, queues, rates, latencies, arenas, restarts. Needs shmgpu[top], but for --once.",
+        description="Show your running broker live: helpers, functions, children, queues, rates, "
+        "latencies, arenas, restarts. Needs shmgpu[top], except with --once.",
     )
     add = live.add_argument
-    add("pid", type=whole(1, 1 << 30), nargs="?", metavar="PID", help="of the broker's parent")
+    add(
+        "pid",
+        type=whole(1, 1 << 30),
+        nargs="?",
+        metavar="PID",
+        help="process number of the broker's parent",
+    )
     add("--once", action="store_true", help="print one sample and end")
     add("--json", action="store_true", help="with --once: as one JSON object")
-    add("--interval", type=seconds, default=1.0, metavar="S", help="between samples (1)")
+    add("--interval", type=seconds, default=1.0, metavar="S", help="seconds between samples (1)")
     live.set_defaults(run=_run)
 
 

@@ -26,13 +26,13 @@ def add(commands: Commands) -> None:
     summary = commands.add_parser(
         "trace",
         help="summarise saved traces",
-        description="Summarise traces that launch(trace_path=...), write_trace() or the demo "
-        "wrote: how busy each helper was, how long each function's calls took, batch sizes; and "
-        "those of shmgpu.debug: operations, moves, what helpers hold.",
+        description="Summarise traces of launch(trace_path=...), write_trace() or the demo: how "
+        "busy each helper was, how long each function's calls took, batch sizes; and traces of "
+        "shmgpu.debug: operations, moves, what helpers hold.",
     )
     summary.add_argument("files", metavar="FILE", nargs="+", help="a saved trace")
     summary.add_argument(
-        "--png", action="store_true", help="draw each one's timeline beside it, as FILE.png"
+        "--png", action="store_true", help="also draw each trace's timeline, as FILE.png"
     )
     summary.set_defaults(run=_run)
 
