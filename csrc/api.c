@@ -1,8 +1,8 @@
-/* api -- the talk's calls and the rest of the public interface, each a few lines over a room.
+/* api -- the public interface: each call is a few lines over a wing.
  *
  * Owns: how many messages shm_send_msg may have out, and the blocks of calls that timed out:
  * a helper may still write to those, so a shm_free of one waits for the late answer. Must never:
- * decide anything that a room below could.
+ * decide anything that a file below could.
  */
 #include <errno.h>
 #include <pthread.h>

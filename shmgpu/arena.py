@@ -1,4 +1,4 @@
-"""Arrays and blocks in this child's arena: ``shmgpu.arena`` and the talk's memory calls.
+"""Arrays and blocks in this child's arena: ``shmgpu.arena``, and the C interface's memory calls.
 
 Arrays made here are passed to helpers without a copy. Their memory goes back to the arena when
 they, and all views of them, are garbage.

@@ -1,4 +1,4 @@
-"""The floor under the Python rooms: the only importer of the compiled binding.
+"""The C core as Python sees it: the only importer of the compiled binding.
 
 Owns every crossing into C: it turns status codes into exceptions, addresses into integers,
 and C structures into opaque handles. Nothing above this file knows cffi. The names that the

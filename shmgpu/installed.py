@@ -1,4 +1,4 @@
-"""A source folder that was never built, in the way of an installed package: the latter is used.
+"""A source folder that was never built gives way to an installed package.
 
 Inside a checkout ``import shmgpu`` finds the folder of that name first, also where the package was
 installed with pip and the compiled core lies elsewhere. Owns the decision, before any other module

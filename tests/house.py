@@ -369,6 +369,11 @@ def opening(path: pathlib.Path) -> str:
     return text.strip()
 
 
+def plain(text: str) -> str:
+    """Without the marks of a docstring's roles and code."""
+    return re.sub(r"(?::\w+:)?`+([^`]+)`+", r"\1", text)
+
+
 def first_line(path: pathlib.Path) -> str:
     """What a file owns: its docstring's first line, or its first comment's first sentence."""
     if path.suffix == ".py":
@@ -420,8 +425,8 @@ def _python_files(folder: pathlib.Path) -> Iterator[tuple[int, File]]:
         row, place = "", 0
         if path.is_relative_to(ROOT / "shmgpu"):
             row = path.relative_to(ROOT / "shmgpu").with_suffix("").as_posix()
-            if path.stem == "__init__" and row not in order:
-                continue  # it says what the wing is, and nothing else
+            if path.stem == "__init__" and folder.name != "shmgpu":
+                continue  # its first line is the wing's
             place = order.index(row)
         elif path.stem == "__init__":
             continue
@@ -469,12 +474,11 @@ def whole_table() -> str:
     """The table with every file: what ``make house`` prints."""
     lines = []
     for wing in wings():
-        lines += ["", f"{wing.path}/", *textwrap.wrap(wing.purpose, 96, **_MARGIN)]
-        if wing.never:
-            lines += textwrap.wrap(f"Never {wing.never}.", 96, **_MARGIN)
+        lines += ["", f"{wing.path}/", *textwrap.wrap(plain(wing.purpose), 96, **_MARGIN)]
+        lines += textwrap.wrap(f"Never {plain(wing.never)}.", 96, **_MARGIN)
         width = max(len(file.name) for file in wing.files)
         for name, runs_in, says in wing.files:
-            lines.append(f"    {name:{width}}  {runs_in:6}  {says}".rstrip())
+            lines.append(f"    {name:{width}}  {runs_in:6}  {plain(says)}")
     return "\n".join(lines[1:])
 
 

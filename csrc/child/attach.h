@@ -1,4 +1,4 @@
-/* attach -- the other side of the door: this process becomes a child of a broker that runs already.
+/* attach -- joining: this process becomes a child of a broker that runs already.
  *
  * Owns: what shm_join gave this process. Must never: keep anything of the user's, or anything at
  * all after a refusal.

@@ -1,5 +1,5 @@
-/* attach_handshake -- what a process at the door says, and what it is told. Two datagrams on a
- * SOCK_SEQPACKET socket; with the second one come the descriptors.
+/* attach_handshake -- what a process that asks to join says, and what it is told. Two datagrams on
+ * a SOCK_SEQPACKET socket; with the second one come the descriptors.
  *
  *   guest -> door   hello: it asks to join
  *   door  -> guest  welcome, with: its arena, the board, its page,

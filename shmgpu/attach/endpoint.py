@@ -1,4 +1,4 @@
-"""Where a broker can be joined: the socket's place, its making, and who may knock.
+"""Where a broker can be joined: the socket's path, its making, and who may connect.
 
 Owns the path in the user's runtime directory and the listening socket. What is said through it is
 C's (csrc/ipc/attach_handshake.h). Never removes a socket at which a broker listens.

@@ -1,4 +1,4 @@
-"""Calls that repeat: one array in, one small array out, nothing new but where they lie.
+"""Calls that differ from the last one only in addresses: one array in, one small array out.
 
 Most calls of a loop differ from the last one in two addresses. For these a :class:`Repeat` keeps
 everything else ready: the block, the C description of the call, and a small room with the array

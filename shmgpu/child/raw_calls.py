@@ -1,7 +1,7 @@
-"""Letters: calls whose parameter block is written and read by caller and function themselves.
+"""Raw calls: the caller writes the parameter block itself, and the function reads it itself.
 
 For functions of the package whose calls are never twice alike, so that nothing of a call could be
-remembered. A letter has the shape of any block (:mod:`shmgpu.codec.layout`), with bytes of the
+remembered. A raw call has a block of the same shape (:mod:`shmgpu.codec.layout`), with bytes of the
 function's own instead of a signature and plain values, and its result is arrays that both sides
 know: there is nothing to describe, to look up or to learn. Owns the caller's blocks. Never sends.
 """

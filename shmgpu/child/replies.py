@@ -1,4 +1,4 @@
-"""What has come: from C's queue of replies to whoever waits for each, and the reading thread.
+"""Replies that have arrived: from C's queue to whoever waits for each, and the thread that reads.
 
 Owns the tickets of calls that are out, the boxes that replies pass through, and the reader. The
 discipline that all of this keeps, so that it may be interrupted anywhere, stands at the head of

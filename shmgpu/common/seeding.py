@@ -1,4 +1,4 @@
-"""From which numbers random ones follow, in each role: those of random, numpy, torch and tensors.
+"""Seeds of each role: for random, numpy, torch and tensors.
 
 Owns ``TENSORS``, of which each drawing of a tensor takes a seed: helpers draw, and children say
 from what. It lies here because a role is seeded before the rooms of tensors are loaded.

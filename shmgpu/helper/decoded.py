@@ -1,4 +1,4 @@
-"""What a desk works with: the helper that functions see, a block that was read, a result's array.
+"""What an executor works with: the helper that functions see, a decoded block, a result's array.
 
 Owns data, and never reads a block itself: :mod:`shmgpu.helper.executor` fills and uses it.
 """

@@ -1,4 +1,4 @@
-"""A helper's desk: check a private copy of a parameter block, call the function, put the result.
+"""A helper's side of a call: check a private copy of its block, run the function, put the result.
 
 Owns the decoding of what children sent, the views on their arenas, and the results that were too
 large for the room set aside (parked until the child makes room). The same code serves

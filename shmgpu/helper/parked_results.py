@@ -1,4 +1,4 @@
-"""Results that were too large for the room set aside, kept until their callers have made room.
+"""Results that did not fit their output buffers, kept until their callers have made room.
 
 Owns them, bounded in bytes, in time and by number: who makes no room cannot fill a helper's memory,
 and a child that forgets what it was told loses its own oldest ones. Knows no function and no block;

@@ -1,4 +1,4 @@
-"""What stands between the layers of a network: softmax, the bent lines, dropout.
+"""Activations and dropout: softmax, GELU, SiLU, leaky ReLU, softplus.
 
 The gradient of a softmax or a gelu is a row of its own, which torch computes in one pass; where it
 is to be differentiated again (``create_graph=True``) it is recorded in parts instead.

@@ -1,4 +1,4 @@
-"""The operations that change nothing but what is said of a value: its type, or its history."""
+"""Casts, and what else changes only a value's type or its history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements found by number: gather and its kin, and what stands in square brackets.
+"""Elements found by number: gather, scatter and embedding, and what stands in square brackets.
 
 Owns the rows, and how an index is read: whole numbers, slices, None and ... are moved without
 copying; tensors of whole numbers gather. What comes out must have a shape that is known while

@@ -1,4 +1,4 @@
-"""What a prediction is worth.
+"""Losses: how far predictions are from their targets.
 
 Compositions, but for the row that picks the likelihood of the right class: it refuses a class that
 there is not, and passes over those to be ignored, in one go.

@@ -1,4 +1,4 @@
-"""Which element is the greatest, in what order they stand, what they add up to on the way."""
+"""Maxima, sorting and running sums: which elements are greatest, and in what order they stand."""
 
 from __future__ import annotations
 

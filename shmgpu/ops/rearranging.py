@@ -1,4 +1,4 @@
-"""Triangles, margins, turns: the elements stay, or become one value, by where they stand."""
+"""Triangular parts, padding, rolling, one-hot: what becomes of an element depends on its place."""
 
 from __future__ import annotations
 

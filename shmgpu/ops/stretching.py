@@ -1,4 +1,4 @@
-"""Stretching an axis, and its opposite: the sum over one.
+"""Broadcasting: stretching an axis, and its opposite, the sum over one.
 
 Each is the other's gradient, so they stand together.
 """

@@ -1,4 +1,4 @@
-"""Requests of one lane that came in the same turn of the loop: one message for all of them.
+"""Small requests of a kind that came in the same turn of the loop: one message for all of them.
 
 Under load a worker reads many small requests at once. Each by itself would be a message, a place
 in the dispatcher's queue and an entry in the helper's batch; on a *bench* they sit side by side,
