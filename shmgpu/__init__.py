@@ -151,7 +151,6 @@ from shmgpu.broker.launch import Session, init, is_running, launch, rank, shutdo
 from shmgpu.child.arguments import Declared
 from shmgpu.child.futures import CallFuture
 from shmgpu.core import status_name, status_text
-from shmgpu.engine import functions as _engine_functions  # noqa: F401 - its rows are sealed with the others
 from shmgpu.errors import (
     ArenaFull,
     BadFree,
@@ -171,10 +170,12 @@ from shmgpu.errors import (
     SessionError,
     ShmError,
 )
-from shmgpu.functions import Batch, Bound, Function, function
+from shmgpu.function_table import Batch
+from shmgpu.functions import Bound, Function, function
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.number import shm_get_helper_id
 from shmgpu.messages import shm_get_child_id, shm_read_msg, shm_send_msg
+from shmgpu.tensors import functions as _tensor_functions  # noqa: F401 - its rows are sealed with the others
 from shmgpu.watch.stats import stats
 from shmgpu.watch.trace import write as write_trace
 

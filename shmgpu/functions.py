@@ -1,18 +1,13 @@
-"""Functions that children call and helpers run: the decorator and what it makes.
+"""Functions that children call and helpers run: the decorator, and the ways of calling.
 
-Owns the table from rows to functions, which is what a helper serves. A decorated function is
-registered in the C table at once; that table is sealed when a broker starts.
+What is declared of a function, and its row, belong to :mod:`shmgpu.function_table`, which is all
+that a helper needs. Never runs a body, but for :meth:`Function.local`.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,9 +28,10 @@ from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import Repeats
 from shmgpu.child.raw_calls import Letter
-from shmgpu.common.config import parse_bool, parse_count, parse_seconds, shortened
+from shmgpu.common.config import parse_bool, parse_count, shortened
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ArenaFull, ConfigError
+from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,235 +43,22 @@ R = TypeVar("R")
 
 _ndarray = np.ndarray
 
-MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more
 
-by_row: dict[int, Function[Any, Any]] = {}
-_late: list[Function[Any, Any]] = []  # decorated while a broker ran
-_resolver: Callable[[Function[Any, Any]], int] | None = None  # in a process that joined one
-_advice: Callable[[Function[Any, Any]], str] | None = None  # on how to come by one that has it
-_obstacle: Callable[[Function[Any, Any]], str] | None = None  # why that one could not get it
-_names: list[str] | None = None  # of what that broker has; None: what this process had
-# While functions are carried to a broker that is started by exec: the modules that no fresh
-# interpreter finds, so that theirs go by value; else None.
-unfindable: set[str] | None = None
-
-
-# How names of the package's own functions begin; brokers have the first whatever they serve.
-OWN = ("shmgpu.engine.functions:", "shmgpu.serve.models.functions:")
-
-
-def of_users() -> list[Function[Any, Any]]:
-    """The functions that programs decorated, without the package's own."""
-    return [one for one in list(by_row.values()) if not name_of(one).startswith(OWN)]
-
-
-def register_late() -> None:
-    """Before a broker starts: enter the functions that were decorated while the last one ran."""
-    waiting = _late[:]
-    _late.clear()
-    for target in waiting:
-        target._register()
-
-
-def resolve_by(
-    resolver: Callable[[Function[Any, Any]], int] | None,
-    names: list[str] | None,
-    advice: Callable[[Function[Any, Any]], str] | None = None,
-    obstacle: Callable[[Function[Any, Any]], str] | None = None,
-) -> None:
-    """From now on functions have the rows that ``resolver`` says; None: this process's own.
-
-    ``names`` are what the broker has; None where it has all that this process had decorated.
-    ``advice`` says how to come by a broker that has one it lacks; ``obstacle`` why one could not go
-    there, where it could not.
-    """
-    global _resolver, _names, _advice, _obstacle
-    _advice = advice
-    _obstacle = obstacle
-    _resolver = resolver
-    _names = names
-    for own_row, target in by_row.items():
-        target.refused = ""
-        target.row = resolver(target) if resolver is not None else own_row
-        target.plans_port = None
-
-
-@dataclass(frozen=True)
-class Batch:
-    """How calls of a function are run together.
-
-    Calls whose arrays agree in all but the length of axis 0, and whose plain values are equal,
-    are concatenated on axis 0, run as one, and the outputs cut apart again. Calls of 64 KiB and
-    more on a CPU are run one after another instead, where the helper has measured that copying
-    them together takes longer than it saves.
-
-    Args:
-        max_size: the most rows (not calls) that are run as one.
-        max_delay: seconds a call may wait for company; None runs what is there.
-    """
-
-    max_size: int = 32
-    max_delay: float | None = None
-
-    def __post_init__(self) -> None:
-        size, delay = self.max_size, self.max_delay
-        if type(size) is not int or not 1 <= size < 1 << 31:
-            raise ConfigError(f"max_size={shortened(size)} must be a number of rows, 1 or more")
-        is_number = isinstance(delay, (int, float)) and not isinstance(delay, bool)
-        if delay is not None and not (is_number and 0 <= delay <= 60):
-            raise ConfigError(f"max_delay={shortened(delay)} must be seconds, 0 to 60, or None")
-
-
-def name_of(target: Function[Any, Any]) -> str:
-    """``module:qualname``; a script that is run is called what it would be imported as."""
-    return target.known_as or name_of_body(target.body)
-
-
-def name_of_body(body: Callable[..., Any]) -> str:
-    """The same of what is not decorated."""
-    name = getattr(body, "__qualname__", type(body).__name__)
-    return f"{module_of(body)}:{name}"
-
-
-def module_of(body: Callable[..., Any]) -> str:
-    """The name by which another program imports the module that a function stands in."""
-    module = getattr(body, "__module__", "") or ""
-    if module in MAIN:
-        main = sys.modules.get(module) or sys.modules["__main__"]
-        spec = getattr(main, "__spec__", None)
-        path = getattr(main, "__file__", None)
-        if spec is not None and spec.name != "__main__":
-            module = spec.name.removesuffix(".__main__")
-        elif spec is not None and path:  # a folder, or an archive, that is run
-            module = os.path.splitext(os.path.basename(os.path.dirname(path)))[0]
-        elif path:
-            module = os.path.splitext(os.path.basename(path))[0]
-    return module
-
-
-def found(module: str, name: str) -> Any:
-    """What a module that is imported has under a dotted name; None when nothing."""
-    value: Any = sys.modules.get(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def _remake(name: str, body: Callable[..., Any], options: dict[str, Any]) -> Function[Any, Any]:
-    """A carried function that comes with its body."""
-    for known in by_row.values():
-        if known.known_as == name:
-            return known
-    made: Function[Any, Any] = Function(body, **options)
-    made.known_as = name
-    return made
-
-
-class Function(Generic[P, R]):
+class Function(DeclaredFunction, Generic[P, R]):
     """A function that helpers run; what :func:`function` makes of the one it decorates.
 
     Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
     """
 
-    def __init__(
-        self,
-        body: Callable[..., Any],
-        *,
-        batch: Any = None,
-        out: Any = None,
-        idempotent: bool = False,
-        timeout: float | None = None,
-        hang_after: float | None = None,
-        pool: Any = None,
-        arrays: str = "torch",
-        pickle: bool = False,
-        mutates: bool = False,
-    ) -> None:
-        if not callable(body):
-            raise ConfigError(f"function() decorates functions, not {body!r}")
-        _refuse_kinds(body)
-        if not isinstance(arrays, str) or arrays not in ("torch", "numpy"):
-            raise ConfigError(f'arrays={arrays!r} must be "torch" or "numpy"')
-        if isinstance(batch, int) and not isinstance(batch, bool):
-            batch = Batch(max_size=batch)
-        if batch is not None and not isinstance(batch, Batch):
-            raise ConfigError(f"batch={batch!r} must be a shmgpu.Batch, or a number of rows")
-        if pool is not None and not isinstance(pool, str):
-            raise ConfigError(f"pool={pool!r} must be a pool's name")
-        self.body = body
-        self.name = getattr(body, "__qualname__", type(body).__name__)
-        self.batch: Batch | None = batch
-        self.batch_max_rows = batch.max_size if batch else 0
-        self.units_per_row = 1
-        self.out = out
-        self.idempotent = parse_bool(idempotent, "idempotent")
-        self.timeout = _seconds(timeout, "timeout")
-        self.hang_after = _seconds(hang_after, "hang_after")
-        self.pool: str | None = pool
-        self.arrays_kind = arrays
-        self.pickle = parse_bool(pickle, "pickle")
-        self.mutates = parse_bool(mutates, "mutates")
+    def _prepare(self) -> None:
         self.plans = PlanTable()
         self.repeats = Repeats()
         self.plans_port: Any = None
-        self.__qualname__: str = self.name
-        functools.update_wrapper(self, body)
-        self.__signature__ = _without_helper(body)
-        self.row = 0
-        self.takes_letters = False  # it reads blocks itself; see :mod:`shmgpu.child.raw_calls`
-        self.refused = ""  # why the broker's function of this name is not called, as a sentence
-        self.known_as = ""  # what brokers call it, where that is not its module and name
-        self._options: dict[str, Any] = {
-            "batch": batch,
-            "out": out,
-            "idempotent": idempotent,
-            "timeout": timeout,
-            "hang_after": hang_after,
-            "pool": pool,
-            "arrays": arrays,
-            "pickle": pickle,
-            "mutates": mutates,
-        }
-        self._register()
 
-    def _register(self) -> None:
-        batch = self.batch
-        delay = batch.max_delay if batch and batch.max_delay else 0.0
-        status, row = core.register_function(
-            self.name,
-            batch_max_rows=self.batch_max_rows,
-            batch_delay_ns=int(delay * 1e9),
-            hang_after_ns=int((self.hang_after or 0.0) * 1e9),
-            idempotent=self.idempotent,
-        )
-        if status == core.ESEALED:
-            _late.append(self)  # calls say so, with what to do; the next broker will know it
-        elif status < 0:
-            core.fail(status, self.name)
-        else:
-            self.row = row
-            by_row[row] = self
-            if _resolver is not None:
-                # A broker of this process alone has what there was, whatever that was called.
-                self.row = _resolver(self) if _names is not None else 0
-
-    def why_unknown(self) -> str:
-        """Why helpers do not have this function, or it is not called, in a sentence."""
-        if self.refused:
-            return self.refused
-        if _obstacle is not None and (reason := _obstacle(self)):
-            return reason
-        if _resolver is None or _names is None:
-            return (
-                f"{self.name} was decorated after the broker had started, so helpers do not "
-                "know it: move its definition above launch() or init()"
-            )
-        there = ", ".join(name for name in _names if not name.startswith(OWN))
-        advice = f"{_advice(self)}; " if _advice is not None else ""
-        return (
-            f"the broker that was joined has no {name_of(self)}: {advice}it has "
-            f"{there or 'no functions'}"
-        )
+    def use_row(self, row: int) -> None:
+        """From now on it is called by this row, of another broker: no plan is of use any more."""
+        self.row = row
+        self.plans_port = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run in a helper and wait for the result.
@@ -357,20 +140,7 @@ class Function(Generic[P, R]):
         if not isinstance(priority, int) or not 0 <= priority <= 3:
             raise ConfigError(f"priority={priority!r} must be 0, 1, 2 or 3")
         placement = 0 if helpers is None else _placement(helpers)
-        return Bound(self, Options(_seconds(timeout, "timeout"), priority, placement, out))
-
-    def __repr__(self) -> str:
-        return f"<shmgpu function {self.name}>"
-
-    def __reduce__(self) -> Any:
-        """By name, as functions are: the process that reads it imports its module.
-
-        On its way to a broker started by exec, one that cannot be found by name goes with its body.
-        """
-        module = getattr(self.body, "__module__", "")
-        if unfindable is None or (module not in unfindable and found(module, self.name) is self):
-            return self.__qualname__
-        return _remake, (name_of(self), self.body, self._options)
+        return Bound(self, Options(seconds_or_none(timeout, "timeout"), priority, placement, out))
 
 
 class Bound(Generic[P, R]):
@@ -593,40 +363,6 @@ def function(
     return decorate if body is None else decorate(body)
 
 
-def _refuse_kinds(body: Callable[..., Any]) -> None:
-    """Raise ConfigError for a function whose call does not end with its result."""
-    name = getattr(body, "__name__", "the function")
-    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise ConfigError(
-            f"{name} is a generator function, and a result travels as a whole: return a list or an "
-            "array, or make one call for each part"
-        )
-    if inspect.iscoroutinefunction(body):
-        raise ConfigError(
-            f"{name} is an async function, and helpers have no event loop: write def {name}, "
-            f"without async, and await {name}.aio(...) where it is called"
-        )
-
-
-def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature that callers see; raises ConfigError where the helper has no place."""
-    try:
-        signature = inspect.signature(body)
-    except (TypeError, ValueError):
-        return None
-    parameters = list(signature.parameters.values())
-    if (
-        not parameters
-        or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY
-        or (parameters[0].kind is inspect.Parameter.VAR_KEYWORD)
-    ):
-        name = getattr(body, "__qualname__", "the function")
-        raise ConfigError(f"{name} has no parameter for the helper: write def {name}(helper, ...)")
-    if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-        del parameters[0]
-    return signature.replace(parameters=parameters)
-
-
 def _placement(helpers: Any) -> int:
     """The mask of some helpers' numbers."""
     try:
@@ -638,7 +374,3 @@ def _placement(helpers: Any) -> int:
             f"helpers={shortened(helpers)} must be a list of numbers of helpers, from 0"
         ) from None
     return sum(1 << number for number in set(numbers))
-
-
-def _seconds(value: Any, name: str) -> float | None:
-    return None if value is None else parse_seconds(value, name)

@@ -91,6 +91,8 @@ codec/pytree                        any
 codec/arrays                        any
 codec/layout                        any
 
+function_table                      any
+
 child/memory                        child
 child/plans                         child
 child/prepared                      child
@@ -105,7 +107,7 @@ child/futures                       child
 child/runtime                       child
 
 arena                               child
-functions                           any
+functions                           child
 
 helper/number                       helper
 helper/decoded                      helper
@@ -183,8 +185,9 @@ engine/native                       helper
 engine/compile                      helper
 engine/cuda_graphs                  helper
 engine/session                      helper
-engine/functions                    any
+engine/functions                    helper
 
+tensors/functions                   child
 tensors/interop                     child
 tensors/autograd                    child
 tensors/message                     child
@@ -260,8 +263,9 @@ serve/models/adapters/__init__      helper
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
 serve/models/runner                 helper
-serve/models/functions              any
+serve/models/functions              helper
 serve/models/__init__               any
+serve/scheduling/rows               child
 serve/scheduling/catalog            child
 serve/scheduling/templates          child
 serve/scheduling/cache              child

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.attach import carry, endpoint, identity, manifest, sources, spawn
 from shmgpu.common import config
 from shmgpu.common import devices as device
@@ -247,7 +247,7 @@ def _asked(place: pathlib.Path, pool: int, helpers: int = 0) -> int:
         return before
 
 
-def advice(known: manifest.Manifest, target: functions.Function[Any, Any]) -> str:
+def advice(known: manifest.Manifest, target: function_table.DeclaredFunction) -> str:
     """What to do for a function that this broker does not have."""
     if known.key:
         return (
@@ -255,7 +255,7 @@ def advice(known: manifest.Manifest, target: functions.Function[Any, Any]) -> st
             "shmgpu.ensure(), which starts one that has it"
         )
     module = getattr(target.body, "__module__", "MODULE")
-    if module in functions.MAIN:
+    if module in function_table.MAIN:
         module = os.path.basename(getattr(sys.modules.get("__main__"), "__file__", None) or "FILE")
     return (
         "a broker of shmgpu up serves the modules that it was started with, as they were then: "

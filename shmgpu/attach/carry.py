@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from shmgpu import functions
+from shmgpu import function_table
 from shmgpu.attach import sources
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
@@ -39,7 +39,7 @@ def pack(
     """
     import cloudpickle
 
-    targets = [] if only_session else functions.of_users()
+    targets = [] if only_session else function_table.of_users()
     asked = [one for v in session.values() for one in (v.values() if _is_table(v) else [v])]
     told = dict(session)
     with _by_value(_found_here_only([*targets, *asked]) | set(unfindable)):
@@ -64,7 +64,7 @@ def pack(
             ) from error
 
 
-def obstacle(target: functions.Function[Any, Any]) -> str:
+def obstacle(target: function_table.DeclaredFunction) -> str:
     """Why a broker that was started by exec lacks the function, in a sentence; "" where it can go.
 
     It is tried anew, for the program that asks may have joined what another one started.
@@ -79,7 +79,7 @@ def _found_here_only(values: Iterable[Any]) -> set[str]:
     return {name for name in here if name in sys.modules and not is_importable(name)}
 
 
-def _why_not(target: functions.Function[Any, Any]) -> str:
+def _why_not(target: function_table.DeclaredFunction) -> str:
     """Why it cannot be pickled as things stand; "" where it can."""
     error = _refusal_of(target)
     if error is None:
@@ -91,7 +91,7 @@ def _why_not(target: functions.Function[Any, Any]) -> str:
         names = ", ".join(name for name, one in refers.items() if _refusal_of(one) is not None)
     told = f"{type(error).__name__}: {error}"
     return (
-        f"{functions.name_of(target)} is not in the broker, which is a process of its own: "
+        f"{function_table.name_of(target)} is not in the broker, which is a process of its own: "
         f"{names or 'what it refers to'} cannot be carried there ({told}): make "
         f"{names or 'that'} in the function or in load(), or put both into a module that can be "
         "imported"
@@ -121,7 +121,7 @@ def _module_of(value: Any) -> str:
 
 def session_here() -> Any:
     """``load`` of the first module with decorated functions that has one; None where none has."""
-    for name in dict.fromkeys(map(_module_of, functions.of_users())):
+    for name in dict.fromkeys(map(_module_of, function_table.of_users())):
         found = load_of(sys.modules.get(name))
         if found is not None:
             return found
@@ -146,18 +146,18 @@ def name_apart() -> None:
     because that is what a broker gets that imports the module.
     """
     taken: dict[str, int] = {}
-    targets = list(functions.by_row.values())
+    targets = list(function_table.by_row.values())
     for target in targets:
         target.known_as = ""
     for target in sorted(targets, key=_is_replaced):
-        name = functions.name_of(target)
+        name = function_table.name_of(target)
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             target.known_as = f"{name}#{taken[name]}"
 
 
-def _is_replaced(target: functions.Function[Any, Any]) -> bool:
-    return functions.found(_module_of(target), target.name) is not target
+def _is_replaced(target: function_table.DeclaredFunction) -> bool:
+    return function_table.found(_module_of(target), target.name) is not target
 
 
 def is_importable(name: str) -> bool:
@@ -167,7 +167,7 @@ def is_importable(name: str) -> bool:
     program's own. What a program has added by itself the broker's interpreter may lack: it says
     so, and is started again without (:mod:`shmgpu.attach.spawn`).
     """
-    if name in ("", *functions.MAIN):
+    if name in ("", *function_table.MAIN):
         return False
     if name.partition(".")[0] == PACKAGE:
         return True
@@ -216,7 +216,7 @@ def _by_value(names: Collection[str]) -> Iterator[None]:
     import cloudpickle
 
     registered = []
-    functions.unfindable = set(names) | functions.MAIN
+    function_table.unfindable = set(names) | function_table.MAIN
     try:
         for name in names:
             module = sys.modules.get(name)
@@ -225,6 +225,6 @@ def _by_value(names: Collection[str]) -> Iterator[None]:
                 registered.append(module)
         yield
     finally:
-        functions.unfindable = None
+        function_table.unfindable = None
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)

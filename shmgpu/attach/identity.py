@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import functions, installed
+from shmgpu import function_table, installed
 from shmgpu.attach import carry
 from shmgpu.common import config, module_loader
 from shmgpu.common.logs import logger
@@ -67,13 +67,13 @@ def _of_program(session: Any, settings: Mapping[str, Any]) -> str:
     walk = _Digest()
     walk.value(_surroundings())
     walk.value(_meant(settings))
-    targets = functions.of_users()
+    targets = function_table.of_users()
     if targets or session is not None:
         # A script's relative paths, and what its functions import when they run.
         walk.value([module_loader.working_directory(), list(map(module_loader.absolute, sys.path))])
         walk.value(session)
-        for target in sorted(targets, key=functions.name_of):
-            walk.value(functions.name_of(target))
+        for target in sorted(targets, key=function_table.name_of):
+            walk.value(function_table.name_of(target))
             walk.value(target)
     return walk.hash.hexdigest()
 
@@ -152,6 +152,8 @@ class _Digest:
             of_kind(self, value)
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, function_table.DeclaredFunction):
+            self._decorated(value)
         elif not self.is_plain:
             self._any(value)
 
@@ -212,7 +214,7 @@ class _Digest:
         if self.is_plain:
             if name == self.module:
                 return False
-        elif functions.found(name, value.__qualname__) is None or not self._can_import(name):
+        elif function_table.found(name, value.__qualname__) is None or not self._can_import(name):
             return False
         self.put("named", "" if self.is_plain else name, value.__qualname__)
         if not self.is_plain:
@@ -241,9 +243,9 @@ class _Digest:
         if not self.is_plain:
             self._file(module)
 
-    def _decorated(self, target: functions.Function[Any, Any]) -> None:
+    def _decorated(self, target: function_table.DeclaredFunction) -> None:
         if not self.is_plain:
-            self.value(target._options)
+            self.value(target.declared)
         self.value(target.body)
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
@@ -338,6 +340,5 @@ _OF_KIND: dict[type, Any] = {
     types.GetSetDescriptorType: lambda walk, value: walk.put(value.__name__),
     functools.partial: lambda walk, value: walk._many((value.func, value.args, value.keywords)),
     np.ndarray: _Digest._array,
-    functions.Function: _Digest._decorated,
-    functions.Batch: lambda walk, value: walk._many((value.max_size, value.max_delay)),
+    function_table.Batch: lambda walk, value: walk._many((value.max_size, value.max_delay)),
 }

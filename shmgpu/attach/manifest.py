@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from shmgpu import functions
+from shmgpu import function_table
 from shmgpu.attach import identity
 from shmgpu.errors import ConfigError
-from shmgpu.functions import name_of as name_of
+from shmgpu.function_table import name_of as name_of
 
 T = TypeVar("T")
 
@@ -56,20 +56,20 @@ class Manifest:
     devices: str = ""
     idle_timeout: str = ""
 
-    def row_of(self, target: functions.Function[Any, Any]) -> int:
+    def row_of(self, target: function_table.DeclaredFunction) -> int:
         """The row of a function; 0: none of that name, or of a script's function, more than one.
 
         What is run as a script may have been imported from its package by the broker.
         """
         return _of_name(self.rows, name_of(target), target.body) or 0
 
-    def has_other_code(self, target: functions.Function[Any, Any]) -> bool:
+    def has_other_code(self, target: function_table.DeclaredFunction) -> bool:
         """Whether the broker runs other code by that function's name than this process has."""
         return _differ(self.prints.get(self.row_of(target), ""), _print_of(target.body))
 
     def has_other_session(self, session: Callable[..., Any]) -> bool:
         """Whether it makes its sessions with other code by that function's name."""
-        known = _of_name(self.sessions, functions.name_of_body(session), session)
+        known = _of_name(self.sessions, function_table.name_of_body(session), session)
         return known is not None and _differ(known, _print_of(session))
 
     def makes(self, session: Callable[..., Any]) -> bool:
@@ -119,9 +119,9 @@ def of_this_process(
 
     ``words`` are its key and the like.
     """
-    rows = functions.by_row
+    rows = function_table.by_row
     prints = {row: text for row, f in rows.items() if (text := _print_of(f.body))}
-    makers = {functions.name_of_body(one): _print_of(one) for one in sessions}
+    makers = {function_table.name_of_body(one): _print_of(one) for one in sessions}
     pickles = frozenset([row for row, f in rows.items() if f.pickle])
     names = {name_of(f): row for row, f in rows.items()}
     return Manifest(names, pools, prints, pickles, makers, **words)
@@ -129,7 +129,7 @@ def of_this_process(
 
 def _of_name(known: Mapping[str, T], name: str, body: Any) -> T | None:
     """What is known by that name, or by that of a package's module which is run as a script."""
-    if name in known or getattr(body, "__module__", "") not in functions.MAIN:
+    if name in known or getattr(body, "__module__", "") not in function_table.MAIN:
         return known.get(name)
     found = [value for other, value in known.items() if other.endswith(f".{name}")]
     return found[0] if len(found) == 1 else None

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.attach import automatic, carry, endpoint, hosts, manifest, spawn
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
@@ -72,7 +72,7 @@ class Membership:
 
     def caution(self, target: Any) -> None:
         """At the first call of a function: say where the broker runs other code than is here."""
-        if not isinstance(target, functions.Function):
+        if not isinstance(target, function_table.DeclaredFunction):
             return
         if self.manifest.has_other_code(target):
             self._warn(f"runs other code as {manifest.name_of(target)} than this program has")
@@ -86,7 +86,7 @@ class Membership:
             self._warn_of_session(session)
 
     def _warn_of_session(self, session: Any) -> None:
-        name = functions.name_of_body(session)
+        name = function_table.name_of_body(session)
         self._warn(f"made its sessions with other code than {name} has in this program")
 
     def _warn(self, what: str) -> None:
@@ -98,14 +98,14 @@ class Membership:
             way = "shmgpu.disconnect() and shmgpu.ensure() give it one that runs this code"
         logger.warning("the broker %s: %s", what, way)
 
-    def resolve(self, target: functions.Function[Any, Any]) -> int:
+    def resolve(self, target: function_table.DeclaredFunction) -> int:
         """The row of a function in the broker's table; 0 when it has none of that name."""
         row = self.manifest.row_of(target)
         if row and target.pickle:
             target.refused = self._why_not_unpickled(target, row)
         return 0 if target.refused else row
 
-    def _why_not_unpickled(self, target: functions.Function[Any, Any], row: int) -> str:
+    def _why_not_unpickled(self, target: function_table.DeclaredFunction, row: int) -> str:
         """Why nothing that answers this function's calls is unpickled; "" when it is.
 
         Where the broker's own function makes no pickles, one that arrives is somebody else's.
@@ -282,7 +282,7 @@ def _enter(
         _is_entering = False
         link.arguments.when_adopted = membership.caution
         link.arena.made_larger_by = automatic.larger_arena(place, known)
-        functions.resolve_by(
+        function_table.resolve_by(
             membership.resolve,
             sorted(known.rows),
             functools.partial(automatic.advice, known),
@@ -526,6 +526,6 @@ def _leave(reason: ShmError) -> None:
             core.leave()
         # Only when nothing can be sent any more: another thread's call would go out with a row of
         # this process's own, which means nothing to the broker, or something else.
-        functions.resolve_by(None, [])
+        function_table.resolve_by(None, [])
     atexit.unregister(disconnect)
     _membership = None

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.attach import carry, endpoint, manifest
 from shmgpu.broker import quotas
 from shmgpu.broker.launch import raise_outcome
@@ -129,8 +129,8 @@ def up(
     elif isinstance(settings["session"], str):
         settings["session"] = module_loader.named(settings["session"])
     plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
-    functions.register_late()
-    if not carried and not functions.of_users():
+    function_table.register_late()
+    if not carried and not function_table.of_users():
         raise ConfigError(
             f"{', '.join(served)} decorates no function: name the module in which "
             "@shmgpu.function stands"
@@ -191,7 +191,7 @@ def _sessions_of(plan: Settings) -> list[Any]:
 
 def _refuse_pickles() -> None:
     """What is unpickled here is a program, which would run as this user."""
-    names = [manifest.name_of(one) for one in functions.by_row.values() if one.pickle]
+    names = [manifest.name_of(one) for one in function_table.by_row.values() if one.pickle]
     if names:
         raise ConfigError(
             f"other users may join by --group, and whoever calls {', '.join(names)} could run any "

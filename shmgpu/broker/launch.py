@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.attach import carry, membership, spawn
 from shmgpu.broker.events import describe_exit
 from shmgpu.broker.launch_config import (
@@ -148,7 +148,7 @@ def launch(
         max_restarts=max_restarts,
         slots=slots,
     )
-    functions.register_late()
+    function_table.register_late()
     make_room_for_descriptors(plan.slots + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
     before = logs.role()
@@ -199,7 +199,7 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
     for item in mains:
         if not callable(item):
             raise ConfigError(f"main must be a function of the rank, not {item!r}")
-        if isinstance(item, functions.Function):
+        if isinstance(item, function_table.DeclaredFunction):
             raise ConfigError(
                 f"main is {item!r}, which runs in helpers: pass the function that calls it"
             )
@@ -410,7 +410,7 @@ def init(
             atexit.register(shutdown)
             return _session
     plan = Settings(children=1, **wanted)
-    functions.register_late()
+    function_table.register_late()
     if inline:
         _start_inline(plan)
         _session = Session(None, backend)
@@ -452,7 +452,7 @@ def _openmp_pool_would_be_lost() -> bool:
 
 def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     """An init() where forking is not safe: the parent is a fresh interpreter."""
-    functions.register_late()
+    function_table.register_late()
     spawned, connection, address = spawn.start_private(settings)
     try:
         slot, link, known = membership.enter(connection, 0.0)
@@ -460,7 +460,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
         spawned.end(0.0)
         raise
     link.arena.made_larger_by = OWN_ARENA
-    functions.resolve_by(known.row_of, None, obstacle=carry.obstacle)
+    function_table.resolve_by(known.row_of, None, obstacle=carry.obstacle)
     has_room = config.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
         Runtime(slot, link, link.arena, dict(known.pools), door=address if has_room else "")
@@ -504,9 +504,10 @@ def _start_inline(plan: Settings) -> None:
                 0,
                 traceback.format_exc(),
             ) from error
+    function_table.find_bodies()
     desk = BatchDesk(
         context,
-        functions.by_row,
+        function_table.by_row,
         core.window_on(arena.base, arena.capacity),
         arena.base,
         lambda slot: (arena.base, arena.end),
@@ -549,7 +550,7 @@ def shutdown() -> None:
         if status < 0 and status != core.ENOT_RUNNING:
             raise core.error_of(status, "the broker did not end in order")
     if current.spawned is not None:
-        functions.resolve_by(None, [])
+        function_table.resolve_by(None, [])
         core.leave()
         current.spawned.end(4 * current.grace)
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.child import runtime
 from shmgpu.common import config, logs
 from shmgpu.common import devices as device
@@ -86,7 +86,7 @@ class Settings:
         seed = config.resolve("seed", seed)
         self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
         device.prepare_environment()
-        takes_tensors = any(one.arrays_kind == "torch" for one in functions.of_users())
+        takes_tensors = any(one.arrays_kind == "torch" for one in function_table.of_users())
         if takes_tensors or runtime.computes_with_torch:
             _import_torch()
         self.setups: list[Setup] = []

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.attach import endpoint, manifest, sources
 from shmgpu.attach.endpoint import PrivateDoor
 from shmgpu.broker import daemon, launch_config
@@ -137,7 +137,7 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
     plan = launch_config.Settings(children=0, slots=slots, **wanted)
-    functions.register_late()
+    function_table.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]

@@ -20,7 +20,8 @@ from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
 from shmgpu.demo.stage import Outcome, Stage
-from shmgpu.functions import Batch, function
+from shmgpu.function_table import Batch
+from shmgpu.functions import function
 from shmgpu.helper.decoded import Helper
 from shmgpu.watch.stats import stats
 

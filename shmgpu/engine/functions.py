@@ -1,7 +1,7 @@
-"""The functions that helpers run for tensors, and the engine behind them.
+"""The bodies of the functions that helpers run for tensors, and the engine behind them.
 
-Their rows are entered when the package is imported, because the table is sealed when a broker
-starts; the engine, and torch with it, is loaded at the first call.
+:mod:`shmgpu.tensors.functions` declares them, for those who call. The engine, and torch with it, is
+loaded at the first call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.common import config
-from shmgpu.functions import function
 from shmgpu.helper.decoded import Helper, OpenLetter
 
 _KEPT = "shmgpu.engine"
@@ -74,38 +73,26 @@ def _give_back() -> None:
         trim(0)
 
 
-@function(arrays="torch")
 def execute_torch(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with torch, on the helper's device."""
     engine = engine_of(helper, "torch")
     return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
 
 
-@function(arrays="numpy")
 def execute_numpy(helper: Helper, letter: OpenLetter) -> Any:
     """Run a program with NumPy."""
     engine = engine_of(helper, "numpy")
     return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
 
 
-@function(arrays="numpy")
 def device_of(helper: Helper) -> Any:
     """Where the helper's tensors live: ``"cpu"`` or ``"cuda:N"``."""
     return helper.device
 
 
-@function(arrays="numpy")
 def engine_figures(helper: Helper) -> Any:
     """What each engine of the helper holds and did: see :meth:`Engine.figures`.
 
     A row of another child than the caller says how much it holds, not what.
     """
     return [engine.figures() for engine in helper.__dict__.get(_KEPT, {}).values()]
-
-
-EXECUTE = {"torch": execute_torch, "numpy": execute_numpy}
-
-for _execute in EXECUTE.values():
-    # Handles rise: no two messages are alike, and what a helper kept of each would lie between its
-    # large arrays (1.1 GiB of pages after 10,000 steps of a small network).
-    _execute.takes_letters = True

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
@@ -92,10 +92,11 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         return 1
     if os.getpid() != pid:
         end_copy("a session function")
+    function_table.find_bodies()
     base, reserved = core.reservation()
     desk = BatchDesk(
         helper,
-        functions.by_row,
+        function_table.by_row,
         core.window_on(base, reserved),
         base,
         lambda slot: (core.arena_base(slot), core.arena_base(slot) + size),

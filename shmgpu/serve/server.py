@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.broker import daemon
 from shmgpu.broker.launch import raise_outcome
 from shmgpu.broker.launch_config import (
@@ -35,8 +35,8 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.frontend.acceptor import BACKLOG
-from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.models.runner import Opening
+from shmgpu.serve.scheduling.rows import Rows
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters
@@ -76,7 +76,7 @@ def serve(options: argparse.Namespace) -> None:
         listener = held.enter_context(_listening(options))
         grpc_address = held.enter_context(_reserved(options))
         rows = Rows(options.hang_after)
-        functions.register_late()
+        function_table.register_late()
         counters: list[Counters] = []
         runtime.computes_with_torch = False  # model files import torch, in helpers
         plan = Settings(

@@ -25,12 +25,12 @@ from shmgpu.serve.frontend.acceptor import Connections, Door
 from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.frontend.routes import Front
-from shmgpu.serve.models.functions import Rows
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.scheduling.cache import Cache
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
+from shmgpu.serve.scheduling.rows import Rows
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log

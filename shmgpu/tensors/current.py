@@ -13,8 +13,8 @@ import numpy as np
 
 from shmgpu.child import runtime
 from shmgpu.common import config
-from shmgpu.engine import functions as residents
 from shmgpu.ops.graph import Node, Scalar
+from shmgpu.tensors import functions
 from shmgpu.tensors.message import Held
 from shmgpu.tensors.recorder import IN_USE, Recorder
 from shmgpu.watch.stats import stats
@@ -27,8 +27,8 @@ runtime.computes_with_torch = True
 
 def check_backend(name: str) -> None:
     """ValueError for a library that there is not."""
-    if not isinstance(name, str) or name not in residents.EXECUTE:
-        raise ValueError(f"backend {name!r}: there are {' and '.join(residents.EXECUTE)}")
+    if not isinstance(name, str) or name not in functions.EXECUTE:
+        raise ValueError(f"backend {name!r}: there are {' and '.join(functions.EXECUTE)}")
 
 
 def use_backend(name: str) -> None:

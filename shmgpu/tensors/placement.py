@@ -14,9 +14,8 @@ from shmgpu.attach import control, membership
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.devices import name_of
-from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, LaunchError, NotRunning, ShmError
-from shmgpu.tensors import current
+from shmgpu.tensors import current, functions
 from shmgpu.watch.stats import stats
 
 DEVICE = "tensor device"
@@ -92,7 +91,7 @@ def _live_on(place: str) -> None:
 
 
 def _device_of(number: int) -> str:
-    return str(residents.device_of.options(helpers=[number])())
+    return str(functions.device_of.options(helpers=[number])())
 
 
 def _member(**settings: Any) -> runtime.Runtime:

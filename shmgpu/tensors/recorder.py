@@ -24,13 +24,13 @@ from shmgpu.child.port import Port
 from shmgpu.child.raw_calls import Letter
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
-from shmgpu.engine import functions as residents
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import Draft
 from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
+from shmgpu.tensors import functions
 from shmgpu.tensors.message import Gone, Held, HelperLife, Known, Message, Observer, Resident
 from shmgpu.watch.stats import stats
 
@@ -55,7 +55,7 @@ class Recorder:
         self.pending: list[Node] = []
         self._flags = 0
         self._lives = {number: HelperLife(number) for number in helpers}
-        self._execute = residents.EXECUTE[backend]
+        self._execute = functions.EXECUTE[backend]
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
         self._handle = 1

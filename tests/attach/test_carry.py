@@ -16,7 +16,7 @@ import pytest
 from attach.commands import starting_by_themselves
 
 import shmgpu
-from shmgpu import functions
+from shmgpu import function_table, functions
 from shmgpu.attach import carry
 from shmgpu.child import runtime
 
@@ -72,8 +72,8 @@ def test_a_program_of_two_lines_computes_with_tensors_however_it_found_the_packa
 
 def test_the_package_s_own_functions_are_never_carried():
     carried = carry.pack({"session": None})
-    for target in functions.by_row.values():
-        if target not in functions.of_users():
+    for target in function_table.by_row.values():
+        if target not in function_table.of_users():
             assert target.name.encode() not in carried, target
 
 

@@ -387,7 +387,7 @@ def test_importing_shmgpu_does_not_import_torch():
 def test_the_command_line_does_not_import_torch():
     """Nor names tensors, for which a broker of ``shmgpu up`` would import it."""
     out = run_program(
-        "import sys, shmgpu.cli.main; print({'torch', 'shmgpu.tensors.recorder'} & {*sys.modules})"
+        "import sys, shmgpu.cli.main; print({'torch', 'shmgpu.tensors.current'} & {*sys.modules})"
     )
     assert out.stdout.strip() == "set()", out.stderr
 

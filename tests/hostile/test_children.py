@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shmgpu
-from shmgpu import core, functions
+from shmgpu import core, function_table
 from shmgpu.codec import layout
 from shmgpu.codec.arrays import Spec, is_array
 from shmgpu.codec.dtypes import by_name
@@ -241,7 +241,7 @@ def test_f12_an_address_that_is_no_functions_row_is_never_called():
         own = Attacker()
 
         near = st.integers(-4096, 4096).filter(bool).map(lambda by: (mix.row + by) % 2**64)
-        rows = set(functions.by_row)
+        rows = set(function_table.by_row)
 
         @examples(60)
         @given(st.one_of(words, near).filter(lambda address: address not in rows))

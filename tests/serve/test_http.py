@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from shmgpu.serve.models.functions import nearest_delay_ms
+from shmgpu.serve.scheduling.rows import nearest_delay_ms
 
 client = pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
 

@@ -136,7 +136,7 @@ def test_what_followed_from_a_program_in_flight_is_gone_with_it_or_right(deaths)
 
 
 def test_what_is_done_again_is_let_go_of_in_the_end(deaths):
-    from shmgpu.engine.functions import engine_figures
+    from shmgpu.tensors.functions import engine_figures
 
     x = gt.tensor([1.0, 2.0])
     deaths.arm("before")

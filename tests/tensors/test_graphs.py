@@ -31,7 +31,7 @@ from tensors.test_engine import (
 import shmgpu as gt
 from shmgpu import debug, nn, optim
 from shmgpu.engine import backends, cuda, cuda_graphs, session
-from shmgpu.engine import functions as residents
+from shmgpu.engine import functions as bodies
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
 from shmgpu.engine.plan import Options
@@ -40,7 +40,7 @@ from shmgpu.ops import elementwise as e
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.program import decode
 from shmgpu.ops.promotion import bfloat16, float32, int64
-from shmgpu.tensors import current
+from shmgpu.tensors import current, functions
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 RUNS = cuda_graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
@@ -51,10 +51,10 @@ NUMBER = spec_of(float32, ())
 def on_device(monkeypatch):
     """Tensors in this very process, on the stand-in: gives the engine's figures."""
     monkeypatch.setattr(backends, "TorchBackend", StandIn)
-    monkeypatch.setattr(residents, "_memory", lambda backend: 0)
+    monkeypatch.setattr(bodies, "_memory", lambda backend: 0)
     monkeypatch.setattr(current, "_backend", "torch")
     with gt.init(inline=True, arena="64MiB"):
-        yield lambda: residents.engine_figures()[0]
+        yield lambda: functions.engine_figures()[0]
 
 
 def elsewhere(work):
@@ -72,10 +72,10 @@ def compare(work):
     """The same work on the stand-in and on the CPU; and the figures of the stand-in's engine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backends, "TorchBackend", StandIn)
-        patch.setattr(residents, "_memory", lambda backend: 0)
+        patch.setattr(bodies, "_memory", lambda backend: 0)
         with gt.init(inline=True, arena="64MiB"):
             ours = work()
-            figures = residents.engine_figures()[0]
+            figures = functions.engine_figures()[0]
     return ours, elsewhere(work), figures
 
 

@@ -228,12 +228,12 @@ def test_the_backend_is_chosen_by_name():
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
 def test_a_broker_may_be_started_for_one_backend(backend, monkeypatch):
-    from shmgpu.engine import functions as residents
+    from shmgpu.engine import functions as bodies
 
     asked = []
-    engine_of = residents.engine_of
+    engine_of = bodies.engine_of
     monkeypatch.setattr(
-        residents, "engine_of", lambda helper, name: asked.append(name) or engine_of(helper, name)
+        bodies, "engine_of", lambda helper, name: asked.append(name) or engine_of(helper, name)
     )
     with gt.init(inline=True, backend=backend):
         assert (gt.ones(2) + 1).sum().item() == 4

@@ -7,13 +7,12 @@ import pytest
 
 import shmgpu
 from shmgpu.child import runtime
-from shmgpu.engine import functions as residents
 from shmgpu.ops import program_message
 from shmgpu.ops.elementwise import NEG
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.promotion import float32
-from shmgpu.tensors import current
+from shmgpu.tensors import current, functions
 
 SPEC = spec_of(float32, (4,))
 
@@ -26,7 +25,7 @@ class Sender:
     """A child that writes its letters itself."""
 
     def __init__(self, engine):
-        self.target = residents.EXECUTE[engine]
+        self.target = functions.EXECUTE[engine]
         self.port = runtime.require_port()
         self.x = shmgpu.arena.zeros(4) + 1
         self.address = shmgpu.arena.placed(np.arange(4, dtype="f4"))

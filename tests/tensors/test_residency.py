@@ -11,7 +11,7 @@ import pytest
 from attach import brokers
 
 import shmgpu
-from shmgpu.engine.functions import engine_figures
+from shmgpu.tensors.functions import engine_figures
 
 MB = 1 << 20
 PART = 25 * MB  # bytes of each tensor; below, an allocator may keep what is freed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,44 @@ def test_errors_form_one_tree():
     for name in shmgpu.errors.__all__:
         assert issubclass(getattr(shmgpu.errors, name), shmgpu.ShmError)
         assert getattr(shmgpu, name) is getattr(shmgpu.errors, name)
+
+
+NAMED = """
+import sys
+import shmgpu
+from shmgpu.function_table import NamedBody
+from shmgpu.functions import Function
+
+double = Function(NamedBody("far:double"), arrays="numpy")
+
+if __name__ == "__main__":
+    with shmgpu.init(devices="cpu", arena="1MiB"):
+        print(double(21), double(4), double.submit(5).result(), "far" in sys.modules)
+    with shmgpu.init(inline=True, devices="cpu", arena="1MiB"):
+        print(double(21))
+"""
+
+
+def test_a_body_that_is_named_is_imported_where_it_runs_and_not_where_it_is_called(tmp_path):
+    (tmp_path / "far.py").write_text("def double(helper, x):\n    return 2 * x\n")
+    (tmp_path / "program.py").write_text(NAMED)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines() == ["42 8 10 False", "42"], ran.stderr
+
+
+ENGINE = """
+import sys
+import shmgpu as gt
+if __name__ == "__main__":
+    with gt.init(devices="cpu", arena="8MiB", backend="numpy"):
+        print((gt.ones(2) + 1).data.tolist())
+        print([name for name in sys.modules if name.startswith("shmgpu.engine")])
+"""
+
+
+def test_a_child_that_computes_with_tensors_imports_nothing_of_the_engine(tmp_path):
+    (tmp_path / "program.py").write_text(ENGINE)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines() == ["[2.0, 2.0]", "[]"], ran.stderr

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 import shmgpu
-from shmgpu import functions
+from shmgpu import function_table
 from shmgpu.attach import identity, sources
 
 
 @pytest.fixture(autouse=True)
 def few_functions(monkeypatch):
     """Those that a test registers: what hundreds of other tests' refer to takes seconds to read."""
-    registered = functions.of_users
+    registered = function_table.of_users
     before = {id(one) for one in registered()}
     monkeypatch.setattr(
-        functions, "of_users", lambda: [one for one in registered() if id(one) not in before]
+        function_table, "of_users", lambda: [one for one in registered() if id(one) not in before]
     )
 
 
@@ -222,7 +222,7 @@ def test_variables_that_libraries_read_count(monkeypatch):
 
 
 def test_only_programs_with_functions_care_where_they_run(monkeypatch, tmp_path):
-    monkeypatch.setattr(identity.functions, "of_users", list)  # other tests decorate some
+    monkeypatch.setattr(identity.function_table, "of_users", list)  # other tests decorate some
     load = script(LOAD.format(1))
     tensors, functions = digest(None), digest(load)
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """An import or include only ever points down, and every file has its row in the table.
 
-The tables are in tests/house.py, which says how to read them. The exceptions that still stand are
-here.
+The tables are in tests/house.py, which says how to read them. There are no exceptions.
 """
 
 from __future__ import annotations
@@ -19,31 +18,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "shmgpu"
 
-# (user, used): uses across who runs where that still stand, each with its reason. Empty is best.
-ACROSS: dict[tuple[str, str], str] = {
-    # Children call a Function and helpers run it; the rows of the table belong below both.
-    ("functions", "child/runtime"): "the port of who calls",
-    ("functions", "child/arguments"): "what a call may be given",
-    ("functions", "child/futures"): "what .submit() and .aio() return",
-    ("functions", "child/plans"): "a signature's plan",
-    ("functions", "child/prepared"): "calls like the last one",
-    ("functions", "child/raw_calls"): "calls of which no two are alike",
-    ("functions", "child/port"): "a type",
-    # The engine's functions are called by children as a user's are; their bodies belong to helpers.
-    ("engine/functions", "helper/decoded"): "the type of their first argument",
-    ("engine/functions", "engine/backends"): "their bodies",
-    ("engine/functions", "engine/session"): "their bodies",
-    # The server's functions are called by its workers; their bodies belong to helpers.
-    ("serve/models/functions", "child/plans"): "what workers call them with",
-    ("serve/models/functions", "child/prepared"): "what workers call them with",
-    ("serve/models/functions", "serve/models/runner"): "their bodies",
-}
-
 USES = {
     "any": {"any"},
     "child": {"any", "child"},
     "helper": {"any", "helper"},
     "parent": {"any", "child", "helper", "parent"},
+}
+
+# Who imports by a name that is not written out where it is imported, and what.
+BY_NAME = {
+    "function_table": "bodies that only helpers import, whose names are looked at here",
+    "common/module_loader": "users' modules",
+    "serve/models/preprocessing": "users' modules",
+    "former": "where pickles of earlier releases find what they name",
+    "__init__": "public names, when they are first used",
 }
 
 needs_sources = pytest.mark.skipif(
@@ -105,6 +93,28 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
     return found
 
 
+def named_bodies(path: pathlib.Path) -> list[tuple[int, str, str]]:
+    """Line, file and name of every body that helpers find by its name, ``"shmgpu.room:body"``."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = re.fullmatch(r"(shmgpu(?:\.\w+)+):(\w+)", node.value)
+            if named:
+                found.append((node.lineno, _file_of(PACKAGE, named[1]), named[2]))
+    return found
+
+
+def imports_by_name(path: pathlib.Path) -> bool:
+    """Whether it imports what is not written out there."""
+    calls = [
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+    ]
+    return any(not call.args or not isinstance(call.args[0], ast.Constant) for call in calls)
+
+
 @functools.cache
 def _file_of(package: pathlib.Path, name: str) -> str:
     """What a dotted name is asked of: a module, or the package that has it as a name."""
@@ -151,9 +161,9 @@ def points_up(use: Use) -> bool:
 
 def goes_across(use: Use) -> bool:
     path, _, here, used = use
-    if path.name == "__init__.py":  # names what a package offers, to whomever
-        return False
     rows = C_ROWS if path.parts[0] == "csrc" else PYTHON_ROWS
+    if path.name == "__init__.py" and rows[here] == "any":  # what a package offers, to whomever
+        return False
     return rows[used] not in USES[rows[here]]
 
 
@@ -198,7 +208,7 @@ def test_nothing_points_up():
 
 @needs_sources
 def test_nothing_uses_what_runs_elsewhere():
-    wrong = [use for use in all_uses() if goes_across(use) and use[2:] not in ACROSS]
+    wrong = [use for use in all_uses() if goes_across(use)]
     both = {**C_ROWS, **PYTHON_ROWS}
     told = [
         f"{path}:{line}: {here} runs in {both[here]}, {used} in {both[used]}"
@@ -208,9 +218,22 @@ def test_nothing_uses_what_runs_elsewhere():
 
 
 @needs_sources
-def test_every_exception_is_needed():
-    uses = all_uses()
-    assert ACROSS.keys() <= {use[2:] for use in uses if goes_across(use)}
+def test_a_body_that_is_named_runs_in_helpers_and_stands_on_a_lower_floor():
+    rows = list(PYTHON_ROWS)
+    found = [(path, *body) for path in python_files() for body in named_bodies(path)]
+    assert found, "nothing is found by name any more: take out this test"
+    for path, line, room, name in found:
+        where = f"{path.relative_to(ROOT)}:{line}"
+        assert PYTHON_ROWS[room] == "helper", f"{where}: {room} does not run in helpers alone"
+        assert rows.index(room) < rows.index(python_room(path)), f"{where}: {room} stands above"
+        tree = ast.parse((PACKAGE / f"{room}.py").read_text(encoding="utf-8"))
+        defined = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+        assert name in defined, f"{where}: {room} has no {name}"
+
+
+@needs_sources
+def test_nobody_else_imports_by_a_name_that_is_not_written_out():
+    assert {python_room(path) for path in python_files() if imports_by_name(path)} == set(BY_NAME)
 
 
 @needs_sources

@@ -10,10 +10,10 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.models import preprocessing
-from shmgpu.serve.models.functions import Rows, Target
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
+from shmgpu.serve.scheduling.rows import Rows, Target
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import FIELDS, INDEX
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE

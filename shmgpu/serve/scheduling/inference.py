@@ -23,13 +23,13 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
-from shmgpu.serve.models.functions import Target
 from shmgpu.serve.models.sequences import choose, standing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, Served
+from shmgpu.serve.scheduling.rows import Target
 from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.scheduling.templates import Known, is_placed
 from shmgpu.serve.state.counters import INDEX, now_ms

@@ -22,8 +22,8 @@ from shmgpu.child.port import Port
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.serve.models.errors import LoadFailed
-from shmgpu.serve.models.functions import Rows, Target
 from shmgpu.serve.protocol.types import ProtocolError
+from shmgpu.serve.scheduling.rows import Rows, Target
 from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import Table

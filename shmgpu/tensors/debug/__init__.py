@@ -15,8 +15,8 @@ from typing import Any
 from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.common.logs import logger
-from shmgpu.engine import functions as residents
 from shmgpu.errors import ConfigError, ShmError
+from shmgpu.tensors import functions
 from shmgpu.tensors import recorder as recording
 from shmgpu.tensors.debug import ledger, saved, ticks
 from shmgpu.tensors.debug.ledger import Unsound
@@ -261,7 +261,7 @@ def get_worker_stats() -> dict[int, dict[str, Any]]:
 def _engines(helper: int) -> dict[str, Any]:
     """What the engines of a helper have ready and captured; {} of one that does not answer."""
     try:
-        engines = residents.engine_figures.options(helpers=[helper], timeout=_PATIENCE_S)()
+        engines = functions.engine_figures.options(helpers=[helper], timeout=_PATIENCE_S)()
     except ShmError:  # it died, or another call takes its time
         return {}
     fallbacks: dict[str, int] = {}

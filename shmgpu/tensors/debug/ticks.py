@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from shmgpu import core
 from shmgpu.child import runtime
-from shmgpu.engine.functions import EXECUTE
 from shmgpu.tensors.debug.rows import Sent
 from shmgpu.tensors.debug.tape import Tape
+from shmgpu.tensors.functions import EXECUTE
 from shmgpu.watch import trace
 
 MAX_TICKS = 10_000
