@@ -16,6 +16,11 @@ __all__ = ["Model", "Tensor", "model"]
 
 
 def __dir__() -> list[str]:
+    """None where a package is missing: whoever looks at each name would meet its ImportError."""
+    try:
+        from shmgpu.serve.models import declaration  # noqa: F401
+    except ModuleNotFoundError:
+        return []
     return __all__
 
 

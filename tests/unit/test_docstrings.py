@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import json
 import subprocess
@@ -33,8 +32,6 @@ def objects() -> Iterator[tuple[str, object]]:
     """Each public name and what it is; of classes, their own methods too."""
     modules = [shmgpu, *(getattr(shmgpu, name) for name in dir(shmgpu))]
     for module in [one for one in modules if isinstance(one, types.ModuleType)]:
-        if module.__name__ == "shmgpu.serve" and importlib.util.find_spec("orjson") is None:
-            continue  # shmgpu[serve] is not installed
         for name in dir(module):
             found = getattr(module, name)
             yield f"{module.__name__}.{name}", found
