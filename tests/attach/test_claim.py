@@ -69,6 +69,13 @@ def test_a_process_forked_from_the_caller_of_an_init_claims_a_place():
     assert "SHMGPU_SOCKET" not in os.environ
 
 
+def test_after_an_init_the_socket_of_the_user_s_own_broker_is_named_again(monkeypatch):
+    monkeypatch.setenv("SHMGPU_SOCKET", "/none/mine.sock")
+    with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
+        assert os.environ["SHMGPU_SOCKET"] != "/none/mine.sock"
+    assert os.environ["SHMGPU_SOCKET"] == "/none/mine.sock"
+
+
 def test_beside_threads_where_the_broker_is_started_by_exec_a_forked_process_claims_too():
     ends = threading.Event()
     thread = threading.Thread(target=ends.wait)

@@ -27,4 +27,16 @@ UNSEEN: list[Unseen] = [
         "when it is settled. Only one that was told to make room, and whose thread has not woken, "
         "is not; that thread then passes the lead on to who waits. This covers the moment between.",
     ),
+    Unseen(
+        "csrc/supervise.c",
+        "shmi_dispatch_hold(crew.dispatch, 1);",
+        "shmi_dispatch_hold(crew.dispatch, 2);",
+        "A truth value: only whether it is 0 counts.",
+    ),
+    Unseen(
+        "shmgpu/port.py",
+        "if ticket is not None and 0 < ticket.deadline_ns <= now:",
+        "if ticket is not None and 1 < ticket.deadline_ns <= now:",
+        "0 stands for no deadline, and the clock's first nanosecond is long past.",
+    ),
 ]

@@ -353,6 +353,10 @@ WRONG = {
         "int64 has no gradient",
     ),
     "a type that tensors lack": (lambda: gt.tensor(np.ones(2, "complex64")), "complex64"),
+    "a gelu of another name": (
+        lambda: gt.gelu(gt.ones(2), approximate="erf"),
+        "'erf' must be 'none' or 'tanh'",
+    ),
     "a ragged list": (lambda: gt.tensor([[1, 2], [3]]), "inhomogeneous"),
 }
 

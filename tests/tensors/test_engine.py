@@ -194,6 +194,15 @@ def region(array):
     return array
 
 
+def held_bytes(array):
+    """Of all the memory that cannot be freed while the array lives."""
+    if isinstance(array, torch.Tensor):
+        return array.untyped_storage().nbytes()
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.nbytes
+
+
 def run(program, backend, how, seed, pool=None, fused=None):
     """(kept, read) as plain arrays; checks whose memory is whose on the way."""
     pool = pool or Pool(backend)
@@ -215,6 +224,7 @@ def run(program, backend, how, seed, pool=None, fused=None):
         for one, other in itertools.combinations(kept, 2):
             assert not np.shares_memory(region(one), region(other))
         for one in kept:
+            assert held_bytes(one) <= plain(one).nbytes
             for raw in (each() for known in pool._known.values() for each in known):
                 assert raw is None or not np.shares_memory(region(one), region(raw.raw))
         results.append(([*kept], seen))
@@ -341,6 +351,9 @@ ODD = {
             (stretching.EXPAND, (2,), ((400,),)),
         ],
         kept=(3,),
+    ),
+    "a part of a value": steps_of(
+        [BIG], [(e.NEG, (0,)), (shaping.SLICE, (1,), ((0, 0), (2, 20), (1, 1)))], kept=(2,)
     ),
     "one input over and over": steps_of(
         [BIG], [(e.MUL, (0, 0)), (e.ADD, (1, 1)), (e.ADD, (2, 0))], kept=(3,), donated=(0,)

@@ -11,6 +11,8 @@ from shmgpu.common import config, logs
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ConfigError
 
+TEXTS = {"log", "debug_dir"}  # settings for which any text may mean something
+
 
 @pytest.mark.parametrize(
     ("text", "size"),
@@ -31,6 +33,22 @@ def test_an_argument_beats_the_variable_which_beats_the_default(monkeypatch):
     monkeypatch.setenv("SHMGPU_WINDOW", "32")
     assert config.resolve("window") == 32
     assert config.resolve("window", 16) == 16
+
+
+@pytest.mark.parametrize("name", config.SETTINGS)
+def test_every_setting_has_a_default_that_its_variable_can_say_and_refuses_nonsense(
+    name, monkeypatch
+):
+    variable = "SHMGPU_" + name.upper()
+    monkeypatch.delenv(variable, raising=False)
+    default = config.resolve(name)
+    if default is not None:
+        monkeypatch.setenv(variable, str(default))
+        assert config.resolve(name) == default
+    if name not in TEXTS:
+        monkeypatch.setenv(variable, "neither this nor that")
+        with pytest.raises(ConfigError, match=variable):
+            config.resolve(name)
 
 
 def test_an_error_names_the_variable_it_came_from(monkeypatch):
