@@ -177,13 +177,18 @@ grad_enabled = True
 
 
 def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
-    """The spec of that type and shape: the same object each time, so that it is a quick key."""
+    """The spec of that type and shape: the same object each time, so that it is a quick key.
+
+    Raises:
+        TypeError: a length is no whole number.
+    """
     key = (dtype, shape)
     spec = _specs.get(key)
     if spec is None:
         if len(_specs) >= MAX_KNOWN:
             _specs.clear()
-        spec = _specs[key] = Spec(dtype, shape)
+        # (3, False) is the key that (3, 0) is: what a damaged program says is not what others get.
+        spec = _specs[key] = Spec(dtype, tuple([operator.index(n) for n in shape]))
     return spec
 
 

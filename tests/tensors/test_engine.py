@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shmgpu import ops
@@ -235,11 +236,34 @@ def run(program, backend, how, seed, pool=None, fused=None):
     return [plain(one) for one in second], seen
 
 
+ADDS_UP = {"matmul", "sum", "mean"}
+
+
+def adds_up_in_either_order(program):
+    """Whether it adds up elements that may lie in one order or the other.
+
+    Of a turned value the libraries make a turned one, a loop in C one in order; products and sums
+    of it are rounded as its elements lie.
+    """
+    turned, either = set(), set()
+    for slot, step in enumerate(program.steps, len(program.arrays) + len(program.numbers)):
+        if either.intersection(step.inputs):
+            if step.op.name in ADDS_UP:
+                return True
+            either.add(slot)
+        elif step.op in (shaping.PERMUTE, shaping.SLICE):
+            turned.add(slot)
+        elif turned.intersection(step.inputs):
+            (turned if step.op.is_view else either).add(slot)
+    return False
+
+
 @slow_machine
 @given(programs())
 def test_every_combination_of_options_gives_equal_results(backend, drawn):
     program, seed = drawn
     program = decode(program.encode())
+    assume(not adds_up_in_either_order(program))
     want = run(program, backend, ALL_OFF, seed)
     for how in NEVER_FUSED[:-1]:
         got = run(program, backend, how, seed)
@@ -261,6 +285,7 @@ def test_fused_chains_give_equal_results(backend, drawn):
     program, seed = drawn
     if backend.name == "numpy" and any(step.op is e.DIV for step in program.steps):
         return  # by a zero, whose sign see below
+    assume(not adds_up_in_either_order(program))
     want = run(program, backend, ALL_OFF, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fusion, "MIN_BYTES", 0)
@@ -437,6 +462,14 @@ def test_bytes_are_counted_and_kept_to_the_quota(backend):
     assert engine.figures()["children"][0]["bytes"] == 3200
 
 
+def test_a_quota_can_be_used_to_its_last_byte(backend):
+    child = Child(session.Engine(backend, quota=2 * BIG.nbytes))
+    child.run(make_ones(), numbers=(1.0,))
+    child.run(make_ones(), numbers=(1.0,))
+    with pytest.raises(session.TooMuch):
+        child.run(make_ones(spec_of(float32, (1,))), numbers=(1.0,))
+
+
 def test_a_failed_step_leaves_what_it_had_not_written_over(backend):
     engine = session.Engine(backend)
     child = Child(engine)
@@ -610,6 +643,15 @@ def test_programs_with_changed_values_are_refused_or_run_or_fail(data):
         except Exception as error:
             # A sentence for the child; no wish of a message ends the helper.
             assert not isinstance(error, (MemoryError, RecursionError, AssertionError))
+
+
+@pytest.mark.parametrize("odd", [True, 1.0, np.int64(1)])
+def test_what_a_damaged_program_says_of_a_length_is_not_remembered(odd):
+    """Helpers read programs of all children: those that come later get lengths as they say them."""
+    length = {bool: 7919, float: 7907}.get(type(odd), 7901)  # of no other test
+    with contextlib.suppress(TypeError, ValueError):
+        full_op().rule((spec_of(float32, ()),), (float32, (length, odd)))
+    assert [type(n) for n in spec_of(float32, (length, 1)).shape] == [int, int]
 
 
 def test_a_program_may_not_keep_a_plain_number():
