@@ -71,10 +71,13 @@ class Figures:
         head = json.dumps(about).encode()
         assert _START.size + len(head) <= _NAMES_AT
         numbers_at = _NAMES_AT + models * _NAME_BYTES
-        self._file = os.memfd_create(NAME, os.MFD_CLOEXEC)
         own_at = numbers_at + writers * models * len(fields) * 8
-        os.ftruncate(self._file, own_at + workers * len(own) * 8)
-        self._memory = mmap.mmap(self._file, 0)
+        file = os.memfd_create(NAME, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(file, own_at + workers * len(own) * 8)
+            self._memory = mmap.mmap(file, 0)  # has a descriptor of its own, by which it is found
+        finally:
+            os.close(file)
         self._memory[: _START.size] = _START.pack(_MAGIC, len(head))
         self._memory[_START.size : _START.size + len(head)] = head
         shape = (writers, models, len(fields))
@@ -93,7 +96,7 @@ class Figures:
 
     def close(self) -> None:
         """Have nobody find it any more; the numbers stay readable here."""
-        os.close(self._file)
+        self._memory[: _START.size] = bytes(_START.size)
 
 
 def find(pid: int) -> str | None:
@@ -102,9 +105,15 @@ def find(pid: int) -> str | None:
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{descriptor}"
             with contextlib.suppress(OSError):
-                if os.readlink(path).startswith(_LINK):
+                if os.readlink(path).startswith(_LINK) and not _is_closed(path):
                     return path
     return None
+
+
+def _is_closed(path: str) -> bool:
+    """Whether its maker goes on without it."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read(_START.size) == bytes(_START.size)
 
 
 def read(path: str) -> tuple[dict[str, Row], list[Row]]:

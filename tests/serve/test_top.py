@@ -11,6 +11,7 @@ import sys
 import pytest
 from serve import servers
 
+from shmgpu.serve.state.counters import INDEX, Counters
 from shmgpu.watch import server_counters
 
 
@@ -35,6 +36,20 @@ def ask(server, model, data):
     one = {"name": "x", "datatype": "FP32", "shape": [len(data)], "data": data}
     body = json.dumps({"inputs": [one]}).encode()
     return server.ask("POST", f"/v2/models/{model}/infer", body)[0]
+
+
+def test_counters_that_were_closed_are_found_by_nobody():
+    made = Counters(1, 1)
+    try:
+        path = server_counters.find(os.getpid())
+        assert path is not None
+        made.figures.name(0, "m")
+        made.rows[0, 0, INDEX["success_count"]] = 7
+        assert "m" in server_counters.read(path)[0]
+    finally:
+        made.close()
+    assert server_counters.find(os.getpid()) is None and server_counters.read(path) == ({}, [])
+    assert made.total(0)["success_count"] == 7, "they stay readable here"
 
 
 def test_requests_and_failures_are_seen_by_model(server):
