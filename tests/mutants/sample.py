@@ -43,6 +43,7 @@ FILE_S = 150.0  # for what is run at once
 CHUNK_S = 20.0  # of tests that pass through a place, as long as they took
 CHUNK_TESTS = 200
 C_TEST_S = 300.0
+MOST_UNFIT = 5  # times that the same tests are run without one that fails by itself
 SUITE_S = 3600.0
 
 copy: Copy  # a job's
@@ -124,9 +125,10 @@ def failing(tests: list[str]) -> list[str]:
     skipped = [word for test in sorted(unfit) for word in ("--deselect", test)]
     options = ["-x", "-m", "not slow", *skipped]
     found, _ = copy.outcomes(tests, FILE_S, *options)
-    if found is None:
+    if found is None:  # without an end
         return tests
-    return [test for test, outcome in found.items() if outcome in ("failed", "broken")]
+    failed = [test for test, outcome in found.items() if outcome in ("failed", "broken")]
+    return tests if "" in failed else failed  # what all of them import could not be
 
 
 def to_run(mutation: Mutation) -> Iterator[list[str]]:
@@ -152,17 +154,44 @@ def to_run(mutation: Mutation) -> Iterator[list[str]]:
     yield from ([file] for file in sorted(told.files, key=lambda file: rank.get(file, len(rank))))
 
 
-def fails_without(tests: list[str]) -> bool:
-    """Whether one of them fails in a tree that nobody changed."""
-    for test in tests:
-        if test in unfit:
-            return True
-        if test not in good:
-            if failing([test]):
-                unfit.add(test)
-                return True
-            good.add(test)
-    return False
+def fails_without(tests: list[str]) -> list[str]:
+    """Which of them fail in a tree that nobody changed."""
+    while unknown := [test for test in tests if test not in good | unfit]:
+        failed = failing(unknown)
+        if not failed:
+            good.update(unknown)
+        elif failed == unknown:  # without an end, or a single one
+            alone = {test: failed if len(unknown) == 1 else failing([test]) for test in unknown}
+            for test, failed in alone.items():
+                (unfit if failed else good).add(test)
+        else:
+            unfit.update(failed)
+    return [test for test in tests if test in unfit]
+
+
+def seen_by(mutation: Mutation, text: str, tests: list[str]) -> str:
+    """The test that fails with the change and not without it; "" where there is none.
+
+    One that fails without it, too, is left out from then on, and the others are run again.
+    """
+    files = {test.partition("::")[0] for test in tests}
+    use_faults = any("with_faults" in (copy.root / one).read_text() for one in files)
+    builds = [NORMAL, FAULTS] if use_faults else [NORMAL]
+    for _ in range(MOST_UNFIT):
+        if not (tests := [test for test in tests if test not in unfit]):
+            return ""
+        with contextlib.ExitStack() as stack:
+            if tests[0].endswith(".c"):
+                (copy.root / mutation.file).write_text(mutation.apply(text))
+                stack.callback((copy.root / mutation.file).write_text, text)
+            else:
+                stack.enter_context(copy.changed(mutation.file, mutation.apply(text), *builds))
+            failed = failing(tests)
+        if not failed:
+            return ""
+        if not fails_without(failed):
+            return failed[0]
+    return ""
 
 
 def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
@@ -175,25 +204,13 @@ def trial(mutation: Mutation, seconds: float) -> dict[str, Any]:
         return {**told, "verdict": "remark", "by": why}
     ran: list[str] = []
     try:
-        changed = mutation.apply(text)
         for tests in to_run(mutation):
             if time.monotonic() - started > seconds and ran:
                 break
             files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
             ran += [file for file in files if file not in ran]
-            with contextlib.ExitStack() as stack:
-                if tests[0].endswith(".c"):
-                    (copy.root / mutation.file).write_text(changed)
-                    stack.callback((copy.root / mutation.file).write_text, text)
-                else:
-                    use_faults = any(
-                        "with_faults" in (copy.root / one).read_text() for one in files
-                    )
-                    builds = [NORMAL, FAULTS] if use_faults else [NORMAL]
-                    stack.enter_context(copy.changed(mutation.file, changed, *builds))
-                failed = failing(tests)
-            if failed and not fails_without(failed):
-                return {**told, "verdict": "seen", "by": failed[0], "runs": len(ran)}
+            if by := seen_by(mutation, text, tests):
+                return {**told, "verdict": "seen", "by": by, "runs": len(ran)}
     except CannotBuild:
         return {**told, "verdict": "no build"}
     by = " ".join(ran)

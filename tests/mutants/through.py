@@ -2,7 +2,8 @@
 
 Before each statement in question stands, in a copy of the tree, one that notes its number and the
 test that runs; then the tests run once. What a fixture passes through, and the servers and helpers
-that it started, counts for the file of tests.
+that it started, counts for the file of tests; so does what a file does when it is imported, such as
+to make the parameters of its tests.
 
 Python only. Runs nothing, and knows nothing of what is then done with the tests.
 """
@@ -18,13 +19,27 @@ NOTES = "shmgpu/_notes.py"  # in the copy
 MARK = '__import__("shmgpu._notes", None, None, ["note"]).note({number})'
 WRITER = """
 import os
+import sys
 
 PLACE = {place!r}
+HERE = os.getcwd() + os.sep
 known = set()
+
+
+def file_of_tests():
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if os.path.basename(name).startswith("test_"):
+            return name.removeprefix(HERE)
+        frame = frame.f_back
+    return ""
 
 
 def note(number):
     test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")
+    if not test:
+        test, phase = file_of_tests(), "(import)"
     if (number, test, phase) in known:
         return
     known.add((number, test, phase))
@@ -94,9 +109,10 @@ def passing(notes: pathlib.Path, known: Iterable[str]) -> dict[int, Passing]:
     """What was noted, by the place's number, of tests that are known."""
     found: dict[int, tuple[set[str], set[str]]] = {}
     known = set(known)
+    files_known = {test.partition("::")[0] for test in known}
     for line in notes.read_text().splitlines() if notes.exists() else []:
         number, phase, test = line.split("\t")
-        if test not in known:
+        if test not in (files_known if phase == "(import)" else known):
             continue
         tests, files = found.setdefault(int(number), (set(), set()))
         if phase == "(call)":

@@ -34,6 +34,30 @@ UNSEEN: list[Unseen] = [
         "A truth value: only whether it is 0 counts.",
     ),
     Unseen(
+        "csrc/door.c",
+        "if (again_ns == 0) shmi_crew_unwatch(door_fd);",
+        "if (!(again_ns == 0)) shmi_crew_unwatch(door_fd);",
+        "Then the second look unwatches, at once after the first: one turn of the loop more.",
+    ),
+    Unseen(
+        "shmgpu/engine/cuda.py",
+        "self._torch._foreach_copy_(list(destinations), list(sources), non_blocking=True)",
+        "self._torch._foreach_copy_(list(destinations), list(sources), non_blocking=False)",
+        "On a device it takes longer; the outcome is the same.",
+    ),
+    Unseen(
+        "shmgpu/events.py",
+        "return 0",
+        "return 1",
+        "Where the count cannot be read: counts are only compared with each other.",
+    ),
+    Unseen(
+        "shmgpu/ops/elementwise.py",
+        'ROUND = _row("round", lambda g, n: mul(g, 0))',
+        'ROUND = _row("round", lambda g, n: mul(0, g))',
+        "A product with its factors exchanged.",
+    ),
+    Unseen(
         "shmgpu/port.py",
         "if ticket is not None and 0 < ticket.deadline_ns <= now:",
         "if ticket is not None and 1 < ticket.deadline_ns <= now:",
