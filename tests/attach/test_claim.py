@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -188,7 +189,7 @@ def test_a_launch_without_places_says_so():
     assert shmgpu.launch(main, devices="cpu", arena="1MiB") == ["True"]
 
 
-def test_more_claims_than_places_are_refused_in_a_sentence():
+def test_more_claims_than_places_are_refused_in_a_sentence_and_logged(caplog):
     def body():
         with shmgpu.claim():
 
@@ -199,8 +200,12 @@ def test_more_claims_than_places_are_refused_in_a_sentence():
 
             return in_fork(another)
 
-    with shmgpu.init(slots=1, devices="cpu", arena="1MiB"):
-        assert in_fork(body) == "True"
+    with caplog.at_level(logging.WARNING, logger="shmgpu"):
+        found = shmgpu.launch(lambda rank: in_fork(body), slots=1, devices="cpu", arena="1MiB")
+    assert found == ["True"]
+    (told,) = [event for r in caplog.records if (event := getattr(r, "event", None))]
+    assert (told["kind"], told["action"]) == ("child_refused", "sent away")
+    assert "place" in told["cause"]
     with pytest.raises(shmgpu.ConfigError, match="slots must be a whole number"):
         shmgpu.init(slots="many")
 

@@ -26,6 +26,7 @@ from shmgpu.cli import main as cli
 from shmgpu.demo import digits
 from shmgpu.demo.audit import Audit, Process, audit
 from shmgpu.demo.digits import Split
+from shmgpu.demo.report import figures
 from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
 from shmgpu.demo.stage import Outcome, Stage, StageFailed, Traffic, traffic_of
@@ -253,6 +254,16 @@ def served(traffic: tuple[Traffic, ...], marshalled: int = 0) -> Served:
 
 
 HONEST = (Traffic("c", 640, 640), Traffic("h", 640, 640), Traffic("p", 1280, 1280))
+
+
+def test_bytes_a_call_are_told_only_where_all_are_known_and_a_call_was_made():
+    def told(traffic: tuple[Traffic, ...], calls: int) -> float | None:
+        outcome = Outcome(9, 10, calls, calls, 1.0, np.ones(10), traffic)
+        return figures(outcome, 1.0, True).get("pipe_bytes_per_call")
+
+    unknown = (*HONEST, Traffic("x", None, None))
+    assert told(HONEST, 10) == 256
+    assert [told(unknown, 10), told(HONEST, 0), told(unknown, 0)] == [None] * 3
 
 
 def test_the_audit_agrees_when_bytes_are_frames_times_64():

@@ -6,6 +6,7 @@ for, and not before.
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -109,13 +110,30 @@ def grows(helper, n):
 
 
 @pytest.fixture
-def broker(monkeypatch):
+def overlapping(monkeypatch):
     run = core.run
     monkeypatch.setattr(devices, "make", lambda *_: PRETENCE)
     # A GPU's helper always holds two messages; the broker takes this one for a CPU's.
     monkeypatch.setattr(core, "run", lambda host, **s: run(host, **{**s, "min_credit": [2]}))
+
+
+@pytest.fixture
+def broker(overlapping):
     with shmgpu.init(helpers=1, devices="cpu"):
         yield
+
+
+def test_the_end_of_a_broker_is_nothing_that_its_helper_complains_of(overlapping, tmp_path):
+    handler = logging.FileHandler(tmp_path / "log")
+    handler.setLevel(logging.WARNING)
+    logging.getLogger("shmgpu").addHandler(handler)  # forked with the helper
+    try:
+        with shmgpu.init(helpers=1, devices="cpu"):
+            assert double(np.ones(2, "f4")).tolist() == [2, 2]
+    finally:
+        logging.getLogger("shmgpu").removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text() == ""
 
 
 def test_answers_come_when_the_device_is_done(broker):

@@ -235,6 +235,28 @@ TEST(realloc_stays_in_place_when_it_can_and_keeps_the_bytes) {
   close_heap(ARENA_BYTES);
 }
 
+TEST(a_realloc_to_its_own_size_changes_nothing) {
+  enum { BLOCKS = 16, BYTES = 4096 };
+  int status = 1;
+  unsigned char *blocks[BLOCKS];
+  open_heap(BLOCKS * BYTES); /* full: there is no free block that could be cut from instead */
+  for (int i = 0; i < BLOCKS; i++) blocks[i] = get(BYTES);
+  for (int i = 0; i < BLOCKS; i++) {
+    CHECK_EQ(shmi_tlsf_realloc(heap, blocks[i], BYTES, &status), blocks[i]);
+    CHECK_EQ(status, SHM_OK);
+    CHECK_EQ(shmi_tlsf_check(heap), SHM_OK);
+  }
+  put(blocks[3]); /* and here there is one */
+  for (int i = 4; i < BLOCKS; i++) {
+    CHECK_EQ(shmi_tlsf_realloc(heap, blocks[i], BYTES, &status), blocks[i]);
+    CHECK_EQ(stats().free_bytes, BYTES);
+    CHECK_EQ(shmi_tlsf_check(heap), SHM_OK);
+  }
+  CHECK_EQ(get(BYTES), blocks[3]);
+  for (int i = 0; i < BLOCKS; i++) put(blocks[i]);
+  close_heap(BLOCKS * BYTES);
+}
+
 TEST(a_failing_realloc_leaves_the_block_untouched) {
   open_heap(ARENA_BYTES);
   int status;

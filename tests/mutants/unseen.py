@@ -28,13 +28,13 @@ UNSEEN: list[Unseen] = [
         "is not; that thread then passes the lead on to who waits. This covers the moment between.",
     ),
     Unseen(
-        "csrc/supervise.c",
+        "csrc/broker/supervise.c",
         "shmi_dispatch_hold(crew.dispatch, 1);",
         "shmi_dispatch_hold(crew.dispatch, 2);",
         "A truth value: only whether it is 0 counts.",
     ),
     Unseen(
-        "csrc/door.c",
+        "csrc/broker/listener.c",
         "if (again_ns == 0) shmi_crew_unwatch(door_fd);",
         "if (!(again_ns == 0)) shmi_crew_unwatch(door_fd);",
         "Then the second look unwatches, at once after the first: one turn of the loop more.",
@@ -46,7 +46,7 @@ UNSEEN: list[Unseen] = [
         "On a device it takes longer; the outcome is the same.",
     ),
     Unseen(
-        "shmgpu/events.py",
+        "shmgpu/broker/events.py",
         "return 0",
         "return 1",
         "Where the count cannot be read: counts are only compared with each other.",
@@ -58,7 +58,7 @@ UNSEEN: list[Unseen] = [
         "A product with its factors exchanged.",
     ),
     Unseen(
-        "shmgpu/port.py",
+        "shmgpu/child/port.py",
         "if ticket is not None and 0 < ticket.deadline_ns <= now:",
         "if ticket is not None and 1 < ticket.deadline_ns <= now:",
         "0 stands for no deadline, and the clock's first nanosecond is long past.",

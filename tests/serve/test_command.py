@@ -19,6 +19,7 @@ from serve import servers
 from shmgpu import serve
 from shmgpu.errors import ConfigError
 from shmgpu.serve import options
+from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 
 MODEL = servers.MODELS / "simple.py"
 
@@ -153,6 +154,12 @@ def test_the_page_has_the_table_of_flags():
     if not page.exists():
         pytest.skip("the package's pages are not beside it")
     assert options.page() in page.read_text(), "paste what shmgpu.serve.options.page() gives"
+
+
+def test_the_parser_by_itself_has_the_limits_of_a_server():
+    defaults = {flag.name: flag.default for flag in flags.FLAGS}
+    assert DEFAULT_LIMITS.tensors == defaults["max-tensors"]
+    assert DEFAULT_LIMITS.json_depth == defaults["max-json-depth"]
 
 
 def test_the_page_on_security_has_the_flags_defaults():
