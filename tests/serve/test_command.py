@@ -157,7 +157,7 @@ def test_the_page_has_the_table_of_flags():
 
 
 def test_the_parser_by_itself_has_the_limits_of_a_server():
-    defaults = {flag.name: flag.default for flag in flags.FLAGS}
+    defaults = {flag.name: flag.default for flag in options.FLAGS}
     assert DEFAULT_LIMITS.tensors == defaults["max-tensors"]
     assert DEFAULT_LIMITS.json_depth == defaults["max-json-depth"]
 
