@@ -42,14 +42,8 @@ NOT_CONSTRUCTED = """
     shmgpu.Bound shmgpu.Block shmgpu.CallFuture shmgpu.Data shmgpu.Function shmgpu.Helper
     shmgpu.Membership shmgpu.Session shmgpu.Tensor shmgpu.arena.Block shmgpu.serve.Model
 """.split()
-# Classes that are not public, in signatures of what is: under the names that users know, or short.
-SHORT = {
-    "shmgpu.ops.graph.Node": ("shmgpu", "Tensor"),
-    "shmgpu.ops.ordering.Found": ("builtins", "Found"),
-    "shmgpu.child.futures.Started": ("builtins", "Started"),
-    "shmgpu.codec.dtypes.DType": ("builtins", "DType"),
-    "shmgpu.serve.models.declaration.Description": ("builtins", "Description"),
-}
+# What signatures say of classes that are not public, where users know another name for it.
+KNOWN_AS = {"shmgpu.ops.graph.Node": "Tensor", "shmgpu.function_table.DeclaredFunction": "Function"}
 # Names that pages use of other things, too: to be meant here, they need their module before them.
 AMBIGUOUS = {"Tensor", *dir(builtins)}
 MAP = pathlib.Path("shmgpu/README.md")  # the page that lists the public names
@@ -111,16 +105,22 @@ class Reference:
     def __init__(self, out: pathlib.Path) -> None:
         self.out = out
         self.modules = {}
-        for path, (module, name) in SHORT.items():
+        for path, name in KNOWN_AS.items():
             place, _, inner = path.rpartition(".")
-            known = getattr(importlib.import_module(place), inner)
-            known.__module__, known.__qualname__ = module, name
+            inner_class = getattr(importlib.import_module(place), inner)
+            inner_class.__module__, inner_class.__qualname__ = "shmgpu", name
         for name in MODULES:
             full = f"shmgpu.{name}" if name else "shmgpu"
             self.modules[full] = pdoc.doc.Module(_shown(full))
 
     def write(self) -> None:
         """One file for each module, an index and what its search looks through."""
+        pdoc.render.env.globals["public_classes"] = {
+            (one.__module__, one.__qualname__)
+            for module in self.modules.values()
+            for one in vars(module.obj).values()
+            if isinstance(one, type) and one.__name__ in module.obj.__all__
+        }
         pdoc.render.env.globals["not_constructed"] = [f"{one}.__init__" for one in NOT_CONSTRUCTED]
         pdoc.render.configure(
             docformat="google",
@@ -131,7 +131,8 @@ class Reference:
         for full, module in self.modules.items():
             place = self.out / self.file(full)
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(pdoc.render.html_module(module, self.modules), encoding="utf-8")
+            text = pdoc.render.html_module(module, self.modules)
+            place.write_text(_CLASS.sub(_shortened, text), encoding="utf-8")
         place = self.out / "reference" / "search.js"
         place.write_text(pdoc.render.search_index(self.modules), encoding="utf-8")
 
@@ -167,6 +168,19 @@ class Reference:
         if not package and (first not in _all_of("shmgpu") or first in AMBIGUOUS):
             return ""
         return self.find(f"shmgpu.{name}")
+
+
+# A class in a signature, highlighted or plain. What is public has become a link before.
+_CLASS = re.compile(
+    r'<span class="n">shmgpu</span>(?:<span class="o">\.</span><span class="n">\w+</span>)+'
+    r'|(?<=<span class="annotation">: )shmgpu(?:\.\w+)+'
+)
+
+
+def _shortened(found: re.Match[str]) -> str:
+    """Its name alone, where its module is nobody's business."""
+    names = re.findall(r"\w+", re.sub(r"<[^>]+>", "", found[0]))
+    return names[-1] if names[1] not in _all_of("shmgpu") else found[0]
 
 
 def _all_of(full: str) -> list[str]:
