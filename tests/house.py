@@ -138,6 +138,7 @@ watch/trace                         any
 watch/server_counters               any
 watch/monitor                       any
 watch/tables                        any
+watch/trace_summary                 any
 watch/screen                        any
 watch/top                           any
 watch/timeline                      any

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from shmgpu.cli import main as cli
-from shmgpu.cli import trace as summary
+from shmgpu.cli import trace as command
 from shmgpu.watch import trace
+from shmgpu.watch import trace_summary as summary
 
 
 def events(records):
@@ -173,7 +174,7 @@ def test_an_interrupted_command_ends_with_130(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(summary, "summarise", interrupted)
-    monkeypatch.setattr(summary.json, "load", lambda file: {"traceEvents": []})
+    monkeypatch.setattr(command.json, "load", lambda file: {"traceEvents": []})
     assert cli.main(["trace", __file__]) == 130
 
 
