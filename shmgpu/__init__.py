@@ -1,29 +1,29 @@
-"""Many CPU processes share few deep-learning sessions, through shared memory, without copies.
+"""Many CPU processes share a few deep-learning sessions, through shared memory, without copies.
 
 A *parent* forks *helpers*, which each hold a session (a loaded model, a CUDA context), and
 *children*, which run your code and each own an *arena* of shared memory. A child calls a
-decorated function like any other; what travels is a 16-byte message, because the arrays lie
-where both sides see them. A start, to be copied and run::
+decorated function like any other. Only a 16-byte message travels, because the arrays lie where
+both sides can read them. A complete program::
 
     import numpy as np
     import shmgpu
 
-    def load(helper):                          # runs once in each helper: a model, on its device
+    def load(helper):                          # runs once in each helper: load a model
         return np.ones((64, 10), "float32")
 
     @shmgpu.function(batch=32, arrays="numpy")
-    def classify(helper, images):              # runs there, on the rows of many children at once
+    def classify(helper, images):              # runs in a helper, on rows of many children
         return images @ helper.session
 
     def worker(rank):                          # runs in each child
         images = shmgpu.arena.empty((4, 64), "float32")
         images[:] = rank
-        return classify(images).sum().item()   # waits; the answer lies in this child's arena, too
+        return classify(images).sum().item()   # waits; the result is in this child's arena
 
     if __name__ == "__main__":
         print(shmgpu.launch(worker, children=32, helpers=2, session=load))
 
-The names, by purpose; ``help(shmgpu.launch)`` and its like say the rest. Start and end:
+The names, by purpose; ``help(shmgpu.launch)`` and so on say more. Start and end:
 
     launch          fork helpers and children, run a function in each child, return the results
     init            start helpers for this process, in a script or a notebook
@@ -34,50 +34,50 @@ The names, by purpose; ``help(shmgpu.launch)`` and its like say the rest. Start 
 
 Functions that helpers run:
 
-    function        the decorator that makes one
-    Function        what it makes: call it, or ``.submit()``, ``.aio()``, ``.map()``, ``.options()``
+    function        the decorator
+    Function        its result: call it, or ``.submit()``, ``.aio()``, ``.map()``, ``.options()``
     Bound           what ``.options()`` returns: the function with a deadline, a priority, ...
-    Batch           how calls are run together
-    Declared        shape and type of a result that is said before the call
+    Batch           how calls run together
+    Declared        shape and type of a result, declared before the call
     CallFuture      what ``.submit()`` returns
-    Helper          what a function gets first: its session, its device
+    Helper          a function's first argument: its session, its device
 
 Arrays that are passed without a copy:
 
-    arena           ``empty``, ``zeros``, ``array`` in this child's arena; ``stats`` of it
+    arena           ``empty``, ``zeros``, ``array`` in this child's arena; its ``stats``
     shm_malloc      a block of bytes
-    shm_free        give it back now
+    shm_free        free it now
     Block           such a block
     frombuffer      an array over it
 
 Programs that no broker forked:
 
     connect         join a broker that runs
-    ensure          join it, and start it first where none runs
-    claim           in a process that your program forked: take a place of its own
+    ensure          join it, and start it first if none runs
+    claim           in a process that your program forked: take a slot of its own
     disconnect      leave
     Membership      what these return; leave it as a context
 
 Tensors, computed by helpers, in PyTorch's spelling:
 
     tensor          a tensor with a copy of the data
-    Tensor          an array that is computed when it is looked at
+    Tensor          an array that is computed when it is read
     Data            its elements, as a NumPy array
-    from_numpy      a tensor of an array's elements, without a copy where it is in the arena
+    from_numpy      a tensor of an array's elements, without a copy if it is in the arena
     zeros           zeros; also zeros_like
     ones            ones; also ones_like
-    empty           what does not matter; also empty_like
+    empty           arbitrary values; also empty_like
     full            one value; also full_like
-    rand            evenly from 0 to 1; also rand_like
+    rand            uniformly distributed from 0 to 1; also rand_like
     randn           from the normal distribution; also randn_like
     arange          numbers from one to another
-    linspace        so many numbers, evenly apart
+    linspace        a given count of evenly spaced numbers
     eye             ones on the diagonal
     grad            gradients of outputs with respect to inputs
     no_grad         a context in which nothing is recorded for gradients
-    manual_seed     from which number random ones follow
+    manual_seed     seed the random numbers
     nn              layers and losses
-    optim           optimisers: SGD, Adam and AdamW, which stand here, too
+    optim           optimisers: SGD, Adam and AdamW, which are also in ``shmgpu``
     set_backend     which library computes, and where
     gpu_workers     on how many helpers tensors live
     set_verbosity   how much is logged
@@ -98,41 +98,41 @@ Operations are functions and methods of tensors:
 
 Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64
 
-Models served to other programs over HTTP and gRPC:
+Models served over HTTP and gRPC:
 
     serve           what a model file imports: ``model``, ``Model`` and ``Tensor``
 
-What happened, and single messages:
+Statistics, errors, and single messages:
 
     stats           counters of the broker
     write_trace     the trace as a file that Perfetto opens
-    errors          all errors; each is here, too:
+    errors          all errors; each is also in ``shmgpu``:
     ShmError        the root of the others
     ConfigError     a setting is out of range
     LaunchError     the broker could not be started
     SessionError    a session function raised
     NotRunning      this process has no broker
     BrokerDied      the parent is gone
-    ArenaFull       the arena has no block so large
-    BadFree         no such block, or freed before
+    ArenaFull       the arena has no free block of that size
+    BadFree         not a block, or freed before
     BadFunction     not in the table that was sealed at the start
     BadParams       an argument or a result cannot be carried
     RemoteError     the function raised in its helper
     HelperDied      the helper died while it executed this call
-    NoHelpers       none is left that could serve the call
+    NoHelpers       no helper is left that could serve the call
     CallTimeout     the deadline passed
     CallCancelled   the call was removed from the queue
-    ResultTooLarge  the result is larger than what is kept
+    ResultTooLarge  the result is larger than a helper keeps
     ChildError      a child's main raised, or was killed
     status_name     the name of a status code
     status_text     its sentence
-    shm_send_msg    hand a message to some helper
+    shm_send_msg    send a message to a helper
     shm_read_msg    wait for the next answer
     shm_get_child_id   in a child: its number
     shm_get_helper_id  in a helper: its number
 
-``import shmgpu`` does not import torch, and tensors are loaded when one is first named. Modules
-that are not named here are the package's own: they may change with each release.
+``import shmgpu`` does not import torch, and loads tensors when one of their names is first used.
+Modules that are not named here are internal: they may change with each release.
 """
 
 # ruff: noqa: E402 - which package this is comes first

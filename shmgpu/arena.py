@@ -40,7 +40,7 @@ def empty(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:
         dtype: a name, or a NumPy or torch dtype; ``"bfloat16"`` needs ml_dtypes.
 
     Raises:
-        ArenaFull: the arena has no such block free.
+        ArenaFull: the arena has no free block of that size.
         BadParams: the shape or dtype is impossible.
         NotRunning: this process has no arena.
     """
@@ -61,8 +61,8 @@ def array(data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     """A copy of an array, tensor or nested list in this child's arena, counted as copied in.
 
     Args:
-        data: anything NumPy can make an array of, or a CPU tensor.
-        dtype: element type of the copy; that of the data unless given.
+        data: anything that NumPy can convert to an array, or a CPU tensor.
+        dtype: element type of the copy; by default that of the data.
 
     Example:
         >>> with shmgpu.init(inline=True):
@@ -98,22 +98,21 @@ def stats() -> dict[str, int]:
     return runtime.require().arena.stats()
 
 
-# Blocks that are alive, by address: who frees by address frees one of these, and nothing under an
-# array that knows nothing of it.
+# Live blocks by address: freeing by address frees one of these, and never the memory of an array.
 _blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
 
 
 class Block(np.ndarray[Any, Any]):
     """Bytes of this child's arena: an array of uint8 that knows its address.
 
-    It goes back to the arena by :func:`shm_free`, or else when it is garbage.
+    :func:`shm_free` frees it; otherwise it is freed when it is garbage.
     """
 
     _owner: Any = None
 
     @property
     def address(self) -> int:
-        """Where it begins; the same in this child and in all helpers."""
+        """The address of its first byte; the same in this child and in all helpers."""
         return core.address_of(self)
 
 
@@ -121,8 +120,8 @@ def shm_malloc(nbytes: int) -> Block:
     """A block of this child's arena, 64-byte aligned.
 
     Raises:
-        BadParams: nbytes is 0, negative or no number.
-        ArenaFull: the arena has no such block free.
+        BadParams: nbytes is 0, negative or not a number.
+        ArenaFull: the arena has no free block of that size.
     """
     size = memory.checked_size(nbytes)
     owner, buffer, address = runtime.joined().arena.block(size)
@@ -133,7 +132,7 @@ def shm_malloc(nbytes: int) -> Block:
 
 
 def shm_free(block: Block | int) -> None:
-    """Give a block back at once, without waiting for it to be garbage.
+    """Free a block at once, without waiting for it to be garbage.
 
     As in C, nothing may use the block afterwards, nor any array made over it.
 
@@ -141,15 +140,15 @@ def shm_free(block: Block | int) -> None:
         block: what :func:`shm_malloc` returned, or its address.
 
     Raises:
-        BadFree: it was freed before, is a part of a block, or is no block of this arena.
+        BadFree: it was freed before, is part of a block, or is not a block of this arena.
     """
     runtime.require()
     if isinstance(block, int):
         found = _blocks.get(block)
         if found is None:
             raise BadFree(
-                f"no block that shm_malloc returned begins at {block:#x}, or it was freed before: "
-                "arrays and results go back by themselves when they are garbage"
+                f"no block from shm_malloc begins at {block:#x}, or it was freed before: "
+                "arrays and results are freed automatically when they are garbage"
             )
         block = found
     if not isinstance(block, Block):
@@ -169,7 +168,7 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
     Args:
         block: a :class:`Block`, or any writable buffer.
         dtype: element type.
-        shape: lengths of the axes; as many elements as fit unless given.
+        shape: lengths of the axes; by default one axis with as many elements as fit.
 
     Raises:
         BadParams: the block is too small for that shape.
@@ -187,7 +186,7 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
         data = memoryview(block).cast("B")
     except (TypeError, ValueError, BufferError) as error:
         raise BadParams(
-            f"a {type(block).__name__} is no block of bytes ({error}): pass what shm_malloc() "
+            f"a {type(block).__name__} is not a block of bytes ({error}): pass what shm_malloc() "
             "returned, or a contiguous buffer"
         ) from None
     if shape is None:
@@ -195,7 +194,7 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
     spec = _spec(shape, kind)
     if spec.nbytes > len(data):
         raise BadParams(
-            f"{spec.nbytes:,} bytes are needed for {spec.shape} of {kind.name}, and the block "
-            f"has {len(data):,}: ask for a smaller shape"
+            f"the shape {spec.shape} of {kind.name} needs {spec.nbytes:,} bytes, and the block "
+            f"has {len(data):,}: use a smaller shape"
         )
     return np.ndarray(spec.shape, kind.numpy, data)

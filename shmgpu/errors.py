@@ -1,4 +1,4 @@
-"""Every error the package raises: one tree, each message a sentence that says what to do.
+"""All errors that the package raises: one tree; each message says what was wrong and what to do.
 
 Owns the classes and nothing else: core.py decides which status code becomes which class.
 """
@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
 
 
 class ShmError(Exception):
-    """The root of the tree: anything that shmgpu itself found wrong."""
+    """The root of the tree: any error that shmgpu itself detects."""
 
 
 class ConfigError(ShmError, ValueError):
@@ -39,7 +39,7 @@ class ConfigError(ShmError, ValueError):
 
 
 class LaunchError(ShmError):
-    """The broker could not be started; nothing was left running."""
+    """The broker could not be started; nothing is left running."""
 
 
 class SessionError(LaunchError):
@@ -61,17 +61,17 @@ class NotRunning(ShmError):
 
 
 class BrokerDied(NotRunning):
-    """The parent process is gone; this process lives on without it."""
+    """The parent process is gone; this process continues without it."""
 
 
 class ArenaFull(ShmError, MemoryError):
-    """The caller's arena has no free block of the size asked for.
+    """The caller's arena has no free block of the requested size.
 
     Attributes:
-        asked_bytes: what was asked for.
-        free_bytes: what is free in all.
+        asked_bytes: the size of the request.
+        free_bytes: all free bytes together.
         largest_bytes: the largest request that would have succeeded.
-        capacity_bytes: what the arena has, used or free.
+        capacity_bytes: the size of the arena, used and free.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class BadParams(ShmError, ValueError):
 
 
 class HelperDied(ShmError):
-    """The helper died while it was executing this call; the next call finds another one."""
+    """The helper died while it executed this call; the next call goes to another helper."""
 
 
 class NoHelpers(ShmError):
-    """Every helper that could serve the call is gone: given up, or let go by a scaling."""
+    """Every helper that could serve the call is gone: given up, or removed by ``shmgpu scale``."""
 
 
 class CallTimeout(ShmError, TimeoutError):
@@ -164,8 +164,8 @@ class ChildError(ShmError):
 
     Attributes:
         rank: the child's number, from 0.
-        exit_status: what the process passed to exit, or minus the signal that ended it.
-        traceback_text: the traceback in the child, as text; empty when there is none.
+        exit_status: the process's exit status, or minus the signal that ended it.
+        traceback_text: the traceback in the child, as text; empty if there is none.
     """
 
     def __init__(

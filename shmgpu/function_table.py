@@ -71,16 +71,16 @@ def resolve_by(
 
 @dataclass(frozen=True)
 class Batch:
-    """How calls of a function are run together.
+    """How calls of a function run together.
 
-    Calls whose arrays agree in all but the length of axis 0, and whose plain values are equal,
-    are concatenated on axis 0, run as one, and the outputs cut apart again. Calls of 64 KiB and
-    more on a CPU are run one after another instead, where the helper has measured that copying
+    Calls whose arrays agree in dtype and in all axes but the first, and whose plain values are
+    equal, are concatenated along axis 0 and run as one; the outputs are split again. Calls of 64
+    KiB and more on a CPU run one after another instead, if the helper has measured that copying
     them together takes longer than it saves.
 
     Args:
-        max_size: the most rows (not calls) that are run as one.
-        max_delay: seconds a call may wait for company; None runs what is there.
+        max_size: the most rows (not calls) that run as one.
+        max_delay: seconds a call may wait for others; None: no call waits.
     """
 
     max_size: int = 32
@@ -257,7 +257,7 @@ class DeclaredFunction:
         self.row = row
 
     def why_unknown(self) -> str:
-        """Why helpers do not have this function, or it is not called, in a sentence."""
+        """A sentence: why helpers do not have this function, or why it must not be called."""
         if self.refused:
             return self.refused
         if _obstacle is not None and (reason := _obstacle(self)):
@@ -265,13 +265,13 @@ class DeclaredFunction:
         if _resolver is None or _names is None:
             return (
                 f"{self.name} was decorated after the broker had started, so helpers do not "
-                "know it: move its definition above launch() or init()"
+                "have it: move its definition above launch() or init()"
             )
         own = {name_of(one) for one in by_row.values() if one.is_own}
         there = ", ".join(name for name in _names if name not in own)
         advice = f"{_advice(self)}; " if _advice is not None else ""
         return (
-            f"the broker that was joined has no {name_of(self)}: {advice}it has "
+            f"the broker that this program joined has no {name_of(self)}: {advice}it has "
             f"{there or 'no functions'}"
         )
 
@@ -306,13 +306,13 @@ def _refuse_kinds(body: Callable[..., Any]) -> None:
     name = getattr(body, "__name__", "the function")
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise ConfigError(
-            f"{name} is a generator function, and a result travels as a whole: return a list or an "
+            f"{name} is a generator function, but a call has a single result: return a list or an "
             "array, or make one call for each part"
         )
     if inspect.iscoroutinefunction(body):
         raise ConfigError(
             f"{name} is an async function, and helpers have no event loop: write def {name}, "
-            f"without async, and await {name}.aio(...) where it is called"
+            f"without async, and await {name}.aio(...) in the caller"
         )
 
 

@@ -45,7 +45,7 @@ _ndarray = np.ndarray
 
 
 class Function(DeclaredFunction, Generic[P, R]):
-    """A function that helpers run; what :func:`function` makes of the one it decorates.
+    """A function that helpers run; what :func:`function` returns.
 
     Calling it sends a message and waits. Without a broker, :meth:`local` runs the original.
     """
@@ -82,19 +82,19 @@ class Function(DeclaredFunction, Generic[P, R]):
         return result
 
     def local(self, helper: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the original function here, with the helper given; for tests and in helpers."""
+        """Run the original function here, with the given helper; for tests and in helpers."""
         result: R = self.body(helper, *args, **kwargs)
         return result
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
-        """Send without waiting; never blocks.
+        """Send the call without waiting; never blocks.
 
-        Arrays of the caller's arena that are given are read-only until the call is done.
+        Array arguments that lie in the caller's arena are read-only until the call is done.
         """
         return _submit(self, args, kwargs, None)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
-        """Send from a running event loop: an awaitable for the result. Uses no thread."""
+        """Send the call from a running event loop; returns an awaitable. Uses no thread."""
         return _aio(self, args, kwargs, None)
 
     def map(
@@ -107,7 +107,7 @@ class Function(DeclaredFunction, Generic[P, R]):
 
         Args:
             iterables: one for each positional argument, read as results are taken.
-            in_flight: calls that may be out at a time; twice the window unless given.
+            in_flight: the most calls in flight; by default twice the window.
             progress: draw a bar; None means on a terminal only.
 
         Example:
@@ -133,8 +133,8 @@ class Function(DeclaredFunction, Generic[P, R]):
         Args:
             timeout: seconds until a call raises CallTimeout.
             priority: 0 to 3; higher is served first.
-            out: an array, or a tree of arrays, that the result is written into and that the
-                call returns. One C-contiguous array of the caller's arena is written in place.
+            out: an array, or a tree of arrays, that receives the result and that the call
+                returns. A single C-contiguous array of the caller's arena is written in place.
             helpers: numbers of the helpers that may run it.
         """
         if not isinstance(priority, int) or not 0 <= priority <= 3:
@@ -227,7 +227,7 @@ def _map(
     progress: bool | None,
 ) -> Iterator[Any]:
     if not iterables:
-        raise ConfigError(f"{target.name}.map() needs something to call with: pass an iterable")
+        raise ConfigError(f"{target.name}.map() needs arguments: pass an iterable")
     if in_flight is not None:
         in_flight = parse_count(in_flight, "in_flight")
     if progress is not None:
@@ -259,7 +259,7 @@ def _map_lazily(
                     try:
                         out.append(_submit(target, args, {}, settings))
                         break
-                    except ArenaFull:  # what is out holds memory that its results give back
+                    except ArenaFull:  # calls in flight hold memory; their results free it
                         if not out:
                             raise
                         result = out.popleft().result()
@@ -310,28 +310,28 @@ def function(
     """Make a function that helpers run and children call.
 
     The function's first parameter is the helper (``.id``, ``.device``, ``.session``, ``.out``);
-    callers leave it out. The others are arrays (NumPy, torch, anything with DLPack or
+    callers omit it. The others are arrays (NumPy, torch, anything with DLPack or
     ``__array_interface__``), plain values, and tuples, lists and dicts of them; so is the
-    result. Arrays that lie in the caller's arena are not copied, and are there to be read: NumPy
-    arrays are read-only, and writing to tensors in place is an error that ``debug=True`` finds.
-    What it prints is the broker's output: of one that the first call started, a log that
-    ``shmgpu list`` names.
+    result. Arrays in the caller's arena are not copied. The function must not write to its
+    arguments: NumPy arrays are read-only, and ``debug=True`` detects writes to tensors. What the
+    function prints goes to the broker's output; for a broker that the first call started, that is
+    a log which ``shmgpu list`` names.
 
     Args:
         body: the function, when used without parentheses.
         batch: run calls together; see :class:`Batch`.
-        out: what the function returns, as :class:`Declared` shapes, or a callable that gets
-            the call's arguments and returns them (it may look at shapes, dtypes and plain
-            values only). The function then finds those arrays in ``helper.out``.
-        idempotent: it may be run once more when its helper dies.
+        out: what the function returns, as :class:`Declared` shapes, or a callable that takes
+            the call's arguments and returns such shapes (it may use shapes, dtypes and plain
+            values only). The function finds those arrays in ``helper.out``.
+        idempotent: the call may run once more if its helper dies.
         timeout: seconds until a call raises CallTimeout.
-        hang_after: seconds of execution after which its helper is taken for hung and replaced.
-        pool: name of the helpers that run it; the first pool unless given.
-        arrays: ``"torch"`` gets tensors on ``helper.device``, ``"numpy"`` gets NumPy arrays.
+        hang_after: seconds of execution after which the helper counts as hung and is replaced.
+        pool: name of the helpers that run it; by default the first pool.
+        arrays: ``"torch"``: arguments are tensors on ``helper.device``; ``"numpy"``: NumPy arrays.
         pickle: carry values of any type by pickling them; only for code you trust.
-        mutates: its arrays may be written to. One that lies in the caller's arena is then the
-            caller's own memory, or, in a batch, gets its rows back when the function has returned;
-            of one that was copied in, the copy is written to.
+        mutates: the function may write to its arrays. An array in the caller's arena is then
+            the caller's own memory, or, in a batch, its rows are copied back when the function
+            returns. Of an array that was copied in, only the copy changes.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -371,6 +371,6 @@ def _placement(helpers: Any) -> int:
             raise ValueError
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(
-            f"helpers={shortened(helpers)} must be a list of numbers of helpers, from 0"
+            f"helpers={shortened(helpers)} must be a list of helper numbers, from 0"
         ) from None
     return sum(1 << number for number in set(numbers))

@@ -1,4 +1,4 @@
-"""Joining a broker that runs already: ``connect``, ``claim``, ``disconnect``.
+"""Joining a running broker: ``connect``, ``ensure``, ``claim``, ``disconnect``.
 
 Owns a process's membership: the handshake through the door, the functions' rows while it lasts, and
 its end. A member is a child like any other, but the broker did not fork it and never signals it.
@@ -32,24 +32,24 @@ SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waite
 LOOK_AGAIN_S = 0.05
 ALREADY = {  # by role: why this process cannot join
     core.ROLE_HELPER: "a helper serves one broker and cannot join another: call functions from "
-    "the programs that ask it",
-    core.ROLE_PARENT: "this process is a broker: join it from the programs that have work for it",
+    "the programs that use it",
+    core.ROLE_PARENT: "this process is a broker: join it from the programs that call functions",
 }
 IN_ONE = (
-    "this process is in a broker already: call disconnect() or shutdown() first, or, in a child of "
-    "launch(), use that one"
+    "this process is already in a broker: call disconnect() or shutdown() first, or, in a child of "
+    "launch(), use that broker"
 )
 ENDED = (
-    "the broker of the process that this one was forked from has ended: start another there, and "
-    "claim in a process that is forked after it"
+    "the broker of the process that forked this one has ended: start another there, and call "
+    "claim() in a process that is forked afterwards"
 )
 LOST = (
     "the broker that this process had joined is gone: call shmgpu.connect() to join the next one, "
-    "or, in a program that never did, just call again"
+    "or, in a program that joined with its first call, just call again"
 )
 NO_PLACES = (
-    "the broker of the process that this one was forked from has no places for others: start it "
-    "with some, as in launch(..., slots=4) or init(slots=4), or use one of shmgpu up"
+    "the broker of the process that forked this one has no slots for others: start it with some, "
+    "as in launch(..., slots=4) or init(slots=4), or use a broker of shmgpu up"
 )
 
 
@@ -60,7 +60,7 @@ MORE_PLACES = (
 
 
 class Membership:
-    """This process's place in a broker; leave it with :func:`disconnect`, or as a context."""
+    """This process's slot in a broker; leave it with :func:`disconnect`, or use it as a context."""
 
     def __init__(self, path: str, known: manifest.Manifest, unpickles: bool = True) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class Membership:
         if not isinstance(target, function_table.DeclaredFunction):
             return
         if self.manifest.has_other_code(target):
-            self._warn(f"runs other code as {manifest.name_of(target)} than this program has")
+            self._warn(f"runs other code for {manifest.name_of(target)} than this program has")
         session = carry.load_of(sys.modules.get(getattr(target.body, "__module__", "")))
         if session is not None and self.manifest.has_other_session(session):
             self._warn_of_session(session)
@@ -113,14 +113,14 @@ class Membership:
         if not self.unpickles:
             return (
                 f"the broker at {self.path} is another user's, and {target.name} has pickle=True: "
-                "whoever answers it could run any code as you; pass plain values and arrays "
-                "instead, or say connect(trust_broker=True) if they may do that"
+                "its answers could run any code as you; pass plain values and arrays instead, or "
+                "call connect(trust_broker=True) if you trust that user"
             )
         if row not in self.manifest.pickles:
             return (
-                f"this program has {target.name} with pickle=True, and the broker at {self.path} "
+                f"this program has {target.name} with pickle=True, but the broker at {self.path} "
                 "serves it without: end that broker (shmgpu down), and start one with this "
-                "program's"
+                "program's function"
             )
         return ""
 
@@ -151,22 +151,22 @@ def connect(
     """Join the broker that listens at ``path``: this process becomes one of its children.
 
     Args:
-        path: of the broker's socket; ``SHMGPU_SOCKET``, or the one in the user's runtime
-            directory, unless given. ``"localhost:29500"`` and the like mean that one, too.
-        wait: seconds to wait for a free place when all are taken; None waits for ever.
-        host: accepted for this box (``"localhost"``, its name, its addresses), refused for another.
-        port: accepted and not needed: there is no network between processes of one box.
-        trust_broker: call functions with ``pickle=True`` of another user's broker, too, who can
-            answer with any code, and have it run as you.
+        path: of the broker's socket; by default ``SHMGPU_SOCKET``, or the one in your runtime
+            directory. ``"localhost:29500"`` and similar addresses mean the default, too.
+        wait: seconds to wait for a free slot if all are taken; None waits for ever.
+        host: accepted for this machine (``"localhost"``, its name, its addresses), else refused.
+        port: accepted and ignored: there is no network between processes of one machine.
+        trust_broker: also call functions with ``pickle=True`` in another user's broker; that user
+            can then run any code as you.
 
     Returns:
         A context manager that calls :func:`disconnect`.
 
     Raises:
         NotRunning: no broker listens there.
-        LaunchError: this process is in a broker already, or the broker refused: all places are
-            taken, another user's, another version.
-        ConfigError: another host, or no socket.
+        LaunchError: this process is already in a broker, or the broker refused: all slots are
+            taken, or it is another user's or of another version.
+        ConfigError: another host, or not a socket.
     """
     address = hosts.split(path)
     if address is not None:
@@ -183,23 +183,23 @@ def connect(
 
 @runtime.one_at_a_time
 def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership:
-    """In a process that the user's own program forked: take a place of its own, with an arena.
+    """Take a slot with an arena of its own, in a process that your program forked.
 
-    It joins the broker of the process that forked it, which must have ``slots`` to give:
-    ``launch(..., slots=N)``, ``init(slots=N)``, or a broker of ``shmgpu up`` that the forking one
-    had joined. In a process that was forked from none of these it is :func:`connect`. What was
-    inherited stays the forking process's, and its arrays stay readable here.
+    It joins the broker of the process that forked it, which must have free ``slots``:
+    ``launch(..., slots=N)``, ``init(slots=N)``, or a broker of ``shmgpu up`` that the forking
+    process had joined. In any other process it does what :func:`connect` does. Inherited memory
+    still belongs to the forking process, and its arrays stay readable here.
 
     Args:
-        wait: seconds to wait for a free place when all are taken; None waits for ever.
+        wait: seconds to wait for a free slot if all are taken; None waits for ever.
         trust_broker: see :func:`connect`.
 
     Returns:
         A context manager that calls :func:`disconnect`; the process's end does the same.
 
     Raises:
-        NotRunning: no broker runs any more.
-        LaunchError: there are no places, all are taken, or this process is in a broker already.
+        NotRunning: the broker has ended.
+        LaunchError: there are no slots, all are taken, or this process is already in a broker.
     """
     _refuse_where_taken()
     if runtime.inherited_door == "":
@@ -352,33 +352,35 @@ def ensure(
     trust_broker: bool = False,
     **settings: Any,
 ) -> Membership:
-    """Join the user's broker, and start one first where none runs.
+    """Join your broker, and start one first if none runs.
 
-    A broker of ``shmgpu up`` is joined as it is. Where there is none, programs that only use
-    tensors share one, and programs with functions share one with those that have the same
-    functions, session function and settings; one of which a file has been changed since is
-    followed by another, and ends with its last program.
+    A broker of ``shmgpu up`` is joined as it is. If there is none, programs that only use tensors
+    share one, and programs with functions share one with those that have the same functions,
+    session function and settings. If one of a broker's files has changed since, the next program
+    gets a new broker, and the old one ends with its last program.
 
-    Two programs that start one at once end with one broker. It outlives this program, until
-    ``shmgpu down`` unless an ``idle_timeout`` is given; what it prints goes to a file beside its
-    socket that ends in ``.log``. One that is just ending is waited for, and the next one started.
+    If two programs start a broker at once, one broker results. It outlives this program, until
+    ``shmgpu down``, or until its ``idle_timeout`` if one is given. What it prints goes to a file
+    beside its socket that ends in ``.log``. If a broker is just ending, this waits for its end and
+    then starts the next one.
 
     Args:
-        modules: whose functions it serves, names or files; this program's own functions, unless
-            given, and as session a function ``load`` of theirs. With these it listens where one
-            of ``shmgpu up`` does, and one that listens there is taken as it is.
-        path: see :func:`connect`; one that is named is used as with modules.
+        modules: names or files of modules whose functions the broker serves; by default this
+            program's own functions, and their function ``load`` as the session function. With
+            modules the broker uses the socket of ``shmgpu up``; one that listens there already is
+            used as it is.
+        path: see :func:`connect`; a named path has the same effect as modules.
         wait: see :func:`connect`.
-        timeout: seconds that its start may take, and that another program's is waited for; one
-            that takes longer is ended. None waits until it is ready or has failed, and ten minutes
-            for another program's.
+        timeout: seconds that its start may take, or that another program's start is waited for; a
+            start that takes longer is ended. None waits until it is ready or has failed, and ten
+            minutes for another program's.
         trust_broker: see :func:`connect`.
-        settings: of a broker that has to be started, as for ``shmgpu up``: helpers, devices, arena,
-            session (a function, or its name), slots, idle_timeout, ... One that runs already and
-            has fewer helpers is asked for more.
+        settings: of a broker that must be started, as for ``shmgpu up``: helpers, devices, arena,
+            session (a function, or its name), slots, idle_timeout, ... A running broker with
+            fewer helpers is asked for more.
 
     Raises:
-        SessionError, LaunchError, ConfigError: it could not be started, or did not let this in.
+        SessionError, LaunchError, ConfigError: it could not be started, or refused this program.
     """
     _refuse_where_taken()
     timeout = None if timeout is None else parse_seconds(timeout, "timeout")
@@ -484,8 +486,8 @@ runtime.first_call = _first_call
 def disconnect() -> None:
     """Leave the broker that :func:`connect` or :func:`claim` joined.
 
-    Calls that are out are given up; arrays of the arena stay readable. Later calls raise
-    NotRunning, until :func:`ensure`, :func:`connect` or :func:`init`. Does nothing when no broker
+    Calls in flight are abandoned; arrays of the arena stay readable. Later calls raise
+    NotRunning, until :func:`ensure`, :func:`connect` or :func:`init`. Does nothing if no broker
     was joined.
     """
     _undo()

@@ -1,8 +1,8 @@
 """Starting and ending a broker: ``launch``, ``init``, ``shutdown``.
 
-Owns the two ways to start and what is raised at the end. In ``launch`` the calling process becomes
-the parent, which never runs anything of the user's; in ``init`` it becomes child 0 of a parent
-forked from it.
+Owns the two ways to start, and the errors raised at the end. In ``launch`` the calling process
+becomes the parent, which never runs anything of the user's; in ``init`` it becomes child 0 of a
+parent forked from it.
 """
 
 from __future__ import annotations
@@ -78,42 +78,42 @@ def launch(
     debug_dir: str | os.PathLike[str] | None = None,
     tick_rate_ms: int | None = None,
 ) -> list[Any]:
-    """Fork helpers and children, run ``main`` in every child, return what they returned.
+    """Fork helpers and children, run ``main`` in every child, and return the results.
 
-    The calling process becomes the parent until the last child has ended.
+    The calling process is the parent until the last child has ended.
 
     Args:
         main: called as ``main(rank, *args)`` in each child; or a list, one for each child.
-        children: how many; as many as ``main`` lists, unless given.
+        children: how many; by default as many as ``main`` lists.
         helpers: how many; or ``{"name": count}`` for several pools.
-        session: ``session(helper)`` runs once in each helper; what it returns is
+        session: ``session(helper)`` runs once in each helper; its return value becomes
             ``helper.session``. May be a dictionary by pool.
-        devices: ``"cpu"``, ``"cuda:0"``, or a list that helpers take turns with; the machine's
-            GPUs unless given, else the CPU. May be a dictionary by pool.
+        devices: ``"cpu"``, ``"cuda:0"``, or a list that is assigned to helpers in turn; by
+            default the machine's GPUs, else the CPU. May be a dictionary by pool.
         arena: bytes of each child's arena, as a number or ``"64MiB"``.
         args: more arguments of ``main``.
-        seed: from which random, numpy, torch and tensors are seeded in each role, differently in
-            each; drawn afresh unless given. What a child seeds itself (:func:`manual_seed`) holds.
-        window: messages that a child may have outstanding, 1 to 896.
-        threads: compute threads of each CPU helper; (cores - 1) / helpers unless given.
-        gpu_memory: cap on the device memory of each helper.
-        prefault: populate all arenas now rather than at first touch.
+        seed: seeds random, numpy, torch and tensors, differently in each role; by default drawn at
+            random. A child's own :func:`manual_seed` takes precedence.
+        window: messages that a child may have in flight, 1 to 896.
+        threads: compute threads of each CPU helper; by default (cores - 1) / helpers.
+        gpu_memory: limit on the device memory of each helper.
+        prefault: take the pages of all arenas now, not at first touch.
         huge_pages: ask for transparent huge pages.
         grace: seconds that an orderly end may take before TERM, and TERM before KILL.
         scratch: bytes of each helper's scratch region.
         trace_records: calls that the trace remembers; 0 switches it off.
         trace_path: where to write the trace at the end, for Perfetto.
-        stats_into: a dictionary that gets the final :func:`stats`.
+        stats_into: a dictionary that receives the final :func:`stats`.
         progress: draw a bar while helpers load; None means on a terminal only.
-        restart: ``"never"``: a child that fails ends the launch. ``"on-failure"``: it is started
-            anew, with the same rank and seed and an arena of zeros, as soon as no helper can write
-            to the old one any more.
+        restart: ``"never"``: a child that fails ends the launch. ``"on-failure"``: it is
+            restarted, with the same rank and seed and a zeroed arena, as soon as no helper can
+            write to the old one any more.
         max_restarts: how often one child is restarted before its failure ends the launch; 5.
         slots: how many processes that children start or fork may join at once, each with an
             arena of its own; see :func:`shmgpu.claim`.
         debug: record what tensors do; see :mod:`shmgpu.debug`.
-        debug_dir: folder where each child leaves that as a file at its end.
-        tick_rate_ms: milliseconds of a tick in it.
+        debug_dir: folder where each child leaves that record as a file at its end.
+        tick_rate_ms: milliseconds of a tick in that record.
 
     Returns:
         What each child's main returned, in order of rank.
@@ -121,8 +121,8 @@ def launch(
     Raises:
         ChildError: a child's main raised, was killed, or returned what cannot be returned.
         SessionError: a session function raised.
-        ConfigError, LaunchError: what was asked for cannot be had.
-        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM came.
+        ConfigError, LaunchError: a setting is wrong, or the broker could not be started.
+        KeyboardInterrupt, SystemExit: the parent received SIGINT or SIGTERM.
     """
     refuse_unsafe("launch()")
     _check_outputs(trace_path, stats_into)
@@ -171,7 +171,7 @@ def launch(
 
 
 def _check_outputs(trace_path: Any, stats_into: Any = None) -> None:
-    """What is written at the end must be possible before the work begins."""
+    """Raise ConfigError now for a file that could not be written at the end."""
     if stats_into is not None and not isinstance(stats_into, dict):
         raise ConfigError(f"stats_into={stats_into!r} must be a dictionary")
     if trace_path is None:
@@ -182,7 +182,7 @@ def _check_outputs(trace_path: Any, stats_into: Any = None) -> None:
     except OSError as error:
         raise ConfigError(
             f"trace_path={trace_path!r} cannot be written ({error}): name a file in a directory "
-            "that is yours"
+            "that you can write to"
         ) from None
 
 
@@ -191,7 +191,7 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
         mains = list(main)
         if children is not None and config.resolve("children", children) != len(mains):
             raise ConfigError(
-                f"main lists {len(mains)} functions and children={children}: leave children away"
+                f"main lists {len(mains)} functions, but children={children}: omit children"
             )
         config.SETTINGS["children"].parse(len(mains), "children")
     else:
@@ -235,7 +235,7 @@ def _child_error(host: RoleHost, child: int, exit_status: int) -> ChildError:
         )
     how = describe_exit(exit_status)
     if exit_status == 0:
-        how = "it left before its main had ended (os._exit?)"
+        how = "it exited before its main had ended (os._exit?)"
     return ChildError(
         f"child {child} failed: {how}",
         child,
@@ -256,7 +256,7 @@ def _session_error(host: RoleHost) -> SessionError:
                 number,
                 report.traceback_text,
             )
-    detail = core.error_detail() or "no reason was left"
+    detail = core.error_detail() or "no reason was reported"
     return SessionError(f"a helper could not make its session: {detail}")
 
 
@@ -330,12 +330,12 @@ def init(
         helpers: as for :func:`launch`, and so are session, devices and arena.
         session: see there.
         devices: see there.
-        backend: the library that computes tensors, ``"torch"`` or ``"numpy"``; what
-            :func:`shmgpu.set_backend` says unless given.
+        backend: the library that computes tensors, ``"torch"`` or ``"numpy"``; by default what
+            :func:`shmgpu.set_backend` says.
         arena: see there.
         inline: start no process: functions run in this one, for debuggers and unit tests.
-        seed: see :func:`launch` for this and all that follow. Of the calling process only tensors
-            are seeded, as child 0's; without a seed, what :func:`manual_seed` said before holds.
+        seed: see :func:`launch` for this and all that follow. In the calling process only tensors
+            are seeded, as in child 0; without a seed, an earlier :func:`manual_seed` applies.
         window: see there.
         threads: see there.
         gpu_memory: see there.
@@ -352,12 +352,12 @@ def init(
         tick_rate_ms: see there.
 
     Returns:
-        A context manager that calls :func:`shutdown`. Calls after its block are refused, as they
-        are after that.
+        A context manager that calls :func:`shutdown`. Calls after its block are refused, as after
+        :func:`shutdown`.
 
     Raises:
         SessionError: a session function raised.
-        ConfigError, LaunchError: what was asked for cannot be had.
+        ConfigError, LaunchError: a setting is wrong, or the broker could not be started.
 
     Example:
         >>> with shmgpu.init(helpers=1):
@@ -395,7 +395,7 @@ def init(
     if inline:
         runtime.refuse_while_loading()
         if runtime.current is not None or core.role() != core.ROLE_NONE:
-            raise LaunchError("a broker is running in this process already: call shutdown() first")
+            raise LaunchError("a broker is already running in this process: call shutdown() first")
     else:
         refuse_nested("init()")
         _check_outputs(trace_path)
@@ -521,12 +521,11 @@ def _start_inline(plan: Settings) -> None:
 
 @runtime.one_at_a_time
 def shutdown() -> None:
-    """Leave the broker that :func:`init` started: helpers end, futures that are out fail.
+    """Leave the broker that :func:`init` started: helpers end, futures in flight fail.
 
-    Arrays of the arena stay readable. Calls raise NotRunning from then on, also in a program
-    whose first call would have joined or started a broker: one that was given settings is not
-    followed by one without. :func:`ensure` or another :func:`init` begins anew. Does nothing when
-    no broker was started.
+    Arrays of the arena stay readable. Later calls raise NotRunning; they never join or start a
+    broker by themselves, because it would lack this one's settings. :func:`ensure` or another
+    :func:`init` starts again. Does nothing if no broker was started.
     """
     global _session
     current, session = _session, runtime.current
@@ -556,7 +555,7 @@ def shutdown() -> None:
 
 
 def is_running() -> bool:
-    """Whether this process is a child that can call functions: not when its broker is gone."""
+    """Whether this process is a child that can call functions; false if its broker is gone."""
     return runtime.current is not None and not runtime.current.port.is_lost()
 
 

@@ -42,7 +42,7 @@ def cast(x: Node, dtype: DType) -> Node:
 def refuse_strange(dtype: DType) -> None:
     """TypeError for an element type that tensors do not have."""
     if dtype.name not in NAMES:
-        raise TypeError(f"tensors are of {', '.join(NAMES)}, not of {dtype.name}")
+        raise TypeError(f"tensors can be {', '.join(NAMES)}, not {dtype.name}: convert")
 
 
 def to(x: Node, dtype: Any) -> Node:

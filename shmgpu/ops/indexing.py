@@ -507,13 +507,13 @@ class Index:
 
 def _number(one: Any) -> int:
     if isinstance(one, bool):
-        raise IndexError(f"{one} is no index: use whole numbers, slices, None, ... or tensors")
+        raise IndexError(f"{one} is not an index: use whole numbers, slices, None, ... or tensors")
     try:
         return operator.index(one)
     except TypeError:
         raise IndexError(
-            f"{type(one).__name__} is no index: use whole numbers, slices, None, ... or tensors of "
-            "whole numbers"
+            f"{type(one).__name__} is not an index: use whole numbers, slices, None, ... or "
+            "tensors of whole numbers"
         ) from None
 
 
@@ -582,7 +582,7 @@ def _fitted(value: Node, shape: Shape) -> Node:
 def _masked(x: Node, mask: Node, value: Node) -> Node:
     ndim = len(mask.spec.shape)
     if mask.spec.shape != x.spec.shape[:ndim]:
-        raise IndexError(f"the mask {mask.spec.shape} is not how {x.spec.shape} begins")
+        raise IndexError(f"the mask's shape {mask.spec.shape} is not a prefix of {x.spec.shape}")
     if value.spec.shape not in ((), (1,)):
         raise ValueError(
             f"as many values as the mask has hits are needed, and how many that are depends on its "

@@ -58,7 +58,7 @@ DTYPES = {one.name: one for one in TYPES}
 
 
 class Data(np.ndarray[Any, Any]):
-    """A tensor's elements: an array that is read only."""
+    """A tensor's elements: a read-only array."""
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The same elements as a plain array."""
@@ -66,10 +66,10 @@ class Data(np.ndarray[Any, Any]):
 
 
 class Tensor:
-    """An array that is computed when it is looked at.
+    """An array that is computed when it is read.
 
     Attributes:
-        grad: sum of the gradients that :meth:`backward` has found, or None.
+        grad: sum of the gradients that :meth:`backward` has added, or None.
     """
 
     __slots__ = ("__weakref__", "_node", "grad")
@@ -99,7 +99,7 @@ class Tensor:
 
     @property
     def id(self) -> int:
-        """The number of what it shows now: what the pages of :mod:`shmgpu.debug` call it."""
+        """The number of its current value, as :mod:`shmgpu.debug` shows it."""
         return self._node.number
 
     @property
@@ -114,7 +114,7 @@ class Tensor:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """The number of axes."""
         return len(self._node.spec.shape)
 
     @property
@@ -128,12 +128,12 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it was given rather than computed, as far as gradients go."""
+        """Whether gradients end here: it was not computed from tensors that require them."""
         return self._node.leaf is not None or not self._node.needs_grad
 
     @property
     def T(self) -> Tensor:
-        """With its axes in the opposite order."""
+        """The tensor with its axes in reverse order."""
         return Tensor(shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
 
     def size(self, dim: int | None = None) -> Any:
@@ -141,11 +141,11 @@ class Tensor:
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        """How many axes there are."""
+        """The number of axes."""
         return self.ndim
 
     def numel(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -157,20 +157,20 @@ class Tensor:
 
     @property
     def data(self) -> Data:
-        """Its elements, computed now if they were not: an array that is read only."""
+        """Its elements as a read-only array, computed now if they were not before."""
         shown = current.elements(self._node).view(Data)
         shown.setflags(write=False)
         return shown
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Its elements as a plain array, read only."""
+        """Its elements as a plain, read-only array."""
         return self.data.numpy()
 
     def item(self) -> Any:
         """The one element as a plain number."""
         if self.numel() != 1:
             raise ValueError(
-                f"one element can be a plain number, and the tensor's shape is {self.shape}"
+                f"item() needs a tensor of one element, and the shape is {self.shape}: use tolist()"
             )
         return current.elements(self._node).item()
 
@@ -192,8 +192,8 @@ class Tensor:
         """What a call carries: the elements where they lie in the arena."""
         if self._node.needs_grad and self._node.leaf is None and graph.grad_enabled:
             raise BadParams(
-                "a tensor that gradients flow through cannot be carried (they would be lost): pass "
-                "tensor.detach()"
+                "a call cannot carry a tensor that gradients flow through (it would lose them): "
+                "pass tensor.detach()"
             )
         return current.elements(self._node)
 
@@ -219,7 +219,7 @@ class Tensor:
 
     def __index__(self) -> int:
         if is_float(self.dtype):
-            raise TypeError(f"a tensor of {self.dtype.name} is no index: use int() of it")
+            raise TypeError(f"a tensor of {self.dtype.name} is not an index: use int(tensor)")
         return int(self.item())
 
     def __format__(self, spec: str) -> str:
@@ -263,20 +263,20 @@ class Tensor:
     # ---- gradients -----------------------------------------------------------------------------
 
     def requires_grad_(self, wanted: bool = True) -> Tensor:
-        """From now on gradients are collected here, or no more."""
+        """Start or stop to collect gradients in this tensor."""
         node = self._node
         if wanted == node.needs_grad:
             return self
         if not wanted:
             if node.leaf is None:
                 raise RuntimeError(
-                    "gradients flow through this tensor: use detach() for one they do not"
+                    "gradients flow through this tensor: use detach() to get one without"
                 )
             self._become(alias(node))
             return self
         if not is_float(node.spec.dtype):
             raise TypeError(
-                f"a tensor of {node.spec.dtype.name} has no gradient: make it of a float type"
+                f"a tensor of {node.spec.dtype.name} has no gradient: convert it to a float type"
             )
         if node.owners > 1:  # a tensor that is the same after an operation that had nothing to do
             self._become(alias(node))
@@ -288,11 +288,11 @@ class Tensor:
         self._node.leaf = weakref.ref(self)
 
     def detach(self) -> Tensor:
-        """The same elements, without a way back for gradients."""
+        """The same elements, through which no gradients flow."""
         return Tensor(alias(self._node))
 
     def clone(self) -> Tensor:
-        """The same elements in a tensor of its own."""
+        """A separate tensor with the same elements."""
         return Tensor(
             elementwise.mul(self._node, 1) if self._node.needs_grad else alias(self._node)
         )
@@ -300,15 +300,15 @@ class Tensor:
     def backward(
         self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
-        """Add to ``grad`` of every leaf that this depends on.
+        """Compute gradients, and add them to ``grad`` of every leaf that this tensor depends on.
 
         Args:
-            gradient: of what this is a part of, in its shape; ones unless given.
+            gradient: the gradient with respect to this tensor, in its shape; by default ones.
             retain_graph: keep what a second call needs.
-            create_graph: have the gradients be differentiable themselves.
+            create_graph: make the gradients differentiable themselves.
 
         Raises:
-            RuntimeError: nothing that it depends on requires a gradient, or it was released.
+            RuntimeError: no leaf requires a gradient, or the graph was released.
         """
         if not self._node.needs_grad:
             raise RuntimeError(
@@ -340,7 +340,7 @@ class Tensor:
         current.show(node)
 
     def _updated(self, node: Node) -> Tensor:
-        """What an operation in place does."""
+        """Take the result of an in-place operation."""
         before = self._node
         collects = before.leaf is not None
         if collects and graph.grad_enabled:
@@ -349,14 +349,14 @@ class Tensor:
             )
         if node.spec.shape != before.spec.shape:
             raise ValueError(
-                f"in place: the outcome's shape {node.spec.shape} is not the tensor's {self.shape}"
+                f"in place: the result's shape {node.spec.shape} is not the tensor's {self.shape}"
             )
         dtype = before.spec.dtype
         if node.spec.dtype is not dtype:
             if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
                 raise TypeError(
-                    f"in place: the outcome is {node.spec.dtype.name} and the tensor {dtype.name}, "
-                    "which would lose it: write x = x + y instead of x += y, or convert"
+                    f"in place: the result is {node.spec.dtype.name} and the tensor {dtype.name}, "
+                    "which cannot hold it: write x = x + y instead of x += y, or convert"
                 )
             node = cast(node, dtype)
         self._become(node)
@@ -366,20 +366,20 @@ class Tensor:
         return self
 
     def zero_(self) -> Tensor:
-        """All elements become 0."""
+        """Set all elements to 0."""
         return self._updated(creation.zeros_like(self._node))
 
     def copy_(self, source: Any) -> Tensor:
-        """All elements become those of ``source``, stretched to this shape."""
+        """Copy the elements of ``source``, expanded to this shape."""
         node = as_operand(source, self.dtype)
         return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
 
     def fill_(self, value: float) -> Tensor:
-        """All elements become this number."""
+        """Set all elements to a number."""
         return self._updated(creation.full(self.shape, value, self.dtype))
 
     def contiguous(self) -> Tensor:
-        """Itself: how elements lie is the helper's business."""
+        """Return the tensor itself: the helper decides how elements lie in memory."""
         return self
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -445,7 +445,7 @@ def _places(index: Any, shape: tuple[int, ...]) -> Any:
     if mask.dtype != bool or not mask.ndim:
         return index
     if mask.shape != shape[: mask.ndim]:
-        raise IndexError(f"the mask {mask.shape} is not how {shape} begins")
+        raise IndexError(f"the mask's shape {mask.shape} is not a prefix of {shape}")
     return mask.nonzero()
 
 
@@ -454,8 +454,8 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
 
     Args:
         data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
-        dtype: of its elements; that of the data unless given, and float32 for Python's floats.
-        requires_grad: collect gradients. Whole numbers in lists become float32 then.
+        dtype: element type; by default that of the data, and float32 for Python's floats.
+        requires_grad: collect gradients. Whole numbers in lists then become float32.
 
     Raises:
         TypeError: a gradient is wanted of a type that has none.
@@ -478,7 +478,7 @@ def _unpickled(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
         return tensor(array, requires_grad=requires_grad)
     except NotRunning as error:
         raise NotRunning(
-            f"a pickled tensor is made anew where it is read, and no tensors can be made here "
+            f"unpickling a tensor makes a new one, and no tensors can be made here "
             f"({error}): pass tensor.numpy() instead"
         ) from None
 
@@ -488,19 +488,18 @@ class _Lent(np.ndarray[Any, Any]):
 
 
 def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
-    """A tensor of the array's elements; of one in this child's arena without a copy.
+    """A tensor of the array's elements; without a copy if the array is in this child's arena.
 
-    Such an array (``shmgpu.arena``, or what a function returned) is on loan: it is read only until
-    nothing needs it any more, neither the tensor, nor what was recorded from it and waits, nor an
-    array that ``.data`` gave, nor a step that a helper goes on with after it was answered: that
-    ends with the next. Any other array is copied.
+    Such an array (``shmgpu.arena``, or a function's result) is borrowed: it is read-only while the
+    tensor, a recorded operation that waits, an array from ``.data``, or the rest of a step that a
+    helper still computes needs it. That rest ends with the next step. Any other array is copied.
 
     Args:
-        array: a C-contiguous NumPy array to be lent; or anything that :func:`tensor` takes.
+        array: a C-contiguous NumPy array to borrow; or anything that :func:`tensor` takes.
         requires_grad: collect gradients.
 
     Raises:
-        TypeError: tensors have no such element type, or a gradient is wanted of one without.
+        TypeError: tensors have no such element type, or it has no gradients.
     """
     current.recorder()
     if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
@@ -518,7 +517,7 @@ def _kind(array: np.ndarray[Any, Any]) -> DType:
     kind = dtypes.of_numpy(array.dtype)
     if kind not in CATEGORY:
         raise TypeError(
-            f"tensors are of {', '.join(one.name for one in TYPES)}, not of {kind.name}: convert"
+            f"tensors can be {', '.join(one.name for one in TYPES)}, not {kind.name}: convert"
         )
     return kind
 
@@ -531,7 +530,7 @@ def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
         sizes = tuple(sizes[0])
     for n in sizes:
         if not isinstance(n, (int, np.integer)) or n < 0:
-            raise ValueError(f"the shape {sizes} must be of whole numbers, 0 or more")
+            raise ValueError(f"the shape {sizes} must consist of whole numbers, 0 or more")
     return tuple([int(n) for n in sizes])
 
 
@@ -559,19 +558,19 @@ def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 
 
 def manual_seed(seed: int) -> None:
-    """What is drawn from now on follows from this number, whatever ``launch(seed=)`` was given."""
+    """Seed the random numbers drawn from now on; takes precedence over ``launch(seed=)``."""
     seeds.seed_by_user(seed)
 
 
 def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor drawn from the normal distribution of mean 0 and variance 1."""
+    """A tensor of random numbers from the normal distribution with mean 0 and variance 1."""
     current.recorder()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
 
 
 def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor drawn evenly from 0 (included) to 1 (not included)."""
+    """A tensor of random numbers, uniformly distributed from 0 (included) to 1 (excluded)."""
     current.recorder()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
     return _made(node, requires_grad)
@@ -736,15 +735,15 @@ def _add_methods() -> None:
         setattr(Tensor, method, functools.partialmethod(FUNCTIONS["to"], dtype))
 
     def permute(self: Tensor, *dims: Any) -> Tensor:
-        """The axes in another order: each is named once, as arguments or in one sequence."""
+        """The axes in another order; name each once, as arguments or in one sequence."""
         return Tensor(shaping.permute(self._node, _dims(dims)))
 
     def reshape(self: Tensor, *shape: Any) -> Tensor:
-        """The same elements in another shape; one length may be -1: whatever is left."""
+        """The same elements in another shape; one length may be -1, and is then inferred."""
         return Tensor(shaping.reshape(self._node, _dims(shape)))
 
     def expand(self: Tensor, *shape: Any) -> Tensor:
-        """Axes of length 1 stretched to these lengths; -1 keeps an axis as it is."""
+        """Axes of length 1 expanded to these lengths; -1 keeps an axis as it is."""
         return Tensor(stretching.expand(self._node, _dims(shape)))
 
     for made in (permute, reshape, expand):
@@ -772,15 +771,15 @@ def grad(
     """The gradients of the outputs' sum with respect to each input.
 
     Args:
-        outputs: what is differentiated; their sum, where there are several.
-        inputs: with respect to what.
-        retain_graph: keep what a second call needs; as ``create_graph`` unless given.
-        grad_outputs: of what the outputs are a part of; ones unless given.
-        create_graph: have the gradients be differentiable themselves.
-        allow_unused: None for an input that does not matter to the outputs.
+        outputs: the tensors to differentiate; their sum, if there are several.
+        inputs: the tensors with respect to which gradients are taken.
+        retain_graph: keep what a second call needs; by default as ``create_graph``.
+        grad_outputs: the gradients with respect to the outputs; by default ones.
+        create_graph: make the gradients differentiable themselves.
+        allow_unused: return None for an input that the outputs do not depend on.
 
     Raises:
-        RuntimeError: an input does not matter to the outputs, and that is not allowed.
+        RuntimeError: the outputs do not depend on an input, and that is not allowed.
 
     Example:
         >>> with shmgpu.init(inline=True):
@@ -804,8 +803,8 @@ def grad(
     for index, one in enumerate(ins):
         if one._node not in found and not allow_unused:
             raise RuntimeError(
-                f"grad: input {index} does not matter to the outputs: leave it out, or give "
-                "allow_unused=True for a None in its place"
+                f"grad: the outputs do not depend on input {index}: omit it, or pass "
+                "allow_unused=True to get None in its place"
             )
     return tuple([Tensor(found[one._node]) if one._node in found else None for one in ins])
 
@@ -828,8 +827,8 @@ def no_grad() -> Any:
 
 
 def set_verbosity(level: int) -> None:
-    """How much is logged: 0 errors, 1 warnings, 2 what happens, 3 everything."""
+    """How much is logged: 0 errors, 1 warnings, 2 events, 3 everything."""
     levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
     if level not in range(4):
-        raise ValueError(f"set_verbosity({level!r}): give 0, 1, 2 or 3")
+        raise ValueError(f"set_verbosity({level!r}): pass 0, 1, 2 or 3")
     logging.getLogger("shmgpu").setLevel(levels[level])

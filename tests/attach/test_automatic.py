@@ -245,11 +245,14 @@ def test_one_that_stands_by_itself_is_joined_as_it_is_and_only_calls_of_other_co
     )
     status, said, complained = place.run("calls.py")
     assert (status, said) == (0, "3\n3\n3\n"), complained
-    assert complained.count("the broker runs other code as mine:times") == 1
+    assert complained.count("the broker runs other code for mine:times") == 1
     assert "unused" not in complained and "shmgpu down" in complained
     write(place, "other.py", SCRIPT.replace("times", "product"))
     status, _, complained = place.run("other.py")
-    assert status == 1 and "BadFunction: the broker that was joined has no other:pr" in complained
+    assert (
+        status == 1
+        and "BadFunction: the broker that this program joined has no other:pr" in complained
+    )
     assert "(shmgpu down, then shmgpu up ... other.py)" in complained
     more = {"SHMGPU_SOCKET": str(place.directory / "mine.sock")}  # as it advises, too
     assert place.run("other.py", **more)[1].startswith("3 ")

@@ -164,7 +164,9 @@ def test_a_fork_whose_broker_has_ended_says_so():
     def body():
         os.close(write)
         os.read(read, 1)
-        with pytest.raises(shmgpu.NotRunning, match="forked from has ended: start another there"):
+        with pytest.raises(
+            shmgpu.NotRunning, match="that forked this one has ended: start another there"
+        ):
             shmgpu.claim()
         return "told"
 
@@ -179,7 +181,7 @@ def test_a_fork_whose_broker_has_ended_says_so():
 
 def test_a_launch_without_places_says_so():
     def body():
-        with pytest.raises(shmgpu.LaunchError, match=r"has no places for others.*slots=4"):
+        with pytest.raises(shmgpu.LaunchError, match=r"has no slots for others.*slots=4"):
             shmgpu.claim()
         return True
 

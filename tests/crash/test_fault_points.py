@@ -67,7 +67,7 @@ def test_a_fault_happens_in_its_role_at_its_passing(with_faults):
     others = [line for line in lines if line.startswith("0 ")]
     assert others == ["0 begins", "0 0", "0 1", "0 2", "0 3", "0 4"][: len(others)]
     assert [line for line in lines if line.startswith("1 ")] == ["1 begins", "1 0", "1 1"]
-    assert lines[-1].startswith("child 1 failed: it left before its main had ended")
+    assert lines[-1].startswith("child 1 failed: it exited before its main had ended")
     assert "means nothing to shmgpu" not in done.stderr
 
 

@@ -148,7 +148,7 @@ def test_a_fault_is_heard_by_those_who_must_and_by_nobody_else(
     assert seen["resumed"] == expected.resumed
     if expected.exit == BY_ITS_ACTION:
         return  # the program itself is gone, and has nothing more to tell
-    left = "it left before its main had ended (os._exit?)"
+    left = "it exited before its main had ended (os._exit?)"
     why = left if action == "exit0" else f"killed by SIG{action}"
     error = expected.error and expected.error.format(why=why)
     assert seen["error"] == error

@@ -118,9 +118,9 @@ def test_what_is_no_index_is_refused_in_a_sentence(engine):
     for index, words in (
         ((0, 0, 0), "too many"),
         (5, "out of range"),
-        ("a", "str is no index"),
-        (1.5, "float is no index"),
-        (True, "True is no index"),
+        ("a", "str is not an index"),
+        (1.5, "float is not an index"),
+        (True, "True is not an index"),
         ((..., 0, ...), "..."),
         (([0, 1], [0, 1, 2]), "broadcast"),
         (st.ones(2), "whole numbers"),

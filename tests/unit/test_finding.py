@@ -189,7 +189,9 @@ def test_pydoc_begins_with_what_it_is_a_start_and_the_names():
     lines = description()
     assert lines[3].startswith("    shmgpu - Many CPU processes share")
     text = "\n".join(lines)
-    start, names, inner = (text.index(one) for one in ("import shmgpu", " launch  ", "own: they"))
+    start, names, inner = (
+        text.index(one) for one in ("import shmgpu", " launch  ", "internal: they")
+    )
     assert start < names < inner
     assert lines[:40].index(next(line for line in lines if line.endswith("import shmgpu"))) < 20
 
@@ -209,7 +211,7 @@ def test_every_public_name_has_its_line_in_pydoc_and_no_other_has():
 
 
 def test_the_start_that_pydoc_shows_runs(tmp_path):
-    lines = inspect.getdoc(shmgpu).partition("copied and run::\n")[2].splitlines()
+    lines = inspect.getdoc(shmgpu).partition("A complete program::\n")[2].splitlines()
     block = itertools.takewhile(lambda line: line[:1] in ("", " "), lines)
     program = tmp_path / "start.py"
     program.write_text(textwrap.dedent("\n".join(block)), encoding="utf-8")
