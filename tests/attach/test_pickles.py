@@ -114,7 +114,7 @@ def test_a_pickle_that_the_brokers_own_function_would_not_make_is_not_read(place
     (mine / "pickling.py").write_text(SERVED)
     with brokers.up(place / "b.sock", "pickling", helpers=1):
         refused = said(call(place, "pickling.kind(1)"), PYTHONPATH=f"{mine}:{brokers.TESTS}")
-    assert refused.startswith("BadFunction this program has kind with pickle=True, and the broker")
+    assert refused.startswith("BadFunction this program has kind with pickle=True, but the broker")
     assert "serves it without: end that broker (shmgpu down)" in refused
 
 
