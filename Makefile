@@ -167,7 +167,7 @@ $(VENV)/.stamp-site: $(VENV)/.stamp-run
 
 .PHONY: site
 site: $(VENV)/.stamp-site $(CORE) ## the pages and a reference of the public names, in build/site
-	@$(PY) docs/build.py
+	@$(PY) .site/build.py
 
 ifeq ($(SAN),)
 check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow tests, rough conditions, C tests plain and sanitized

@@ -42,7 +42,7 @@ class WholeTree(sdist):
 
     def make_distribution(self) -> None:
         """Add what setuptools does not know to belong: tests, benchmarks, make's own files."""
-        rooms = ("csrc", "shmgpu", "tests", "benchmarks", "examples", "docs", ".ci")
+        rooms = ("csrc", "shmgpu", "tests", "benchmarks", "examples", ".ci", ".site")
         files = [path for room in rooms for path in Path(room).rglob("*") if path.is_file()]
         files += [Path("Makefile"), Path("constraints.txt"), *Path().glob("*.md")]
         made = {".pyc", ".so", ".o"}

@@ -14,7 +14,7 @@ import pytest
 import shmgpu
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILDER = ROOT / "docs" / "build.py"
+BUILDER = ROOT / ".site" / "build.py"
 MODULES = ("arena", "debug", "errors", "nn", "optim", "serve")
 
 pytestmark = pytest.mark.skipif(
