@@ -38,7 +38,7 @@ def give_way() -> None:
         warnings.warn(
             f"the compiled core of {HERE} has not been built, so the installed package "
             f"{folder} is used, whose files differ: run make in the checkout to use those, or "
-            "install it anew to use them everywhere",
+            "reinstall it to use them everywhere",
             stacklevel=3,
         )
     shadow = sys.modules[PACKAGE]

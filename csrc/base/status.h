@@ -60,7 +60,7 @@
   X(SHM_ESTOPPED, -28, "the broker is stopping")                                                   \
   X(SHM_EBAD_POOL, -29, "no pool of helpers has that number: use one that launch was given")       \
   X(SHM_ENO_HELPERS, -30,                                                                          \
-    "a helper died again and again soon after its start: mend what kills it (the log says what), "  \
+    "a helper died again and again soon after its start: fix what kills it (the log says what), "  \
     "then launch again, or, where the broker goes on, call again later")                           \
   X(SHM_ECORRUPT, -31,                                                                             \
     "the arena's free lists were overwritten: something wrote past the end of its block")          \

@@ -102,7 +102,7 @@ class Shared:
             if not others:
                 raise
             raise SessionError(
-                f"{error}; other brokers of yours run, whose helpers have memory, too: "
+                f"{error}; you have other brokers running, whose helpers also take memory: "
                 f"{', '.join(map(described, others))}: end their programs, or end them all with "
                 "shmgpu down --all",
                 error.helper,

@@ -31,7 +31,7 @@ STARTED_WITHIN_S = 600.0  # loading models may take minutes
 LOOK_AGAIN_S = 0.01
 ANSWERS_WITHIN_S = 2.0  # that a broker takes who knocks in, unless its queue is full and it stands
 NOBODY = "no broker listens at {place}: start one with shmgpu up MODULE"
-NO_SOCKET = "{} is no socket, and is left as it is: pass the path of a broker's socket"
+NO_SOCKET = "{} is not a socket, and was left as it is: pass the path of a broker's socket"
 
 
 def runtime_directory() -> pathlib.Path:
@@ -325,7 +325,7 @@ def _refuse_strangers(connection: socket.socket) -> None:
         connection.close()
         raise LaunchError(
             "the socket of the broker that this process was started under is another user's by "
-            "now: start the program anew"
+            "now: restart the program"
         )
 
 

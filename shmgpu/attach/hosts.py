@@ -26,11 +26,11 @@ def refuse_others(host: object, port: object) -> None:
     if port is not None and not _is_port(port):
         raise ConfigError(f"port={port!r} is no port: pass a number from 1 to 65535, or none")
     if host is not None and not isinstance(host, str):
-        raise ConfigError(f"host={host!r} is no host: pass its name or address as text, or none")
+        raise ConfigError(f"host={host!r} is not a host: pass its name or address as text, or none")
     if host and not is_this(host):
         raise ConfigError(
-            f"host={host!r} is another box, and shmgpu shares memory within one: start a broker "
-            "there (shmgpu up) and connect() from a program that runs there"
+            f"host={host!r} is another machine, and shmgpu shares memory within one: start a "
+            "broker there (shmgpu up) and connect() from a program that runs there"
         )
 
 

@@ -253,7 +253,7 @@ def reload_quotas(limits: pathlib.Path | None, status: str) -> None:
         logger.error("%s", refused)
         status = status and refused
     else:
-        logger.info("quotas read anew: %d tables of %s", len(rows), limits or "no file")
+        logger.info("quotas read again: %d tables of %s", len(rows), limits or "no file")
     if status:
         notify(f"READY=1\nSTATUS={status}")
 

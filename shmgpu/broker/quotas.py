@@ -43,7 +43,7 @@ def _whole(most: int) -> Any:
 def _bytes(value: Any, name: str) -> int:
     size = config.parse_bytes(value, name)
     if size == 0:
-        raise ConfigError(f"{name} is 0, which would leave nothing: leave it away for no limit")
+        raise ConfigError(f"{name} is 0, which would leave nothing: omit it for no limit")
     return size
 
 

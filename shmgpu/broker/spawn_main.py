@@ -97,7 +97,7 @@ def _serve_all(request: Mapping[str, Any], report: Report) -> None:
         except OSError as error:
             raise LaunchError(
                 f"the broker cannot write beside its socket {place} ({error}): make room there, or "
-                "set XDG_RUNTIME_DIR to another directory of yours"
+                "set XDG_RUNTIME_DIR to another directory that you own"
             ) from error
         record.begin()
         idle = str(request["settings"].get("idle_timeout") or "")

@@ -35,7 +35,7 @@ def seconds(text: str) -> float:
     except ValueError:
         read = -1.0
     if not 0 < read <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds up to 3600")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds up to 3600")
     return read
 
 

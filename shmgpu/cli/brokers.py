@@ -193,7 +193,7 @@ def _group(name: str | None) -> int | None:
     if number >= NO_GROUP:
         raise ConfigError(f"--group {name}: no group has a number from {NO_GROUP} on")
     if number == 0:
-        raise ConfigError("--group root lets nobody in who may not come anyway: leave it away")
+        raise ConfigError("--group root admits nobody who could not join anyway: omit it")
     return number
 
 
@@ -205,7 +205,7 @@ def _scale(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     found = control.listed(options.path)
-    print("\n".join(map(str, found)) or "no broker of yours runs")
+    print("\n".join(map(str, found)) or "you have no broker running")
     return 0
 
 

@@ -57,7 +57,7 @@ def choose(devices: Any, helpers: int) -> list[str]:
     else:
         names = [name_of(device) for device in devices]
         if not names:
-            raise ConfigError('devices=[] names none: use ["cpu"], or leave it away')
+            raise ConfigError('devices=[] names none: use ["cpu"], or omit it')
     if any(name.startswith("cuda") for name in names):
         count = available()
         for name in names:

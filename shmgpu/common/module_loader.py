@@ -102,7 +102,7 @@ def named(name: str) -> Callable[..., Any]:
 def _file(name: str, path: pathlib.Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"{name} is no file: name a module, or a file ending in .py")
+        raise ConfigError(f"{name} is not a file: name a module, or a file ending in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))

@@ -67,7 +67,7 @@ def category_of_number(number: complex) -> int:
         return WHOLE
     if isinstance(number, float):
         return FLOAT
-    raise TypeError(f"{number!r} is no number that tensors know: use bool, int or float")
+    raise TypeError(f"{number!r} is not a number that tensors support: use bool, int or float")
 
 
 def result_type(operands: Sequence[Node | complex]) -> DType:

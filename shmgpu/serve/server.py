@@ -293,7 +293,7 @@ def _clear(path: str) -> None:
     """Remove a socket that a server has left; whatever else lies there stays."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise LaunchError(f"{path} is no socket: name another for --uds, or remove it")
+            raise LaunchError(f"{path} is not a socket: name another path for --uds, or remove it")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:

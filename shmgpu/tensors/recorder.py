@@ -185,7 +185,7 @@ class Recorder:
                 node.value = value = Gone(
                     NotRunning(
                         "this tensor belongs to another broker, library or process than the one "
-                        "that is used now: make it anew from its .data there"
+                        "that is used now: create it again from its .data there"
                     )
                 )
             elif value.life.is_over:
@@ -465,7 +465,7 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
     shapes = ", ".join(f"{node.spec.dtype.name} {node.spec.shape}" for node in nodes[:8])
     return (
         f"{_end_of(life)}, and with it went tensors that it held ({shapes}"
-        f"{', ...' if len(nodes) > 8 else ''}): make them anew, or load the state_dict that was "
+        f"{', ...' if len(nodes) > 8 else ''}): create them again, or load the state_dict that was "
         "saved last"
     )
 

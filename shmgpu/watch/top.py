@@ -71,11 +71,11 @@ def choose(pid: int | None) -> monitor.Found:
             if one.pid == pid:
                 return one
         others = ", ".join(str(one.pid) for one in found)
-        advice = f"brokers run in {others}" if found else "no broker of yours is running"
+        advice = f"brokers run in {others}" if found else "you have no broker running"
         raise NotRunning(f"process {pid} is no broker's parent: {advice}")
     if not found:
         raise NotRunning(
-            "no broker of yours is running: start one with shmgpu.launch() or shmgpu.init()"
+            "you have no broker running: start one with shmgpu.launch() or shmgpu.init()"
         )
     if len(found) > 1:
         raise ConfigError(

@@ -202,7 +202,9 @@ def test_the_network_address_of_this_box_is_the_broker_of_this_box(place, monkey
 
 @pytest.mark.parametrize("given", [{"path": "gpubox:29500"}, {"host": "10.0.0.7", "port": 1}])
 def test_another_box_is_refused_in_a_sentence(given):
-    with pytest.raises(shmgpu.ConfigError, match="is another box, and shmgpu shares memory within"):
+    with pytest.raises(
+        shmgpu.ConfigError, match="is another machine, and shmgpu shares memory within"
+    ):
         shmgpu.connect(**given)
 
 

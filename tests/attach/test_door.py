@@ -50,13 +50,13 @@ def test_what_is_no_socket_is_refused_and_left_as_it_is(tmp_path, make, detach, 
     make(path)
     before = sorted((one.name, one.lstat().st_mtime_ns) for one in tmp_path.iterdir())
     assert cli.main([*UP, *detach, "--path", str(path)]) == 1
-    assert f"{path} is no socket" in capsys.readouterr().err
+    assert f"{path} is not a socket" in capsys.readouterr().err
     assert sorted((one.name, one.lstat().st_mtime_ns) for one in tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", b"/etc/passwd", "/etc"])
 def test_what_is_no_socket_is_not_taken_for_a_broker_that_ended(path):
-    with pytest.raises(shmgpu.ConfigError, match=r"/etc\S* is no socket"):
+    with pytest.raises(shmgpu.ConfigError, match=r"/etc\S* is not a socket"):
         shmgpu.connect(path)
 
 

@@ -101,7 +101,7 @@ def test_a_table_is_read_as_rows(tmp_path):
         ("[default]\nwindow = true", "default.window must be a whole number"),
         ("[program.x]\nweight = 1001", "program.x.weight must be a whole number from 1 to 1000"),
         ('[default]\narena = "much"', "default.arena='much' is no size"),
-        ("[default]\nparked = 0", "leave it away for no limit"),
+        ("[default]\nparked = 0", "omit it for no limit"),
         ("[user.nobody-is-called-so]\nwindow = 3", "there is no user of that name here"),
         ("user = 3", "user must be tables: write [user.NAME]"),
         ("[user]\nroot = 3", "user.root must be tables"),

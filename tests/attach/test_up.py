@@ -125,7 +125,7 @@ def test_what_a_killed_broker_left_is_replaced(place):
     ("words", "sentence"),
     [
         (["no_such_module"], "no_such_module cannot be imported"),
-        (["no_such_file.py"], "no_such_file.py is no file"),
+        (["no_such_file.py"], "no_such_file.py is not a file"),
         (["--group", "nobody-is-called-so", SERVED], "there is no such group"),
         (["--session", "attach.served_here:double_not", SERVED], "has no function double_not"),
         (["--quotas", "missing.toml", SERVED], "missing.toml cannot be read"),

@@ -162,7 +162,7 @@ def test_a_declaration_that_cannot_be_recorded_is_refused(more):
         "max_batch_size": 4,
         "arrays": "torch",
     }
-    with pytest.raises(ConfigError, match=r"cuda_graphs is for .*: leave it away"):
+    with pytest.raises(ConfigError, match=r"cuda_graphs is for .*: omit it"):
         model(**{**said, **more}, cuda_graphs=True)(lambda helper, x: x)
 
 

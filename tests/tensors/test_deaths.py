@@ -80,7 +80,7 @@ def test_one_that_uses_a_resident_tensor_says_what_is_gone(deaths, moment):
     deaths.arm(moment)
     with pytest.raises(gt.HelperDied, match=r"helper 0 has died, and with it .*float32 \(3, 4\)"):
         _ = (held + 1).data
-    with pytest.raises(gt.HelperDied, match=r"make them anew, or load the state_dict"):
+    with pytest.raises(gt.HelperDied, match=r"create them again, or load the state_dict"):
         _ = held.data
     assert (gt.ones(3, 4) * 2).sum().item() == 24
 

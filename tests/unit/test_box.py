@@ -94,5 +94,5 @@ def test_a_port_that_is_none_is_refused(port):
 
 
 def test_a_host_that_is_no_text_is_refused():
-    with pytest.raises(ConfigError, match="host=5 is no host"):
+    with pytest.raises(ConfigError, match="host=5 is not a host"):
         box.refuse_others(5, None)

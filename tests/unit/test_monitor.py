@@ -95,7 +95,7 @@ def test_only_the_process_that_the_board_names_is_its_parent():
 def test_without_a_broker_the_command_says_so_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(monitor, "find", list)
     assert cli.main(["top", "--once"]) == 1
-    assert capsys.readouterr().err.startswith("shmgpu: no broker of yours is running: start one")
+    assert capsys.readouterr().err.startswith("shmgpu: you have no broker running: start one")
     assert cli.main(["top", "4711", "--once", "--json"]) == 1
     assert "process 4711 is no broker's parent" in capsys.readouterr().err
 

@@ -215,7 +215,7 @@ class Model:
         if self.cache and (self.sequence or self.streams):
             raise ConfigError(
                 f"model {self.name!r}: cache=True is for models that answer at once and by their "
-                "inputs alone: leave it away"
+                "inputs alone: omit it"
             )
         if self.cuda_graphs:
             self._check_graphs()
@@ -231,13 +231,13 @@ class Model:
         if self.arrays != "torch" or not self.max_batch_size or self.streams:
             raise ConfigError(
                 f"model {self.name!r}: cuda_graphs is for batched models of torch that answer at "
-                'once: leave it away, or have max_batch_size, arrays="torch" and no yield'
+                'once: omit it, or use max_batch_size, arrays="torch" and no yield'
             )
         for one in (*(self.prepared or self.inputs), *self.outputs):
             if one.datatype == "BYTES":
                 raise ConfigError(
                     f"model {self.name!r}: cuda_graphs is for tensors of numbers, and {one.name!r} "
-                    "is BYTES: leave it away"
+                    "is BYTES: omit it"
                 )
 
     def _check_signature(self) -> None:

@@ -34,7 +34,7 @@ class Feeds:
         """
         parts = self._running.get(caller, {}).get(token)
         if parts is None:
-            raise StreamLost("the process that made this stream has died: ask anew")
+            raise StreamLost("the process that made this stream has died: send the request again")
         try:
             return (next(parts),)
         except StopIteration:

@@ -52,7 +52,7 @@ def find(place: str, model: str) -> Prepare:
             "model, or one that is installed, and a function of it"
         ) from None
     if not callable(found):
-        raise ConfigError(f'prepare="{place}" of {model} is no function')
+        raise ConfigError(f'prepare="{place}" of {model} is not a function')
     prepare: Prepare = found
     return prepare
 

@@ -60,7 +60,7 @@ class _Window:
         if os.fstat(self.reading).st_size < self.start + self.size:
             raise RegionLost(
                 f"shared memory region {self.region['name']!r} has become smaller than it was when "
-                "it was registered: register it anew"
+                "it was registered: register it again"
             )
 
     def close(self) -> None:

@@ -419,7 +419,9 @@ def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -
                 )
             index = state["indices"].setdefault("\n".join(key), len(state["indices"]))
             if index >= MOST_MODELS:
-                raise ConfigError(f"a server can have had {MOST_MODELS} models: start it anew")
+                raise ConfigError(
+                    f"a server can load at most {MOST_MODELS} models in its life: restart it"
+                )
             indices.append(index)
         source["models"] = described
         if source["state"] == "LOADING" and not source["is_rolled"]:

@@ -143,7 +143,7 @@ class Reader:
 
     def _text(self, value: Any, what: str) -> str:
         if not isinstance(value, str):
-            raise refusal(f"{what} is no text: give it as a string")
+            raise refusal(f"{what} is not text: pass a string")
         if len(value) > self.limits.name_length:
             raise refusal(
                 f"{what} has {len(value)} characters, and this server takes "

@@ -208,7 +208,7 @@ def _input(entry: Any, read: Reader, waiting: list[memoryview], is_raw: bool) ->
     whose = f"input {show_name(tensor.name)}"
     has_contents = entry.HasField("contents")
     if size is not None:
-        raise refusal(f"{whose} has 'binary_data_size', which is HTTP's: leave it away")
+        raise refusal(f"{whose} has 'binary_data_size', which belongs to HTTP: omit it")
     if tensor.shm is not None:
         if has_contents:
             raise refusal(f"{whose} has contents and lies in shared memory: leave one of them away")

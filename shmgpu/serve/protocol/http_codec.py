@@ -124,7 +124,7 @@ def _load(header: memoryview) -> Any:
         except (ValueError, RecursionError):
             pass
     raise refusal(
-        f"the request is not JSON ({reason}): mend it, or say with the header "
+        f"the request is not JSON ({reason}): correct it, or say with the header "
         "Inference-Header-Content-Length where its JSON ends"
     )
 

@@ -139,7 +139,7 @@ class Lifecycle:
             try:
                 await self._reload_all()
             except ShmError as error:
-                logger.error("the models could not be loaded anew: %s", error)
+                logger.error("the models could not be reloaded: %s", error)
             table.reloads_done = asked
 
     async def _reload_all(self) -> None:

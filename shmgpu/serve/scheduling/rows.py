@@ -44,7 +44,7 @@ class Target:
 
     def why_unknown(self) -> str:
         """Why helpers do not have it: it cannot be."""
-        return f"the server has no row for {self.name}: start it anew"
+        return f"the server has no row for {self.name}: restart it"
 
 
 class Rows:

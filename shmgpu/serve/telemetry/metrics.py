@@ -83,7 +83,7 @@ BROKER = [
     ("shmgpu_helper_restarts", "Helpers that were replaced", "helper_respawns"),
     ("shmgpu_helper_hangs", "Helpers ended because a call took too long", "helper_hangs"),
     ("shmgpu_worker_deaths", "Workers that died", "child_deaths"),
-    ("shmgpu_worker_restarts", "Workers that were started anew", "child_restarts"),
+    ("shmgpu_worker_restarts", "Workers that were restarted", "child_restarts"),
 ]
 
 
