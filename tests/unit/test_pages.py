@@ -152,6 +152,27 @@ def test_no_page_names_a_place_on_somebodys_machine(page):
     assert "../shared" not in text
 
 
+def test_the_front_page_is_short():
+    page = ROOT / "README.md"
+    if not page.exists():
+        pytest.skip("the pages are not beside these tests")
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1500, "move what a newcomer need not know to the page of its wing"
+    assert text.count("![") == 1
+
+
+def test_no_passage_of_the_pages_stands_twice():
+    """Twelve lines alike, blank ones not counted: say it once, and link to it."""
+    seen: dict[tuple[str, ...], str] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        for start in range(len(lines) - 12):
+            passage = tuple(lines[start : start + 13])
+            name = f"{page.relative_to(ROOT)}: {lines[start]}"
+            assert seen.setdefault(passage, name) == name, (seen[passage], name)
+
+
 def beside(block: Block) -> list[Block]:
     """The programs of a block's page, in order."""
     return [other for other in blocks_in("python", "py") if other.page == block.page]
