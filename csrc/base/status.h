@@ -71,7 +71,7 @@
   X(SHM_EUNSUPPORTED, -34, "this kernel lacks what the broker needs: use Linux 5.10 or newer")     \
   X(SHM_EPLACEMENT, -35, "none of the helpers asked for exists: name helpers that were launched")  \
   X(SHM_ENO_CHILD_SLOT, -36,                                                                       \
-    "every place for a child is taken: wait for one, or start the broker with more")                  \
+    "every slot for a child is taken: wait for one, or start the broker with more")                   \
   X(SHM_ENO_BOARD, -37,                                                                            \
     "the file does not hold a broker's statistics that can be read here: watch a broker with the " \
     "version of shmgpu that it runs")                                                              \

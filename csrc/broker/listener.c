@@ -304,7 +304,7 @@ static void serve(guest_t *guest) {
   if (slot >= 0) let_in(guest, slot);
   else if (!guest->may_wait) {
     char sentence[SHMI_GUEST_SENTENCE_BYTES];
-    snprintf(sentence, sizeof sentence, "all %d places of the broker are taken",
+    snprintf(sentence, sizeof sentence, "all %d slots of the broker are taken",
              shmi_crew.config.slot_count - shmi_crew.config.child_count);
     refuse(guest, SHM_ENO_CHILD_SLOT, sentence);
   } else if (count_waiting() > WAITING) {
@@ -409,7 +409,7 @@ void shmi_door_timers(uint64_t at_ns, uint64_t *next_ns) {
     if (guest->until_ns > at_ns) {
       shmi_clock_earliest(next_ns, guest->until_ns);
     } else if (guest->has_said_hello) {
-      refuse(guest, SHM_ENO_CHILD_SLOT, "no place of the broker became free in time");
+      refuse(guest, SHM_ENO_CHILD_SLOT, "no slot of the broker became free in time");
     } else {
       send_away(guest);
     }

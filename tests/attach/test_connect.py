@@ -243,9 +243,9 @@ with shmgpu.connect({str(tmp_path / "b.sock")!r}):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert other.stdout.readline() == "in\n"
-        with pytest.raises(shmgpu.LaunchError, match=r"every place for a child is taken.*all 1 "):
+        with pytest.raises(shmgpu.LaunchError, match=r"every slot for a child is taken.*all 1 "):
             shmgpu.connect(tmp_path / "b.sock")
-        with pytest.raises(shmgpu.LaunchError, match="no place of the broker became free in time"):
+        with pytest.raises(shmgpu.LaunchError, match="no slot of the broker became free in time"):
             shmgpu.connect(tmp_path / "b.sock", wait=0.1)
         leaving = threading.Timer(0.1, other.communicate)
         leaving.start()

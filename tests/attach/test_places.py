@@ -69,5 +69,5 @@ def test_a_program_that_finds_its_broker_full_is_told_how_to_get_places(tmp_path
     with starting_by_themselves(tmp_path, SHMGPU_MAX_CHILDREN="1") as place:
         status, _, complained = place.run("one.py")
         assert status == 1
-        assert "every place for a child is taken" in complained, complained
+        assert "every slot for a child is taken" in complained, complained
         assert "SHMGPU_MAX_CHILDREN" in complained

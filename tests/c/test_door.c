@@ -134,9 +134,9 @@ static void one_place_for_two(void) {
   pid_t first = play(stay_until_told);
   AWAIT(notes[10] != 0);
   CHECK_EQ(join_within(0), SHM_ENO_CHILD_SLOT);
-  CHECK_STR_EQ(shm_error_detail(), "all 1 places of the broker are taken");
+  CHECK_STR_EQ(shm_error_detail(), "all 1 slots of the broker are taken");
   CHECK_EQ(join_within(SECOND_NS / 20), SHM_ENO_CHILD_SLOT);
-  CHECK_STR_EQ(shm_error_detail(), "no place of the broker became free in time");
+  CHECK_STR_EQ(shm_error_detail(), "no slot of the broker became free in time");
   int fd = knock();
   shmi_hello_t hello = hello_of(SHMI_HELLO_JOIN);
   hello.wait_ns = -1;
