@@ -196,7 +196,7 @@ def test_more_claims_than_places_are_refused_in_a_sentence_and_logged(caplog):
         with shmgpu.claim():
 
             def another():
-                with pytest.raises(shmgpu.LaunchError, match="all 1 places"):
+                with pytest.raises(shmgpu.LaunchError, match="all 1 slots"):
                     shmgpu.claim()
                 return True
 
@@ -207,7 +207,7 @@ def test_more_claims_than_places_are_refused_in_a_sentence_and_logged(caplog):
     assert found == ["True"]
     (told,) = [event for r in caplog.records if (event := getattr(r, "event", None))]
     assert (told["kind"], told["action"]) == ("child_refused", "sent away")
-    assert "place" in told["cause"]
+    assert "slot" in told["cause"]
     with pytest.raises(shmgpu.ConfigError, match="slots must be a whole number"):
         shmgpu.init(slots="many")
 

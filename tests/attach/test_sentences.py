@@ -153,7 +153,7 @@ def test_what_a_helper_prints_is_at_once_in_the_log_that_the_command_line_names(
     socket, log = found.groups()
     assert "seen in a helper\n" in pathlib.Path(log).read_text()
     assert listed("--path", socket) == found[0]
-    assert listed("--path", f"{place.path}.none").startswith("no broker")
+    assert listed("--path", f"{place.path}.none").startswith("you have no broker")
 
 
 @pytest.fixture
