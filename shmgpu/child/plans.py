@@ -191,9 +191,9 @@ class Call:
         "block",
         "config",
         "deadline_ns",
-        "is_late",
         "keep",
         "keeper",
+        "late_sequence",
         "out",
         "placement",
         "plan",
@@ -222,7 +222,7 @@ class Call:
         self.addresses: Any = ()
         self.result: Any = None
         self.deadline_ns = 0
-        self.is_late = False  # its caller saw the deadline pass, and its reply will come
+        self.late_sequence = 0  # of a call whose caller saw the deadline pass: its reply will come
         self.keep: Any = None
         self.keeper: Any = None
         self.out: Any = None

@@ -221,7 +221,7 @@ class Port(Replies):
         if status == core.ETIMEOUT and reply.sequence:
             # It may run, and the helper still write: its reply comes late, whoever saw the
             # deadline pass. (reply.status does not say who: nobody wrote it if it was our clock.)
-            call.is_late = True
+            call.late_sequence = reply.sequence
             raise self._timeout(target.name)
         if status == core.EWINDOW:
             raise ShmError(
@@ -289,7 +289,7 @@ class Port(Replies):
             if sequence in self._early:
                 self._out.pop(sequence, None)
                 self._early.discard(sequence)
-            if not call.is_late:
+            if call.late_sequence != sequence:
                 if len(done) == 1:
                     done.extend(map(self.wire.abandon, (sequence,)))
                 if done[1] != core.OK:

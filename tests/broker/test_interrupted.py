@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import signal
 import threading
 import time
 
@@ -50,6 +51,26 @@ def large(helper, x):
 def large_and_late(helper, x):
     time.sleep(0.05)
     return np.full(9000, len(x), np.uint16)
+
+
+@shmgpu.function(arrays="numpy")
+def sleeps(helper, x):
+    time.sleep(x[0])
+    return x
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +300,24 @@ def call_at_every_point(interrupts, others, operation, way):
 
     operation(others)
     assert interrupts.at_every_point(lambda: operation(others), others.check, act) > 5
+
+
+def test_a_call_that_was_late_once_is_given_up_like_any_other():
+    """Its block is used again, and the next call in it is interrupted: neither keeps anything."""
+    with shmgpu.init(helpers=1, devices="cpu", arena="1MiB", window=WINDOW):
+        others = Others()
+        port = runtime.require_port()
+        with pytest.raises(shmgpu.CallTimeout):
+            sleeps.options(timeout=0.02)(np.array([0.1]))
+        wait_until(lambda: port.poll() == 0 and not port._out, "the late reply has not come")
+        kept = []
+        for _ in range(4):
+            with pytest.raises(KeyboardInterrupt), interrupted_after(0.02):
+                sleeps(np.array([0.05]))
+            others.check()
+            gc.collect()
+            kept.append(shmgpu.arena.stats()["live_blocks"])
+        assert kept[-1] <= kept[1]
 
 
 def test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so(handler):
