@@ -211,7 +211,7 @@ class DeclaredFunction:
         functools.update_wrapper(cast("Callable[..., Any]", self), body)
         self.__signature__ = _without_helper(body)
         self.row = 0
-        self.takes_letters = False  # it reads blocks itself, and is sent no arguments
+        self.takes_raw_calls = False  # it reads blocks itself, and is sent no arguments
         self.refused = ""  # why the broker's function of this name is not called, as a sentence
         self.known_as = ""  # what brokers call it, where that is not its module and name
         self.declared: dict[str, Any] = {

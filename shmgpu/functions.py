@@ -26,8 +26,8 @@ from shmgpu.child import runtime
 from shmgpu.child.arguments import Options
 from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.child.plans import PlanTable
-from shmgpu.child.prepared import Repeats
-from shmgpu.child.raw_calls import Letter
+from shmgpu.child.prepared import PreparedCalls
+from shmgpu.child.raw_calls import RawCall
 from shmgpu.common.config import parse_bool, parse_count, shortened
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ArenaFull, ConfigError
@@ -52,7 +52,7 @@ class Function(DeclaredFunction, Generic[P, R]):
 
     def _prepare(self) -> None:
         self.plans = PlanTable()
-        self.repeats = Repeats()
+        self.repeats = PreparedCalls()
         self.plans_port: Any = None
 
     def use_row(self, row: int) -> None:
@@ -182,7 +182,7 @@ def _submit(
     return future
 
 
-def post(port: Port, letter: Letter, keep: Any) -> CallFuture[Any]:
+def post(port: Port, letter: RawCall, keep: Any) -> CallFuture[Any]:
     """Send a letter without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
     future._ticket = port.post(letter, future.sink, keep)

@@ -25,10 +25,10 @@ LEAST = 5
 END_LIMIT_S = 20.0
 
 # Begin and give the first answer; and end what was begun.
-Way = tuple[Callable[[], tuple[Any, Any]], Callable[[Any], None]]
+Strategy = tuple[Callable[[], tuple[Any, Any]], Callable[[Any], None]]
 
 
-def _medians(way: Way, expected: Any, seconds: float) -> dict[str, float]:
+def _medians(way: Strategy, expected: Any, seconds: float) -> dict[str, float]:
     begin, leave = way
     answer_us, leave_us = [], []
     now = time.perf_counter_ns

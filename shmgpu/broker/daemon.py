@@ -22,7 +22,7 @@ from shmgpu import core, function_table
 from shmgpu.attach import carry, endpoint, manifest
 from shmgpu.broker import quotas
 from shmgpu.broker.launch import raise_outcome
-from shmgpu.broker.launch_config import Settings, make_room_for_descriptors, refuse_unsafe
+from shmgpu.broker.launch_config import LaunchConfig, make_room_for_descriptors, refuse_unsafe
 from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
 from shmgpu.common import config, logs, module_loader
@@ -128,7 +128,7 @@ def up(
         )
     elif isinstance(settings["session"], str):
         settings["session"] = module_loader.named(settings["session"])
-    plan = Settings(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
+    plan = LaunchConfig(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
     function_table.register_late()
     if not carried and not function_table.of_users():
         raise ConfigError(
@@ -184,7 +184,7 @@ def up(
         core.set_quotas([])
 
 
-def _sessions_of(plan: Settings) -> list[Any]:
+def _sessions_of(plan: LaunchConfig) -> list[Any]:
     """The functions that make its helpers' sessions, each once."""
     return list({id(s.session): s.session for s in plan.setups if s.session is not None}.values())
 

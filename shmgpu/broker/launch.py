@@ -19,7 +19,7 @@ from shmgpu import core, function_table
 from shmgpu.attach import carry, membership, spawn
 from shmgpu.broker.events import describe_exit
 from shmgpu.broker.launch_config import (
-    Settings,
+    LaunchConfig,
     make_room_for_descriptors,
     refuse_nested,
     refuse_unsafe,
@@ -41,7 +41,7 @@ from shmgpu.errors import (
     NotRunning,
     SessionError,
 )
-from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.inline import InlineWire
 
@@ -129,7 +129,7 @@ def launch(
     mains = _mains(main, children)
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise ConfigError(f"args={args!r} must be a tuple: write args=(x,) for one argument")
-    plan = Settings(
+    plan = LaunchConfig(
         children=len(mains),
         helpers=helpers,
         session=session,
@@ -409,7 +409,7 @@ def init(
             config.give(seed=seed)  # for those that are forked, and claim
             atexit.register(shutdown)
             return _session
-    plan = Settings(children=1, **wanted)
+    plan = LaunchConfig(children=1, **wanted)
     function_table.register_late()
     if inline:
         _start_inline(plan)
@@ -489,7 +489,7 @@ def _export(address: str) -> Callable[[], None]:
     return restore
 
 
-def _start_inline(plan: Settings) -> None:
+def _start_inline(plan: LaunchConfig) -> None:
     setup = plan.setups[0]
     arena = LocalArena(plan.arena)
     arena.made_larger_by = OWN_ARENA
@@ -505,7 +505,7 @@ def _start_inline(plan: Settings) -> None:
                 traceback.format_exc(),
             ) from error
     function_table.find_bodies()
-    desk = BatchDesk(
+    desk = BatchExecutor(
         context,
         function_table.by_row,
         core.window_on(arena.base, arena.capacity),

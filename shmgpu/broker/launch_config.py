@@ -27,7 +27,7 @@ DESCRIPTORS_OF_A_ROLE = 6
 DESCRIPTORS_TO_SPARE = 16 + 64  # of the broker itself; of the user's own later files
 
 
-class Settings:
+class LaunchConfig:
     """Everything about a broker that is decided before the first fork."""
 
     def __init__(

@@ -25,7 +25,7 @@ from shmgpu.attach import manifest
 from shmgpu.attach.endpoint import Door, PrivateDoor
 from shmgpu.broker import events
 from shmgpu.broker.exit_reports import Report, Reports, Stacks
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -49,7 +49,7 @@ class RoleHost(core.Host):
 
     def __init__(
         self,
-        plan: Settings,
+        plan: LaunchConfig,
         mains: Sequence[Callable[..., Any]],
         args: tuple[Any, ...],
         progress: bool | None,

@@ -136,7 +136,7 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     wanted = dict(carried["settings"])
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
-    plan = launch_config.Settings(children=0, slots=slots, **wanted)
+    plan = launch_config.LaunchConfig(children=0, slots=slots, **wanted)
     function_table.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready

@@ -16,8 +16,8 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call, Plan, PlanTable
-from shmgpu.child.prepared import MAX_KEYS, Repeat, Repeats
-from shmgpu.child.raw_calls import Letter, Letters
+from shmgpu.child.prepared import MAX_KEYS, PreparedCall, PreparedCalls
+from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import Source, Spec
 from shmgpu.codec.layout import RESULT_AT, Layout
@@ -47,7 +47,7 @@ class Target(Protocol):
     timeout: float | None
     plans: PlanTable
     plans_port: Any
-    repeats: Repeats
+    repeats: PreparedCalls
 
     def why_unknown(self) -> str:
         """Why helpers do not have it, in a sentence."""
@@ -187,16 +187,16 @@ class Arguments:
             self._apply(call, target, options)
         return call
 
-    def letter(self, target: Target, arity: int, placement: int) -> Letter:
+    def letter(self, target: Target, arity: int, placement: int) -> RawCall:
         """A letter for so many arrays, not written yet, to one of the helpers in the mask."""
         if target.plans_port is not self:
             self._adopt(target)
         plan = target.plans.get(arity)
         if plan is None:
-            plan = Letters(target.row, self._pool(target), arity, target.name, self._port)
+            plan = RawCallPlan(target.row, self._pool(target), arity, target.name, self._port)
             target.plans.add(arity, plan)
-        letter = plan.idle.pop() if plan.idle else Letter(plan, self.arena)
-        assert isinstance(letter, Letter)
+        letter = plan.idle.pop() if plan.idle else RawCall(plan, self.arena)
+        assert isinstance(letter, RawCall)
         if letter.placement != placement:
             letter.config.placement = letter.placement = placement
         return letter
@@ -322,7 +322,7 @@ class Arguments:
             raise BadFunction(target.why_unknown())
         self._pool(target)
         target.plans = PlanTable()
-        target.repeats = Repeats(0 if target.mutates else MAX_KEYS)
+        target.repeats = PreparedCalls(0 if target.mutates else MAX_KEYS)
         target.plans_port = self
         self._targets.append(target)
         if self.when_adopted is not None:
@@ -361,7 +361,7 @@ class Arguments:
         """
         self.arena.set_aside = 0
         idle: list[tuple[Call, list[Call]]] = []
-        ready: list[deque[Repeat]] = []
+        ready: list[deque[PreparedCall]] = []
         for target in tuple(self._targets):
             ready += tuple(target.repeats.values())
             plans = {id(plan): plan for plan in tuple(target.plans.values())}
@@ -426,6 +426,6 @@ class Arguments:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
         for target in self._targets:
             target.plans = PlanTable()
-            target.repeats = Repeats()
+            target.repeats = PreparedCalls()
             target.plans_port = None
         self._targets.clear()

@@ -23,8 +23,8 @@ the next one finds it until the step that completes it.
   its number back with each reply, and writes its sequence as it sends it: so a reply finds its
   ticket at whatever point the sender was interrupted, and nobody sends twice. The ticket owns the
   Call; ``cancel`` and ``expire`` mean a ticket, whatever its Call does meanwhile.
-- *Replies* stay in C until :meth:`Wire.take_ends` moves them into a :class:`Box` in one step. The
-  first item of a box is a reply, then what was read of it (a tuple), and leaves the box when
+- *Replies* stay in C until :meth:`Transport.take_ends` moves them into a :class:`Box` in one step.
+  The first item of a box is a reply, then what was read of it (a tuple), and leaves the box when
   whoever waits was told. A box is emptied by whoever has its ``owner``, a lock that a ``with`` lets
   go of however it is left; who finds the owner gone takes the box over. An exception on the way
   leaves ``LEFT`` in ``_out`` and a reader that mops up.
@@ -53,11 +53,11 @@ from shmgpu import core
 from shmgpu.child.arguments import Arguments, Options, Target
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
-from shmgpu.child.prepared import UNHELD, Repeat
-from shmgpu.child.raw_calls import Letter
+from shmgpu.child.prepared import UNHELD, PreparedCall
+from shmgpu.child.raw_calls import RawCall
 from shmgpu.child.replies import LEFT, STRUCK, Replies
 from shmgpu.child.tickets import Ticket
-from shmgpu.child.transport import Sink, Wire
+from shmgpu.child.transport import CompletionHandler, Transport
 from shmgpu.codec.layout import RESULT_AT
 from shmgpu.errors import ArenaFull, ShmError
 
@@ -69,7 +69,7 @@ ELSEWHERE = 2  # a status of our own: the argument does not lie in the arena
 class Port(Replies):
     """The calls of one child."""
 
-    def __init__(self, wire: Wire, arena: Arena, pools: dict[str, int]) -> None:
+    def __init__(self, wire: Transport, arena: Arena, pools: dict[str, int]) -> None:
         super().__init__(wire, arena)
         self.arguments = Arguments(arena, pools, wire.number)
         self.prepare = self.arguments.prepare
@@ -147,7 +147,7 @@ class Port(Replies):
             return result
         return self._finish(call, status)
 
-    def send(self, letter: Letter, target: Target, keep: Any) -> Any:
+    def send(self, letter: RawCall, target: Target, keep: Any) -> Any:
         """Send a letter and wait: the room, with its result; raises what went wrong.
 
         ``keep`` is what has to live as long as helpers may look at it.
@@ -174,7 +174,7 @@ class Port(Replies):
             self._finish(letter, status)
         return room
 
-    def repeat(self, target: Target, ready: deque[Repeat], args: tuple[Any, ...]) -> Any:
+    def repeat(self, target: Target, ready: deque[PreparedCall], args: tuple[Any, ...]) -> Any:
         """As :meth:`call`, for one plain array of a signature that has calls ready."""
         if self._out and self._reader is None:
             self.poll()
@@ -303,7 +303,7 @@ class Port(Replies):
         args: tuple[Any, ...],
         kwargs: Any,
         options: Options | None,
-        sink: Sink,
+        sink: CompletionHandler,
         use_reader: bool,
         lends: bool = True,
     ) -> Ticket:
@@ -328,7 +328,7 @@ class Port(Replies):
             raise
         return ticket
 
-    def post(self, letter: Letter, sink: Sink, keep: Any) -> Ticket:
+    def post(self, letter: RawCall, sink: CompletionHandler, keep: Any) -> Ticket:
         """As :meth:`submit`, for a letter."""
         ticket = Ticket(letter, sink, next(self._numbers), keep)
         try:

@@ -1,11 +1,11 @@
 """Calls that differ from the last one only in addresses: one array in, one small array out.
 
-Most calls of a loop differ from the last one in two addresses. For these a :class:`Repeat` keeps
-everything else ready: the block, the C description of the call, and a small room with the array
-over it that will be the result. At least two take turns, because the last result usually lives
-until the next one replaces it. Owns that readiness. Never sends.
+Most calls of a loop differ from the last one in two addresses. For these a :class:`PreparedCall`
+keeps everything else ready: the block, the C description of the call, and a small output buffer
+with the array over it that will be the result. At least two take turns, because the last result
+usually lives until the next one replaces it. Owns that readiness. Never sends.
 
-Results are views on a Repeat's array, and NumPy makes every view of a view hold that same
+Results are views on a PreparedCall's array, and NumPy makes every view of a view hold that same
 array: so its reference count tells whether anybody still uses the room.
 """
 
@@ -26,7 +26,7 @@ MAX_KEYS = 64  # signatures of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
 
 
-class Repeat:
+class PreparedCall:
     """One call that is ready to be made again.
 
     Attributes:
@@ -73,7 +73,7 @@ _probe = _Probe()
 UNHELD = getrefcount(_probe.result)
 
 
-class Repeats(dict[Any, deque[Repeat]]):
+class PreparedCalls(dict[Any, deque[PreparedCall]]):
     """A function's ready calls, by (dtype, shape) of the argument; the longest unused is next.
 
     Args:
@@ -97,6 +97,6 @@ class Repeats(dict[Any, deque[Repeat]]):
         if len(ready) >= MAX_READY:
             return False
         if not ready:
-            ready.append(Repeat(Call(plan, arena), arena))
-        ready.append(Repeat(call, arena))
+            ready.append(PreparedCall(Call(plan, arena), arena))
+        ready.append(PreparedCall(call, arena))
         return True

@@ -22,7 +22,7 @@ MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
 _EMPTY = Layout(bytes(flatten(((), {}), callable).structure), ())
 
 
-class Letters(Plan):
+class RawCallPlan(Plan):
     """What letters with equally many arrays share, above all blocks that are ready for use."""
 
     __slots__ = ("begin", "put", "shift")
@@ -37,12 +37,12 @@ class Letters(Plan):
         self.pack = address_writer(arity, self.shift)
 
 
-class Letter(Call):
+class RawCall(Call):
     """One letter; see :meth:`fill`."""
 
     __slots__ = ("room",)
 
-    plan: Letters
+    plan: RawCallPlan
     room: int  # address of the result
 
     def write(self, value_bytes: bytes, arena: Arena) -> None:

@@ -20,7 +20,7 @@ from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
 from shmgpu.child.results import result_of
 from shmgpu.child.tickets import Box, Ticket
-from shmgpu.child.transport import Wire
+from shmgpu.child.transport import Transport
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, ShmError
 
@@ -36,7 +36,7 @@ ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of 
 class Replies:
     """The calls that are out, and what comes back of them; what a port is besides sending."""
 
-    def __init__(self, wire: Wire, arena: Arena) -> None:
+    def __init__(self, wire: Transport, arena: Arena) -> None:
         self.wire = wire
         self.arena = arena
         self._lock = threading.RLock()

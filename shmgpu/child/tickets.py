@@ -16,7 +16,7 @@ from shmgpu import core
 from shmgpu.child.plans import Call, lend, return_loans
 
 if TYPE_CHECKING:
-    from shmgpu.child.transport import Sink
+    from shmgpu.child.transport import CompletionHandler
 
 
 class Ticket:
@@ -38,7 +38,9 @@ class Ticket:
         "call", "deadline_ns", "error", "keep", "loans", "number", "rooms", "sent", "sink",
     )  # fmt: skip
 
-    def __init__(self, call: Call, sink: Sink | None, number: int = -1, keep: Any = None) -> None:
+    def __init__(
+        self, call: Call, sink: CompletionHandler | None, number: int = -1, keep: Any = None
+    ) -> None:
         self.call = call
         self.sink = sink
         self.number = number

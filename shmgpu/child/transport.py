@@ -19,7 +19,7 @@ from shmgpu.child.plans import Call
 _is_one = attrgetter("sequence")
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """What carries messages: the broker, or (inline) this very process."""
 
     last_error: BaseException | None  # inline: what the function raised
@@ -101,7 +101,7 @@ class BrokerWire:
         return core.port_fd(), core.port_event_fd()
 
 
-class Sink(Protocol):
+class CompletionHandler(Protocol):
     """Who is told how a submitted call ended."""
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:

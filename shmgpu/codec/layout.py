@@ -28,7 +28,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.codec.arrays import Spec, aligned
-from shmgpu.codec.pytree import Reader, Tree, decode_values
+from shmgpu.codec.pytree import Reader, TreeDef, decode_values
 from shmgpu.errors import BadParams
 
 VERSION = 1
@@ -57,7 +57,7 @@ class Layout:
     __slots__ = ("encoded", "nbytes", "offsets", "specs", "tree")
 
     def __init__(self, structure: bytes, specs: Sequence[Spec]) -> None:
-        self.tree = Tree(structure)
+        self.tree = TreeDef(structure)
         self.specs = tuple(specs)
         if self.tree.array_count != len(self.specs):
             raise BadParams("the parameter block's structure and its arrays do not agree")

@@ -294,7 +294,7 @@ _ARRAY_NODE = (_ARRAY, None, None)
 _VALUE_NODE = (_VALUE, None, None)
 
 
-class Tree:
+class TreeDef:
     """A structure read back: how many arrays and values it holds, and how to put it together.
 
     Attributes:

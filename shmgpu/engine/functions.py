@@ -12,7 +12,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.common import config
-from shmgpu.helper.decoded import Helper, OpenLetter
+from shmgpu.helper.decoded import Helper, RawRequest
 
 _KEPT = "shmgpu.engine"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -73,13 +73,13 @@ def _give_back() -> None:
         trim(0)
 
 
-def execute_torch(helper: Helper, letter: OpenLetter) -> Any:
+def execute_torch(helper: Helper, letter: RawRequest) -> Any:
     """Run a program with torch, on the helper's device."""
     engine = engine_of(helper, "torch")
     return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
 
 
-def execute_numpy(helper: Helper, letter: OpenLetter) -> Any:
+def execute_numpy(helper: Helper, letter: RawRequest) -> Any:
     """Run a program with NumPy."""
     engine = engine_of(helper, "numpy")
     return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)

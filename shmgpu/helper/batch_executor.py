@@ -16,11 +16,11 @@ from shmgpu import core
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
-from shmgpu.codec.pytree import Tree, encode_values, flatten
+from shmgpu.codec.pytree import TreeDef, encode_values, flatten
 from shmgpu.errors import BadParams
 from shmgpu.helper.batch_policy import LARGE_BYTES, Joins
-from shmgpu.helper.decoded import Entry, Served, check_rows
-from shmgpu.helper.executor import Desk
+from shmgpu.helper.decoded import DecodedCall, ServedFunction, check_rows
+from shmgpu.helper.executor import Executor
 from shmgpu.helper.mutation_check import Watch
 
 _ndarray = np.ndarray
@@ -29,10 +29,12 @@ _COPIED_OUT = core.BYTES_COPIED_OUT
 _now = time.perf_counter_ns
 
 
-_Taken = tuple[int, Entry, tuple[int, int, int]]  # place in the batch, what was read, call's key
+_Taken = tuple[
+    int, DecodedCall, tuple[int, int, int]
+]  # place in the batch, what was read, call's key
 
 
-class BatchDesk(Desk):
+class BatchExecutor(Executor):
     """A desk that serves batches too; the arguments are those of a desk."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +59,7 @@ class BatchDesk(Desk):
             try:
                 if entry is None or entry.function != function or entry.slot != slot:
                     entry = self._admit(function, block, slot)
-                if not isinstance(entry, Entry) or entry.rows is None:
+                if not isinstance(entry, DecodedCall) or entry.rows is None:
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
@@ -97,7 +99,7 @@ class BatchDesk(Desk):
                 rows.append(more)
         return groups
 
-    def _run_group(self, target: Served, group: list[_Taken]) -> list[tuple[int, int]]:
+    def _run_group(self, target: ServedFunction, group: list[_Taken]) -> list[tuple[int, int]]:
         """Run calls that go together: joined, unless they are sooner done one after another."""
         first, calls = group[0][1], len(group)
         way = None
@@ -116,14 +118,16 @@ class BatchDesk(Desk):
             way.was_apart(calls, _now() - begun)
         return outcomes
 
-    def _run_one(self, target: Served, entry: Entry, key: tuple[int, int, int]) -> tuple[int, int]:
+    def _run_one(
+        self, target: ServedFunction, entry: DecodedCall, key: tuple[int, int, int]
+    ) -> tuple[int, int]:
         """Run one of several that could have been joined."""
         if self.broken and self.last_error is not None:  # by one before it: the helper must end
             return self._put_error(entry, self.last_error, key)
         self.helper.caller = key[1:]
         return self._serve_entry(target, entry, key)
 
-    def _run_batch(self, target: Served, good: list[_Taken]) -> list[tuple[int, int]]:
+    def _run_batch(self, target: ServedFunction, good: list[_Taken]) -> list[tuple[int, int]]:
         entries = [entry for _, entry, _ in good]
         helper = self.helper
         rows = [entry.rows or 0 for entry in entries]
@@ -178,7 +182,7 @@ class BatchDesk(Desk):
                 outcomes.append(self._put_error(entry, error, key))
         return outcomes
 
-    def _put_alike(self, entries: list[Entry], result: Any) -> bool:
+    def _put_alike(self, entries: list[DecodedCall], result: Any) -> bool:
         """Cut one array into the rooms of calls of one kind, if it is what they expect."""
         first = entries[0]
         one = first.out_numpy
@@ -198,7 +202,7 @@ class BatchDesk(Desk):
         _count(_COPIED_OUT, result.nbytes)
         return True
 
-    def _gather(self, target: Served, entries: list[Entry]) -> list[Any]:
+    def _gather(self, target: ServedFunction, entries: list[DecodedCall]) -> list[Any]:
         gathered = []
         total = 0
         for position in range(len(entries[0].specs)):
@@ -223,7 +227,7 @@ class BatchDesk(Desk):
             _count(core.BYTES_GATHERED, total)
         return gathered
 
-    def _scatter(self, entries: list[Entry], gathered: list[Any], rows: list[int]) -> None:
+    def _scatter(self, entries: list[DecodedCall], gathered: list[Any], rows: list[int]) -> None:
         """Write the rows of arguments that the function may have changed back to their callers."""
         for position, joined in enumerate(gathered):
             start = 0
@@ -236,7 +240,7 @@ class BatchDesk(Desk):
                 start += count
             _count(_COPIED_OUT, joined.nbytes)
 
-    def _batch_out(self, target: Served, entry: Entry, rows: int) -> Any:
+    def _batch_out(self, target: ServedFunction, entry: DecodedCall, rows: int) -> Any:
         """Declared outputs of a batch: scratch arrays with everybody's rows."""
         outs: list[Any] = []
         for spec in entry.hint.specs:
@@ -259,7 +263,7 @@ def _are_one_kind(good: list[_Taken], limit: int) -> bool:
     )
 
 
-def _goes_with(first: Entry, other: Entry) -> bool:
+def _goes_with(first: DecodedCall, other: DecodedCall) -> bool:
     if first.function != other.function:
         return False
     if first.tree is other.tree and not first.values:  # one signature: they differ in addresses
@@ -310,7 +314,7 @@ def _split(result: Any, rows: list[int], name: str, pickle: bool) -> list[Any]:
         )
     for leaf in flat.arrays:
         check_rows(leaf, total, name)
-    tree = Tree(bytes(flat.structure))
+    tree = TreeDef(bytes(flat.structure))
     columns = [_cut(leaf, rows) for leaf in flat.arrays]
     return [
         tree.build([column[index] for column in columns], flat.values) for index in range(len(rows))

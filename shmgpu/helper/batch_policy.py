@@ -4,7 +4,7 @@ Joining copies all arguments into one array, and all results out of one. Beside 
 that is nothing as a rule; but where a model does little to much, it is more than the model itself,
 and the calls are sooner done one after another, in the arenas where they lie. So what either way
 took is measured. Owns the measurements, by kind of call and about how many there were;
-:class:`shmgpu.helper.batch_executor.BatchDesk` asks before it runs them, and tells afterwards.
+:class:`shmgpu.helper.batch_executor.BatchExecutor` asks before it runs them, and tells afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST_INTERVAL, LAST_INTERVAL = 8, 1024  # runs until the other way is tried aga
 WEIGHT = 0.25  # of the last run among those before it
 
 
-class Way:
+class Strategy:
     """What is known of the calls of one kind, about so many at once.
 
     Attributes:
@@ -76,9 +76,9 @@ class Joins:
     """The ways of one helper's batches."""
 
     def __init__(self) -> None:
-        self._ways: dict[tuple[int, bytes, int], Way] = {}
+        self._ways: dict[tuple[int, bytes, int], Strategy] = {}
 
-    def way(self, function: int, kind: bytes, calls: int) -> Way | None:
+    def way(self, function: int, kind: bytes, calls: int) -> Strategy | None:
         """That of so many calls of a kind, or nearly so many; None: there is no question."""
         if len(kind) > MOST_KIND:
             return None
@@ -87,5 +87,5 @@ class Joins:
         if found is None:
             if len(self._ways) >= MOST_KINDS:
                 self._ways.clear()
-            found = self._ways[key] = Way()
+            found = self._ways[key] = Strategy()
         return found

@@ -13,11 +13,11 @@ import numpy as np
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Block
-from shmgpu.codec.pytree import Tree
+from shmgpu.codec.pytree import TreeDef
 from shmgpu.errors import BadParams
 
 
-class Served(Protocol):
+class ServedFunction(Protocol):
     """What a desk needs to know of a function."""
 
     name: str
@@ -25,7 +25,7 @@ class Served(Protocol):
     arrays_kind: str
     pickle: bool
     batch_max_rows: int
-    takes_letters: bool
+    takes_raw_calls: bool
     mutates: bool
 
 
@@ -125,7 +125,7 @@ class Helper:
         return f"<helper {self.id} on {self.device}, pool {self.pool!r}>"
 
 
-class Entry:
+class DecodedCall:
     """A parameter block, read and checked: its arguments as views, and where the result goes.
 
     Attributes:
@@ -159,7 +159,7 @@ class Entry:
 
     function: int
     slot: int
-    tree: Tree
+    tree: TreeDef
     specs: list[tuple[int, Spec]]
     values: list[Any]
     kind: bytes
@@ -182,7 +182,7 @@ class Entry:
         self.views = None
 
 
-class OpenLetter:
+class RawRequest:
     """A letter that arrived: a block that its function reads itself.
 
     Attributes:

@@ -22,12 +22,12 @@ from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams
 from shmgpu.helper.decoded import (
+    DecodedCall,
     Device,
-    Entry,
     Helper,
     Leaf,
-    OpenLetter,
-    Served,
+    RawRequest,
+    ServedFunction,
     check_rows,
     rows_of,
 )
@@ -46,7 +46,7 @@ MAX_VIEWS = 4096  # on arrays of letters
 MAX_TRACEBACK = 200_000  # characters
 
 
-class Desk:
+class Executor:
     """Serves calls for one helper.
 
     Args:
@@ -84,7 +84,7 @@ class Desk:
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
         self._signature_bytes = 0
-        self._entries: dict[bytes, Entry] = {}
+        self._entries: dict[bytes, DecodedCall] = {}
         self._entry_bytes = 0
         # One plain array in, after any plain values, and one out: all that the helper's loop
         # needs to run the call itself,
@@ -116,13 +116,13 @@ class Desk:
                 return core.EBAD_PARAMS, core.UNREADABLE
             except KeyError:
                 return core.EBAD_FUNCTION, 0
-            if isinstance(admitted, OpenLetter):
+            if isinstance(admitted, RawRequest):
                 return self._serve_letter(self.functions[function], admitted, key)
             entry = admitted
         return self._serve_entry(self.functions[function], entry, key)
 
     def _serve_entry(
-        self, target: Served, entry: Entry, key: tuple[int, int, int]
+        self, target: ServedFunction, entry: DecodedCall, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """Run one call that was read."""
         before = len(self.helper.later)
@@ -150,7 +150,7 @@ class Desk:
             return self._put_error(entry, error, key)
 
     def _serve_letter(
-        self, target: Served, letter: OpenLetter, key: tuple[int, int, int]
+        self, target: ServedFunction, letter: RawRequest, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.helper.room = None
         try:
@@ -177,7 +177,7 @@ class Desk:
         self.helper.later.clear()
         return self._put_error(self._entries[block], error, key)
 
-    def _expected(self, target: Served, entry: Entry) -> Any:
+    def _expected(self, target: ServedFunction, entry: DecodedCall) -> Any:
         """Where a result of one array goes, as the function may fill it; None: there is no such."""
         if target.arrays_kind == "numpy":
             return None if entry.out_numpy is None else entry.out_numpy.view()
@@ -185,7 +185,7 @@ class Desk:
             return None
         return entry.out_torch.detach()
 
-    def _run(self, target: Served, entry: Entry) -> Any:
+    def _run(self, target: ServedFunction, entry: DecodedCall) -> Any:
         """Call the function the general way."""
         leaves = self._leaves(target, entry)
         args, kwargs = entry.tree.build(leaves, entry.values)
@@ -205,7 +205,7 @@ class Desk:
         finally:
             helper.out = None
 
-    def _leaves(self, target: Served, entry: Entry) -> list[Any]:
+    def _leaves(self, target: ServedFunction, entry: DecodedCall) -> list[Any]:
         if target.arrays_kind == "numpy":
             return [view.view() for view in entry.views]
         if entry.tensors is None:
@@ -216,7 +216,7 @@ class Desk:
             return [self.device.to_device(tensor) for tensor in entry.tensors]
         return [tensor.detach() for tensor in entry.tensors]
 
-    def _outs(self, target: Served, entry: Entry) -> list[Any]:
+    def _outs(self, target: ServedFunction, entry: DecodedCall) -> list[Any]:
         if target.arrays_kind == "numpy":
             return [view.view() for view in self._numpy_outs(entry)]
         tensors = self._torch_outs(entry)
@@ -224,7 +224,7 @@ class Desk:
             return [self.device.new_like(tensor) for tensor in tensors]
         return [tensor.detach() for tensor in tensors]
 
-    def _numpy_outs(self, entry: Entry) -> list[Any]:
+    def _numpy_outs(self, entry: DecodedCall) -> list[Any]:
         if entry.numpy_outs is None:
             entry.numpy_outs = [
                 arrays.storage_view(self.memory, entry.room_offset + offset, spec)
@@ -234,7 +234,7 @@ class Desk:
             ]
         return entry.numpy_outs
 
-    def _torch_outs(self, entry: Entry) -> list[Any]:
+    def _torch_outs(self, entry: DecodedCall) -> list[Any]:
         if entry.torch_outs is None:
             entry.torch_outs = [
                 arrays.torch_view(self.memory, entry.room_offset + offset, spec)
@@ -259,11 +259,11 @@ class Desk:
             found = self._bounds[slot] = self._bounds_of(slot)
         return found
 
-    def _admit(self, function: int, data: bytes, slot: int) -> Entry | OpenLetter:
+    def _admit(self, function: int, data: bytes, slot: int) -> DecodedCall | RawRequest:
         """Read a block; BadParams for any that cannot be, KeyError when there is no function."""
         target = self.functions[function]
         try:
-            if target.takes_letters:
+            if target.takes_raw_calls:
                 return self._open(target, data, slot)
             return self._read_entry(function, target, data, slot)
         except BadParams:
@@ -285,12 +285,12 @@ class Desk:
                 self._signatures[data] = signature
         return signature
 
-    def _open(self, target: Served, data: bytes, slot: int) -> OpenLetter:
+    def _open(self, target: ServedFunction, data: bytes, slot: int) -> RawRequest:
         """A letter: what is in it is its function's business, where arrays lie is not."""
         block = Block(data)
         bounds = self.bounds(slot)
         look = self._numpy_view if target.arrays_kind == "numpy" else self._tensor
-        return OpenLetter(data, block, bounds, self._room(block, *bounds), self.origin, look)
+        return RawRequest(data, block, bounds, self._room(block, *bounds), self.origin, look)
 
     def _numpy_view(self, offset: int, spec: Spec) -> Any:
         return self._view((np, offset, spec), self._numpy_argument, offset, spec)
@@ -311,7 +311,9 @@ class Desk:
             view = self._views[key] = make(self.memory, offset, spec)
         return view
 
-    def _read_entry(self, function: int, target: Served, data: bytes, slot: int) -> Entry:
+    def _read_entry(
+        self, function: int, target: ServedFunction, data: bytes, slot: int
+    ) -> DecodedCall:
         block = Block(data)
         signature = self._signature_of(block.signature)
         specs = signature.arguments.specs
@@ -324,7 +326,7 @@ class Desk:
             if not first <= address <= end - spec.nbytes:
                 raise BadParams("an argument does not lie in the caller's own arena")
             places.append((address - origin, spec))
-        entry = Entry()
+        entry = DecodedCall()
         entry.function = function
         entry.slot = slot
         entry.room_offset, entry.room_bytes = self._room(block, first, end)
@@ -353,7 +355,7 @@ class Desk:
             self._remember(data, entry, target)
         return entry
 
-    def _remember(self, data: bytes, entry: Entry, target: Served) -> None:
+    def _remember(self, data: bytes, entry: DecodedCall, target: ServedFunction) -> None:
         if len(data) > MAX_REMEMBERED:
             return
         self._entry_bytes += len(data)
@@ -384,7 +386,7 @@ class Desk:
 
     # ---- putting a result ----------------------------------------------------------------
 
-    def _put_plainly(self, letter: OpenLetter, result: Sequence[Any]) -> None:
+    def _put_plainly(self, letter: RawRequest, result: Sequence[Any]) -> None:
         """Put a letter's result into its room: arrays, each at the next multiple of 64."""
         place, end = letter.room_offset, letter.room_offset + letter.room_bytes
         for array in result:
@@ -409,7 +411,7 @@ class Desk:
         return self._view(key, make, offset, Spec(dtype, tuple(array.shape)))
 
     def _put(
-        self, target: Served, entry: Entry, result: Any, key: tuple[int, int, int]
+        self, target: ServedFunction, entry: DecodedCall, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         flat = flatten(result, arrays.is_array, target.pickle)
         rows = entry.rows
@@ -432,7 +434,7 @@ class Desk:
         description = layout.describe_result(found, encode_values(flat.values, target.pickle))
         return self._put_described(core.OK, entry, found, description, leaves, key)
 
-    def _put_expected(self, entry: Entry, leaves: Sequence[Leaf]) -> None:
+    def _put_expected(self, entry: DecodedCall, leaves: Sequence[Leaf]) -> None:
         """Copy a result of the promised layout to where it goes, unless it lies there already."""
         for index, leaf in enumerate(leaves):
             if not leaf.spec.nbytes:
@@ -459,7 +461,7 @@ class Desk:
     def _put_described(
         self,
         status: int,
-        entry: Entry | OpenLetter,
+        entry: DecodedCall | RawRequest,
         found: Layout,
         description: bytes,
         leaves: Sequence[Leaf],
@@ -504,7 +506,7 @@ class Desk:
                 arrays.storage_view(buffer, start + offset, spec)[...] = leaf.storage()
 
     def _put_error(
-        self, entry: Entry | OpenLetter, error: BaseException, key: tuple[int, int, int]
+        self, entry: DecodedCall | RawRequest, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.last_error = error
         self.broken = self.device.failed(error) or self.broken
@@ -516,7 +518,7 @@ class Desk:
             )
             text = text[-MAX_TRACEBACK:]
             message = _message(error)
-            target = self.functions.get(entry.function) if isinstance(entry, Entry) else None
+            target = self.functions.get(entry.function) if isinstance(entry, DecodedCall) else None
             message += hint(error, message, target, self.helper.session)
             values = (_type_name(error), message, text)
             flat = flatten(values, arrays.is_array)
@@ -561,7 +563,7 @@ class Desk:
             entry = self._entries.get(block) or self._admit(function, block, slot)
         except (BadParams, KeyError):
             return core.EREMOTE, 0
-        if isinstance(entry, Entry) and entry.slot != slot:
+        if isinstance(entry, DecodedCall) and entry.slot != slot:
             return core.EREMOTE, 0
         return self._put_error(entry, error, (sequence, slot, generation))
 

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from shmgpu import core
-from shmgpu.helper.executor import Desk
+from shmgpu.helper.executor import Executor
 
 
 class InlineWire:
@@ -22,7 +22,7 @@ class InlineWire:
     immediate = True
     number = 0
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Executor) -> None:
         self.desk = desk
         self.last_error: BaseException | None = None
         self._lock = threading.RLock()  # one helper serves one call at a time

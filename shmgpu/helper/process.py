@@ -19,7 +19,7 @@ from shmgpu import core, function_table
 from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
-from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.shares import Share
 
@@ -94,7 +94,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         end_copy("a session function")
     function_table.find_bodies()
     base, reserved = core.reservation()
-    desk = BatchDesk(
+    desk = BatchExecutor(
         helper,
         function_table.by_row,
         core.window_on(base, reserved),
@@ -118,7 +118,7 @@ def end_copy(who: str) -> None:
     os._exit(1)
 
 
-def serve(desk: BatchDesk) -> int:
+def serve(desk: BatchExecutor) -> int:
     """Take calls until there are no more.
 
     The call that repeats (one plain array in and one out, as promised) is run right here, because
@@ -186,7 +186,7 @@ def serve(desk: BatchDesk) -> int:
             return 1
 
 
-def _go_on(desk: BatchDesk, works: Any) -> int:
+def _go_on(desk: BatchExecutor, works: Any) -> int:
     """All that was taken is finished: send the answers, do what was left for later, take more."""
     core.helper_go_on()
     desk.do_later()
@@ -202,7 +202,7 @@ def _look_after(helper: Helper) -> None:
             logger.exception("what was kept for a child that left could not be let go of")
 
 
-def _serve_batch(desk: BatchDesk, works: Any, view: Any, count: int) -> int:
+def _serve_batch(desk: BatchExecutor, works: Any, view: Any, count: int) -> int:
     batch = []
     deliveries = []
     for work in _unpack_all(view[: count * _WORK]):
@@ -237,7 +237,7 @@ class _Started:
         self.outcomes = outcomes
         self.event = event
 
-    def finish(self, desk: BatchDesk) -> None:
+    def finish(self, desk: BatchExecutor) -> None:
         """Wait for the device, then answer."""
         if self.event is not None:
             try:
@@ -248,7 +248,7 @@ class _Started:
             core.helper_finish(delivery, status, value)
 
 
-def serve_overlapped(desk: BatchDesk) -> int:
+def serve_overlapped(desk: BatchExecutor) -> int:
     """As :func:`serve`, with up to two batches on the device, so that copy and compute overlap.
 
     A batch is answered when its event has come: at once when nothing else is queued, else after
@@ -283,7 +283,7 @@ def serve_overlapped(desk: BatchDesk) -> int:
             return 1
 
 
-def _start(desk: BatchDesk, view: Any, count: int) -> _Started:
+def _start(desk: BatchExecutor, view: Any, count: int) -> _Started:
     """Run what was taken, as far as it can be run without waiting for the device."""
     batch: list[tuple[int, ...]] = []
     deliveries = []
@@ -304,7 +304,7 @@ def _start(desk: BatchDesk, view: Any, count: int) -> _Started:
     return _Started(deliveries, batch, outcomes, desk.device.take_event())
 
 
-def _end(desk: BatchDesk) -> int:
+def _end(desk: BatchExecutor) -> int:
     """The helper cannot go on; the C desk writes the last replies when it is closed."""
     error = desk.last_error
     if isinstance(error, SystemExit):

@@ -23,7 +23,7 @@ from shmgpu import core, function_table
 from shmgpu.broker import daemon
 from shmgpu.broker.launch import raise_outcome
 from shmgpu.broker.launch_config import (
-    Settings,
+    LaunchConfig,
     descriptors_needed,
     make_room_for_descriptors,
     refuse_unsafe,
@@ -79,7 +79,7 @@ def serve(options: argparse.Namespace) -> None:
         function_table.register_late()
         counters: list[Counters] = []
         runtime.computes_with_torch = False  # model files import torch, in helpers
-        plan = Settings(
+        plan = LaunchConfig(
             children=options.workers,
             helpers=options.helpers,
             session=lambda helper: Opening(

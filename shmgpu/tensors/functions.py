@@ -24,4 +24,4 @@ engine_figures: Function[[], list[dict[str, Any]]] = Function(
 for _execute in EXECUTE.values():
     # Handles rise: no two messages are alike, and what a helper kept of each would lie between its
     # large arrays (1.1 GiB of pages after 10,000 steps of a small network).
-    _execute.takes_letters = True
+    _execute.takes_raw_calls = True

@@ -27,7 +27,7 @@ class Held:
         self.address = address
 
 
-class HelperLife:
+class HelperIncarnation:
     """One helper, as this child knows it, until it dies: its replacement holds nothing.
 
     Attributes:
@@ -81,12 +81,12 @@ class HelperLife:
             row = core.helper_stats(self.number)
 
 
-class Resident:
+class RemoteValue:
     """A value that a helper holds; let go of when nobody here knows it any more."""
 
     __slots__ = ("handle", "is_ours", "life", "nbytes", "recorder")
 
-    def __init__(self, recorder: object, life: HelperLife, handle: int, nbytes: int) -> None:
+    def __init__(self, recorder: object, life: HelperIncarnation, handle: int, nbytes: int) -> None:
         self.recorder = recorder
         self.life = life
         self.handle = handle
@@ -99,7 +99,7 @@ class Resident:
             self.life.unneeded.append((self.handle, self.nbytes))
 
 
-class Gone:
+class LostValue:
     """A value that will never be there: its helper died, or what made it failed."""
 
     __slots__ = ("error",)
@@ -140,7 +140,7 @@ class Message:
 
     seen: Any  # an observer's
     alive: Set[Node]
-    life: HelperLife
+    life: HelperIncarnation
     known: Known
     order: int
     tries: int

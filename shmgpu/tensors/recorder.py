@@ -21,7 +21,7 @@ from shmgpu.arena import placed
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
 from shmgpu.child.port import Port
-from shmgpu.child.raw_calls import Letter
+from shmgpu.child.raw_calls import RawCall
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
 from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
@@ -31,7 +31,15 @@ from shmgpu.ops.program import Draft
 from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.tensors import functions
-from shmgpu.tensors.message import Gone, Held, HelperLife, Known, Message, Observer, Resident
+from shmgpu.tensors.message import (
+    Held,
+    HelperIncarnation,
+    Known,
+    LostValue,
+    Message,
+    Observer,
+    RemoteValue,
+)
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
@@ -54,7 +62,7 @@ class Recorder:
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
         self._flags = 0
-        self._lives = {number: HelperLife(number) for number in helpers}
+        self._lives = {number: HelperIncarnation(number) for number in helpers}
         self._execute = functions.EXECUTE[backend]
         self._programs: dict[tuple[Any, ...], Known] = {}
         self._numbers = itertools.count(1)
@@ -102,7 +110,7 @@ class Recorder:
             missing = [node for node in dict.fromkeys(wanted) if type(node.value) is not Held]
             self._compute(missing, wait=True)
             for node in missing:
-                if type(node.value) is Gone:
+                if type(node.value) is LostValue:
                     raise node.value.error
 
     def send(self) -> None:
@@ -129,11 +137,11 @@ class Recorder:
         try:
             for _ in range(MAX_TRIES):
                 order = needed([*roots, *read])
-                draft = Draft(order, read, Resident)
+                draft = Draft(order, read, RemoteValue)
                 if self._are_lost(draft.arrays):
                     order = self._possible(order)
                     read = [node for node in read if self._error_of(node) is None]
-                    draft = Draft(order, read, Resident)
+                    draft = Draft(order, read, RemoteValue)
                 if not order and not read:
                     return
                 message = self._message(draft)
@@ -180,26 +188,26 @@ class Recorder:
     def _error_of(self, node: Node) -> BaseException | None:
         """Why that value will never be there; None where it is, or can be computed."""
         value = node.value
-        if type(value) is Resident:
+        if type(value) is RemoteValue:
             if value.recorder is not self:
-                node.value = value = Gone(
+                node.value = value = LostValue(
                     NotRunning(
                         "this tensor belongs to another broker, library or process than the one "
                         "that is used now: create it again from its .data there"
                     )
                 )
             elif value.life.is_over:
-                node.value = value = Gone(HelperDied(_lost(value.life, [node])))
-        return value.error if type(value) is Gone else None
+                node.value = value = LostValue(HelperDied(_lost(value.life, [node])))
+        return value.error if type(value) is LostValue else None
 
     def _are_lost(self, leaves: list[Node]) -> bool:
         """Whether any of these values will never be there."""
         for node in leaves:
             value = node.value
-            if type(value) is Resident:
+            if type(value) is RemoteValue:
                 if value.recorder is not self or value.life.is_over:
                     return True
-            elif type(value) is Gone:
+            elif type(value) is LostValue:
                 return True
         return False
 
@@ -211,7 +219,7 @@ class Recorder:
                 if one.value is not None:
                     error = self._error_of(one)
                     if error is not None:
-                        node.value = Gone(error)
+                        node.value = LostValue(error)
                         node.inputs = ()
                         break
             else:
@@ -240,21 +248,21 @@ class Recorder:
         if message.order < message.life.died_over:
             return
         number = message.life.number
-        message.life = life = self._lives.setdefault(number, HelperLife(number))
+        message.life = life = self._lives.setdefault(number, HelperIncarnation(number))
         life.told.add(message.known.number)
         for node in message.kept:
-            if type(node.value) is Resident and node.value.life.is_over:
+            if type(node.value) is RemoteValue and node.value.life.is_over:
                 node.value.life = life
                 life.nbytes += node.value.nbytes
 
-    def _bury(self, life: HelperLife, order: int, error: BaseException) -> None:
+    def _bury(self, life: HelperIncarnation, order: int, error: BaseException) -> None:
         """That helper is dead; whoever has its number now, if anybody, holds nothing."""
         life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
         life.was_let_go = _is_let_go(error)
         life.reading = []
         if self._lives.get(life.number) is life:
-            self._lives[life.number] = HelperLife(life.number)
+            self._lives[life.number] = HelperIncarnation(life.number)
             if life.was_let_go:
                 self._forget_absent()
             if observer is not None:
@@ -271,7 +279,7 @@ class Recorder:
         if observer is not None:
             observer.failed(message, error)
         for node in (*message.kept, *message.read):
-            node.value = Gone(error)
+            node.value = LostValue(error)
 
     # ---- what is sent --------------------------------------------------------------------------
 
@@ -284,7 +292,7 @@ class Recorder:
             if moved:
                 for node in moved:
                     self._move(node)
-                draft = Draft(order, read, Resident)
+                draft = Draft(order, read, RemoteValue)
         alive, saved = _graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
         kept = draft.shown
         if saved:
@@ -305,7 +313,7 @@ class Recorder:
         """The program of that structure, made where there is none yet."""
         known = self._programs.get(draft.key)
         if known is None:
-            program = draft.program(Resident)
+            program = draft.program(RemoteValue)
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             known = self._programs[draft.key] = Known(
@@ -325,10 +333,10 @@ class Recorder:
             head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
         message.head = head + known.numbers.pack(*draft.numbers)
 
-    def _place(self, leaves: list[Node]) -> HelperLife:
+    def _place(self, leaves: list[Node]) -> HelperIncarnation:
         """The helper that holds most of what is used; the one that holds least where none does."""
         if leaves:
-            held: dict[HelperLife, int] = {}
+            held: dict[HelperIncarnation, int] = {}
             for node in leaves:
                 life = node.value.life
                 held[life] = held.get(life, 0) + node.spec.nbytes
@@ -352,7 +360,7 @@ class Recorder:
         message = Message()
         message.read, message.kept, message.freed, message.tries = [node], [], [], 0
         message.life = node.value.life
-        draft = Draft([], [node], Resident).settled([], [])
+        draft = Draft([], [node], RemoteValue).settled([], [])
         message.known = self._known(draft)
         self._pack(message, draft)
         if observer is not None:
@@ -408,14 +416,14 @@ class Recorder:
             node.value.is_ours = False
             life.nbytes -= node.spec.nbytes
         for handle, node in enumerate(message.kept, self._handle):
-            node.value = Resident(self, life, handle, node.spec.nbytes)
+            node.value = RemoteValue(self, life, handle, node.spec.nbytes)
             life.nbytes += node.spec.nbytes
         self._handle += len(message.kept)
         if observer is not None:
             observer.delivered(message, is_answered=wait)
         return True
 
-    def _letter(self, message: Message, code: bytes, port: Port) -> Letter:
+    def _letter(self, message: Message, code: bytes, port: Port) -> RawCall:
         """The message as it is sent."""
         arena = port.arena
         addresses = []
@@ -455,13 +463,13 @@ def _is_let_go(error: BaseException) -> bool:
     return isinstance(error, NoHelpers) and NOT_THERE in str(error)
 
 
-def _end_of(life: HelperLife) -> str:
+def _end_of(life: HelperIncarnation) -> str:
     if life.was_let_go:
         return f"helper {life.number} was let go when its pool was scaled"
     return f"helper {life.number} has died"
 
 
-def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
+def _lost(life: HelperIncarnation, nodes: Sequence[Node]) -> str:
     shapes = ", ".join(f"{node.spec.dtype.name} {node.spec.shape}" for node in nodes[:8])
     return (
         f"{_end_of(life)}, and with it went tensors that it held ({shapes}"
@@ -470,7 +478,7 @@ def _lost(life: HelperLife, nodes: Sequence[Node]) -> str:
     )
 
 
-def _given_up(life: HelperLife) -> str:
+def _given_up(life: HelperIncarnation) -> str:
     if life.was_let_go:
         return (
             f"{_end_of(life)}, and with it the last one that these tensors may live on: have it "
@@ -521,7 +529,7 @@ def _graph_alive(draft: Draft) -> tuple[Set[Node], Set[Node]]:
 
 
 def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
-    """Resident leaves that nothing knows besides operations that are over after this.
+    """Remote leaves that nothing knows besides operations that are over after this.
 
     CPython counts references exactly: those of a leaf that are not the inputs of such operations
     are somebody else's. (No two nodes share one tuple of inputs: see

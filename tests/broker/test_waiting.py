@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 from shmgpu.common import devices, wait_policy
 
 # What the threads beside the main one burn in all, in 20 pauses after a parallel region of torch's
@@ -191,9 +191,11 @@ def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, t
     if helpers:
         monkeypatch.setattr(devices, "cores", lambda: cores)
         monkeypatch.setattr(devices, "openmp_pool_is_used", lambda: False)
-        plan = Settings(**dict.fromkeys(settings_of_broker()) | {"children": 1, "helpers": helpers})
+        plan = LaunchConfig(
+            **dict.fromkeys(settings_of_broker()) | {"children": 1, "helpers": helpers}
+        )
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
 
 
 def settings_of_broker():
-    return [name for name in inspect.signature(Settings).parameters if name != "slots"]
+    return [name for name in inspect.signature(LaunchConfig).parameters if name != "slots"]

@@ -36,7 +36,7 @@ from typing import Any
 import conftest  # the leak guard's lists
 
 import shmgpu
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 
 from . import storm_load as load
 from .storm_killer import Killer, plan
@@ -69,12 +69,12 @@ class Counting(logging.Handler):
 def never_give_up() -> None:
     """Helpers die here far more often than the rule allows that ends a launch over a model that
     cannot live, and none of these deaths is the model's fault."""
-    as_it_is = Settings.for_core
+    as_it_is = LaunchConfig.for_core
 
-    def patient(settings: Settings) -> dict[str, int]:
+    def patient(settings: LaunchConfig) -> dict[str, int]:
         return {**as_it_is(settings), "max_deaths": 1_000_000, "death_window_ns": 100_000_000}
 
-    Settings.for_core = patient  # type: ignore[method-assign]
+    LaunchConfig.for_core = patient  # type: ignore[method-assign]
 
 
 def run(

@@ -211,7 +211,7 @@ class Caller:
         self.book = Book(ledger, rank, IDEMPOTENT, BY_FORKS)
         self.stats = core.child_stats(rank)
         self.random = random.Random(f"{seed}/child/{rank}/{self.stats['generation']}")
-        self.sent = CountedWire(runtime.require_port().wire)
+        self.sent = CountedTransport(runtime.require_port().wire)
         self.fill = np.arange(BIG_WORDS, dtype="uint64")
         self.on_alarm: Callable[[], None] | None = None
         self.is_calling = False  # the main thread, and nothing of the storm's own is half done
@@ -456,7 +456,7 @@ class Caller:
             self.complain(f"{left['live_blocks']} blocks of the arena were never given back")
 
 
-class CountedWire:
+class CountedTransport:
     """How many frames other than calls this child sent."""
 
     def __init__(self, wire: Any) -> None:

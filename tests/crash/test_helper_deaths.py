@@ -12,7 +12,7 @@ import pytest
 from crash.programs import until
 
 import shmgpu
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 
 
 @shmgpu.function(arrays="numpy", mutates=True)
@@ -71,13 +71,13 @@ ONE_HELPER = {"helpers": 1, "devices": "cpu", "arena": "1MiB"}
 @pytest.fixture
 def many_ahead(monkeypatch):
     """A helper is handed many calls ahead, however long they take."""
-    settle = Settings.__init__
+    settle = LaunchConfig.__init__
 
     def settle_otherwise(self, **settings):
         settle(self, **settings)
         self.min_credit = [16] * len(self.min_credit)
 
-    monkeypatch.setattr(Settings, "__init__", settle_otherwise)
+    monkeypatch.setattr(LaunchConfig, "__init__", settle_otherwise)
 
 
 def test_f01_only_the_executing_call_fails_and_every_other_runs_exactly_once(many_ahead):

@@ -19,7 +19,7 @@ from crash import programs
 from crash.programs import is_alive, say, until
 
 import shmgpu
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 
 HANG_AFTER_S = 0.3
 
@@ -133,9 +133,11 @@ def test_f17_each_role_holds_its_own_descriptors_and_the_users_and_no_others(use
 
 
 def held_before_and_after(respawns, monkeypatch):
-    of_settings = Settings.for_core
+    of_settings = LaunchConfig.for_core
     without_give_up = {"death_window_ns": 1, "max_deaths": 10 * respawns}
-    monkeypatch.setattr(Settings, "for_core", lambda self: {**of_settings(self), **without_give_up})
+    monkeypatch.setattr(
+        LaunchConfig, "for_core", lambda self: {**of_settings(self), **without_give_up}
+    )
     logger = logging.getLogger("shmgpu")
     monkeypatch.setattr(logger, "disabled", True)
     mine = held()

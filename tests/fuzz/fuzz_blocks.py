@@ -16,7 +16,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.codec.layout import Block, Signature
 from shmgpu.errors import BadParams
-from shmgpu.helper.batch_executor import BatchDesk
+from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
 
 ARENA = 1 << 16
@@ -49,10 +49,10 @@ class Target:
             arrays_kind="numpy",
             pickle=False,
             batch_max_rows=8,
-            takes_letters=False,
+            takes_raw_calls=False,
             mutates=False,
         )
-        self.desk = BatchDesk(
+        self.desk = BatchExecutor(
             Helper(0, "cpu", "default", 1),
             {ROW: function},
             core.window_on(self.first, 2 * ARENA),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import layout
-from shmgpu.codec.pytree import Tree, decode_values, encode_values, flatten
+from shmgpu.codec.pytree import TreeDef, decode_values, encode_values, flatten
 from shmgpu.errors import BadParams
 
 
@@ -49,14 +49,14 @@ def decode(data: bytes) -> None:
 
 
 def structure(data: bytes) -> None:
-    tree = Tree(data[1:])
+    tree = TreeDef(data[1:])
     arrays = [Array() for _ in range(tree.array_count)]
     values = list(range(tree.value_count))
     flat = flatten(tree.build(arrays, values), lambda leaf: isinstance(leaf, Array))
     # A key that stands twice is one key: then leaves are lost, and only then.
     if len(flat.arrays) == len(arrays) and len(flat.values) == len(values):
         assert flat.arrays == arrays and flat.values == values
-        assert Tree(bytes(flat.structure)).array_count == tree.array_count
+        assert TreeDef(bytes(flat.structure)).array_count == tree.array_count
 
 
 def result(data: bytes) -> None:

@@ -174,7 +174,7 @@ DECLARED = (
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
     path = tmp_path / "broken.py"
     path.write_text(text)
-    shelf = runner.Shelf.__new__(runner.Shelf)
+    shelf = runner.ModelStore.__new__(runner.ModelStore)
     shelf.helper = Helper(0, "cpu", "default", 1)
     shelf.loaded, shelf.is_copy = {}, False
     source = {"path": str(path), "kind": "python", "name": "", "version": "1"}

@@ -18,23 +18,23 @@ def run(way, times, joined_ns, apart_ns, copies_ns):
 
 
 def test_a_batch_that_copies_little_of_its_time_is_always_joined():
-    assert all(run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=1, copies_ns=190))
+    assert all(run(batch_policy.Strategy(), 5000, joined_ns=1000, apart_ns=1, copies_ns=190))
 
 
 def test_calls_that_are_sooner_done_one_after_another_are():
-    chosen = run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=500, copies_ns=500)
+    chosen = run(batch_policy.Strategy(), 5000, joined_ns=1000, apart_ns=500, copies_ns=500)
     assert chosen[0] and not any(chosen[1:9])
     assert 1 < sum(chosen) < 20  # and the other way is tried again, less and less often
 
 
 def test_calls_that_are_sooner_done_joined_are():
-    chosen = run(batch_policy.Way(), 5000, joined_ns=1000, apart_ns=3000, copies_ns=500)
+    chosen = run(batch_policy.Strategy(), 5000, joined_ns=1000, apart_ns=3000, copies_ns=500)
     assert not chosen[1] and all(chosen[2:9])
     assert 1 < chosen.count(False) < 20
 
 
 def test_what_has_changed_is_noticed():
-    way = batch_policy.Way()
+    way = batch_policy.Strategy()
     assert sum(run(way, 200, joined_ns=1000, apart_ns=500, copies_ns=500)) < 10
     assert sum(run(way, 2000, joined_ns=1000, apart_ns=9000, copies_ns=500)) > 1800
     assert all(run(way, 200, joined_ns=1000, apart_ns=1, copies_ns=0)[20:])

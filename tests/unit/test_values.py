@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmgpu.codec.pytree import Tree, decode_values, encode_value, encode_values, flatten
+from shmgpu.codec.pytree import TreeDef, decode_values, encode_value, encode_values, flatten
 from shmgpu.errors import BadParams
 
 plain = st.one_of(
@@ -45,7 +45,7 @@ def never(leaf):
 def there_and_back(tree, is_array=never, allow_pickle=False):
     flat = flatten(tree, is_array, allow_pickle)
     data = encode_values(flat.values, allow_pickle)
-    read = Tree(bytes(flat.structure))
+    read = TreeDef(bytes(flat.structure))
     values = decode_values(data, read.value_count, allow_pickle=allow_pickle)
     return read.build(flat.arrays, values)
 
@@ -136,7 +136,7 @@ def test_random_bytes_as_values_are_an_error_at_worst(data, count):
 @given(st.binary(max_size=200))
 def test_random_bytes_as_a_structure_are_an_error_at_worst(data):
     try:
-        tree = Tree(data)
+        tree = TreeDef(data)
     except BadParams:
         return
     assert tree.array_count + tree.value_count <= len(data)
@@ -158,6 +158,6 @@ def test_a_damaged_encoding_is_an_error_at_worst(tree, data):
 
 def test_a_structure_that_promises_more_than_it_holds_is_refused_at_once():
     with pytest.raises(BadParams):
-        Tree(b"t\xff\xff\xff\xff")
+        TreeDef(b"t\xff\xff\xff\xff")
     with pytest.raises(BadParams):
-        Tree(b"t\x01\x00\x00\x00" * 100_000 + b"V")
+        TreeDef(b"t\x01\x00\x00\x00" * 100_000 + b"V")

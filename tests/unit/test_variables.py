@@ -12,7 +12,7 @@ import shmgpu
 from shmgpu import core, doctor
 from shmgpu.attach import spawn
 from shmgpu.broker import daemon
-from shmgpu.broker.launch_config import Settings
+from shmgpu.broker.launch_config import LaunchConfig
 from shmgpu.cli import main as cli
 from shmgpu.common.progress import Bar
 
@@ -44,7 +44,7 @@ IN_THE_CORE = [
 
 
 def planned(**given):
-    return Settings(children=1, **{**ASKED_FOR_NOTHING, "devices": "cpu", **given})
+    return LaunchConfig(children=1, **{**ASKED_FOR_NOTHING, "devices": "cpu", **given})
 
 
 @pytest.mark.parametrize(("variable", "text", "member", "value"), IN_THE_CORE)

@@ -51,7 +51,7 @@ def requests_together(lane: Any) -> int:
     return most if most > 1 else 0
 
 
-class Bench:
+class Coalescer:
     """Places for the requests of one message.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import TensorMetadata
-from shmgpu.serve.scheduling.catalog import Catalog, Served
+from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.state.counters import Counters
 
 EXTENSIONS = (
@@ -36,12 +36,12 @@ def server() -> dict[str, Any]:
     }
 
 
-def metadata(served: Served, versions: list[str]) -> dict[str, Any]:
+def metadata(served: ServedModel, versions: list[str]) -> dict[str, Any]:
     """A model's inputs and outputs."""
     return replace(served.metadata, versions=tuple(versions)).show()
 
 
-def config(served: Served) -> dict[str, Any]:
+def config(served: ServedModel) -> dict[str, Any]:
     """A model's configuration, in the words of Triton's ModelConfig."""
     first = 1 if served.max_batch_size else 0
     made: dict[str, Any] = {
@@ -96,7 +96,7 @@ def statistics(
     return {"model_stats": [_statistics(one, counters) for one in chosen]}
 
 
-def _statistics(served: Served, counters: Counters) -> dict[str, Any]:
+def _statistics(served: ServedModel, counters: Counters) -> dict[str, Any]:
     total = counters.total(served.index)
     calls = total["success_count"] - total["cache_hit_count"]
     computed = total["input_ns"] + total["infer_ns"] + total["output_ns"]

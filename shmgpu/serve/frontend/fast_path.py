@@ -24,7 +24,7 @@ import numpy as np
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import ArenaFull
-from shmgpu.serve.frontend.coalescing import MOST_BENCHES, Bench, requests_together
+from shmgpu.serve.frontend.coalescing import MOST_BENCHES, Coalescer, requests_together
 from shmgpu.serve.frontend.connection import Connection, Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
@@ -41,7 +41,7 @@ _ROWS, _CALL_NS, _LAST = INDEX["inference_count"], INDEX["call_ns"], INDEX["last
 _now = time.monotonic_ns
 
 
-class Lane:
+class PreparedRequest:
     """What all requests of the same bytes share.
 
     Attributes:
@@ -81,12 +81,12 @@ class Lane:
         ]
         self.parts: list[tuple[int, int]] = []
         self.first = b""
-        self.ready: list[Seat] = []
+        self.ready: list[RequestSlot] = []
         self.seats = 0
         self.hint: Any = None
         self.places = 0
-        self.bench: Bench | None = None
-        self.benches: list[Bench] = []
+        self.bench: Coalescer | None = None
+        self.benches: list[Coalescer] = []
         self.bench_count = 0
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Lane:
         self.benches.clear()
 
 
-class Seat(Pending):
+class RequestSlot(Pending):
     """One request's place in a lane, taken by one after the other.
 
     Attributes:
@@ -110,7 +110,9 @@ class Seat(Pending):
 
     __slots__ = ("block", "lane", "pieces", "places", "turn")
 
-    def __init__(self, lane: Lane, calls: Calls, answering: Callable[[Request], Outcome]) -> None:
+    def __init__(
+        self, lane: PreparedRequest, calls: Calls, answering: Callable[[Request], Outcome]
+    ) -> None:
         self.turn = Request(None)
         self.turn.method = b"POST"
         arena, known, block = calls.port.arena, lane.known, Call(lane.plan, calls.port.arena)
@@ -184,7 +186,7 @@ class Lesson:
 
     __slots__ = ("_head", "_json", "_lane", "_lanes")
 
-    def __init__(self, lanes: Lanes, head: bytes, json: bytes, lane: Lane) -> None:
+    def __init__(self, lanes: Lanes, head: bytes, json: bytes, lane: PreparedRequest) -> None:
         self._lanes = lanes
         self._head = head
         self._json = json
@@ -235,7 +237,7 @@ class Lanes:
         self._view = scratch
         self._find = scratch.obj.find  # type: ignore[attr-defined]
         # By a request's head: bytes of the body, of its JSON, and the lanes by JSON.
-        self._heads: dict[bytes, tuple[int, int, dict[bytes, Lane]]] = {}
+        self._heads: dict[bytes, tuple[int, int, dict[bytes, PreparedRequest]]] = {}
         self._count = 0
         self._version = -1
         calls.port.arena.reclaimers.append(self.forget)
@@ -290,20 +292,22 @@ class Lanes:
         calls.port.resend(seat.call)
         return True
 
-    def _seat(self, lane: Lane, lanes: dict[bytes, Lane], key: bytes) -> Seat | None:
+    def _seat(
+        self, lane: PreparedRequest, lanes: dict[bytes, PreparedRequest], key: bytes
+    ) -> RequestSlot | None:
         if lane.signature is not lane.plan.signature:  # it has learned that results differ
             del lanes[key]
             return None
         if lane.seats >= MOST_SEATS:
             return None
         try:
-            seat = Seat(lane, self._calls, self._answering)
+            seat = RequestSlot(lane, self._calls, self._answering)
         except ArenaFull:
             return None
         lane.seats += 1
         return seat
 
-    def _bench(self, lane: Lane) -> Bench | None:
+    def _bench(self, lane: PreparedRequest) -> Coalescer | None:
         """One to be filled until the loop has read what there is."""
         if lane.benches:
             bench = lane.benches.pop()
@@ -311,7 +315,7 @@ class Lanes:
             return None
         else:
             try:
-                bench = Bench(lane, self._calls, self._answering)
+                bench = Coalescer(lane, self._calls, self._answering)
             except ArenaFull:
                 return None
             lane.bench_count += 1
@@ -343,11 +347,11 @@ class Lanes:
         if b"identity" != headers.get(b"accept-encoding", b"identity"):  # it may be compressed
             return None
         timeout = self._calls.timeout_of(pending.request)
-        lane = Lane(pending, call, timeout, self._catalog.version)
+        lane = PreparedRequest(pending, call, timeout, self._catalog.version)
         middle = end + header_length
         return Lesson(self, self._view[:end].tobytes(), self._view[end:middle].tobytes(), lane)
 
-    def open(self, head: bytes, json: bytes, lane: Lane) -> None:
+    def open(self, head: bytes, json: bytes, lane: PreparedRequest) -> None:
         """From now on, requests of that head and JSON go by that lane."""
         if lane.version != self._table.version:  # the model may be another by now
             return

@@ -16,7 +16,7 @@ import orjson
 from shmgpu.serve.frontend.connection import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
-from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.scheduling.streams import Stream
@@ -25,7 +25,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 FRESH = b"Cache-Control: no-cache\r\n"
 
 
-def read(found: dict[str, Any], served: Served, limits: Limits) -> InferRequest:
+def read(found: dict[str, Any], served: ServedModel, limits: Limits) -> InferRequest:
     """The inference that a JSON object asks for.
 
     Raises:
@@ -68,7 +68,7 @@ def _shape(data: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def show(served: Served, request: InferRequest, outputs: Sequence[OutputTensor]) -> bytes:
+def show(served: ServedModel, request: InferRequest, outputs: Sequence[OutputTensor]) -> bytes:
     """A part of the answer as a JSON object: an output of one element as a plain value."""
     shown: dict[str, Any] = {"id": request.id} if request.id else {}
     shown |= {"model_name": served.name, "model_version": served.version}
@@ -102,7 +102,12 @@ class Generation:
     """
 
     def __init__(
-        self, calls: Calls, served: Served, asked: InferRequest, request: Request, is_stream: bool
+        self,
+        calls: Calls,
+        served: ServedModel,
+        asked: InferRequest,
+        request: Request,
+        is_stream: bool,
     ) -> None:
         self.served = served
         self.asked = asked

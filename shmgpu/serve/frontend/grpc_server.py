@@ -26,7 +26,7 @@ from shmgpu.serve.frontend.routes import NO_PARAMETERS, NO_TOKEN, Front, bears, 
 from shmgpu.serve.protocol import grpc_codec
 from shmgpu.serve.protocol.grpc_codec import MESSAGES, SERVICE
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
-from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Pending
 from shmgpu.serve.scheduling.statuses import answer_to
 from shmgpu.serve.scheduling.streams import Stream
@@ -72,7 +72,7 @@ class _Asked:
         self.answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.pending: Pending | None = None
         self.id = ""
-        served: Served | None = None
+        served: ServedModel | None = None
         named = "", "", ""
         try:
             message, raw = grpc_codec.split_request(data)
@@ -128,7 +128,7 @@ class _Parts:
     """One inference of a stream's whose answer comes in parts, made as fast as they are taken."""
 
     def __init__(
-        self, front: Front, served: Served, message: Any, raw: Any, traceparent: bytes
+        self, front: Front, served: ServedModel, message: Any, raw: Any, traceparent: bytes
     ) -> None:
         self.id = message.id
         self.served = served
@@ -247,7 +247,7 @@ def _asked(front: Front, data: bytes, traceparent: bytes) -> _Asked | _Parts | b
         return _failed(error, _id_of(data))
 
 
-def _streaming(front: Front, data: bytes) -> tuple[Served, Any, Any] | None:
+def _streaming(front: Front, data: bytes) -> tuple[ServedModel, Any, Any] | None:
     """The streaming model that a request is for, and its parts; None: it is none, or nothing."""
     try:
         message, raw = grpc_codec.split_request(data)

@@ -25,7 +25,7 @@ from shmgpu.serve.frontend.fast_path import Lanes, Lesson, binary_headers
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import Limits, ProtocolError
 from shmgpu.serve.scheduling import templates as known
-from shmgpu.serve.scheduling.catalog import Catalog, Served
+from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
 from shmgpu.serve.scheduling.statuses import answer_to
@@ -157,7 +157,7 @@ class Front:
 
     def _infer(self, request: Request, name: str, version: str) -> None:
         started_ns = _now()
-        served: Served | None = None
+        served: ServedModel | None = None
         traceparent = request.headers.get(b"traceparent", b"")
         try:
             served = self.catalog.find(name, version)
@@ -358,7 +358,7 @@ def generate_stream(front: Front, request: Request, name: str, version: str = ""
 
 def _generate(front: Front, request: Request, name: str, version: str, is_stream: bool) -> None:
     started_ns = _now()
-    served: Served | None = None
+    served: ServedModel | None = None
     try:
         served = front.catalog.find(name, version)
         asked = generating.read(_object(request), served, front.limits)

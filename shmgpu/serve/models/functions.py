@@ -7,44 +7,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.serve.models.runner import Shelf
+from shmgpu.serve.models.runner import ModelStore
 
 
 def infer(helper: Any, number: int, *inputs: Any) -> Any:
     """Run a model; its number, then its inputs in order."""
-    shelf: Shelf = helper.session
+    shelf: ModelStore = helper.session
     return shelf.run(number, inputs)
 
 
 def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any:
     """Run a model on the rows of several requests; see :mod:`shmgpu.serve.frontend.coalescing`."""
-    shelf: Shelf = helper.session
+    shelf: ModelStore = helper.session
     return shelf.run(number, inputs, requests=requests)
 
 
 def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> Any:
-    """Run a model on tensors of which some lie in clients' regions; see `runner.Shelf.run`."""
-    shelf: Shelf = helper.session
+    """Run a model on tensors of which some lie in clients' regions; see `runner.ModelStore.run`."""
+    shelf: ModelStore = helper.session
     return shelf.run(number, inputs, outputs)
 
 
 def infer_in_sequence(
     helper: Any, number: int, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
 ) -> Any:
-    """Run a model with the state of a sequence; see `runner.Shelf.run_in_sequence`."""
-    shelf: Shelf = helper.session
+    """Run a model with the state of a sequence; see `runner.ModelStore.run_in_sequence`."""
+    shelf: ModelStore = helper.session
     return shelf.run_in_sequence(number, name, starts, ends, inputs, outputs)
 
 
 def open_stream(helper: Any, number: int, token: int, *inputs: Any) -> Any:
     """Begin a stream, which its caller calls ``token``: this helper's number, the first part."""
-    shelf: Shelf = helper.session
+    shelf: ModelStore = helper.session
     return helper.id, *shelf.open_stream(helper.caller, number, token, inputs)
 
 
 def next_part(helper: Any, token: int) -> Any:
     """One part more of a stream: a tuple of one; an empty one when that was all."""
-    shelf: Shelf = helper.session
+    shelf: ModelStore = helper.session
     return shelf.next_part(helper.caller, token)
 
 

@@ -92,7 +92,7 @@ class Loaded:
         ]
 
 
-class Shelf:
+class ModelStore:
     """What a helper has loaded; the session of a server's helpers."""
 
     def __init__(
@@ -377,9 +377,9 @@ class Opening:
         self.most_sequences = most_sequences
         self.sequence_idle_s = sequence_idle_s
 
-    def __call__(self, helper: Helper) -> Shelf:
+    def __call__(self, helper: Helper) -> ModelStore:
         """Run once in each helper."""
-        shelf = Shelf(
+        shelf = ModelStore(
             helper,
             self.table,
             self.counters,

@@ -19,7 +19,7 @@ from shmgpu.serve.state.counters import FIELDS, INDEX
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 
-class Served(Target):
+class ServedModel(Target):
     """One version of a model: a target of the port's calls, and its declaration.
 
     Attributes:
@@ -122,16 +122,16 @@ class Catalog:
         self.rows = rows
         self.version = -1
         self.state: dict[str, Any] = {}
-        self.models: dict[str, dict[str, Served]] = {}  # by name, by version
-        self._known: dict[int, Served] = {}
-        self._found: dict[tuple[str, str], Served] = {}
+        self.models: dict[str, dict[str, ServedModel]] = {}  # by name, by version
+        self._known: dict[int, ServedModel] = {}
+        self._found: dict[tuple[str, str], ServedModel] = {}
 
     def refresh(self) -> None:
         """Look whether the table has changed."""
         if self.version == self.table.version:
             return
         self.version, self.state = self.table.read()
-        known: dict[int, Served] = {}
+        known: dict[int, ServedModel] = {}
         self.models = {}
         for source_number, source in self.state["sources"].items():
             if source["state"] != "READY":
@@ -142,7 +142,7 @@ class Catalog:
                 if served is None:
                     key = f"{description['name']}\n{description['version']}"
                     index = self.state["indices"][key]
-                    served = Served(description, number, index, source, self.rows)
+                    served = ServedModel(description, number, index, source, self.rows)
                 known[number] = served
                 self.models.setdefault(served.name, {})[served.version] = served
         self._known = known
@@ -150,7 +150,7 @@ class Catalog:
         for told in self.when_changed:
             told()
 
-    def find(self, name: str, version: str = "") -> Served:
+    def find(self, name: str, version: str = "") -> ServedModel:
         """A model that is ready; its highest version unless one is named.
 
         Raises:

@@ -28,10 +28,10 @@ from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.cache import Cache, digest
-from shmgpu.serve.scheduling.catalog import Catalog, Served
+from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import Target
 from shmgpu.serve.scheduling.statuses import told_as
-from shmgpu.serve.scheduling.templates import Known, is_placed
+from shmgpu.serve.scheduling.templates import RequestTemplate, is_placed
 from shmgpu.serve.state.counters import INDEX, now_ms
 from shmgpu.serve.state.regions import Regions
 
@@ -87,13 +87,13 @@ class Pending:
     def __init__(
         self,
         calls: Calls,
-        served: Served,
+        served: ServedModel,
         request: InferRequest,
         args: tuple[Any, ...],
         rows: int,
         started_ns: int,
         outcome: Outcome,
-        known: Known | None = None,
+        known: RequestTemplate | None = None,
     ) -> None:
         self.args = args
         self.known = known
@@ -160,7 +160,7 @@ class Calls:
         self.pending = 0
 
     def start(
-        self, served: Served, request: InferRequest, started_ns: int, outcome: Outcome
+        self, served: ServedModel, request: InferRequest, started_ns: int, outcome: Outcome
     ) -> Pending:
         """Hand a request over; ``outcome`` is told once, never before this has returned.
 
@@ -181,8 +181,8 @@ class Calls:
 
     def start_known(
         self,
-        served: Served,
-        known: Known,
+        served: ServedModel,
+        known: RequestTemplate,
         args: tuple[Any, ...],
         started_ns: int,
         outcome: Outcome,
@@ -367,7 +367,7 @@ class Calls:
 
     def refused(
         self,
-        served: Served | None,
+        served: ServedModel | None,
         started_ns: int,
         traceparent: bytes,
         named: tuple[str, str, str],
@@ -428,7 +428,7 @@ class Calls:
 
     # ---- inputs --------------------------------------------------------------------------
 
-    def arguments(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+    def arguments(self, served: ServedModel, request: InferRequest) -> tuple[Any, ...]:
         """What the call carries: the model's number, then its inputs in order."""
         if served.max_batch_size:
             counts = {one.shape[0] for one in request.inputs}
@@ -491,7 +491,7 @@ class Calls:
         assert data is not None
         return one.shape, np.frombuffer(data, np.uint8)
 
-    def _output_places(self, served: Served, request: InferRequest) -> tuple[Any, ...]:
+    def _output_places(self, served: ServedModel, request: InferRequest) -> tuple[Any, ...]:
         """Which outputs go to which places in regions."""
         return tuple(
             (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
@@ -501,7 +501,9 @@ class Calls:
 
     # ---- outputs -------------------------------------------------------------------------
 
-    def outputs(self, served: Served, request: InferRequest, result: Any) -> list[OutputTensor]:
+    def outputs(
+        self, served: ServedModel, request: InferRequest, result: Any
+    ) -> list[OutputTensor]:
         """What a model returned, as the request wants it."""
         asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
@@ -539,7 +541,7 @@ def _name_of_sequence(request: InferRequest) -> str:
     return repr(request.sequence_id)
 
 
-def _in_request(served: Served, one: InputTensor) -> Any:
+def _in_request(served: ServedModel, one: InputTensor) -> Any:
     """An input of a model that prepares it here, where regions are not mapped."""
     if one.shm is not None:
         raise ProtocolError(
@@ -550,7 +552,7 @@ def _in_request(served: Served, one: InputTensor) -> Any:
     return one.array()
 
 
-def _prepared(served: Served, request: InferRequest, inputs: list[Any]) -> list[Any]:
+def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> list[Any]:
     """What the model's function gets instead of a request's inputs."""
     assert served.prepare is not None
     rows = request.inputs[0].shape[0] if served.max_batch_size else None
@@ -571,7 +573,7 @@ def _spec(array: Any) -> Spec:
     return arrays.Source(array).spec
 
 
-def _check_shape(served: Served, declared: TensorMetadata, shape: Sequence[int]) -> None:
+def _check_shape(served: ServedModel, declared: TensorMetadata, shape: Sequence[int]) -> None:
     if not declared.fits(shape):
         raise ProtocolError(
             500,

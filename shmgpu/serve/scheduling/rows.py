@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu.child.plans import PlanTable
-from shmgpu.child.prepared import Repeats
+from shmgpu.child.prepared import PreparedCalls
 from shmgpu.function_table import Batch, NamedBody
 from shmgpu.functions import Function
 
@@ -40,7 +40,7 @@ class Target:
         self.timeout: float | None = None
         self.plans = PlanTable()
         self.plans_port: Any = None
-        self.repeats = Repeats()
+        self.repeats = PreparedCalls()
 
     def why_unknown(self) -> str:
         """Why helpers do not have it: it cannot be."""

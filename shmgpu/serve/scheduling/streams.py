@@ -18,7 +18,7 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.errors import CallTimeout, RemoteError
 from shmgpu.serve.models.errors import StreamLost
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
-from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
 from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state.counters import INDEX, now_ms
@@ -51,7 +51,7 @@ class Stream:
     def __init__(
         self,
         calls: Calls,
-        served: Served,
+        served: ServedModel,
         request: InferRequest,
         started_ns: int,
         part: Part,

@@ -15,7 +15,7 @@ import numpy as np
 
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor
-from shmgpu.serve.scheduling.catalog import Served
+from shmgpu.serve.scheduling.catalog import ServedModel
 
 MOST_BYTES = 2048  # of a header that is worth remembering
 MOST_HEADERS = 256  # remembered for each model
@@ -27,7 +27,7 @@ _ndarray = np.ndarray
 _OCTET = np.dtype("u1")
 
 
-class Known:
+class RequestTemplate:
     """What is known of a header.
 
     Attributes:
@@ -54,7 +54,7 @@ class Known:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedModel,
         request: InferRequest,
         args: list[Any],
         pieces: list[Any],
@@ -95,7 +95,7 @@ class Known:
         return tuple(args)
 
     def answer(
-        self, served: Served, result: Any, outputs: Callable[[], list[OutputTensor]]
+        self, served: ServedModel, result: Any, outputs: Callable[[], list[OutputTensor]]
     ) -> Answer:
         """The body of the answer; ``outputs`` gives them in the general way."""
         results = (result,) if len(served.outputs) == 1 else result
@@ -120,7 +120,7 @@ class Known:
             self._answers[key] = buffers[0], header_length
         return buffers, header_length
 
-    def _general(self, served: Served, outputs: list[OutputTensor]) -> Answer:
+    def _general(self, served: ServedModel, outputs: list[OutputTensor]) -> Answer:
         buffers, header_length = http_codec.build_infer(
             served.name, served.version, self.request, outputs
         )
@@ -128,7 +128,7 @@ class Known:
 
 
 def remember(
-    served: Served,
+    served: ServedModel,
     header: bytes,
     request: InferRequest,
     args: tuple[Any, ...],
@@ -173,7 +173,7 @@ def remember(
     )
     if len(served.known) >= MOST_HEADERS:
         served.known.clear()
-    served.known[header] = Known(
+    served.known[header] = RequestTemplate(
         served, kept, kept_args, pieces, offset, rows, version, is_placed(request)
     )
 
@@ -185,7 +185,7 @@ def is_placed(request: InferRequest) -> bool:
     )
 
 
-def _all_binary(served: Served, request: InferRequest) -> bool:
+def _all_binary(served: ServedModel, request: InferRequest) -> bool:
     """Whether each output that is wanted is nothing but its bytes, or in a region."""
     places = served.output_places
     if not request.outputs:

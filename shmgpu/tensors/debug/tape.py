@@ -15,7 +15,7 @@ from shmgpu.ops.graph import Node, Scalar
 from shmgpu.ops.program import Draft
 from shmgpu.tensors.debug.ledger import Ledger
 from shmgpu.tensors.debug.rows import Bounded, Handle, Instruction, Operation, Sent
-from shmgpu.tensors.message import Message, Resident
+from shmgpu.tensors.message import Message, RemoteValue
 
 
 class _Seen:
@@ -56,7 +56,7 @@ class Tape:
         seen.operations = [operation_of(node, number) for node in draft.order]
         for node in draft.arrays:
             value = node.value
-            kind, handle = ("USE", value.handle) if type(value) is Resident else ("LOAD", 0)
+            kind, handle = ("USE", value.handle) if type(value) is RemoteValue else ("LOAD", 0)
             seen.leaves.append(
                 Instruction(number, kind, helper, node.number, handle, nbytes=node.spec.nbytes)
             )
