@@ -438,7 +438,7 @@ def test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tm
     with brokers.up(path, slots=1, helpers=1):
         guest = guest_that(path, 0, ERRS)
         assert [guest.stdout.readline() for _ in range(2)] == ["0\n", "let go\n"]
-        with pytest.raises(shmgpu.LaunchError, match="place"):
+        with pytest.raises(shmgpu.LaunchError, match="slot"):
             shmgpu.connect(path, wait=0.2)
         guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
         with shmgpu.connect(path, wait=LATELY):

@@ -189,7 +189,7 @@ def test_a_file_that_is_no_socket_stays_where_it_is(tmp_path):
     file = tmp_path / "precious"
     file.write_text("kept")
     code, said = started_and_ended("--uds", str(file))
-    assert code != 0 and "no socket" in said
+    assert code != 0 and "not a socket" in said
     assert file.read_text() == "kept"
     place = str(tmp_path / "in-use")
     with socket.socket(socket.AF_UNIX) as other:

@@ -119,7 +119,7 @@ def test_contents_of_every_datatype_arrive(name):
         ({"name": ""}, "no name"),
         ({"datatype": "float"}, "'float'"),
         ({"shape": [-1]}, "negative"),
-        ({"parameters": {"binary_data_size": {"int64_param": 8}}}, "HTTP's"),
+        ({"parameters": {"binary_data_size": {"int64_param": 8}}}, "belongs to HTTP"),
         ({"parameters": {"shared_memory_region": {"string_param": "r"}}}, "byte_size"),
         ({"parameters": {"unset": {}}}, "no string, number or boolean"),
     ],

@@ -323,7 +323,7 @@ class TestRefusals:
             (request_body(inputs={}), "no array"),
             (request_body(inputs=[1]), "no array"),
             (one_input(name=...), "no name"),
-            (one_input(name=7), "no text"),
+            (one_input(name=7), "not text"),
             (one_input(name="x" * 2000), "2000 characters"),
             (one_input(datatype=...), "datatype"),
             (one_input(datatype="FLOAT"), "'FLOAT'"),

@@ -67,7 +67,7 @@ def test_one_element_is_formatted_as_a_number(engine):
 def test_one_whole_number_is_an_index(engine):
     assert "abc"[gt.tensor(1)] == "b"
     assert list(range(gt.tensor(3))) == [0, 1, 2]
-    with pytest.raises(TypeError, match="no index"):
+    with pytest.raises(TypeError, match="not an index"):
         "abc"[gt.tensor(1.0)]
 
 

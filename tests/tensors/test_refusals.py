@@ -47,14 +47,14 @@ REFUSED = {
         lambda: gt.ones(2).masked_fill(gt.tensor([True, False]), gt.ones(2)),
         "must be one number",
     ),
-    "a mask of another shape": (lambda: gt.ones(3)[np.array([True, False])], "is not how"),
+    "a mask of another shape": (lambda: gt.ones(3)[np.array([True, False])], "is not a prefix of"),
     "where without a bool": (
         lambda: gt.where(gt.ones(2), gt.ones(2), gt.ones(2)),
         "the condition is float32, and must be bool",
     ),
     "clamp by nothing": (lambda: gt.ones(2).clamp(), "give min, max or both"),
     "the negative of bools": (lambda: -gt.tensor([True]), "use ~x"),
-    "a complex number": (lambda: gt.ones(2) + 1j, "no number that tensors know"),
+    "a complex number": (lambda: gt.ones(2) + 1j, "not a number that tensors support"),
     "a permute that leaves one out": (
         lambda: gt.ones(CUBE).permute(0, 1),
         "each of the 3 axes once",
