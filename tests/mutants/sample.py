@@ -96,10 +96,10 @@ def begin(place: pathlib.Path, ready: Any) -> None:
     adopt_orphans()
     parallel.have_private_shm()
     mine = pathlib.Path(place, str(os.getpid()))
-    for name in ("", "tree", "t", "run"):  # short: a socket's path may have 108 characters
-        (mine / name).mkdir(mode=0o700)
+    place.chmod(0o711)  # a test's other user comes to what the test has opened to it
+    for name, mode in {"": 0o711, "tree": 0o711, "t": 0o711, "run": 0o700}.items():
+        (mine / name).mkdir(mode=mode)
     os.environ.update(TMPDIR=str(mine / "t"), XDG_RUNTIME_DIR=str(mine / "run"))
-    os.environ["SHMGPU_AUTO"] = "never"
     copy = Copy(mine / "tree", tracked())
     os.symlink(ROOT / ".venv", copy.root / ".venv")
 

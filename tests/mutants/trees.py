@@ -127,8 +127,13 @@ class Copy:
         return (json.loads(told.read_text()), "") if told.exists() else (None, end)
 
     def pytest(self, arguments: list[str], seconds: float, **variables: str) -> str:
-        """Run it in the copy, and end whatever it leaves; how it ended where it wrote nothing."""
+        """Run it in the copy, and end whatever it leaves; how it ended where it wrote nothing.
+
+        Tests that start brokers have sockets in their temporary folders: a socket's path may have
+        108 characters, and pytest's own folders would take more.
+        """
         end = "crashed"
+        arguments = [f"--basetemp={self.root.with_name(self.root.name + '.t')}", *arguments]
         with open(self.log, "w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *arguments],
