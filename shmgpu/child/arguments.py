@@ -391,8 +391,7 @@ class Arguments:
 
     def make_room(self, call: Call) -> None:
         """Set aside room for the result; raises ArenaFull."""
-        plan = call.plan
-        if call.signature is not plan.signature:  # the plan has learned while the call waited
+        if call.signature is not call.plan.signature:  # the plan has learned while the call waited
             call.write(call.value_bytes, self.arena)
         out = call.out
         if out is not None and type(out) is _ndarray and out.size:
@@ -401,7 +400,7 @@ class Arguments:
             if address is not None and self._base <= address <= self._end - source.spec.nbytes:
                 call.set_room(source.spec.nbytes, out, address)
                 return
-        room = plan.room
+        room = call.room_bytes
         buffer, address = self.arena.allocate(room)
         call.set_room(room, buffer, address)
 

@@ -33,6 +33,34 @@ MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call kee
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
 
 
+class Promise(Signature):
+    """What a block says of arguments and result, and what the caller makes of such a result.
+
+    Never changes: a plan that has learned of another result replaces its promise in one step, and
+    each call goes by the one that its own block has. So threads may learn while others call.
+
+    Attributes:
+        shape, dtype: of a result that the caller gets as one plain NumPy array; None otherwise.
+        room: bytes that such a result takes, at least 1; 0 where nothing is promised.
+    """
+
+    __slots__ = ("dtype", "room", "shape")
+
+    def __init__(
+        self, arguments: Layout, hint: Layout | None, declared: bool, as_array: bool
+    ) -> None:
+        super().__init__(arguments, hint, declared)
+        self.room = 0
+        self.shape: Any = None
+        self.dtype: Any = None
+        if hint is not None:
+            self.room = max(hint.nbytes, 1)
+            one = hint.specs[0] if hint.tree.is_one_array else None
+            if one is not None and as_array and one.dtype.has_numpy:
+                self.shape = one.shape
+                self.dtype = one.dtype.numpy
+
+
 class Plan:
     """What the calls of one signature share.
 
@@ -42,8 +70,8 @@ class Plan:
         arguments: layout of (args, kwargs).
         as_torch: whether results are tensors of torch.
         result: makes of an array what the caller gets; None where that is the array.
-        hint: layout the next result is expected to have, or None.
-        fixed: whether the hint was declared and so never changes.
+        signature: the promise that the next call's block makes.
+        fixed: whether it was declared and so never changes.
         room: bytes to set aside for a result of no expected layout.
         idle: calls ready for use.
     """
@@ -55,9 +83,6 @@ class Plan:
         "batch_rows",
         "batch_units",
         "fixed",
-        "hint",
-        "hint_shape",
-        "hint_type",
         "idle",
         "nbytes",
         "pack",
@@ -103,40 +128,37 @@ class Plan:
         self.room = FIRST_ROOM
         self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
         self.batch_units = self.batch_rows * units_per_row
-        self.hint: Layout | None = None
         self.expect(declared)
+
+    @property
+    def hint(self) -> Layout | None:
+        """Layout that the next result is expected to have."""
+        return self.signature.hint
 
     def expect(self, hint: Layout | None) -> None:
         """From now on promise helpers a result of this layout."""
-        self.hint = hint
-        self.signature = Signature(self.arguments, hint, self.fixed)
-        self.hint_shape: Any = None
-        self.hint_type: Any = None
-        if hint is not None:
-            self.room = max(hint.nbytes, 1)
-            one = hint.specs[0] if hint.tree.is_one_array else None
-            as_array = not self.as_torch and self.result is None
-            if one is not None and as_array and one.dtype.has_numpy:
-                self.hint_shape = one.shape
-                self.hint_type = one.dtype.numpy
+        as_array = not self.as_torch and self.result is None
+        self.signature = Promise(self.arguments, hint, self.fixed, as_array)
 
     def learn(self, result: Layout, used_bytes: int) -> None:
         """A result came that described itself: set the next one's room by it."""
-        if self.fixed or result == self.hint:  # sent before the plan had learned
+        hint = self.hint
+        if self.fixed or result == hint:  # sent before the plan had learned
             return
-        if self.hint is not None:
+        if hint is not None:
             self.surprises += 1
         if result.specs and not result.tree.value_count and self.surprises < MAX_SURPRISES:
             self.expect(result)
         else:
-            if self.hint is not None:
+            if hint is not None:
                 self.expect(None)
+                self.room = max(self.room, hint.nbytes)
             # Some more than this one took; a large one is forgotten over some smaller ones.
             self.room = max(self.room - self.room // 8, used_bytes + used_bytes // 4 + 256)
 
     def make_do(self) -> bool:
         """Expect little from now on, because more room cannot be had; False when that is fixed."""
-        if self.fixed or self.room <= FIRST_ROOM:
+        if self.fixed or max(self.signature.room, self.room) <= FIRST_ROOM:
             return False
         self.expect(None)
         self.room = FIRST_ROOM
@@ -208,7 +230,7 @@ class Call:
 
     def __init__(self, plan: Plan, arena: Arena) -> None:
         self.plan = plan
-        self.signature: Signature | None = None
+        self.signature = plan.signature
         self.value_bytes = b""
         self.reply = core.new_reply()
         self.config = core.new_call_config(plan.row, plan.pool, port=plan.port)
@@ -264,6 +286,11 @@ class Call:
         self.used = next(_uses)
         view[...] = memory
         return address
+
+    @property
+    def room_bytes(self) -> int:
+        """To set aside for its result."""
+        return self.signature.room or self.plan.room
 
     @property
     def kept_bytes(self) -> int:

@@ -99,7 +99,7 @@ class Port(Replies):
         reply.sequence = 0
         try:
             if call.out is None:
-                room = plan.room
+                room = call.signature.room or plan.room
                 try:
                     call.result, address = self._allocate(room)
                     plan.pack(call.block, RESULT_AT, address, room, *call.addresses)
@@ -117,14 +117,9 @@ class Port(Replies):
             self._struck.append((call, args, []))
             self._tidy()
             raise
-        if (
-            status == 0
-            and reply.value == 0
-            and plan.hint_type is not None
-            and call.signature is plan.signature
-            and call.out is None
-        ):
-            result = _ndarray(plan.hint_shape, plan.hint_type, call.result)
+        promised = call.signature
+        if status == 0 and reply.value == 0 and promised.dtype is not None and call.out is None:
+            result = _ndarray(promised.shape, promised.dtype, call.result)
             call.result = None
             call.keep = None
             repeats = (

@@ -39,14 +39,14 @@ class PreparedCall:
     __slots__ = ("call", "owner", "recipe", "result")
 
     def __init__(self, call: Call, arena: Arena) -> None:
-        plan = call.plan
+        promised = call.signature
         self.call = call
         self.recipe = core.new_repeat(
-            call.config, call.address, plan.nbytes[0], plan.room, call.reply
+            call.config, call.address, call.plan.nbytes[0], promised.room, call.reply
         )
-        self.owner, room, _ = arena.block(plan.room)
-        arena.set_aside += plan.room
-        self.result = np.ndarray(plan.hint_shape, plan.hint_type, room)
+        self.owner, room, _ = arena.block(promised.room)
+        arena.set_aside += promised.room
+        self.result = np.ndarray(promised.shape, promised.dtype, room)
 
     def renew(self, arena: Arena) -> None:
         """Leave the room to whoever still uses it, and take another."""
@@ -87,7 +87,8 @@ class PreparedCalls(dict[Any, deque[PreparedCall]]):
     def keep(self, key: Any, call: Call, arena: Arena) -> bool:
         """Make a call that has just gone the expected way ready to repeat, if that is worth it."""
         plan = call.plan
-        if plan.room > MAX_ROOM or not plan.nbytes[0]:
+        promised = call.signature
+        if promised.room > MAX_ROOM or not plan.nbytes[0] or promised is not plan.signature:
             return False
         ready = self.get(key)
         if ready is None:
@@ -97,6 +98,9 @@ class PreparedCalls(dict[Any, deque[PreparedCall]]):
         if len(ready) >= MAX_READY:
             return False
         if not ready:
-            ready.append(PreparedCall(Call(plan, arena), arena))
+            another = Call(plan, arena)
+            if another.signature is not promised:  # another thread's result was of another kind
+                return False
+            ready.append(PreparedCall(another, arena))
         ready.append(PreparedCall(call, arena))
         return True

@@ -41,9 +41,7 @@ def _read_result(call: Call, value: int) -> Any:
     plan = call.plan
     out = call.out
     if value == 0:
-        signature = call.signature
-        assert signature is not None
-        hint = signature.hint
+        hint = call.signature.hint
         if hint is None:
             return None
         if out is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 import threading
 import time
 
@@ -17,6 +18,11 @@ from shmgpu.child import runtime
 @shmgpu.function(arrays="numpy")
 def add(helper, x, number):
     return x + number
+
+
+@shmgpu.function(arrays="numpy")
+def sized(helper, x):
+    return np.full(int(x[0]), x[0])
 
 
 @shmgpu.function(arrays="numpy")
@@ -73,6 +79,39 @@ def test_threads_that_wait_for_a_place_in_the_window_are_each_woken(window):
             thread.join(30)
         assert [thread.is_alive() for thread in threads] == [False] * 6
         assert right == [True] * 300
+
+
+def test_threads_whose_results_differ_in_size_each_get_their_own():
+    """What is promised of the next result changes with every result, while others send."""
+    with shmgpu.init(helpers=2, devices="cpu", arena="16MiB"):
+        step = threading.Barrier(6, timeout=30)
+        wrong: list[object] = []
+
+        def calls(number):
+            for turn in range(300):
+                step.wait()
+                x = np.zeros(4 + turn)  # of its own signature, of which nothing is known yet
+                for again in range(3):
+                    x[0] = count = 1 + (number * 37 + again * 5) % 50
+                    try:
+                        result = sized(x)
+                    except shmgpu.ShmError as error:
+                        wrong.append(error)
+                    else:
+                        if result.tolist() != [count] * count:
+                            wrong.append(result)
+
+        threads = [threading.Thread(target=calls, args=(n,), daemon=True) for n in range(6)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        finally:
+            sys.setswitchinterval(interval)
+        assert wrong == []
 
 
 def test_values_are_written_again_when_what_is_promised_of_the_result_has_changed():

@@ -127,8 +127,8 @@ class RequestSlot(Pending):
             addresses[place - 1] = address
             args[place] = np.ndarray(shape, dtype, buffer)
         block.addresses = addresses
-        room, address = arena.allocate(lane.plan.room)
-        block.set_room(lane.plan.room, room, address)
+        room, address = arena.allocate(block.room_bytes)
+        block.set_room(block.room_bytes, room, address)
         block.keep = args
         block.keeper = self
         outputs = (memoryview(room)[start:end] for start, end in lane.parts)
