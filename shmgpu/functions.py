@@ -52,7 +52,7 @@ class Function(DeclaredFunction, Generic[P, R]):
 
     def _prepare(self) -> None:
         self.plans = PlanTable()
-        self.repeats = PreparedCalls()
+        self.prepared_calls = PreparedCalls()
         self.plans_port: Any = None
 
     def use_row(self, row: int) -> None:
@@ -74,9 +74,9 @@ class Function(DeclaredFunction, Generic[P, R]):
         if len(args) == 1 and not kwargs:
             array: Any = args[0]
             if type(array) is _ndarray:
-                ready = self.repeats.get((array.dtype, array.shape))
+                ready = self.prepared_calls.get((array.dtype, array.shape))
                 if ready and self.plans_port is port.arguments:
-                    result = port.repeat(self, ready, args)
+                    result = port.call_prepared(self, ready, args)
                     return result
         result = port.call(self, args, kwargs)
         return result
@@ -182,10 +182,10 @@ def _submit(
     return future
 
 
-def post(port: Port, letter: RawCall, keep: Any) -> CallFuture[Any]:
-    """Send a letter without waiting; ``keep`` is what has to live until it is answered."""
+def post(port: Port, call: RawCall, keep: Any) -> CallFuture[Any]:
+    """Send a raw call without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
-    future._ticket = port.post(letter, future.sink, keep)
+    future._ticket = port.post(call, future.sink, keep)
     return future
 
 
@@ -199,7 +199,7 @@ def _aio(
     future = loop.create_future()
     sink = LoopSink(loop, future, port)
     try:
-        if not port.wire.immediate:
+        if not port.transport.immediate:
             readers.enter(loop, port, sink)
         ticket = port.submit(target, args, kwargs, settings, sink, False)
     except BaseException:

@@ -43,7 +43,7 @@ from shmgpu.errors import (
 )
 from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
-from shmgpu.helper.inline import InlineWire
+from shmgpu.helper.inline import InlineTransport
 
 OWN_ARENA = 'init(arena="{size}")'
 
@@ -505,7 +505,7 @@ def _start_inline(plan: LaunchConfig) -> None:
                 traceback.format_exc(),
             ) from error
     function_table.find_bodies()
-    desk = BatchExecutor(
+    executor = BatchExecutor(
         context,
         function_table.by_row,
         core.window_on(arena.base, arena.capacity),
@@ -514,8 +514,8 @@ def _start_inline(plan: LaunchConfig) -> None:
         place,
         plan.parked,
     )
-    desk.watches = config.resolve("debug")
-    port = Port(InlineWire(desk), arena, plan.pools)
+    executor.watches = config.resolve("debug")
+    port = Port(InlineTransport(executor), arena, plan.pools)
     runtime.start(Runtime(0, port, arena, plan.pools, inline=True))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.child.memory import Arena
-from shmgpu.child.plans import Call, Plan, PlanTable
+from shmgpu.child.plans import Call, CallPlan, PlanTable
 from shmgpu.child.prepared import MAX_KEYS, PreparedCall, PreparedCalls
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
@@ -28,7 +28,7 @@ _ndarray = np.ndarray
 _address_of = core.address_of
 
 KEPT_SHARE = 16  # of the arena, what idle calls may keep: one part in so many,
-MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than to find room
+MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than to allocate
 
 CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 
@@ -42,12 +42,12 @@ class Target(Protocol):
     pickle: bool
     mutates: bool
     batch_max_rows: int
-    units_per_row: int  # of the room that a batch of the row has; 1 where it counts rows
+    units_per_row: int  # of the capacity of a batch of the row; 1 where it counts rows
     out: Any
     timeout: float | None
     plans: PlanTable
     plans_port: Any
-    repeats: PreparedCalls
+    prepared_calls: PreparedCalls
 
     def why_unknown(self) -> str:
         """Why helpers do not have it, in a sentence."""
@@ -124,7 +124,7 @@ class Arguments:
     def prepare(
         self, target: Target, args: tuple[Any, ...], kwargs: Any, options: Options | None
     ) -> Call:
-        """A call with everything in place but the room for its result."""
+        """A call with everything in place but its output buffer."""
         if target.plans_port is not self:
             self._adopt(target)
         if kwargs or (options is not None and options.out is not None):
@@ -147,23 +147,23 @@ class Arguments:
         else:
             parts: list[Any] = []
             values = []
-            places: list[int] = []
+            addresses = []
             for item in args:
                 kind = type(item)
                 if kind is _ndarray:
                     parts.append(item.dtype)
                     parts.append(item.shape)
                     try:
-                        places.append(_address_of(item))
+                        addresses.append(_address_of(item))
                     except ValueError:
-                        places.append(0)
+                        addresses.append(0)
                 elif kind in CHEAP_TYPES:
                     parts.append(kind)
                     values.append(item)
                 elif kind.__name__ == "Tensor" and arrays.is_plain_tensor(item):
                     parts.append(item.dtype)
                     parts.append(item.shape)
-                    places.append(item.data_ptr())
+                    addresses.append(item.data_ptr())
                 else:
                     return self._prepare_any(target, args, kwargs, options)
             key = tuple(parts)
@@ -173,10 +173,9 @@ class Arguments:
             if plan is None:
                 return self._prepare_any(target, args, kwargs, options, key)
             base, end = self._base, self._end
-            for address, size in zip(places, plan.nbytes, strict=True):
+            for address, size in zip(addresses, plan.nbytes, strict=True):
                 if not base <= address <= end - size:
                     return self._prepare_any(target, args, kwargs, options, key)
-            addresses = places
         call = self._take(plan)
         if values:
             call.set_values(values, self.arena)
@@ -187,21 +186,21 @@ class Arguments:
             self._apply(call, target, options)
         return call
 
-    def letter(self, target: Target, arity: int, placement: int) -> RawCall:
-        """A letter for so many arrays, not written yet, to one of the helpers in the mask."""
+    def raw_call(self, target: Target, arity: int, placement: int) -> RawCall:
+        """A raw call for so many arrays, not written yet, to one of the helpers in the mask."""
         if target.plans_port is not self:
             self._adopt(target)
         plan = target.plans.get(arity)
         if plan is None:
             plan = RawCallPlan(target.row, self._pool(target), arity, target.name, self._port)
             target.plans.add(arity, plan)
-        letter = plan.idle.pop() if plan.idle else RawCall(plan, self.arena)
-        assert isinstance(letter, RawCall)
-        if letter.placement != placement:
-            letter.config.placement = letter.placement = placement
-        return letter
+        call = plan.idle.pop() if plan.idle else RawCall(plan, self.arena)
+        assert isinstance(call, RawCall)
+        if call.placement != placement:
+            call.config.placement = call.placement = placement
+        return call
 
-    def _take(self, plan: Plan) -> Call:
+    def _take(self, plan: CallPlan) -> Call:
         try:
             return plan.idle.pop()
         except IndexError:
@@ -249,7 +248,7 @@ class Arguments:
         full = (structure, specs, as_torch, made, None if declared is None else declared.encoded)
         plan = target.plans.get(full)
         if plan is None:
-            plan = Plan(
+            plan = CallPlan(
                 target.row,
                 self._pool(target),
                 Layout(structure, specs),
@@ -322,7 +321,7 @@ class Arguments:
             raise BadFunction(target.why_unknown())
         self._pool(target)
         target.plans = PlanTable()
-        target.repeats = PreparedCalls(0 if target.mutates else MAX_KEYS)
+        target.prepared_calls = PreparedCalls(0 if target.mutates else MAX_KEYS)
         target.plans_port = self
         self._targets.append(target)
         if self.when_adopted is not None:
@@ -344,7 +343,7 @@ class Arguments:
         """Give back what idle calls hold; the arena asks when it is full."""
         found = False
         for target in tuple(self._targets):
-            for ready in tuple(target.repeats.values()):
+            for ready in tuple(target.prepared_calls.values()):
                 found = found or bool(ready)
                 ready.clear()
             for plan in tuple(target.plans.values()):
@@ -356,18 +355,18 @@ class Arguments:
     def _trim(self) -> None:
         """Have idle calls keep no more than their share: what was not used for longest goes.
 
-        Calls that repeat keep little, and are there for speed: theirs goes last. Calls that are out
+        Prepared calls keep little, and are there for speed: theirs goes last. Calls that are out
         are not looked at, until the next time.
         """
         self.arena.set_aside = 0
         idle: list[tuple[Call, list[Call]]] = []
         ready: list[deque[PreparedCall]] = []
         for target in tuple(self._targets):
-            ready += tuple(target.repeats.values())
+            ready += tuple(target.prepared_calls.values())
             plans = {id(plan): plan for plan in tuple(target.plans.values())}
             idle += [(call, plan.idle) for plan in plans.values() for call in tuple(plan.idle)]
         kept = sum(call.kept_bytes for call, _ in idle)
-        kept += sum(repeat.kept_bytes for turns in ready for repeat in tuple(turns))
+        kept += sum(call.kept_bytes for turns in ready for call in tuple(turns))
         if kept <= self._may_keep:
             return
         enough = self._may_keep // 2
@@ -389,8 +388,8 @@ class Arguments:
                 except IndexError:
                     break
 
-    def make_room(self, call: Call) -> None:
-        """Set aside room for the result; raises ArenaFull."""
+    def allocate_output(self, call: Call) -> None:
+        """Allocate the output buffer; raises ArenaFull."""
         if call.signature is not call.plan.signature:  # the plan has learned while the call waited
             call.write(call.value_bytes, self.arena)
         out = call.out
@@ -398,21 +397,21 @@ class Arguments:
             source = Source(out)
             address = source.address
             if address is not None and self._base <= address <= self._end - source.spec.nbytes:
-                call.set_room(source.spec.nbytes, out, address)
+                call.set_output(source.spec.nbytes, out, address)
                 return
-        room = call.room_bytes
-        buffer, address = self.arena.allocate(room)
-        call.set_room(room, buffer, address)
+        size = call.output_bytes
+        buffer, address = self.arena.allocate(size)
+        call.set_output(size, buffer, address)
 
-    def make_little_room(self, call: Call) -> None:
-        """Where the expected room cannot be had: little; a result that needs more asks for it.
+    def allocate_small_output(self, call: Call) -> None:
+        """Where the expected size cannot be had: a little; a result that needs more asks for it.
 
-        Raises ArenaFull as :meth:`make_room` did when that does not help.
+        Raises ArenaFull as :meth:`allocate_output` did when that does not help.
         """
         if call.out is None and call.plan.make_do():
             call.write(call.value_bytes, self.arena)
             call.plan.pack(call.block, RESULT_AT, 0, 0, *call.addresses)
-        self.make_room(call)
+        self.allocate_output(call)
 
     def holds(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether an array's bytes lie in the arena, so that helpers see them in place."""
@@ -425,6 +424,6 @@ class Arguments:
         """Drop everything kept for later calls: nothing of the arena is held any more."""
         for target in self._targets:
             target.plans = PlanTable()
-            target.repeats = PreparedCalls()
+            target.prepared_calls = PreparedCalls()
             target.plans_port = None
         self._targets.clear()

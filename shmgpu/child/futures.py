@@ -170,7 +170,7 @@ class LoopReaders:
                     self.forget(other)
         self.waiting.setdefault(loop, set()).add(sink)
         if loop not in self.watched:
-            descriptors = port.wire.descriptors()
+            descriptors = port.transport.descriptors()
             for descriptor in descriptors:
                 loop.add_reader(descriptor, port.poll)
             self.watched[loop] = descriptors
@@ -238,7 +238,7 @@ class LoopSink:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
-        if not self.port.wire.immediate:
+        if not self.port.transport.immediate:
             readers.leave(self.loop, self)
 
 

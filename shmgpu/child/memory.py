@@ -91,7 +91,7 @@ class Arena:
         """Whether it is worth while to look for garbage that refers to itself.
 
         While submitted calls have not ended, each of them asks, and whoever was refused asks again;
-        so then at most a tenth of the time goes into searches that make no room.
+        so then at most a tenth of the time goes into searches that free nothing.
         """
         ended, took = self._searched
         return time.perf_counter() >= ended + 9 * took or not self.awaits()

@@ -24,12 +24,12 @@ from shmgpu.codec.layout import RESULT_AT, Layout, Signature
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
 
-FIRST_ROOM = 4096  # bytes set aside for a result that nobody has seen yet
+FIRST_OUTPUT_BYTES = 4096  # bytes set aside for a result that nobody has seen yet
 MAX_IDLE = 64  # calls kept ready for each plan
 MAX_PLANS = 256  # plans kept for each function
 _uses = itertools.count(1)
 
-MAX_STAGING = 1 << 20  # bytes of a copied argument's room that an idle call keeps
+MAX_STAGING = 1 << 20  # bytes of a copied argument's buffer that an idle call keeps
 MAX_SURPRISES = 4  # results of another layout, until a plan stops promising one
 
 
@@ -41,27 +41,27 @@ class Promise(Signature):
 
     Attributes:
         shape, dtype: of a result that the caller gets as one plain NumPy array; None otherwise.
-        room: bytes that such a result takes, at least 1; 0 where nothing is promised.
+        output_bytes: size of such a result, at least 1; 0 where nothing is promised.
     """
 
-    __slots__ = ("dtype", "room", "shape")
+    __slots__ = ("dtype", "output_bytes", "shape")
 
     def __init__(
         self, arguments: Layout, hint: Layout | None, declared: bool, as_array: bool
     ) -> None:
         super().__init__(arguments, hint, declared)
-        self.room = 0
+        self.output_bytes = 0
         self.shape: Any = None
         self.dtype: Any = None
         if hint is not None:
-            self.room = max(hint.nbytes, 1)
+            self.output_bytes = max(hint.nbytes, 1)
             one = hint.specs[0] if hint.tree.is_one_array else None
             if one is not None and as_array and one.dtype.has_numpy:
                 self.shape = one.shape
                 self.dtype = one.dtype.numpy
 
 
-class Plan:
+class CallPlan:
     """What the calls of one signature share.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
         result: makes of an array what the caller gets; None where that is the array.
         signature: the promise that the next call's block makes.
         fixed: whether it was declared and so never changes.
-        room: bytes to set aside for a result of no expected layout.
+        output_bytes: bytes to set aside for a result of no expected layout.
         idle: calls ready for use.
     """
 
@@ -85,12 +85,12 @@ class Plan:
         "fixed",
         "idle",
         "nbytes",
+        "output_bytes",
         "pack",
         "pickle",
         "pool",
         "port",
         "result",
-        "room",
         "row",
         "signature",
         "surprises",
@@ -125,7 +125,7 @@ class Plan:
         self.idle: list[Call] = []
         self.fixed = declared is not None
         self.surprises = 0
-        self.room = FIRST_ROOM
+        self.output_bytes = FIRST_OUTPUT_BYTES
         self.batch_rows = _rows_of(arguments.specs, batch_max_rows, name)
         self.batch_units = self.batch_rows * units_per_row
         self.expect(declared)
@@ -141,7 +141,7 @@ class Plan:
         self.signature = Promise(self.arguments, hint, self.fixed, as_array)
 
     def learn(self, result: Layout, used_bytes: int) -> None:
-        """A result came that described itself: set the next one's room by it."""
+        """A result came that described itself: size the next one's output buffer by it."""
         hint = self.hint
         if self.fixed or result == hint:  # sent before the plan had learned
             return
@@ -152,16 +152,18 @@ class Plan:
         else:
             if hint is not None:
                 self.expect(None)
-                self.room = max(self.room, hint.nbytes)
+                self.output_bytes = max(self.output_bytes, hint.nbytes)
             # Some more than this one took; a large one is forgotten over some smaller ones.
-            self.room = max(self.room - self.room // 8, used_bytes + used_bytes // 4 + 256)
+            self.output_bytes = max(
+                self.output_bytes - self.output_bytes // 8, used_bytes + used_bytes // 4 + 256
+            )
 
     def make_do(self) -> bool:
-        """Expect little from now on, because more room cannot be had; False when that is fixed."""
-        if self.fixed or max(self.signature.room, self.room) <= FIRST_ROOM:
+        """Expect little from now on, as more memory cannot be had; False where that is fixed."""
+        if self.fixed or max(self.signature.output_bytes, self.output_bytes) <= FIRST_OUTPUT_BYTES:
             return False
         self.expect(None)
-        self.room = FIRST_ROOM
+        self.output_bytes = FIRST_OUTPUT_BYTES
         return True
 
     def batch_key(self, value_bytes: bytes) -> int:
@@ -202,7 +204,7 @@ class Call:
     Attributes:
         address: of the block.
         addresses: of the arguments' arrays.
-        result: buffer of the room set aside for the result, and what keeps it.
+        result: the output buffer, and what keeps it.
         keeper: who keeps this call for its own use, and reads the result where it lies; see
             :meth:`shmgpu.child.port.Port.resend`.
     """
@@ -228,7 +230,7 @@ class Call:
         "value_bytes",
     )
 
-    def __init__(self, plan: Plan, arena: Arena) -> None:
+    def __init__(self, plan: CallPlan, arena: Arena) -> None:
         self.plan = plan
         self.signature = plan.signature
         self.value_bytes = b""
@@ -251,7 +253,7 @@ class Call:
         self.write(b"", arena)
 
     def write(self, value_bytes: bytes, arena: Arena) -> None:
-        """Write the part of the block that stays; allocates when it has outgrown its room."""
+        """Write the part of the block that stays; allocates when it has outgrown its memory."""
         plan = self.plan
         signature = plan.signature
         size = layout.block_bytes(signature, value_bytes)
@@ -272,8 +274,8 @@ class Call:
 
     def stage(self, index: int, memory: Any, spec: Spec, arena: Arena) -> int:
         """Copy an array that cannot be passed in place into the arena: its new address."""
-        place = self.staging[index]
-        if place is None:
+        staged = self.staging[index]
+        if staged is None:
             buffer, address = arena.allocate(max(spec.nbytes, 1))
             view = arrays.storage_view(buffer, 0, spec)
             if spec.nbytes <= MAX_STAGING:
@@ -282,23 +284,23 @@ class Call:
             else:
                 self.keep = (self.keep, buffer)
         else:
-            _, address, view = place
+            _, address, view = staged
         self.used = next(_uses)
         view[...] = memory
         return address
 
     @property
-    def room_bytes(self) -> int:
-        """To set aside for its result."""
-        return self.signature.room or self.plan.room
+    def output_bytes(self) -> int:
+        """Size of its output buffer."""
+        return self.signature.output_bytes or self.plan.output_bytes
 
     @property
     def kept_bytes(self) -> int:
         """What it keeps of the arena between calls."""
-        staged = sum(len(place[0]) for place in self.staging if place is not None)
+        staged = sum(len(one[0]) for one in self.staging if one is not None)
         return len(self.block) + staged
 
-    def set_room(self, size_bytes: int, buffer: Any, address: int) -> None:
+    def set_output(self, size_bytes: int, buffer: Any, address: int) -> None:
         """Tell the block where the result goes."""
         self.result = buffer
         self.plan.pack(self.block, RESULT_AT, address, size_bytes, *self.addresses)
@@ -321,10 +323,10 @@ class Call:
         self.config.placement = self.placement = 0
 
 
-class PlanTable(OrderedDict[Any, Plan]):
+class PlanTable(OrderedDict[Any, CallPlan]):
     """A function's plans by key; the least lately made goes when there are too many."""
 
-    def add(self, key: Any, plan: Plan) -> None:
+    def add(self, key: Any, plan: CallPlan) -> None:
         """Keep a plan."""
         self[key] = plan
         while len(self) > MAX_PLANS:
@@ -342,11 +344,11 @@ _loans_lock = threading.RLock()
 def lend(memory: np.ndarray[Any, Any], borrower: object) -> None:
     """Make an array that a helper reads read-only until it is returned."""
     with _loans_lock:
-        key, entry = id(memory), None
-        while entry is None or _on_loan.get(key) is not entry:  # a handler returned the last loan
+        key, loan = id(memory), None
+        while loan is None or _on_loan.get(key) is not loan:  # a handler returned the last loan
             nobody: set[Any] = set()
-            entry = _on_loan.setdefault(key, (memory, nobody, memory.flags.writeable))
-            entry[1].add(borrower)
+            loan = _on_loan.setdefault(key, (memory, nobody, memory.flags.writeable))
+            loan[1].add(borrower)
         memory.flags.writeable = False
 
 
@@ -355,10 +357,10 @@ def return_loans(loans: list[Any], borrower: object) -> None:
     with _loans_lock:
         for memory in loans:
             key = id(memory)
-            entry = _on_loan.get(key)
-            if entry is None:
+            loan = _on_loan.get(key)
+            if loan is None:
                 continue
-            entry[1].discard(borrower)
-            if not entry[1] and key in _on_loan:
+            loan[1].discard(borrower)
+            if not loan[1] and key in _on_loan:
                 del _on_loan[key]  # from the question to the next line no handler runs
-                memory.flags.writeable = entry[2]
+                memory.flags.writeable = loan[2]

@@ -1,8 +1,8 @@
 """A child's port: arguments into the arena, one message out, the result back.
 
-Owns the calls that are out: blocked ones, submitted ones, those waiting for room in the window, and
-abandoned ones, whose memory stays untouched until their late reply. Never runs a user's function,
-never gives back memory that a helper may still write to.
+Owns the calls that are out: blocked ones, submitted ones, those waiting for a slot in the window,
+and abandoned ones, whose memory stays untouched until their late reply. Never runs a user's
+function, never gives back memory that a helper may still write to.
 
 A port is used from many threads, and within one thread by code that comes in between: CPython runs
 signal handlers in the main thread after any call, at the top of any function and at any backward
@@ -23,19 +23,19 @@ the next one finds it until the step that completes it.
   its number back with each reply, and writes its sequence as it sends it: so a reply finds its
   ticket at whatever point the sender was interrupted, and nobody sends twice. The ticket owns the
   Call; ``cancel`` and ``expire`` mean a ticket, whatever its Call does meanwhile.
-- *Replies* stay in C until :meth:`Transport.take_ends` moves them into a :class:`Box` in one step.
-  The first item of a box is a reply, then what was read of it (a tuple), and leaves the box when
-  whoever waits was told. A box is emptied by whoever has its ``owner``, a lock that a ``with`` lets
-  go of however it is left; who finds the owner gone takes the box over. An exception on the way
-  leaves ``LEFT`` in ``_out`` and a reader that mops up.
-- *Replies that ask for room* are served before any other, and by whoever waits for a place in the
+- *Replies* stay in C until :meth:`Transport.take_ends` moves them into an :class:`Inbox` in one
+  step. The first item of an inbox is a reply, then what was read of it (a tuple), and leaves the
+  inbox when whoever waits was told. An inbox is emptied by whoever has its ``owner``, a lock that a
+  ``with`` lets go of however it is left; who finds the owner gone takes the inbox over. An
+  exception on the way leaves ``LEFT`` in ``_out`` and a reader that mops up.
+- *Replies that ask for a larger buffer* are served first, and by whoever waits for a slot in the
   window: the calls that have it may all be asking. That runs no user's code, and each of them may
-  be served twice: a ticket keeps the first room offered for a token, and C takes one offer.
-- *The queue* is sent from its head by one frame at a time (``_pumper``, like a box's owner). A
+  be served twice: a ticket keeps the first buffer offered for a token, and C takes one offer.
+- *The queue* is sent from its head by one frame at a time (``_pumper``, like an inbox's owner). A
   ticket that nobody wants any more (its sink is None) is never sent.
-- ``_lock`` guards the queue's sending, the claims of boxes, and questions about ``_out`` that lead
-  to a change of a ticket. It is reentrant, taken with ``with`` only, and never held while waiting,
-  while a result is read, or while a user's code is told of one.
+- ``_lock`` guards the queue's sending, the claims of inboxes, and questions about ``_out`` that
+  lead to a change of a ticket. It is reentrant, taken with ``with`` only, and never held while
+  waiting, while a result is read, or while a user's code is told of one.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ ELSEWHERE = 2  # a status of our own: the argument does not lie in the arena
 class Port(Replies):
     """The calls of one child."""
 
-    def __init__(self, wire: Transport, arena: Arena, pools: dict[str, int]) -> None:
-        super().__init__(wire, arena)
-        self.arguments = Arguments(arena, pools, wire.number)
+    def __init__(self, transport: Transport, arena: Arena, pools: dict[str, int]) -> None:
+        super().__init__(transport, arena)
+        self.arguments = Arguments(arena, pools, transport.number)
         self.prepare = self.arguments.prepare
-        self._call = wire.call
+        self._call = transport.call
         self._allocate = arena.allocate
         arena.awaits = lambda: bool(self._out)
         self._pumper = threading.Lock()  # held by the frame that sends from the queue
         self._numbers = count(1 << 62)  # of tickets; no sequence is as large
-        self._repeats = not wire.immediate
+        self._may_prepare = not transport.immediate
         self.rejoins = False  # whoever calls where the broker is gone joins the next one
 
     # ---- a blocking call -----------------------------------------------------------------
@@ -99,14 +99,14 @@ class Port(Replies):
         reply.sequence = 0
         try:
             if call.out is None:
-                room = call.signature.room or plan.room
+                size = call.signature.output_bytes or plan.output_bytes
                 try:
-                    call.result, address = self._allocate(room)
-                    plan.pack(call.block, RESULT_AT, address, room, *call.addresses)
+                    call.result, address = self._allocate(size)
+                    plan.pack(call.block, RESULT_AT, address, size, *call.addresses)
                 except ArenaFull:
-                    self.arguments.make_little_room(call)
+                    self.arguments.allocate_small_output(call)
             else:
-                self.arguments.make_room(call)
+                self.arguments.allocate_output(call)
             if call.deadline_ns:
                 reply.status = 0
             status = self._call(call.config, call.address, call.deadline_ns, reply)
@@ -122,54 +122,56 @@ class Port(Replies):
             result = _ndarray(promised.shape, promised.dtype, call.result)
             call.result = None
             call.keep = None
-            repeats = (
-                self._repeats
+            is_prepared = (
+                self._may_prepare
                 and options is None
                 and not call.deadline_ns
                 and len(args) == 1
                 and not kwargs
                 and type(args[0]) is _ndarray
                 and not plan.fixed
-                and target.repeats.keep((args[0].dtype, args[0].shape), call, self.arena)
+                and target.prepared_calls.keep((args[0].dtype, args[0].shape), call, self.arena)
             )
             call.deadline_ns = 0
             if options is not None:
                 call.forget_options()
-            if not repeats and len(plan.idle) < MAX_IDLE:
+            if not is_prepared and len(plan.idle) < MAX_IDLE:
                 plan.idle.append(call)
             if self._queue:
                 self.pump()
             return result
         return self._finish(call, status)
 
-    def send(self, letter: RawCall, target: Target, keep: Any) -> Any:
-        """Send a letter and wait: the room, with its result; raises what went wrong.
+    def send(self, call: RawCall, target: Target, keep: Any) -> Any:
+        """Send a raw call and wait: the output buffer, with its result; raises what went wrong.
 
         ``keep`` is what has to live as long as helpers may look at it.
         """
         if self._out and self._reader is None:
             self.poll()
-        reply = letter.reply
+        reply = call.reply
         reply.sequence = 0
-        room = letter.result
+        output = call.result
         try:
-            status = self._call(letter.config, letter.address, 0, reply)
+            status = self._call(call.config, call.address, 0, reply)
             if status < 0:
-                status = self._go_on(letter, target, status)
+                status = self._go_on(call, target, status)
         except BaseException:
             self._out[STRUCK] = None
-            self._struck.append((letter, keep, []))
+            self._struck.append((call, keep, []))
             self._tidy()
             raise
         if status == 0:
-            letter.done()
+            call.done()
             if self._queue:
                 self.pump()
         else:
-            self._finish(letter, status)
-        return room
+            self._finish(call, status)
+        return output
 
-    def repeat(self, target: Target, ready: deque[PreparedCall], args: tuple[Any, ...]) -> Any:
+    def call_prepared(
+        self, target: Target, ready: deque[PreparedCall], args: tuple[Any, ...]
+    ) -> Any:
         """As :meth:`call`, for one plain array of a signature that has calls ready."""
         if self._out and self._reader is None:
             self.poll()
@@ -188,11 +190,11 @@ class Port(Replies):
                     status = ELSEWHERE
                 else:
                     call.result = again.result.base
-                    call.addresses = (core.address_of(args[0]),)  # for another room, beside them
+                    call.addresses = (core.address_of(args[0]),)  # for another buffer, beside them
                     status = self._go_on(call, target, status) or 1
         except BaseException:
             self._out[STRUCK] = None
-            self._struck.append((call, (args, again), []))  # the room is the latter's
+            self._struck.append((call, (args, again), []))  # the output buffer is the latter's
             self._tidy()
             raise
         if status == 0:
@@ -221,7 +223,7 @@ class Port(Replies):
         if status == core.EWINDOW:
             raise ShmError(
                 f"{target.name} was called from a signal handler, or from __del__, in the middle "
-                "of calls that have every place of the window and wait for room for their results: "
+                "of calls that fill the window and wait for larger output buffers: "
                 "launch with a larger window, or submit() there"
             )
         return status
@@ -236,18 +238,18 @@ class Port(Replies):
                 self.pump()
 
     def _resume(self, call: Call, status: int) -> int:
-        """Go on after a signal, or after a helper asked for more room."""
+        """Go on after a signal, or after a helper asked for a larger output buffer."""
         reply = call.reply
-        if not reply.sequence:  # it waits for a place in the window
+        if not reply.sequence:  # it waits for a slot in the window
             if status == core.ENEEDS_SPACE:
                 self._serve_growing()
             return self._call(call.config, call.address, call.deadline_ns, reply)
         if status == core.ENEEDS_SPACE:
-            call.set_room(*self._room_for(call, int(reply.value)))
-            status = self.wire.grow(reply.sequence, reply.token, call.address)
+            call.set_output(*self._output_for(call, int(reply.value)))
+            status = self.transport.grow(reply.sequence, reply.token, call.address)
             if status < 0:
-                raise core.error_of(status, "the result's room could not be offered")
-        return self.wire.wait(reply.sequence, call.deadline_ns, reply)
+                raise core.error_of(status, "the larger output buffer could not be offered")
+        return self.transport.wait(reply.sequence, call.deadline_ns, reply)
 
     def _timeout(self, name: str) -> ShmError:
         return core.error_of(core.ETIMEOUT, name)
@@ -286,7 +288,7 @@ class Port(Replies):
                 self._early.discard(sequence)
             if call.late_sequence != sequence:
                 if len(done) == 1:
-                    done.extend(map(self.wire.abandon, (sequence,)))
+                    done.extend(map(self.transport.abandon, (sequence,)))
                 if done[1] != core.OK:
                     self._out.pop(sequence, None)  # it had ended
 
@@ -302,7 +304,7 @@ class Port(Replies):
         use_reader: bool,
         lends: bool = True,
     ) -> Ticket:
-        """Send when the window has room, never wait; ``sink`` hears of the end.
+        """Send when the window has a free slot, never wait; ``sink`` hears of the end.
 
         ``lends``: arrays of the arena are read-only until then; left out where nobody else has
         them.
@@ -323,9 +325,9 @@ class Port(Replies):
             raise
         return ticket
 
-    def post(self, letter: RawCall, sink: CompletionHandler, keep: Any) -> Ticket:
-        """As :meth:`submit`, for a letter."""
-        ticket = Ticket(letter, sink, next(self._numbers), keep)
+    def post(self, call: RawCall, sink: CompletionHandler, keep: Any) -> Ticket:
+        """As :meth:`submit`, for a raw call."""
+        ticket = Ticket(call, sink, next(self._numbers), keep)
         try:
             self._post(ticket, True)
         except BaseException:
@@ -336,7 +338,7 @@ class Port(Replies):
         return ticket
 
     def resend(self, ticket: Ticket) -> None:
-        """As :meth:`submit`, for a call that its ``keeper`` has made ready, room and all.
+        """As :meth:`submit`, for a call that its ``keeper`` has made ready, output buffer included.
 
         An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;
         of any other the sink hears, and then the call is the plan's.
@@ -353,7 +355,7 @@ class Port(Replies):
             self._out[ticket.number] = ticket
             self._queue.append(ticket)
         self.pump()
-        if self.wire.immediate:
+        if self.transport.immediate:
             while self.poll():
                 pass
         elif use_reader and self._reader is None:
@@ -363,16 +365,16 @@ class Port(Replies):
         """Its submission was broken off: nobody will ever ask for it."""
         ticket.sink = None
         if ticket.sequence:
-            self.wire.cancel(ticket.sequence)  # does nothing where it has ended
+            self.transport.cancel(ticket.sequence)  # does nothing where it has ended
         else:
             self._unqueue(ticket)
 
     def pump(self) -> None:
-        """Send what waits, as far as the window and the arena have room."""
+        """Send what waits, as far as the window and the arena allow."""
         mine = threading.Lock()
         try:
             with self._lock, mine:
-                if self._pumper.locked() and not self.wire.immediate:
+                if self._pumper.locked() and not self.transport.immediate:
                     return  # an outer frame of this thread is at it, and goes on
                 self._pumper = mine
                 queue, out = self._queue, self._out
@@ -395,12 +397,12 @@ class Port(Replies):
         error = ticket.error
         if error is None and call.result is None:
             try:
-                self.arguments.make_room(call)
+                self.arguments.allocate_output(call)
             except ArenaFull:
                 if self._is_anything_out():
                     return False  # replies will bring memory back
                 try:
-                    self.arguments.make_little_room(call)
+                    self.arguments.allocate_small_output(call)
                 except ShmError as reason:
                     error = reason
             except ShmError as reason:
@@ -408,16 +410,16 @@ class Port(Replies):
         if ticket.sink is None:
             self._drop(ticket)
             return True
-        if error is None and self.wire.immediate:
+        if error is None and self.transport.immediate:
             self._queue.popleft()  # serving it may raise, or send others, and never happens twice
             try:
-                self.wire.submit(call.config, call.address, 0, ticket.number, ticket.sent)
+                self.transport.submit(call.config, call.address, 0, ticket.number, ticket.sent)
             except BaseException:
                 self._out.pop(ticket.number, None)
                 raise
             return True
         if error is None:
-            status = self.wire.submit(
+            status = self.transport.submit(
                 call.config, call.address, ticket.deadline_ns, ticket.number, ticket.sent
             )
             if status == core.EAGAIN:
@@ -443,7 +445,7 @@ class Port(Replies):
             ticket.sink = None
         sequence = ticket.sequence
         if sequence:
-            self.wire.cancel(sequence)
+            self.transport.cancel(sequence)
         else:
             self._unqueue(ticket)
         return True
@@ -507,7 +509,7 @@ class Port(Replies):
 
     def is_lost(self) -> bool:
         """Whether the broker is gone, even if no call has noticed yet."""
-        return not self.wire.immediate and bool(core.port_is_lost())
+        return not self.transport.immediate and bool(core.port_is_lost())
 
     @property
     def outstanding(self) -> int:

@@ -6,7 +6,7 @@ with the array over it that will be the result. At least two take turns, because
 usually lives until the next one replaces it. Owns that readiness. Never sends.
 
 Results are views on a PreparedCall's array, and NumPy makes every view of a view hold that same
-array: so its reference count tells whether anybody still uses the room.
+array: so its reference count tells whether anybody still uses the buffer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
 
-MAX_ROOM = 4096  # bytes of a result whose room is worth keeping
+MAX_OUTPUT_BYTES = 4096  # bytes of a result whose buffer is worth keeping
 MAX_KEYS = 64  # signatures of one function
 MAX_READY = 8  # calls kept ready for one signature: threads that call at once
 
@@ -32,8 +32,8 @@ class PreparedCall:
     Attributes:
         call: the call whose block is used.
         recipe: the C description (``shm_repeat_t``) of it.
-        result: array over the room, of which the caller gets a view.
-        owner: the room, for C.
+        result: array over the output buffer, of which the caller gets a view.
+        owner: the output buffer, for C.
     """
 
     __slots__ = ("call", "owner", "recipe", "result")
@@ -42,17 +42,17 @@ class PreparedCall:
         promised = call.signature
         self.call = call
         self.recipe = core.new_repeat(
-            call.config, call.address, call.plan.nbytes[0], promised.room, call.reply
+            call.config, call.address, call.plan.nbytes[0], promised.output_bytes, call.reply
         )
-        self.owner, room, _ = arena.block(promised.room)
-        arena.set_aside += promised.room
-        self.result = np.ndarray(promised.shape, promised.dtype, room)
+        self.owner, buffer, _ = arena.block(promised.output_bytes)
+        arena.set_aside += promised.output_bytes
+        self.result = np.ndarray(promised.shape, promised.dtype, buffer)
 
     def renew(self, arena: Arena) -> None:
-        """Leave the room to whoever still uses it, and take another."""
+        """Leave the buffer to whoever still uses it, and take another."""
         shape, dtype = self.result.shape, self.result.dtype
-        self.owner, room, _ = arena.block(max(self.result.nbytes, 1))
-        self.result = np.ndarray(shape, dtype, room)
+        self.owner, buffer, _ = arena.block(max(self.result.nbytes, 1))
+        self.result = np.ndarray(shape, dtype, buffer)
 
     @property
     def kept_bytes(self) -> int:
@@ -67,7 +67,7 @@ class _Probe:
         self.result = object()
 
 
-# What getrefcount(repeat.result) gives when nobody else refers to it: interpreters count the
+# What getrefcount(prepared.result) gives when nobody else refers to it: interpreters count the
 # reference on their own stack differently.
 _probe = _Probe()
 UNHELD = getrefcount(_probe.result)
@@ -88,7 +88,11 @@ class PreparedCalls(dict[Any, deque[PreparedCall]]):
         """Make a call that has just gone the expected way ready to repeat, if that is worth it."""
         plan = call.plan
         promised = call.signature
-        if promised.room > MAX_ROOM or not plan.nbytes[0] or promised is not plan.signature:
+        if (
+            promised.output_bytes > MAX_OUTPUT_BYTES
+            or not plan.nbytes[0]
+            or promised is not plan.signature
+        ):
             return False
         ready = self.get(key)
         if ready is None:

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from shmgpu import core
 from shmgpu.child.memory import Arena
-from shmgpu.child.plans import Call, Plan
+from shmgpu.child.plans import Call, CallPlan
 from shmgpu.codec.arrays import aligned
 from shmgpu.codec.layout import VERSION, Layout, address_writer, block_writer, parts_at
 from shmgpu.codec.pytree import flatten
 
-MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle letter keeps
+MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle call keeps
 
 _EMPTY = Layout(bytes(flatten(((), {}), callable).structure), ())
 
 
-class RawCallPlan(Plan):
-    """What letters with equally many arrays share, above all blocks that are ready for use."""
+class RawCallPlan(CallPlan):
+    """What raw calls with equally many arrays share, above all blocks that are ready for use."""
 
     __slots__ = ("begin", "put", "shift")
 
@@ -38,31 +38,31 @@ class RawCallPlan(Plan):
 
 
 class RawCall(Call):
-    """One letter; see :meth:`fill`."""
+    """One raw call; see :meth:`fill`."""
 
-    __slots__ = ("room",)
+    __slots__ = ("output_address",)
 
     plan: RawCallPlan
-    room: int  # address of the result
+    output_address: int
 
     def write(self, value_bytes: bytes, arena: Arena) -> None:
         """Nothing of it stays from call to call."""
         self.signature = self.plan.signature
 
     def fill(
-        self, head: bytes, code: bytes, addresses: Sequence[int], room_bytes: int, arena: Arena
+        self, head: bytes, code: bytes, addresses: Sequence[int], output_bytes: int, arena: Arena
     ) -> None:
         """Write all of it.
 
         Args:
             head: the first part of the function's own.
             code: the second.
-            addresses: of arrays in the arena; as many as the letter is for.
-            room_bytes: what the result takes.
+            addresses: of arrays in the arena; as many as the call is for.
+            output_bytes: the output buffer's size.
             arena: the caller's.
 
         Raises:
-            ArenaFull: the arena has no room for the block or the result.
+            ArenaFull: the arena has no memory for the block or the output buffer.
         """
         plan = self.plan
         begin = plan.begin
@@ -70,18 +70,20 @@ class RawCall(Call):
         if end > len(self.block):
             self.block, self.address = arena.allocate(aligned(end))
         self.addresses = addresses
-        self.result, room = arena.allocate(room_bytes or 1)
-        self.room = room
+        self.result, output = arena.allocate(output_bytes or 1)
+        self.output_address = output
         shift = plan.shift
         if shift:
             addresses = [address + shift for address in addresses]
-            room += shift
+            output += shift
         n = plan.arity
-        plan.put(self.block, 0, end, VERSION, n, room, room_bytes, *addresses, len(head), len(code))
+        plan.put(
+            self.block, 0, end, VERSION, n, output, output_bytes, *addresses, len(head), len(code)
+        )
         self.block[begin:end] = head + code
 
     def done(self) -> None:
-        """It was answered while its caller waited: nothing but the room was this call's own."""
+        """It was answered while its caller waited: it owned nothing but the output buffer."""
         if len(self.block) > MAX_KEPT_BLOCK:  # it told of a whole program
             self.block = b""
         self.result = None

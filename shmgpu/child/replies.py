@@ -1,6 +1,6 @@
 """Replies that have arrived: from C's queue to whoever waits for each, and the thread that reads.
 
-Owns the tickets of calls that are out, the boxes that replies pass through, and the reader. The
+Owns the tickets of calls that are out, the inboxes that replies pass through, and the reader. The
 discipline that all of this keeps, so that it may be interrupted anywhere, stands at the head of
 :mod:`shmgpu.child.port`.
 """
@@ -19,12 +19,12 @@ from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
 from shmgpu.child.results import result_of
-from shmgpu.child.tickets import Box, Ticket
+from shmgpu.child.tickets import Inbox, Ticket
 from shmgpu.child.transport import Transport
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, ShmError
 
-SPARE_BYTES = 4096  # what a result may leave unused of its room
+SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
 # Keys of _out that are nobody's. An exception struck:
@@ -36,25 +36,25 @@ ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of 
 class Replies:
     """The calls that are out, and what comes back of them; what a port is besides sending."""
 
-    def __init__(self, wire: Transport, arena: Arena) -> None:
-        self.wire = wire
+    def __init__(self, transport: Transport, arena: Arena) -> None:
+        self.transport = transport
         self.arena = arena
         self._lock = threading.RLock()
-        self._queue: deque[Ticket] = deque()  # submitted, waiting for room in the window
+        self._queue: deque[Ticket] = deque()  # submitted, waiting for a slot in the window
         # By number those that were submitted, by sequence those that were given up; LEFT, STRUCK.
         self._out: dict[int, Ticket | None] = {}
         self._early: set[int] = set()  # late replies that came before _out knew of the call
-        self._growing: deque[Any] = deque()  # replies that ask for room
+        self._growing: deque[Any] = deque()  # replies that ask for a larger output buffer
         self._told: deque[tuple[Any, ...]] = deque()  # ends that no reply brought
         # Calls and tickets that exceptions struck; what a helper may touch besides; what was done.
         self._struck: deque[tuple[Any, Any, list[Any]]] = deque()
-        self._boxes = [Box()]
+        self._inboxes = [Inbox()]
         self._reader: threading.Thread | None = None
         self._deadlines = False
         self._closed: ShmError | None = None
 
     def pump(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send what waits, as far as the window allows."""
         raise NotImplementedError
 
     def close(self, reason: ShmError) -> None:
@@ -86,18 +86,18 @@ class Replies:
         try:
             with mine:
                 if looks:
-                    ready = self.wire.await_replies(0)
+                    ready = self.transport.await_replies(0)
                 self._out.pop(LEFT, None)
                 if self._struck:
                     self._tidy()
                 growing = ready >> 32
                 if growing > 0 or self._growing:
                     done = self._serve_growing()
-                for box in self._claim(mine):
+                for inbox in self._claim(mine):
                     if ready > 0:
-                        self.wire.take_ends(ready & ENDS, box)
+                        self.transport.take_ends(ready & ENDS, inbox)
                         ready = 0
-                    done += self._empty(box)
+                    done += self._empty(inbox)
         except BaseException:
             self._out[LEFT] = None
             self._call_reader()
@@ -106,38 +106,38 @@ class Replies:
             return ready
         return done
 
-    def _claim(self, mine: Any) -> list[Box]:
-        """All boxes that nobody is at, and at least one."""
+    def _claim(self, mine: Any) -> list[Inbox]:
+        """All inboxes that nobody is at, and at least one."""
         with self._lock:
-            claimed = [box for box in self._boxes if not box.owner.locked()]
+            claimed = [inbox for inbox in self._inboxes if not inbox.owner.locked()]
             if not claimed:
-                claimed = [Box()]
-                self._boxes += claimed
-            for box in claimed:
-                box.owner = mine
+                claimed = [Inbox()]
+                self._inboxes += claimed
+            for inbox in claimed:
+                inbox.owner = mine
         return claimed
 
-    def _empty(self, box: Box) -> int:
-        """Read and tell whatever is in a box, and what no reply brought: how much it was."""
+    def _empty(self, inbox: Inbox) -> int:
+        """Read and tell whatever is in an inbox, and what no reply brought: how much it was."""
         done = 0
         while True:
-            if not box:
+            if not inbox:
                 try:
-                    box.extend(islice(iter(self._told.popleft, None), 1))
+                    inbox.extend(islice(iter(self._told.popleft, None), 1))
                 except IndexError:  # that was all
                     return done
-            if type(box[0]) is tuple or self._read_end(box):
-                ticket, sink, result, error, is_over = box[0]
+            if type(inbox[0]) is tuple or self._read_end(inbox):
+                ticket, sink, result, error, is_over = inbox[0]
                 if is_over:
                     self._end(ticket)
                 if sink is not None:
                     _report(sink.done, ticket.call, result, error)
-            box.popleft()
+            inbox.popleft()
             done += 1
 
-    def _read_end(self, box: Box) -> bool:
-        """Replace the box's first reply by what it means; False where nothing is to be told."""
-        reply = box[0]
+    def _read_end(self, inbox: Inbox) -> bool:
+        """Replace the inbox's first reply by what it means; False where nothing is to be told."""
+        reply = inbox[0]
         number = int(reply.ticket or reply.sequence)
         ticket = self._out.get(number)
         if ticket is None and number and not reply.ticket:
@@ -149,7 +149,7 @@ class Replies:
             return False
         call, sink, error = ticket.call, ticket.sink, ticket.error
         if sink is None or error is not None:
-            box[0] = ticket, sink, None, error, True
+            inbox[0] = ticket, sink, None, error, True
             return True
         status, value = int(reply.status), int(reply.value)
         if call.keeper is not None and not status and not value:
@@ -157,15 +157,15 @@ class Replies:
             _report(call.keeper.arrived)
             return False
         try:
-            box[0] = ticket, sink, self._result_of(call, status, value), None, True
+            inbox[0] = ticket, sink, self._result_of(call, status, value), None, True
         except ShmError as reason:
-            box[0] = ticket, sink, None, reason, True
+            inbox[0] = ticket, sink, None, reason, True
         except BaseException as reason:
             # The result's own, or from outside, where signals are handled: read once more and see.
             try:
-                box[0] = ticket, sink, self._result_of(call, status, value), None, True
+                inbox[0] = ticket, sink, self._result_of(call, status, value), None, True
             except BaseException as again:
-                box[0] = ticket, sink, None, again, True
+                inbox[0] = ticket, sink, None, again, True
             else:
                 raise reason
         return True
@@ -178,21 +178,21 @@ class Replies:
         if self._out.pop(ticket.number, None) is None:
             return
         call = ticket.call
-        if ticket.rooms:  # whoever else offered it one may be about to write that into the block
+        if ticket.offers:  # whoever else offered it one may be about to write that into the block
             call.result = call.keep = call.out = None
-            ticket.rooms = {}
+            ticket.offers = {}
         else:
             call.release()
 
     def _serve_growing(self) -> int:
-        """Offer room to the results that have asked for it: to how many. Runs no user's code."""
+        """Offer larger buffers to the results that asked: to how many. Runs no user's code."""
         growing = self._growing
         try:
-            self.wire.take_growing(growing)
+            self.transport.take_growing(growing)
             return self._offer_all()
         except BaseException:
             self._out[LEFT] = None
-            self._offer_all()  # others wait for the places that these have
+            self._offer_all()  # others wait for the slots that these hold
             raise
 
     def _offer_all(self) -> int:
@@ -211,15 +211,15 @@ class Replies:
         ticket = self._out.get(int(reply.ticket) or sequence)
         block = 0  # none: the result is dropped, and the call ends
         if ticket is not None and ticket.sink is not None and ticket.error is None:
-            call, rooms = ticket.call, ticket.rooms
+            call, offers = ticket.call, ticket.offers
             try:
-                if token not in rooms:
-                    rooms.setdefault(token, self._room_for(call, int(reply.value)))
-                call.set_room(*rooms[token])
+                if token not in offers:
+                    offers.setdefault(token, self._output_for(call, int(reply.value)))
+                call.set_output(*offers[token])
                 block = call.address
             except ShmError as error:
                 ticket.error = error
-        self.wire.grow(sequence, token, block)
+        self.transport.grow(sequence, token, block)
 
     # ---- the reader ----------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Replies:
 
     def _call_reader(self) -> None:
         """An exception has struck here: another thread is to go on."""
-        if self._reader is None and not self.wire.immediate:
+        if self._reader is None and not self.transport.immediate:
             try:
                 self._start_reader()
             except RuntimeError:
@@ -260,14 +260,14 @@ class Replies:
             if self._reader is not None and self._reader is not me:
                 return
             self._reader = me
-        box = Box()
+        inbox = Inbox()
         while True:
-            ready = self.wire.await_replies(LINGER_NS)
+            ready = self.transport.await_replies(LINGER_NS)
             if ready > 0:
                 if ready >> 32:
                     self._serve_growing()
-                self.wire.take_ends(ready & ENDS, box)
-                self._empty(box)
+                self.transport.take_ends(ready & ENDS, inbox)
+                self._empty(inbox)
             elif ready < 0 and ready not in (core.EINTR, core.EAGAIN):
                 self._reader = None
                 self.close(core.error_of(ready))
@@ -300,13 +300,13 @@ class Replies:
 
     def _result_of(self, call: Call, status: int, used_bytes: int) -> Any:
         buffer = call.result
-        result = result_of(call, status, used_bytes, self.wire.last_error)
+        result = result_of(call, status, used_bytes, self.transport.last_error)
         if used_bytes and call.out is None and len(buffer) - used_bytes > SPARE_BYTES:
             self.arena.shrink(buffer, used_bytes)  # a kept result holds no more than it is
         return result
 
-    def _room_for(self, call: Call, needed: int) -> tuple[int, Any, int]:
-        """Room for a parked result, as :meth:`Call.set_room` takes it."""
+    def _output_for(self, call: Call, needed: int) -> tuple[int, Any, int]:
+        """A buffer for a parked result, as :meth:`Call.set_output` takes it."""
         if call.out is not None and call.plan.fixed:
             raise BadParams(
                 "the function's result does not have the shape and dtype of out=: pass one "

@@ -1,7 +1,7 @@
 """Results on their way back: from a reply to what the caller gets, or the error it raises.
 
-Owns the reading of what a helper put into the room that the call set aside. Arrays of a result
-are views on that room, which goes back to the arena when the last of them is garbage.
+Owns the reading of what a helper put into a call's output buffer. Arrays of a result
+are views on that buffer, which goes back to the arena when the last of them is garbage.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmgpu import core
-from shmgpu.child.plans import Call, Plan
+from shmgpu.child.plans import Call, CallPlan
 from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import Source, Spec
 from shmgpu.codec.layout import Layout
@@ -67,7 +67,7 @@ def _read_result(call: Call, value: int) -> Any:
     return found.tree.build(leaves, values)
 
 
-def _leaf(buffer: Any, offset: int, spec: Spec, plan: Plan) -> Any:
+def _leaf(buffer: Any, offset: int, spec: Spec, plan: CallPlan) -> Any:
     if plan.result is not None and spec.dtype.has_numpy:
         return plan.result(arrays.numpy_view(buffer, offset, spec))
     if plan.as_torch and spec.dtype.has_torch:

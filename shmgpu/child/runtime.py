@@ -2,7 +2,7 @@
 
 Owns ``current``, which a child's start sets and its end clears. A process that the user's code
 forked from a child inherits the memory but not the right to speak: its ``current`` is replaced
-by a reason, and every call raises it, until it claims a place of its own.
+by a reason, and every call raises it, until it claims a slot of its own.
 """
 
 from __future__ import annotations

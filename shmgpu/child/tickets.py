@@ -1,4 +1,4 @@
-"""Tickets: one for each submitted call, from ``submit`` to its end, and boxes for what has come.
+"""Tickets: one for each submitted call, from ``submit`` to its end, and inboxes for what has come.
 
 A :class:`shmgpu.child.plans.Call` is a block of memory that one call after the other uses; a ticket
 stands for one of those calls and is never used again. So whoever holds a ticket, to cancel the
@@ -30,12 +30,12 @@ class Ticket:
         deadline_ns: when its time is over; 0: never.
         keep: what has to live until its end besides the call.
         loans: arrays that are read-only until its end.
-        rooms: what was offered to a result that did not fit, by its token.
+        offers: the output buffers offered to a result that did not fit, by its token.
         error: what it raises, whatever its reply will say.
     """
 
     __slots__ = (
-        "call", "deadline_ns", "error", "keep", "loans", "number", "rooms", "sent", "sink",
+        "call", "deadline_ns", "error", "keep", "loans", "number", "offers", "sent", "sink",
     )  # fmt: skip
 
     def __init__(
@@ -48,12 +48,12 @@ class Ticket:
         self.deadline_ns = call.deadline_ns
         self.keep = keep
         self.loans: list[Any] | None = None
-        self.rooms: dict[int, tuple[int, Any, int]] = {}
+        self.offers: dict[int, tuple[int, Any, int]] = {}
         self.error: BaseException | None = None
 
     @property
     def sequence(self) -> int:
-        """Of the message; 0 while it waits for room in the window."""
+        """Of the message; 0 while it waits for a slot in the window."""
         return int(self.sent[0])
 
     def lend(self, arrays: list[Any]) -> None:
@@ -68,11 +68,11 @@ class Ticket:
             return_loans(self.loans, self)
 
 
-class Box(deque[Any]):
+class Inbox(deque[Any]):
     """Replies that have come, and what was read of them, until whoever wanted to know was told.
 
     Attributes:
-        owner: held by whoever empties the box, for just as long. Who finds it free goes on where
+        owner: held by whoever empties the inbox, for just as long. Who finds it free goes on where
             the last one was interrupted.
     """
 

@@ -52,14 +52,14 @@ class Transport(Protocol):
     def await_replies(self, timeout_ns: int, /) -> int:
         """As shm_port_await."""
 
-    def take_ends(self, count: int, box: deque[Any], /) -> None:
-        """Put so many replies into the box, in a step that no signal handler can divide.
+    def take_ends(self, count: int, inbox: deque[Any], /) -> None:
+        """Put so many replies into the inbox, in a step that no signal handler can divide.
 
         Where there were fewer, one without a sequence may be among them.
         """
 
-    def take_growing(self, box: deque[Any], /) -> None:
-        """The same for all that ask for room."""
+    def take_growing(self, inbox: deque[Any], /) -> None:
+        """The same for all that ask for a larger output buffer."""
 
     def outstanding(self) -> int:
         """Messages that are out."""
@@ -69,7 +69,7 @@ class Transport(Protocol):
 
 
 class BrokerWire:
-    """The wire to the dispatcher."""
+    """The transport to the dispatcher."""
 
     call = staticmethod(core.port_call)
     wait = staticmethod(core.port_wait)
@@ -87,13 +87,13 @@ class BrokerWire:
         self._take_end = partial(core.port_take_end, self.number)
         self._take_growing = partial(core.port_take_growing, self.number)
 
-    def take_ends(self, count: int, box: deque[Any]) -> None:
+    def take_ends(self, count: int, inbox: deque[Any]) -> None:
         """Replies of submitted and abandoned calls."""
-        box.extend(islice(iter(self._take_end, None), count))
+        inbox.extend(islice(iter(self._take_end, None), count))
 
-    def take_growing(self, box: deque[Any]) -> None:
-        """Their requests for room."""
-        box.extend(takewhile(_is_one, iter(self._take_growing, None)))
+    def take_growing(self, inbox: deque[Any]) -> None:
+        """Their requests for larger output buffers."""
+        inbox.extend(takewhile(_is_one, iter(self._take_growing, None)))
 
     @staticmethod
     def descriptors() -> tuple[int, ...]:

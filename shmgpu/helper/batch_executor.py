@@ -1,7 +1,8 @@
 """Several calls run as one: inputs joined on axis 0, outputs cut apart again.
 
-Owns what batching adds to a desk. Never forms a batch: the dispatcher has formed the batch by a key
-that children computed, and children may err or lie: whether its calls fit together is checked here.
+Owns what batching adds to an executor. Never forms a batch: the dispatcher has formed the batch by
+a key that children computed, and children may err or lie: whether its calls fit together is checked
+here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.codec.pytree import TreeDef, encode_values, flatten
 from shmgpu.errors import BadParams
-from shmgpu.helper.batch_policy import LARGE_BYTES, Joins
+from shmgpu.helper.batch_policy import LARGE_BYTES, BatchPolicy
 from shmgpu.helper.decoded import DecodedCall, ServedFunction, check_rows
 from shmgpu.helper.executor import Executor
 from shmgpu.helper.mutation_check import Watch
@@ -31,15 +32,15 @@ _now = time.perf_counter_ns
 
 _Taken = tuple[
     int, DecodedCall, tuple[int, int, int]
-]  # place in the batch, what was read, call's key
+]  # index in the batch, what was read, call's key
 
 
 class BatchExecutor(Executor):
-    """A desk that serves batches too; the arguments are those of a desk."""
+    """An executor that serves batches too; it takes the same arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._joins = Joins()
+        self._policy = BatchPolicy()
         self._body_ns = 0  # that the function of the last joined run took
 
     def serve_batch(self, works: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
@@ -51,15 +52,15 @@ class BatchExecutor(Executor):
         """
         outcomes: list[tuple[int, int] | None] = [None] * len(works)
         good: list[_Taken] = []
-        memory, origin, known = self.memory, self.origin, self._entries
+        memory, origin, known = self.memory, self.origin, self._decoded
         for index, (function, params, size, slot, generation, sequence) in enumerate(works):
             offset = params - origin
             block = memory[offset : offset + size]
-            entry: Any = known.get(block)
+            call: Any = known.get(block)
             try:
-                if entry is None or entry.function != function or entry.slot != slot:
-                    entry = self._admit(function, block, slot)
-                if not isinstance(entry, DecodedCall) or entry.rows is None:
+                if call is None or call.function != function or call.slot != slot:
+                    call = self._admit(function, block, slot)
+                if not isinstance(call, DecodedCall) or call.rows is None:
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
                 self._refused(slot, error)
@@ -68,7 +69,7 @@ class BatchExecutor(Executor):
             except KeyError:
                 outcomes[index] = (core.EBAD_FUNCTION, 0)
                 continue
-            good.append((index, entry, (sequence, slot, generation)))
+            good.append((index, call, (sequence, slot, generation)))
         for group in self._groups(good):
             target = self.functions[group[0][1].function]
             for (index, _, _), outcome in zip(group, self._run_group(target, group), strict=True):
@@ -86,11 +87,11 @@ class BatchExecutor(Executor):
         groups: list[list[_Taken]] = []
         rows: list[int] = []
         for taken in good:
-            entry = taken[1]
-            more = entry.rows or 0
-            limit = self.functions[entry.function].batch_max_rows
+            call = taken[1]
+            more = call.rows or 0
+            limit = self.functions[call.function].batch_max_rows
             for index, group in enumerate(groups):
-                if rows[index] + more <= limit and _goes_with(group[0][1], entry):
+                if rows[index] + more <= limit and _goes_with(group[0][1], call):
                     group.append(taken)
                     rows[index] += more
                     break
@@ -102,46 +103,46 @@ class BatchExecutor(Executor):
     def _run_group(self, target: ServedFunction, group: list[_Taken]) -> list[tuple[int, int]]:
         """Run calls that go together: joined, unless they are sooner done one after another."""
         first, calls = group[0][1], len(group)
-        way = None
+        strategy = None
         if first.nbytes >= LARGE_BYTES and calls > 1 and not self.device.is_cuda:
-            way = self._joins.way(first.function, first.kind, calls)
-        if way is None:
+            strategy = self._policy.strategy(first.function, first.kind, calls)
+        if strategy is None:
             return self._run_batch(target, group)
         begun = _now()
-        if way.is_joined():
+        if strategy.is_joined():
             self._body_ns = 0
             outcomes = self._run_batch(target, group)
             took = _now() - begun
-            way.was_joined(calls, took, took - self._body_ns)
+            strategy.was_joined(calls, took, took - self._body_ns)
         else:
-            outcomes = [self._run_one(target, entry, key) for _, entry, key in group]
-            way.was_apart(calls, _now() - begun)
+            outcomes = [self._run_one(target, call, key) for _, call, key in group]
+            strategy.was_apart(calls, _now() - begun)
         return outcomes
 
     def _run_one(
-        self, target: ServedFunction, entry: DecodedCall, key: tuple[int, int, int]
+        self, target: ServedFunction, call: DecodedCall, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """Run one of several that could have been joined."""
         if self.broken and self.last_error is not None:  # by one before it: the helper must end
-            return self._put_error(entry, self.last_error, key)
+            return self._put_error(call, self.last_error, key)
         self.helper.caller = key[1:]
-        return self._serve_entry(target, entry, key)
+        return self._serve_decoded(target, call, key)
 
     def _run_batch(self, target: ServedFunction, good: list[_Taken]) -> list[tuple[int, int]]:
-        entries = [entry for _, entry, _ in good]
+        calls = [call for _, call, _ in good]
         helper = self.helper
-        rows = [entry.rows or 0 for entry in entries]
+        rows = [call.rows or 0 for call in calls]
         before = len(helper.later)
         try:
-            gathered = self._gather(target, entries)
+            gathered = self._gather(target, calls)
             leaves = gathered
             if target.mutates:  # whatever the function does to the shapes of its own
                 leaves = [one.view() if type(one) is _ndarray else one.detach() for one in gathered]
-            args, kwargs = entries[0].tree.build(leaves, entries[0].values)
+            args, kwargs = calls[0].tree.build(leaves, calls[0].values)
             watch = Watch(leaves) if self.watches and not target.mutates else None
             helper.out = helper.room = None
-            if entries[0].declared:
-                helper.out = self._batch_out(target, entries[0], sum(rows))
+            if calls[0].declared:
+                helper.out = self._batch_out(target, calls[0], sum(rows))
             declared = helper.out
             helper.calls = len(good)
             begun = _now()
@@ -154,19 +155,19 @@ class BatchExecutor(Executor):
             if result is None and declared is not None:
                 result = declared
             if target.mutates:
-                self._scatter(entries, gathered, rows)
+                self._scatter(calls, gathered, rows)
             elif watch is not None:
                 watch.refuse_writes(target)
-            if self._put_alike(entries, result):
+            if self._put_alike(calls, result):
                 return [(core.OK, 0)] * len(good)
             parts = _split(_on_host(result), rows, target.name, target.pickle)
         except BaseException as error:
             del helper.later[before:]
-            return [self._put_error(entry, error, key) for _, entry, key in good]
+            return [self._put_error(call, error, key) for _, call, key in good]
         outcomes = []
-        for (_, entry, key), part in zip(good, parts, strict=True):
+        for (_, call, key), part in zip(good, parts, strict=True):
             try:
-                one = entry.out_numpy
+                one = call.out_numpy
                 if (
                     one is not None
                     and type(part) is _ndarray
@@ -177,48 +178,48 @@ class BatchExecutor(Executor):
                     _count(_COPIED_OUT, one.nbytes)
                     outcomes.append((core.OK, 0))
                 else:
-                    outcomes.append(self._put(target, entry, part, key))
+                    outcomes.append(self._put(target, call, part, key))
             except BaseException as error:
-                outcomes.append(self._put_error(entry, error, key))
+                outcomes.append(self._put_error(call, error, key))
         return outcomes
 
-    def _put_alike(self, entries: list[DecodedCall], result: Any) -> bool:
-        """Cut one array into the rooms of calls of one kind, if it is what they expect."""
-        first = entries[0]
+    def _put_alike(self, calls: list[DecodedCall], result: Any) -> bool:
+        """Cut one array into the output buffers of calls of one kind, if it is what they expect."""
+        first = calls[0]
         one = first.out_numpy
         if one is None or type(result) is not _ndarray or result.dtype != one.dtype:
             return False
         count = first.rows or 0
-        if result.shape != (count * len(entries), *one.shape[1:]) or one.shape[0] != count:
+        if result.shape != (count * len(calls), *one.shape[1:]) or one.shape[0] != count:
             return False
         kind = first.kind
-        if any(entry.kind != kind for entry in entries):
+        if any(call.kind != kind for call in calls):
             return False
         start = 0
-        for entry in entries:
+        for call in calls:
             end = start + count
-            entry.out_numpy[...] = result[start:end]
+            call.out_numpy[...] = result[start:end]
             start = end
         _count(_COPIED_OUT, result.nbytes)
         return True
 
-    def _gather(self, target: ServedFunction, entries: list[DecodedCall]) -> list[Any]:
+    def _gather(self, target: ServedFunction, calls: list[DecodedCall]) -> list[Any]:
         gathered = []
         total = 0
-        for position in range(len(entries[0].specs)):
+        for position in range(len(calls[0].specs)):
             if target.arrays_kind == "numpy":
-                joined = np.concatenate([entry.views[position] for entry in entries], axis=0)
+                joined = np.concatenate([call.views[position] for call in calls], axis=0)
                 total += joined.nbytes
                 joined.flags.writeable = target.mutates
             else:
                 parts = []
-                for entry in entries:
-                    if entry.tensors is None:
-                        entry.tensors = [
+                for call in calls:
+                    if call.tensors is None:
+                        call.tensors = [
                             arrays.torch_view(self.memory, offset, spec)
-                            for offset, spec in entry.specs
+                            for offset, spec in call.specs
                         ]
-                    parts.append(entry.tensors[position])
+                    parts.append(call.tensors[position])
                 joined = self.device.gather(parts)
                 if not self.device.is_cuda:
                     total += joined.nbytes
@@ -227,23 +228,23 @@ class BatchExecutor(Executor):
             _count(core.BYTES_GATHERED, total)
         return gathered
 
-    def _scatter(self, entries: list[DecodedCall], gathered: list[Any], rows: list[int]) -> None:
+    def _scatter(self, calls: list[DecodedCall], gathered: list[Any], rows: list[int]) -> None:
         """Write the rows of arguments that the function may have changed back to their callers."""
         for position, joined in enumerate(gathered):
             start = 0
-            for entry, count in zip(entries, rows, strict=True):
+            for call, count in zip(calls, rows, strict=True):
                 part = joined[start : start + count]
                 if type(joined) is _ndarray:
-                    entry.views[position][...] = part
-                elif entry.tensors is not None:
-                    self.device.copy_out(entry.tensors[position], part)
+                    call.views[position][...] = part
+                elif call.tensors is not None:
+                    self.device.copy_out(call.tensors[position], part)
                 start += count
             _count(_COPIED_OUT, joined.nbytes)
 
-    def _batch_out(self, target: ServedFunction, entry: DecodedCall, rows: int) -> Any:
+    def _batch_out(self, target: ServedFunction, call: DecodedCall, rows: int) -> Any:
         """Declared outputs of a batch: scratch arrays with everybody's rows."""
         outs: list[Any] = []
-        for spec in entry.hint.specs:
+        for spec in call.hint.specs:
             shape = (rows, *spec.shape[1:])
             if target.arrays_kind == "numpy":
                 outs.append(np.empty(shape, spec.dtype.numpy))
@@ -251,7 +252,7 @@ class BatchExecutor(Executor):
                 import torch
 
                 outs.append(torch.empty(shape, dtype=spec.dtype.torch, device=self.helper.device))
-        return entry.hint.tree.build(outs, ())
+        return call.hint.tree.build(outs, ())
 
 
 def _are_one_kind(good: list[_Taken], limit: int) -> bool:
@@ -259,7 +260,7 @@ def _are_one_kind(good: list[_Taken], limit: int) -> bool:
     first = good[0][1]
     kind, function = first.kind, first.function
     return (first.rows or 0) * len(good) <= limit and all(
-        entry.kind == kind and entry.function == function for _, entry, _ in good
+        call.kind == kind and call.function == function for _, call, _ in good
     )
 
 

@@ -72,20 +72,20 @@ def _mean(before: float, now: float) -> float:
     return before + WEIGHT * (now - before) if before else now
 
 
-class Joins:
-    """The ways of one helper's batches."""
+class BatchPolicy:
+    """The strategies of one helper's batches."""
 
     def __init__(self) -> None:
-        self._ways: dict[tuple[int, bytes, int], Strategy] = {}
+        self._strategies: dict[tuple[int, bytes, int], Strategy] = {}
 
-    def way(self, function: int, kind: bytes, calls: int) -> Strategy | None:
+    def strategy(self, function: int, kind: bytes, calls: int) -> Strategy | None:
         """That of so many calls of a kind, or nearly so many; None: there is no question."""
         if len(kind) > MOST_KIND:
             return None
         key = function, kind, calls.bit_length()
-        found = self._ways.get(key)
+        found = self._strategies.get(key)
         if found is None:
-            if len(self._ways) >= MOST_KINDS:
-                self._ways.clear()
-            found = self._ways[key] = Strategy()
+            if len(self._strategies) >= MOST_KINDS:
+                self._strategies.clear()
+            found = self._strategies[key] = Strategy()
         return found

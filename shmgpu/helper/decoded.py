@@ -18,7 +18,7 @@ from shmgpu.errors import BadParams
 
 
 class ServedFunction(Protocol):
-    """What a desk needs to know of a function."""
+    """What an executor needs to know of a function."""
 
     name: str
     body: Callable[..., Any]
@@ -68,7 +68,7 @@ class Helper:
             shapes gave last time: one that was written there and is returned is not copied. None
             where that is not known, or calls run as a batch.
         pool: name of the helper's pool.
-        generation: how many processes have held this place, this one included.
+        generation: how many processes have held this slot, this one included.
         calls: how many calls are being run as one batch; 1 for a call by itself.
         caller: (number, generation) of the child whose call runs, for those who keep something
             for each.
@@ -144,8 +144,8 @@ class DecodedCall:
         "numpy_outs",
         "out_numpy",
         "out_torch",
-        "room_bytes",
-        "room_offset",
+        "output_bytes",
+        "output_offset",
         "rows",
         "simple",
         "slot",
@@ -170,8 +170,8 @@ class DecodedCall:
     simple: bool
     declared: bool
     hint: Any  # a Layout, or None
-    room_offset: int
-    room_bytes: int
+    output_offset: int
+    output_bytes: int
 
     def __init__(self) -> None:
         self.torch_outs: list[Any] | None = None
@@ -183,13 +183,13 @@ class DecodedCall:
 
 
 class RawRequest:
-    """A letter that arrived: a block that its function reads itself.
+    """A raw call that arrived: a block that its function reads itself.
 
     Attributes:
         head, code: its two parts, whatever they mean.
         addresses: of the arrays that come with it.
         first, end: where the arrays of the caller's arena begin and end.
-        room_offset, room_bytes: where the result goes, from the first byte of all arenas.
+        output_offset, output_bytes: where the result goes, from the first byte of all arenas.
     """
 
     __slots__ = (
@@ -200,8 +200,8 @@ class RawRequest:
         "end",
         "first",
         "head",
-        "room_bytes",
-        "room_offset",
+        "output_bytes",
+        "output_offset",
     )
 
     def __init__(
@@ -209,7 +209,7 @@ class RawRequest:
         data: bytes,
         block: Block,
         bounds: tuple[int, int],
-        room: tuple[int, int],
+        output: tuple[int, int],
         origin: int,
         look: Callable[[int, Spec], Any],
     ) -> None:
@@ -217,7 +217,7 @@ class RawRequest:
         self.code = data[block.values_at :]
         self.addresses = block.addresses
         self.first, self.end = bounds
-        self.room_offset, self.room_bytes = room
+        self.output_offset, self.output_bytes = output
         self._origin = origin
         self._look = look
 

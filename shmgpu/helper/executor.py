@@ -1,7 +1,7 @@
 """A helper's side of a call: check a private copy of its block, run the function, put the result.
 
 Owns the decoding of what children sent, the views on their arenas, and the results that were too
-large for the room set aside (parked until the child makes room). The same code serves
+large for their output buffers (parked until the child offers larger ones). The same code serves
 ``inline=True``. Never trusts a block: the copy is read, every address is held against the arena of
 the child that sent it, and only then is a view made.
 """
@@ -39,10 +39,10 @@ _count = core.count_bytes
 _COPIED_OUT = core.BYTES_COPIED_OUT
 _DONE = (core.OK, 0)
 
-MAX_ENTRIES = 4096  # whole blocks remembered, all functions together
+MAX_DECODED = 4096  # whole blocks remembered, all functions together
 MAX_REMEMBERED = 1 << 16  # bytes of a block, or of a signature, that is worth remembering
 MAX_KEPT = 8 << 20  # bytes of all that are remembered
-MAX_VIEWS = 4096  # on arrays of letters
+MAX_VIEWS = 4096  # on arrays of raw calls
 MAX_TRACEBACK = 200_000  # characters
 
 
@@ -56,7 +56,7 @@ class Executor:
         origin: address of its first byte.
         bounds: gives (first, last + 1) address of a child's arena.
         device: where tensors go.
-        parked_limit: bytes of results that may wait for room.
+        parked_limit: bytes of results that may wait for a larger output buffer.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Executor:
         self._bounds: dict[int, tuple[int, int]] = {}
         self._signatures: dict[bytes, Signature] = {}
         self._signature_bytes = 0
-        self._entries: dict[bytes, DecodedCall] = {}
-        self._entry_bytes = 0
+        self._decoded: dict[bytes, DecodedCall] = {}
+        self._decoded_bytes = 0
         # One plain array in, after any plain values, and one out: all that the helper's loop
         # needs to run the call itself,
         # (function, slot, body, values, argument, result, its shape, its dtype, its bytes).
@@ -105,10 +105,10 @@ class Executor:
         self, function: int, block: bytes, slot: int, generation: int, sequence: int
     ) -> tuple[int, int]:
         """Run one call: (status, value) for shm_helper_finish."""
-        entry = self._entries.get(block)
+        call = self._decoded.get(block)
         key = (sequence, slot, generation)
         self.helper.caller = (slot, generation)
-        if entry is None or entry.function != function or entry.slot != slot:
+        if call is None or call.function != function or call.slot != slot:
             try:
                 admitted = self._admit(function, block, slot)
             except BadParams as error:
@@ -117,22 +117,22 @@ class Executor:
             except KeyError:
                 return core.EBAD_FUNCTION, 0
             if isinstance(admitted, RawRequest):
-                return self._serve_letter(self.functions[function], admitted, key)
-            entry = admitted
-        return self._serve_entry(self.functions[function], entry, key)
+                return self._serve_raw(self.functions[function], admitted, key)
+            call = admitted
+        return self._serve_decoded(self.functions[function], call, key)
 
-    def _serve_entry(
-        self, target: ServedFunction, entry: DecodedCall, key: tuple[int, int, int]
+    def _serve_decoded(
+        self, target: ServedFunction, call: DecodedCall, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """Run one call that was read."""
         before = len(self.helper.later)
         try:
-            room = self.helper.room = self._expected(target, entry)
-            if entry.simple:
-                result = target.body(self.helper, *self._leaves(target, entry))
+            expected = self.helper.room = self._expected(target, call)
+            if call.simple:
+                result = target.body(self.helper, *self._leaves(target, call))
             else:
-                result = self._run(target, entry)
-            one = entry.out_torch
+                result = self._run(target, call)
+            one = call.out_torch
             if (
                 one is not None
                 and type(result) is type(one)
@@ -140,107 +140,107 @@ class Executor:
                 and result.shape == one.shape
                 and result.layout is one.layout
             ):
-                if result is not room:
+                if result is not expected:
                     self.device.copy_out(one, result.detach())
                     _count(_COPIED_OUT, one.nbytes)
                 return _DONE
-            return self._put(target, entry, result, key)
+            return self._put(target, call, result, key)
         except BaseException as error:
             del self.helper.later[before:]
-            return self._put_error(entry, error, key)
+            return self._put_error(call, error, key)
 
-    def _serve_letter(
-        self, target: ServedFunction, letter: RawRequest, key: tuple[int, int, int]
+    def _serve_raw(
+        self, target: ServedFunction, request: RawRequest, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.helper.room = None
         try:
-            self._put_plainly(letter, target.body(self.helper, letter))
+            self._put_plainly(request, target.body(self.helper, request))
             return _DONE
         except BaseException as error:
             self.helper.later.clear()
-            return self._put_error(letter, error, key)
+            return self._put_error(request, error, key)
 
     def put(
         self, block: bytes, function: int, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """A call of :attr:`quick` gave something else than was expected of it."""
-        entry = self._entries[block]
+        call = self._decoded[block]
         try:
-            return self._put(self.functions[function], entry, result, key)
+            return self._put(self.functions[function], call, result, key)
         except BaseException as error:
-            return self._put_error(entry, error, key)
+            return self._put_error(call, error, key)
 
     def put_error(
         self, block: bytes, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         """A call of :attr:`quick` raised."""
         self.helper.later.clear()
-        return self._put_error(self._entries[block], error, key)
+        return self._put_error(self._decoded[block], error, key)
 
-    def _expected(self, target: ServedFunction, entry: DecodedCall) -> Any:
+    def _expected(self, target: ServedFunction, call: DecodedCall) -> Any:
         """Where a result of one array goes, as the function may fill it; None: there is no such."""
         if target.arrays_kind == "numpy":
-            return None if entry.out_numpy is None else entry.out_numpy.view()
-        if entry.out_torch is None or self.device.is_cuda:
+            return None if call.out_numpy is None else call.out_numpy.view()
+        if call.out_torch is None or self.device.is_cuda:
             return None
-        return entry.out_torch.detach()
+        return call.out_torch.detach()
 
-    def _run(self, target: ServedFunction, entry: DecodedCall) -> Any:
+    def _run(self, target: ServedFunction, call: DecodedCall) -> Any:
         """Call the function the general way."""
-        leaves = self._leaves(target, entry)
-        args, kwargs = entry.tree.build(leaves, entry.values)
+        leaves = self._leaves(target, call)
+        args, kwargs = call.tree.build(leaves, call.values)
         helper = self.helper
         helper.out = None
-        if entry.declared:
-            helper.out = entry.hint.tree.build(self._outs(target, entry), ())
+        if call.declared:
+            helper.out = call.hint.tree.build(self._outs(target, call), ())
         watch = Watch(leaves) if self.watches and not target.mutates else None
         try:
             result = target.body(helper, *args, **kwargs)
             if watch is not None:
                 watch.refuse_writes(target)
-            elif target.mutates and self.device.is_cuda and entry.tensors is not None:
-                for tensor, leaf in zip(entry.tensors, leaves, strict=True):
+            elif target.mutates and self.device.is_cuda and call.tensors is not None:
+                for tensor, leaf in zip(call.tensors, leaves, strict=True):
                     self.device.copy_out(tensor, leaf)
-            return helper.out if result is None and entry.declared else result
+            return helper.out if result is None and call.declared else result
         finally:
             helper.out = None
 
-    def _leaves(self, target: ServedFunction, entry: DecodedCall) -> list[Any]:
+    def _leaves(self, target: ServedFunction, call: DecodedCall) -> list[Any]:
         if target.arrays_kind == "numpy":
-            return [view.view() for view in entry.views]
-        if entry.tensors is None:
-            entry.tensors = [
-                arrays.torch_view(self.memory, offset, spec) for offset, spec in entry.specs
+            return [view.view() for view in call.views]
+        if call.tensors is None:
+            call.tensors = [
+                arrays.torch_view(self.memory, offset, spec) for offset, spec in call.specs
             ]
         if self.device.is_cuda:
-            return [self.device.to_device(tensor) for tensor in entry.tensors]
-        return [tensor.detach() for tensor in entry.tensors]
+            return [self.device.to_device(tensor) for tensor in call.tensors]
+        return [tensor.detach() for tensor in call.tensors]
 
-    def _outs(self, target: ServedFunction, entry: DecodedCall) -> list[Any]:
+    def _outs(self, target: ServedFunction, call: DecodedCall) -> list[Any]:
         if target.arrays_kind == "numpy":
-            return [view.view() for view in self._numpy_outs(entry)]
-        tensors = self._torch_outs(entry)
+            return [view.view() for view in self._numpy_outs(call)]
+        tensors = self._torch_outs(call)
         if self.device.is_cuda:
             return [self.device.new_like(tensor) for tensor in tensors]
         return [tensor.detach() for tensor in tensors]
 
-    def _numpy_outs(self, entry: DecodedCall) -> list[Any]:
-        if entry.numpy_outs is None:
-            entry.numpy_outs = [
-                arrays.storage_view(self.memory, entry.room_offset + offset, spec)
+    def _numpy_outs(self, call: DecodedCall) -> list[Any]:
+        if call.numpy_outs is None:
+            call.numpy_outs = [
+                arrays.storage_view(self.memory, call.output_offset + offset, spec)
                 if not spec.dtype.has_numpy
-                else arrays.numpy_view(self.memory, entry.room_offset + offset, spec)
-                for spec, offset in zip(entry.hint.specs, entry.hint.offsets, strict=True)
+                else arrays.numpy_view(self.memory, call.output_offset + offset, spec)
+                for spec, offset in zip(call.hint.specs, call.hint.offsets, strict=True)
             ]
-        return entry.numpy_outs
+        return call.numpy_outs
 
-    def _torch_outs(self, entry: DecodedCall) -> list[Any]:
-        if entry.torch_outs is None:
-            entry.torch_outs = [
-                arrays.torch_view(self.memory, entry.room_offset + offset, spec)
-                for spec, offset in zip(entry.hint.specs, entry.hint.offsets, strict=True)
+    def _torch_outs(self, call: DecodedCall) -> list[Any]:
+        if call.torch_outs is None:
+            call.torch_outs = [
+                arrays.torch_view(self.memory, call.output_offset + offset, spec)
+                for spec, offset in zip(call.hint.specs, call.hint.offsets, strict=True)
             ]
-        return entry.torch_outs
+        return call.torch_outs
 
     def _refused(self, slot: int, error: BadParams) -> None:
         """Log the 1st, 2nd, 4th, 8th, ... refusal, so that no child can flood the log."""
@@ -265,7 +265,7 @@ class Executor:
         try:
             if target.takes_raw_calls:
                 return self._open(target, data, slot)
-            return self._read_entry(function, target, data, slot)
+            return self._decode(function, target, data, slot)
         except BadParams:
             raise
         except Exception as error:  # a shape that NumPy refuses: no block may end a helper
@@ -279,18 +279,20 @@ class Executor:
             signature = Signature.read(data)
             if len(data) <= MAX_REMEMBERED:
                 self._signature_bytes += len(data)
-                if len(self._signatures) >= MAX_ENTRIES or self._signature_bytes > MAX_KEPT:
+                if len(self._signatures) >= MAX_DECODED or self._signature_bytes > MAX_KEPT:
                     self._signatures.clear()
                     self._signature_bytes = len(data)
                 self._signatures[data] = signature
         return signature
 
     def _open(self, target: ServedFunction, data: bytes, slot: int) -> RawRequest:
-        """A letter: what is in it is its function's business, where arrays lie is not."""
+        """A request: what is in it is its function's business, where arrays lie is not."""
         block = Block(data)
         bounds = self.bounds(slot)
         look = self._numpy_view if target.arrays_kind == "numpy" else self._tensor
-        return RawRequest(data, block, bounds, self._room(block, *bounds), self.origin, look)
+        return RawRequest(
+            data, block, bounds, self._output_buffer(block, *bounds), self.origin, look
+        )
 
     def _numpy_view(self, offset: int, spec: Spec) -> Any:
         return self._view((np, offset, spec), self._numpy_argument, offset, spec)
@@ -303,7 +305,7 @@ class Executor:
         return self.device.to_device(tensor) if self.device.is_cuda else tensor
 
     def _view(self, key: tuple[Any, ...], make: Callable[..., Any], offset: int, spec: Spec) -> Any:
-        """A view on an arena: places are used again and again, and so are views."""
+        """A view on an arena: addresses are used again and again, and so are views."""
         view = self._views.get(key)
         if view is None:
             if len(self._views) >= MAX_VIEWS:
@@ -311,9 +313,7 @@ class Executor:
             view = self._views[key] = make(self.memory, offset, spec)
         return view
 
-    def _read_entry(
-        self, function: int, target: ServedFunction, data: bytes, slot: int
-    ) -> DecodedCall:
+    def _decode(self, function: int, target: ServedFunction, data: bytes, slot: int) -> DecodedCall:
         block = Block(data)
         signature = self._signature_of(block.signature)
         specs = signature.arguments.specs
@@ -321,87 +321,87 @@ class Executor:
             raise BadParams("the parameter block's arrays and addresses do not agree")
         first, end = self.bounds(slot)
         origin = self.origin
-        places = []
+        specs_at = []
         for address, spec in zip(block.addresses, specs, strict=True):
             if not first <= address <= end - spec.nbytes:
                 raise BadParams("an argument does not lie in the caller's own arena")
-            places.append((address - origin, spec))
-        entry = DecodedCall()
-        entry.function = function
-        entry.slot = slot
-        entry.room_offset, entry.room_bytes = self._room(block, first, end)
-        entry.hint = signature.hint
-        entry.declared = signature.declared
-        if entry.hint is not None and entry.hint.nbytes > entry.room_bytes:
-            raise BadParams("the room for the result is smaller than the promised result")
-        entry.specs = places
-        entry.nbytes = sum(spec.nbytes for spec in specs)
-        entry.kind = data[layout.constant_at(len(places)) :]
-        entry.rows = rows_of(specs)
-        entry.tree = signature.arguments.tree
-        entry.values = decode_values(
-            data, entry.tree.value_count, block.values_at, len(data), target.pickle
+            specs_at.append((address - origin, spec))
+        call = DecodedCall()
+        call.function = function
+        call.slot = slot
+        call.output_offset, call.output_bytes = self._output_buffer(block, first, end)
+        call.hint = signature.hint
+        call.declared = signature.declared
+        if call.hint is not None and call.hint.nbytes > call.output_bytes:
+            raise BadParams("the output buffer is smaller than the promised result")
+        call.specs = specs_at
+        call.nbytes = sum(spec.nbytes for spec in specs)
+        call.kind = data[layout.constant_at(len(specs_at)) :]
+        call.rows = rows_of(specs)
+        call.tree = signature.arguments.tree
+        call.values = decode_values(
+            data, call.tree.value_count, block.values_at, len(data), target.pickle
         )
         if target.arrays_kind == "numpy":
             memory = self.memory if target.mutates else self._read_only
-            entry.views = [arrays.numpy_view(memory, offset, spec) for offset, spec in places]
+            call.views = [arrays.numpy_view(memory, offset, spec) for offset, spec in specs_at]
         needs_care = self.watches or (target.mutates and self.device.is_cuda)
-        entry.simple = not (entry.declared or needs_care) and entry.tree.is_flat_arguments()
-        if entry.hint is not None and entry.hint.tree.is_one_array and not entry.declared:
-            entry.out_numpy = self._numpy_outs(entry)[0]
-            if target.arrays_kind == "torch" and entry.hint.specs[0].dtype.has_torch:
-                entry.out_torch = self._torch_outs(entry)[0]
-        if not target.pickle and not any(type(v) is bytearray for v in entry.values):
-            self._remember(data, entry, target)
-        return entry
+        call.simple = not (call.declared or needs_care) and call.tree.is_flat_arguments()
+        if call.hint is not None and call.hint.tree.is_one_array and not call.declared:
+            call.out_numpy = self._numpy_outs(call)[0]
+            if target.arrays_kind == "torch" and call.hint.specs[0].dtype.has_torch:
+                call.out_torch = self._torch_outs(call)[0]
+        if not target.pickle and not any(type(v) is bytearray for v in call.values):
+            self._remember(data, call, target)
+        return call
 
-    def _remember(self, data: bytes, entry: DecodedCall, target: ServedFunction) -> None:
+    def _remember(self, data: bytes, call: DecodedCall, target: ServedFunction) -> None:
         if len(data) > MAX_REMEMBERED:
             return
-        self._entry_bytes += len(data)
-        if len(self._entries) >= MAX_ENTRIES or self._entry_bytes > MAX_KEPT:
-            self._entries.clear()
+        self._decoded_bytes += len(data)
+        if len(self._decoded) >= MAX_DECODED or self._decoded_bytes > MAX_KEPT:
+            self._decoded.clear()
             self.quick.clear()
-            self._entry_bytes = len(data)
-        self._entries[data] = entry
-        out = entry.out_numpy
-        if out is not None and entry.views is not None and entry.tree.is_values_and_array():
+            self._decoded_bytes = len(data)
+        self._decoded[data] = call
+        out = call.out_numpy
+        if out is not None and call.views is not None and call.tree.is_values_and_array():
             self.quick[data] = (
-                entry.function,
-                entry.slot,
+                call.function,
+                call.slot,
                 target.body,
-                tuple(entry.values),
-                entry.views[0],
+                tuple(call.values),
+                call.views[0],
                 out,
                 out.shape,
                 out.dtype,
                 out.nbytes,
             )
 
-    def _room(self, block: Block, first: int, end: int) -> tuple[int, int]:
+    def _output_buffer(self, block: Block, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes
         if not (first <= address <= end and size <= end - address):
-            raise BadParams("the room for the result does not lie in the caller's own arena")
+            raise BadParams("the output buffer does not lie in the caller's own arena")
         return address - self.origin, size
 
     # ---- putting a result ----------------------------------------------------------------
 
-    def _put_plainly(self, letter: RawRequest, result: Sequence[Any]) -> None:
-        """Put a letter's result into its room: arrays, each at the next multiple of 64."""
-        place, end = letter.room_offset, letter.room_offset + letter.room_bytes
+    def _put_plainly(self, request: RawRequest, result: Sequence[Any]) -> None:
+        """Write a raw call's result, arrays, each at the next multiple of 64."""
+        offset, end = request.output_offset, request.output_offset + request.output_bytes
         for array in result:
             nbytes = array.nbytes
-            if place + nbytes > end:
-                raise BadParams("the room for the result is smaller than the result")
-            out = self._views.get((place, array.dtype, array.shape))
+            if offset + nbytes > end:
+                raise BadParams("the output buffer is smaller than the result")
+            out = self._views.get((offset, array.dtype, array.shape))
             if out is None:
-                out = self._view_like(place, array)
+                out = self._view_like(offset, array)
             if type(array) is np.ndarray:
                 out[...] = array
             else:
                 self.device.copy_out(out, array)
             _count(_COPIED_OUT, nbytes)
-            place += arrays.aligned(nbytes)
+            offset += arrays.aligned(nbytes)
 
     def _view_like(self, offset: int, array: Any) -> Any:
         is_numpy = type(array) is np.ndarray
@@ -411,44 +411,44 @@ class Executor:
         return self._view(key, make, offset, Spec(dtype, tuple(array.shape)))
 
     def _put(
-        self, target: ServedFunction, entry: DecodedCall, result: Any, key: tuple[int, int, int]
+        self, target: ServedFunction, call: DecodedCall, result: Any, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         flat = flatten(result, arrays.is_array, target.pickle)
-        rows = entry.rows
+        rows = call.rows
         if target.batch_max_rows and rows is not None:  # alone, too: or it would fail under load
             if not flat.arrays:
                 check_rows(np.empty(()), rows, target.name)
             for leaf in flat.arrays:
                 check_rows(leaf, rows, target.name)
         leaves = [Leaf(leaf) for leaf in flat.arrays]
-        hint = entry.hint
+        hint = call.hint
         if (
             hint is not None
             and not flat.values
             and hint.tree.structure == flat.structure
             and all(leaf.spec == spec for leaf, spec in zip(leaves, hint.specs, strict=True))
         ):
-            self._put_expected(entry, leaves)
+            self._put_expected(call, leaves)
             return core.OK, 0
         found = Layout(bytes(flat.structure), [leaf.spec for leaf in leaves])
         description = layout.describe_result(found, encode_values(flat.values, target.pickle))
-        return self._put_described(core.OK, entry, found, description, leaves, key)
+        return self._put_described(core.OK, call, found, description, leaves, key)
 
-    def _put_expected(self, entry: DecodedCall, leaves: Sequence[Leaf]) -> None:
+    def _put_expected(self, call: DecodedCall, leaves: Sequence[Leaf]) -> None:
         """Copy a result of the promised layout to where it goes, unless it lies there already."""
         for index, leaf in enumerate(leaves):
             if not leaf.spec.nbytes:
                 continue
             out: Any
             if leaf.is_torch:
-                out = self._torch_outs(entry)[index]
+                out = self._torch_outs(call)[index]
                 if out.data_ptr() == leaf.array.data_ptr() and leaf.array.is_contiguous():
                     continue
             else:
-                out = self._numpy_outs(entry)[index]
-                if _same_place(out, leaf.array):
+                out = self._numpy_outs(call)[index]
+                if _same_memory(out, leaf.array):
                     continue
-            if entry.declared and leaf.may_overlap:
+            if call.declared and leaf.may_overlap:
                 # It may be helper.out in another order, which copying would destroy.
                 for other in leaves[index:]:
                     other.detach()
@@ -461,21 +461,21 @@ class Executor:
     def _put_described(
         self,
         status: int,
-        entry: DecodedCall | RawRequest,
+        call: DecodedCall | RawRequest,
         found: Layout,
         description: bytes,
         leaves: Sequence[Leaf],
         key: tuple[int, int, int],
     ) -> tuple[int, int]:
         needed = layout.result_bytes(description, found)
-        if needed <= entry.room_bytes:
-            place = entry.room_offset
+        if needed <= call.output_bytes:
+            offset = call.output_offset
             if any(leaf.may_overlap for leaf in leaves):
                 # What the function returned may lie where the result goes.
                 blob = self._blob(needed, found, description, leaves)
-                self.memory[place : place + needed] = memoryview(blob).cast("B")
+                self.memory[offset : offset + needed] = memoryview(blob).cast("B")
             else:
-                self._write(self.memory, place, found, description, leaves)
+                self._write(self.memory, offset, found, description, leaves)
             _count(_COPIED_OUT, needed)
             return status, needed
         if not self._parking.make_place(key, needed):
@@ -492,13 +492,13 @@ class Executor:
     def _write(
         self,
         buffer: Any,
-        place: int,
+        begin: int,
         found: Layout,
         description: bytes,
         leaves: Sequence[Leaf],
     ) -> None:
-        buffer[place : place + len(description)] = description
-        start = place + arrays.aligned(len(description))
+        buffer[begin : begin + len(description)] = description
+        start = begin + arrays.aligned(len(description))
         for leaf, spec, offset in zip(leaves, found.specs, found.offsets, strict=True):
             if leaf.is_torch:
                 self.device.copy_out(arrays.torch_view(buffer, start + offset, spec), leaf.array)
@@ -506,7 +506,7 @@ class Executor:
                 arrays.storage_view(buffer, start + offset, spec)[...] = leaf.storage()
 
     def _put_error(
-        self, entry: DecodedCall | RawRequest, error: BaseException, key: tuple[int, int, int]
+        self, call: DecodedCall | RawRequest, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.last_error = error
         self.broken = self.device.failed(error) or self.broken
@@ -518,13 +518,13 @@ class Executor:
             )
             text = text[-MAX_TRACEBACK:]
             message = _message(error)
-            target = self.functions.get(entry.function) if isinstance(entry, DecodedCall) else None
+            target = self.functions.get(call.function) if isinstance(call, DecodedCall) else None
             message += hint(error, message, target, self.helper.session)
             values = (_type_name(error), message, text)
             flat = flatten(values, arrays.is_array)
             found = Layout(bytes(flat.structure), ())
             description = layout.describe_result(found, encode_values(flat.values))
-            return self._put_described(core.EREMOTE, entry, found, description, (), key)
+            return self._put_described(core.EREMOTE, call, found, description, (), key)
         except Exception:
             logger.exception("an exception could not be sent to its caller")
             return core.EREMOTE, 0
@@ -560,19 +560,19 @@ class Executor:
         function, params, size, slot, generation, sequence = work
         block = self.read(params, size)
         try:
-            entry = self._entries.get(block) or self._admit(function, block, slot)
+            call = self._decoded.get(block) or self._admit(function, block, slot)
         except (BadParams, KeyError):
             return core.EREMOTE, 0
-        if isinstance(entry, DecodedCall) and entry.slot != slot:
+        if isinstance(call, DecodedCall) and call.slot != slot:
             return core.EREMOTE, 0
-        return self._put_error(entry, error, (sequence, slot, generation))
+        return self._put_error(call, error, (sequence, slot, generation))
 
     # ---- parked results ------------------------------------------------------------------
 
     def grow(
         self, params: int, size: int, slot: int, generation: int, sequence: int
     ) -> tuple[int, int]:
-        """The child made room for a parked result (params == 0: it does not want it)."""
+        """The child offers a buffer for a parked result (params == 0: it does not want it)."""
         parked = self._parking.take((sequence, slot, generation))
         if parked is None or params == 0:
             return (core.OK, 0) if params == 0 else (core.ETOO_LARGE, 0)
@@ -580,14 +580,14 @@ class Executor:
         offset = params - self.origin
         data = self.memory[offset : offset + size]
         try:
-            place, room = self._room(Block(data), *self.bounds(slot))
+            offset, available = self._output_buffer(Block(data), *self.bounds(slot))
         except BadParams as error:
             self._refused(slot, error)
             return core.EBAD_PARAMS, core.UNREADABLE
         needed = len(blob)
-        if needed > room:
+        if needed > available:
             return core.EBAD_PARAMS, core.UNREADABLE
-        self.memory[place : place + needed] = memoryview(blob)
+        self.memory[offset : offset + needed] = memoryview(blob)
         _count(_COPIED_OUT, needed)
         return status, needed
 
@@ -606,5 +606,5 @@ def _message(error: BaseException) -> str:
         return "(its text could not be made)"
 
 
-def _same_place(out: Any, array: Any) -> bool:
+def _same_memory(out: Any, array: Any) -> bool:
     return bool(array.flags.c_contiguous) and core.address_of(out) == core.address_of(array)

@@ -1,6 +1,7 @@
 """``inline=True``: functions run in the calling process, through the same codec.
 
-Owns a wire that, instead of sending a message, serves it here. For debuggers, coverage and unit
+Owns a transport that, instead of sending a message, serves it here. For debuggers, coverage and
+unit
 tests: breakpoints work, and an exception's original is the ``__cause__`` of what is raised. Never
 runs anything in parallel: a submitted call is done when ``submit`` returns.
 """
@@ -16,14 +17,14 @@ from shmgpu import core
 from shmgpu.helper.executor import Executor
 
 
-class InlineWire:
-    """Serves each call at once, on a desk in this process."""
+class InlineTransport:
+    """Serves each call at once, by an executor in this process."""
 
     immediate = True
     number = 0
 
-    def __init__(self, desk: Executor) -> None:
-        self.desk = desk
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
         self.last_error: BaseException | None = None
         self._lock = threading.RLock()  # one helper serves one call at a time
         self._sequence = 0
@@ -36,20 +37,20 @@ class InlineWire:
         with self._lock:
             self._sequence += 1
             sequence = self._sequence
-            desk = self.desk
-            desk.last_error = None
-            offset = params - desk.origin
-            size = int.from_bytes(desk.memory[offset : offset + 4], "little")
-            outer, desk.helper.later = desk.helper.later, []  # a function may call another
+            executor = self.executor
+            executor.last_error = None
+            offset = params - executor.origin
+            size = int.from_bytes(executor.memory[offset : offset + 4], "little")
+            outer, executor.helper.later = executor.helper.later, []  # a function may call another
             try:
-                status, value = desk.serve(
-                    int(config.function), desk.read(params, size), 0, 0, sequence
+                status, value = executor.serve(
+                    int(config.function), executor.read(params, size), 0, 0, sequence
                 )
-                desk.device.finish()
-                self.last_error = desk.last_error
-                desk.do_later()
+                executor.device.finish()
+                self.last_error = executor.last_error
+                executor.do_later()
             finally:
-                desk.helper.later = outer
+                executor.helper.later = outer
             if isinstance(self.last_error, (KeyboardInterrupt, SystemExit)):
                 raise self.last_error
             return sequence, status, value
@@ -75,18 +76,18 @@ class InlineWire:
     def abandon(self, sequence: int) -> int:
         """No call is ever out when its caller goes on."""
         with self._lock:
-            self.desk.grow(0, 0, 0, 0, sequence)
+            self.executor.grow(0, 0, 0, 0, sequence)
         return core.ENOT_RUNNING
 
     def grow(self, sequence: int, token: int, params: int) -> int:
-        """Room for a parked result."""
+        """A larger buffer for a parked result."""
         with self._lock:
-            desk = self.desk
+            executor = self.executor
             size = 0
             if params:
-                offset = params - desk.origin
-                size = int.from_bytes(desk.memory[offset : offset + 4], "little")
-            outcome = desk.grow(params, size, 0, 0, sequence)
+                offset = params - executor.origin
+                size = int.from_bytes(executor.memory[offset : offset + 4], "little")
+            outcome = executor.grow(params, size, 0, 0, sequence)
             if sequence in self._submitted:
                 self._answer(sequence, *outcome)
             else:
@@ -119,13 +120,13 @@ class InlineWire:
         """How many there are; nothing is ever waited for."""
         return len(self._ends) + (len(self._asking) << 32)
 
-    def take_ends(self, count: int, box: deque[Any]) -> None:
+    def take_ends(self, count: int, inbox: deque[Any]) -> None:
         """Replies of submitted calls."""
-        _move(self._ends, box)
+        _move(self._ends, inbox)
 
-    def take_growing(self, box: deque[Any]) -> None:
-        """Their requests for room."""
-        _move(self._asking, box)
+    def take_growing(self, inbox: deque[Any]) -> None:
+        """Their requests for larger output buffers."""
+        _move(self._asking, inbox)
 
     def outstanding(self) -> int:
         """What is served is over."""
@@ -136,6 +137,6 @@ class InlineWire:
         return ()
 
 
-def _move(replies: deque[Any], box: deque[Any]) -> None:
+def _move(replies: deque[Any], inbox: deque[Any]) -> None:
     with contextlib.suppress(IndexError):  # at their end
-        box.extend(iter(replies.popleft, None))
+        inbox.extend(iter(replies.popleft, None))

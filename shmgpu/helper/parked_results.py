@@ -1,8 +1,9 @@
-"""Results that did not fit their output buffers, kept until their callers have made room.
+"""Results that did not fit their output buffers, kept until their callers offer larger ones.
 
-Owns them, bounded in bytes, in time and by number: who makes no room cannot fill a helper's memory,
-and a child that forgets what it was told loses its own oldest ones. Knows no function and no block;
-must never lose one of a child that keeps to its window and its quota while there is place.
+Owns them, bounded in bytes, in time and by number: a caller that offers none cannot fill a helper's
+memory, and a child that forgets what it was told loses its own oldest ones. Knows no function and
+no block; must never lose one of a child that keeps to its window and its quota while there is
+place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Parked(NamedTuple):
 
 
 class Parking:
-    """The place for such results.
+    """Such results, and their limits.
 
     Args:
         limit: bytes of all of them together.
@@ -73,7 +74,7 @@ class Parking:
         return True
 
     def put(self, key: Key, blob: Any, status: int) -> None:
-        """Keep a result for which there is place."""
+        """Keep a result for which there is space."""
         self._parked[key] = Parked(blob, status, time.monotonic() + KEPT_SECONDS)
         self._by_slot.setdefault(key[1], OrderedDict())[key] = len(blob)
         self.bytes += len(blob)

@@ -1,6 +1,6 @@
 """The helper process: make the session, then serve until told to end.
 
-Owns the loop between the C desk and the Python desk. It runs in the process's only thread that
+Owns the loop between the C helper port and the executor. It runs in the process's only thread that
 matters; what a function raises never leaves it.
 """
 
@@ -38,7 +38,7 @@ class Setup:
         pool: name of its pool.
         threads: compute threads; 0 leaves them alone.
         gpu_memory: cap on device memory, bytes; 0 means none.
-        parked: bytes of results that may wait for room.
+        parked: bytes of results that may wait for a larger output buffer.
         children: how many arenas there are.
         share: of the cores; None where the threads are what was asked for.
     """
@@ -78,8 +78,8 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
             devices.hide_from_children()
         size = core.arena_bytes()
         regions = [(core.arena_base(child), size) for child in range(setup.children)]
-        place = devices.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
-        helper.when_children_leave.append(place.let_go_of_old_arenas)
+        device = devices.make(setup.device, setup.gpu_memory, regions, core.maps_old_arena)
+        helper.when_children_leave.append(device.let_go_of_old_arenas)
         if setup.share is not None:
             helper.when_children_leave.append(setup.share.look)
         if setup.session is not None:
@@ -94,18 +94,18 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         end_copy("a session function")
     function_table.find_bodies()
     base, reserved = core.reservation()
-    desk = BatchExecutor(
+    executor = BatchExecutor(
         helper,
         function_table.by_row,
         core.window_on(base, reserved),
         base,
         lambda slot: (core.arena_base(slot), core.arena_base(slot) + size),
-        place,
+        device,
         setup.parked,
     )
-    desk.watches = config.resolve("debug")
+    executor.watches = config.resolve("debug")
     core.helper_ready(core.OK)
-    return serve_overlapped(desk) if place.is_cuda else serve(desk)
+    return serve_overlapped(executor) if device.is_cuda else serve(executor)
 
 
 def end_copy(who: str) -> None:
@@ -118,7 +118,7 @@ def end_copy(who: str) -> None:
     os._exit(1)
 
 
-def serve(desk: BatchExecutor) -> int:
+def serve(executor: BatchExecutor) -> int:
     """Take calls until there are no more.
 
     The call that repeats (one plain array in and one out, as promised) is run right here, because
@@ -128,7 +128,12 @@ def serve(desk: BatchExecutor) -> int:
     capacity = core.MAX_BATCH
     step, unpack, count_bytes = core.helper_step, _unpack_one, core.count_bytes
     copied_out = core.BYTES_COPIED_OUT
-    helper, memory, origin, quick = desk.helper, desk.memory, desk.origin, desk.quick
+    helper, memory, origin, quick = (
+        executor.helper,
+        executor.memory,
+        executor.origin,
+        executor.quick,
+    )
     later = helper.later
     ndarray = np.ndarray
     count = core.helper_take(works, capacity, -1)
@@ -136,7 +141,7 @@ def serve(desk: BatchExecutor) -> int:
         if count == 1:
             function, params, sequence, size, generation, slot, is_grow = unpack(view)
             if is_grow:
-                outcome = desk.grow(params, size, slot, generation, sequence)
+                outcome = executor.grow(params, size, slot, generation, sequence)
                 count = step(works, capacity, *outcome)
                 continue
             offset = params - origin
@@ -145,37 +150,37 @@ def serve(desk: BatchExecutor) -> int:
             if known is not None and known[0] == function and known[1] == slot:
                 _, _, body, values, argument, out, shape, dtype, nbytes = known
                 try:
-                    helper.room = room = out.view()
+                    helper.room = expected = out.view()
                     result = body(helper, *values, argument.view())
                     if type(result) is ndarray and result.shape == shape and result.dtype == dtype:
-                        if result is not room:
+                        if result is not expected:
                             out[...] = result
                             count_bytes(copied_out, nbytes)
                         if later:
                             core.helper_finish(_unpack(view, 0)[0], 0, 0)
-                            count = _go_on(desk, works)
-                            if desk.broken:
-                                return _end(desk)
+                            count = _go_on(executor, works)
+                            if executor.broken:
+                                return _end(executor)
                         else:
                             count = step(works, capacity, 0, 0)
                         continue
                 except BaseException as error:
-                    outcome = desk.put_error(block, error, (sequence, slot, generation))
+                    outcome = executor.put_error(block, error, (sequence, slot, generation))
                 else:
-                    outcome = desk.put(block, function, result, (sequence, slot, generation))
+                    outcome = executor.put(block, function, result, (sequence, slot, generation))
             else:
-                outcome = desk.serve(function, block, slot, generation, sequence)
-            if desk.broken or later:
+                outcome = executor.serve(function, block, slot, generation, sequence)
+            if executor.broken or later:
                 core.helper_finish(_unpack(view, 0)[0], *outcome)
-                count = core.ESTOPPED if desk.broken else _go_on(desk, works)
-                if desk.broken:
-                    return _end(desk)
+                count = core.ESTOPPED if executor.broken else _go_on(executor, works)
+                if executor.broken:
+                    return _end(executor)
             else:
                 count = step(works, capacity, *outcome)
         elif count > 1:
-            count = _serve_batch(desk, works, view, count)
-            if desk.broken:
-                return _end(desk)
+            count = _serve_batch(executor, works, view, count)
+            if executor.broken:
+                return _end(executor)
         elif count == core.EINTR:
             _look_after(helper)
             count = core.helper_take(works, capacity, -1)
@@ -186,11 +191,11 @@ def serve(desk: BatchExecutor) -> int:
             return 1
 
 
-def _go_on(desk: BatchExecutor, works: Any) -> int:
+def _go_on(executor: BatchExecutor, works: Any) -> int:
     """All that was taken is finished: send the answers, do what was left for later, take more."""
     core.helper_go_on()
-    desk.do_later()
-    return core.ESTOPPED if desk.broken else core.helper_take(works, core.MAX_BATCH, -1)
+    executor.do_later()
+    return core.ESTOPPED if executor.broken else core.helper_take(works, core.MAX_BATCH, -1)
 
 
 def _look_after(helper: Helper) -> None:
@@ -202,22 +207,22 @@ def _look_after(helper: Helper) -> None:
             logger.exception("what was kept for a child that left could not be let go of")
 
 
-def _serve_batch(desk: BatchExecutor, works: Any, view: Any, count: int) -> int:
+def _serve_batch(executor: BatchExecutor, works: Any, view: Any, count: int) -> int:
     batch = []
     deliveries = []
     for work in _unpack_all(view[: count * _WORK]):
         delivery, function, params, _, sequence, _, size, generation, _, slot, _, _ = work
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
-    outcomes = desk.serve_batch(batch)
-    later = desk.helper.later
-    if not (desk.broken or later) and outcomes.count((core.OK, 0)) == count:
+    outcomes = executor.serve_batch(batch)
+    later = executor.helper.later
+    if not (executor.broken or later) and outcomes.count((core.OK, 0)) == count:
         return core.helper_step(works, core.MAX_BATCH, core.OK, 0)
     for delivery, (status, value) in zip(deliveries, outcomes, strict=True):
         core.helper_finish(delivery, status, value)
-    if desk.broken:
+    if executor.broken:
         return core.ESTOPPED
-    return _go_on(desk, works) if later else core.helper_take(works, core.MAX_BATCH, -1)
+    return _go_on(executor, works) if later else core.helper_take(works, core.MAX_BATCH, -1)
 
 
 class _Started:
@@ -237,18 +242,18 @@ class _Started:
         self.outcomes = outcomes
         self.event = event
 
-    def finish(self, desk: BatchExecutor) -> None:
+    def finish(self, executor: BatchExecutor) -> None:
         """Wait for the device, then answer."""
         if self.event is not None:
             try:
                 self.event.synchronize()
             except RuntimeError as error:  # a kernel failed after it was enqueued
-                self.outcomes = [desk.fail(work, error) for work in self.batch]
+                self.outcomes = [executor.fail(work, error) for work in self.batch]
         for delivery, (status, value) in zip(self.deliveries, self.outcomes, strict=True):
             core.helper_finish(delivery, status, value)
 
 
-def serve_overlapped(desk: BatchExecutor) -> int:
+def serve_overlapped(executor: BatchExecutor) -> int:
     """As :func:`serve`, with up to two batches on the device, so that copy and compute overlap.
 
     A batch is answered when its event has come: at once when nothing else is queued, else after
@@ -259,31 +264,31 @@ def serve_overlapped(desk: BatchExecutor) -> int:
     while True:
         count = core.helper_take(works, core.MAX_BATCH, 0 if started else -1)
         if count > 0:
-            one = _start(desk, view, count)
+            one = _start(executor, view, count)
             started.append(one)
-            later = desk.helper.later
-            keep = 1 if one.event is not None and not (desk.broken or later) else 0
+            later = executor.helper.later
+            keep = 1 if one.event is not None and not (executor.broken or later) else 0
             while len(started) > keep:
-                started.popleft().finish(desk)
-            if later and not desk.broken:
+                started.popleft().finish(executor)
+            if later and not executor.broken:
                 core.helper_go_on()
-                desk.do_later()
-            if desk.broken:
-                return _end(desk)
+                executor.do_later()
+            if executor.broken:
+                return _end(executor)
         elif count == core.EAGAIN:
-            started.popleft().finish(desk)
+            started.popleft().finish(executor)
         elif count == core.EINTR:
-            _look_after(desk.helper)
+            _look_after(executor.helper)
         else:
             while started:
-                started.popleft().finish(desk)
+                started.popleft().finish(executor)
             if count == core.ESTOPPED:
                 return 0
             logger.error("the helper ends: %s", core.status_text(count))
             return 1
 
 
-def _start(desk: BatchExecutor, view: Any, count: int) -> _Started:
+def _start(executor: BatchExecutor, view: Any, count: int) -> _Started:
     """Run what was taken, as far as it can be run without waiting for the device."""
     batch: list[tuple[int, ...]] = []
     deliveries = []
@@ -294,19 +299,19 @@ def _start(desk: BatchExecutor, view: Any, count: int) -> _Started:
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     if count > 1:
-        outcomes = desk.serve_batch(batch)
+        outcomes = executor.serve_batch(batch)
     elif is_grow:
-        outcomes = [desk.grow(*batch[0][1:])]
+        outcomes = [executor.grow(*batch[0][1:])]
     else:
         function, params, size, slot, generation, sequence = batch[0]
-        block = desk.read(params, size)
-        outcomes = [desk.serve(function, block, slot, generation, sequence)]
-    return _Started(deliveries, batch, outcomes, desk.device.take_event())
+        block = executor.read(params, size)
+        outcomes = [executor.serve(function, block, slot, generation, sequence)]
+    return _Started(deliveries, batch, outcomes, executor.device.take_event())
 
 
-def _end(desk: BatchExecutor) -> int:
-    """The helper cannot go on; the C desk writes the last replies when it is closed."""
-    error = desk.last_error
+def _end(executor: BatchExecutor) -> int:
+    """The helper cannot go on; the C helper port writes the last replies when it is closed."""
+    error = executor.last_error
     if isinstance(error, SystemExit):
         logger.warning("a function called sys.exit(): the helper ends and is replaced")
         return error.code if isinstance(error.code, int) else 1

@@ -21,7 +21,7 @@ class Share:
 
     Args:
         number: the helper's.
-        others: the numbers of those that compute on the CPU, places that are empty included.
+        others: the numbers of those that compute on the CPU, empty slots included.
         cores: what they share.
         threads: what it begins with.
     """

@@ -110,7 +110,7 @@ def serve(options: argparse.Namespace) -> None:
             pools[setup.pool].append(number)
         with table.change() as state:
             state.update(first_state(repository.in_pools(sources, list(pools))))
-        shared = worker.Plan(
+        shared = worker.WorkerConfig(
             [listener], table, counters[0], rows, grpc_address, options, pools, token, tls
         )
         host = RoleHost(plan, [worker.main] * options.workers, (shared,), None, None)

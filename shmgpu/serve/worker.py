@@ -41,7 +41,7 @@ TEND_S = 0.25  # between looks whether a signal asked for something
 
 
 @dataclass
-class Plan:
+class WorkerConfig:
     """What all workers of a server share, decided before the first fork.
 
     Attributes:
@@ -64,7 +64,7 @@ class Plan:
     tls: ssl.SSLContext | None = None
 
 
-def main(rank: int, plan: Plan) -> None:
+def main(rank: int, plan: WorkerConfig) -> None:
     """Be worker ``rank`` until told to end, and then end as one that was."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the loop listens for it
     plan.counters.clear_held(rank)
@@ -76,7 +76,7 @@ def main(rank: int, plan: Plan) -> None:
 
 
 class _Worker:
-    def __init__(self, rank: int, plan: Plan, loop: Any) -> None:
+    def __init__(self, rank: int, plan: WorkerConfig, loop: Any) -> None:
         self.plan = plan
         self.loop = loop
         self.port = runtime.require_port()
@@ -137,7 +137,7 @@ class _Worker:
         loop, plan = self.loop, self.plan
         loop.add_signal_handler(signal.SIGTERM, self.told.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        for descriptor in self.port.wire.descriptors():
+        for descriptor in self.port.transport.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         rpc = await self._listen_for_grpc()
         doors = [
@@ -162,7 +162,7 @@ class _Worker:
         self.front.regions.close()
         for connection in list(self.connections):
             connection.transport.close()
-        for descriptor in self.port.wire.descriptors():
+        for descriptor in self.port.transport.descriptors():
             loop.remove_reader(descriptor)
         if self.access is not None:
             self.access.write()
@@ -204,7 +204,7 @@ class _Worker:
             self.scratch,
             self.connections,
             # Requests on lanes are answered past the log.
-            self.front.lanes.take if self.access is None else _take_none,
+            self.front.fast_path.take if self.access is None else _take_none,
             self.front.admit if self.plan.token else None,
             self.access,
         )

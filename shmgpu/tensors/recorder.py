@@ -434,14 +434,14 @@ class Recorder:
         room = 0
         for node in message.read:
             room = aligned(room) + node.spec.nbytes
-        letter = port.arguments.letter(self._execute, len(addresses), 1 << message.life.number)
+        letter = port.arguments.raw_call(self._execute, len(addresses), 1 << message.life.number)
         letter.fill(message.head, code, addresses, room, arena)
         return letter
 
     def _ask(self, message: Message, code: bytes, port: Port) -> None:
         """Send it, wait, and take in what was read: the arrays lie one after the other."""
         letter = self._letter(message, code, port)
-        address = letter.room
+        address = letter.output_address
         room = port.send(letter, self._execute, message.arrays)
         place = 0
         for node in message.read:

@@ -145,7 +145,7 @@ def test_a_call_that_the_helper_cannot_read_says_so_and_not_where_its_block_lies
 
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB", threads=1):
         port = runtime.require_port()
-        letter = port.arguments.letter(plain, 0, 1)
+        letter = port.arguments.raw_call(plain, 0, 1)
         letter.fill(b"no call", b"", [], 64, port.arena)
         with pytest.raises(shmgpu.BadParams, match="is no call of this function there") as caught:
             functions.post(port, letter, None).result()

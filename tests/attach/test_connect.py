@@ -114,7 +114,7 @@ def test_a_pool_is_found_by_its_name(joined):
 def test_a_message_by_hand_is_answered(joined):
     port = runtime.require_port()
     call = port.prepare(served.add_one, (shmgpu.arena.zeros(4),), {}, None)
-    port.arguments.make_room(call)
+    port.arguments.allocate_output(call)
     shmgpu.shm_send_msg(served.add_one, call.address)
     assert shmgpu.shm_read_msg() == (0, served.add_one.row, call.address)
     assert 1.0 in np.frombuffer(call.result, np.float32, 64)

@@ -237,7 +237,7 @@ def test_a_damaged_good_block_is_refused_or_answered_and_the_helper_lives(broker
     port = runtime.require_port()
     x = shmgpu.arena.zeros(16)
     call = port.prepare(add_one, (x, "text", {"k": [1, 2.5]}), {}, None)
-    port.arguments.make_room(call)
+    port.arguments.allocate_output(call)
     size = int.from_bytes(call.block[0:4], "little")
     good = bytes(call.block[0:size])
     block = shmgpu.shm_malloc(size)

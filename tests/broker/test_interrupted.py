@@ -121,7 +121,7 @@ class Others:
         wait_until(lambda: not core.port_outstanding(), "a place of the window is lost")
         wait_until(lambda: not port._out, f"calls are kept for ever: {port._out}")
         assert not (port._struck or port._early or port._told or port._growing or port._queue)
-        assert not any(port._boxes)
+        assert not any(port._inboxes)
         assert self.x.flags.writeable
         trial = threading.Thread(target=self._take_the_lock, args=(port._lock,))
         trial.start()

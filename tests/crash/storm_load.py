@@ -211,7 +211,7 @@ class Caller:
         self.book = Book(ledger, rank, IDEMPOTENT, BY_FORKS)
         self.stats = core.child_stats(rank)
         self.random = random.Random(f"{seed}/child/{rank}/{self.stats['generation']}")
-        self.sent = CountedTransport(runtime.require_port().wire)
+        self.sent = CountedTransport(runtime.require_port().transport)
         self.fill = np.arange(BIG_WORDS, dtype="uint64")
         self.on_alarm: Callable[[], None] | None = None
         self.is_calling = False  # the main thread, and nothing of the storm's own is half done
@@ -459,10 +459,10 @@ class Caller:
 class CountedTransport:
     """How many frames other than calls this child sent."""
 
-    def __init__(self, wire: Any) -> None:
+    def __init__(self, transport: Any) -> None:
         self.grows = self.cancels = self.abandons = 0
         for name in ("grow", "cancel", "abandon"):
-            setattr(wire, name, self._counted(f"{name}s", getattr(wire, name)))
+            setattr(transport, name, self._counted(f"{name}s", getattr(transport, name)))
 
     def _counted(self, name: str, send: Callable[..., int]) -> Callable[..., int]:
         def counted(*args: int) -> int:

@@ -1,8 +1,8 @@
 """Fuzz target: any bytes as a parameter block are a call that is in bounds, or BadParams.
 
-The input is served by a real desk on memory of its own: whatever the block promises, the function
-sees arrays of the caller's arena only, and what changes lies in that arena. Run by ``make fuzz``
-(atheris, libFuzzer for Python) and, on the corpus, by ``make test``.
+The input is served by a real executor on memory of its own: whatever the block promises, the
+function sees arrays of the caller's arena only, and what changes lies in that arena. Run by ``make
+fuzz`` (atheris, libFuzzer for Python) and, on the corpus, by ``make test``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Device:
 
 
 class Target:
-    """A desk, the memory it serves, and a function that looks at all it is given."""
+    """A executor, the memory it serves, and a function that looks at all it is given."""
 
     def __init__(self) -> None:
         self.pages = mmap.mmap(-1, 2 * ARENA)
@@ -52,7 +52,7 @@ class Target:
             takes_raw_calls=False,
             mutates=False,
         )
-        self.desk = BatchExecutor(
+        self.executor = BatchExecutor(
             Helper(0, "cpu", "default", 1),
             {ROW: function},
             core.window_on(self.first, 2 * ARENA),
@@ -75,13 +75,13 @@ class Target:
         data = data[: ARENA - BLOCK]
         self.pages[ARENA:] = b"\xa5" * ARENA
         self.pages[BLOCK : BLOCK + len(data)] = data
-        self.desk.refusals = 1 << 40  # nothing of this belongs into a log
+        self.executor.refusals = 1 << 40  # nothing of this belongs into a log
         work = (ROW, ORIGIN + BLOCK, len(data), 0, 1, 1)
-        status, value = self.desk.serve(ROW, self.desk.read(*work[1:3]), 0, 1, 1)
+        status, value = self.executor.serve(ROW, self.executor.read(*work[1:3]), 0, 1, 1)
         assert status in (core.OK, core.EBAD_PARAMS, core.EREMOTE, core.ENEEDS_SPACE), status
-        batched = self.desk.serve_batch([work, work])
+        batched = self.executor.serve_batch([work, work])
         assert all((one[0] == core.EBAD_PARAMS) >= (status == core.EBAD_PARAMS) for one in batched)
-        self.desk.grow(ORIGIN + BLOCK, len(data), 0, 1, 1)
+        self.executor.grow(ORIGIN + BLOCK, len(data), 0, 1, 1)
         assert self.pages[ARENA:] == b"\xa5" * ARENA
         return status, value
 

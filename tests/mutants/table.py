@@ -35,7 +35,7 @@ HOSTILE = "tests/hostile/test_children.py::"
 IN_C = "tests/hostile/test_in_c.py::"
 DUMPS = "tests/attach/test_dumps.py::"
 PICKLES = "tests/attach/test_pickles.py::"
-DOOR = "tests/attach/test_door.py::"
+ENDPOINT = "tests/attach/test_endpoint.py::"
 GUESTS = "tests/attach/test_connect.py::"
 AUTOMATIC = "tests/attach/test_automatic.py::"
 IDENTITY = "tests/unit/test_identity.py::"
@@ -490,8 +490,8 @@ MUTANTS = [
     Mutant(
         "F11",
         "shmgpu/helper/batch_executor.py",
-        "rows[index] + more <= limit and _goes_with(group[0][1], entry)",
-        "_goes_with(group[0][1], entry) or True",
+        "rows[index] + more <= limit and _goes_with(group[0][1], call)",
+        "_goes_with(group[0][1], call) or True",
         HOSTILE + "test_f11_a_call_with_anothers_batch_key_does_not_spoil_the_others_batch",
     ),
     Mutant(
@@ -693,14 +693,14 @@ MUTANTS = [
         "shmgpu/attach/endpoint.py",
         "os.O_CLOEXEC | os.O_NOFOLLOW",
         "os.O_CLOEXEC",
-        DOOR + "test_a_link_beside_the_socket_is_not_followed",
+        ENDPOINT + "test_a_link_beside_the_socket_is_not_followed",
     ),
     Mutant(
         "trust",
         "shmgpu/attach/spawn.py",
         ".st_uid not in (os.geteuid(), 0)",
         ".st_uid in ()",
-        DOOR + "test_a_log_that_is_another_users_is_not_written_to",
+        ENDPOINT + "test_a_log_that_is_another_users_is_not_written_to",
     ),
     Mutant(
         "trust",
@@ -927,7 +927,7 @@ MUTANTS = [
         "shmgpu/child/port.py",
         "call.addresses = (core.address_of(args[0]),)",
         "pass",
-        "tests/broker/test_repeats.py::"
+        "tests/broker/test_prepared_calls.py::"
         "test_a_result_that_does_not_fit_whichever_of_the_ready_calls_it_meets_is_given",
     ),
     Mutant(
@@ -1186,7 +1186,7 @@ MUTANTS = [
     Mutant(
         "calls",
         "shmgpu/child/arguments.py",
-        "        kept += sum(repeat.kept_bytes for turns in ready for repeat in tuple(turns))\n",
+        "        kept += sum(call.kept_bytes for turns in ready for call in tuple(turns))\n",
         "",
         KEPT + "test_calls_that_repeat_keep_no_more_than_their_share",
     ),

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from serve import servers
-from serve.test_edge import JSON, MODEL, PATH, connected, read_all
+from serve.test_connections import JSON, MODEL, PATH, connected, read_all
 
 POST = b"POST /v2/models/scale/infer HTTP/1.1\r\nHost: x\r\n"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"

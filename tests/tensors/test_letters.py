@@ -34,7 +34,7 @@ class Sender:
     def ask(self, addresses, code, handles=(), room=16):
         head = program_message.HEAD.pack(1000, 0, 1, len(handles), 0)
         head += b"".join(one.to_bytes(8, "little") for one in handles)
-        letter = self.port.arguments.letter(self.target, len(addresses), 1)
+        letter = self.port.arguments.raw_call(self.target, len(addresses), 1)
         letter.fill(head, code, addresses, room, self.port.arena)
         return np.frombuffer(self.port.send(letter, self.target, ()), "f4")[:4]
 
@@ -72,7 +72,7 @@ def test_a_letter_has_the_arrays_and_tensors_that_its_program_needs(sender):
 
 def test_a_result_is_not_written_beyond_its_room(sender):
     _, address = sender.address
-    with pytest.raises(shmgpu.RemoteError, match="room for the result is smaller"):
+    with pytest.raises(shmgpu.RemoteError, match="output buffer is smaller"):
         sender.ask([address], program().encode(), room=12)
 
 

@@ -94,7 +94,7 @@ drop arrays, or enlarge the arena as the error says: `arena=`, `SHMGPU_ARENA`, `
 
 `ResultTooLarge` | a result is larger than a helper keeps while it waits for room | declare it with
 `out=`, or raise `SHMGPU_PARKED`
-  tests/broker/test_rooms.py::test_a_result_larger_than_a_helper_keeps_is_refused_and_can_be_had_otherwise
+  tests/broker/test_output_buffers.py::test_a_result_larger_than_a_helper_keeps_is_refused_and_can_be_had_otherwise
 
 `BadParams` | an argument or result cannot be carried; the sentence says which | pass arrays and plain
 values, or `pickle=True`

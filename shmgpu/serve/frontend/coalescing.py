@@ -1,14 +1,14 @@
-"""Small requests of a kind that came in the same turn of the loop: one message for all of them.
+"""Small requests of a kind that arrived in the same turn of the loop: one message for all of them.
 
-Under load a worker reads many small requests at once. Each by itself would be a message, a place
-in the dispatcher's queue and an entry in the helper's batch; on a *bench* they sit side by side,
-rows of the same arrays in the arena, and go as one. Nobody waits for company: a bench is sent when
-the loop has read what had come, and a request that finds nothing else under way takes a seat of its
-own (:mod:`shmgpu.serve.frontend.fast_path`).
+Under load a worker reads many small requests at once. Each by itself would be a message, a position
+in the dispatcher's queue and a call in the helper's batch; a :class:`Coalescer` puts them side by
+side, as rows of the same arrays in the arena, and sends them as one call. No request waits for
+others: a coalescer is sent when the loop has read what had arrived, and a request that finds
+nothing else under way takes a slot of its own (:mod:`shmgpu.serve.frontend.fast_path`).
 
-Owns the rows' memory and which request has which row. Requests stay apart in all that clients see:
-each is counted, may leave, and is answered by itself. A call that ends in another way than was
-expected is told to each as a call of its own, and the bench is given up.
+Owns the rows' memory and which request has which row. Clients never see the difference: each
+request is counted, may be cancelled, and is answered by itself. A call that ends otherwise than
+expected is reported to each request as a call of its own, and the coalescer is given up.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
 from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_TOGETHER = 32  # requests
-MOST_BYTES = 1 << 18  # of a bench's rows, inputs and outputs each
-MOST_BENCHES = 16  # of a lane
+MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each
+MOST_COALESCERS = 16  # of a prepared request
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
@@ -39,56 +39,58 @@ _ROWS, _CALL_NS, _LAST = INDEX["inference_count"], INDEX["call_ns"], INDEX["last
 _now = time.monotonic_ns
 
 
-def requests_together(lane: Any) -> int:
-    """How many of a lane's requests may go as one message; 0: each goes by itself."""
-    served, rows, hint = lane.served, lane.known.rows, lane.plan.hint
+def requests_together(prepared: Any) -> int:
+    """How many such requests may go as one message; 0: each goes by itself."""
+    served, rows, hint = prepared.served, prepared.template.rows, prepared.plan.hint
     if not served.batch_max_rows or served.description["max_delay_ms"]:
         return 0
     if not all(spec.shape and spec.shape[0] == rows for spec in hint.specs):
         return 0
-    largest = max(sum(end - start for start, end in lane.inputs), hint.nbytes, 1)
+    largest = max(sum(end - start for start, end in prepared.inputs), hint.nbytes, 1)
     most = min(MOST_TOGETHER, served.batch_max_rows // rows, MOST_BYTES // largest)
     return most if most > 1 else 0
 
 
 class Coalescer:
-    """Places for the requests of one message.
+    """The memory and the requests of one message.
 
     Attributes:
-        taken: how many places are taken, from the first on.
+        taken: how many requests it has.
         gone: how many of their clients have left.
     """
 
     __slots__ = (
-        "_answering", "_arrays", "_calls", "_inputs", "_lane", "_leave", "_messages", "_room",
+        "_answering", "_arrays", "_calls", "_inputs", "_leave", "_messages", "_output", "_prepared",
         "_started", "_timer", "_turns", "call", "gone", "served", "taken",
     )  # fmt: skip
 
-    def __init__(self, lane: Any, calls: Calls, answering: Callable[[Request], Outcome]) -> None:
-        self._lane = lane
+    def __init__(
+        self, prepared: Any, calls: Calls, answering: Callable[[Request], Outcome]
+    ) -> None:
+        self._prepared = prepared
         self._calls = calls
         self._answering = answering
-        self.served = lane.served
-        arena, places, rows = calls.port.arena, lane.places, lane.known.rows
-        self._turns = [Request(None) for _ in range(places)]
+        self.served = prepared.served
+        arena, capacity, rows = calls.port.arena, prepared.capacity, prepared.template.rows
+        self._turns = [Request(None) for _ in range(capacity)]
         for turn in self._turns:
             turn.method = b"POST"
-        self._leave = [partial(self._left, place) for place in range(places)]
-        self._started = [0] * places
-        self._arrays: list[Any] = []  # by place among the call's inputs
-        self._inputs: list[list[memoryview]] = [[] for _ in range(places)]  # by request
+        self._leave = [partial(self._left, index) for index in range(capacity)]
+        self._started = [0] * capacity
+        self._arrays: list[Any] = []  # by index among the call's inputs
+        self._inputs: list[list[memoryview]] = [[] for _ in range(capacity)]  # by request
         found: dict[int, Any] = {}
-        for (start, end), (place, dtype, shape, _) in zip(
-            lane.inputs, lane.known.pieces, strict=True
+        for (start, end), (index, dtype, shape, _) in zip(
+            prepared.inputs, prepared.template.pieces, strict=True
         ):
             size = end - start
-            buffer, _ = arena.allocate(size * places)
+            buffer, _ = arena.allocate(size * capacity)
             view = memoryview(buffer)
             for number, inputs in enumerate(self._inputs):
                 inputs.append(view[number * size : (number + 1) * size])
-            found[place] = np.ndarray((places * rows, *shape[1:]), dtype, buffer)
-        self._arrays = [found[place] for place in sorted(found)]
-        self._room = arena.allocate(self._layout(places).nbytes)
+            found[index] = np.ndarray((capacity * rows, *shape[1:]), dtype, buffer)
+        self._arrays = [found[index] for index in sorted(found)]
+        self._output = arena.allocate(self._layout(capacity).nbytes)
         # By the number of requests: the call, and what each is answered with.
         self._messages: dict[int, tuple[Call, list[list[Any]]]] = {}
         self._timer: Any = None
@@ -97,81 +99,81 @@ class Coalescer:
         self.gone = 0
 
     def add(self, connection: Connection, view: memoryview, middle: int, started_ns: int) -> bool:
-        """Take the next place for a request whose tensors begin there; whether it was the last."""
-        place = self.taken
-        turn = self._turns[place]
-        for input_, (start, stop) in zip(self._inputs[place], self._lane.inputs, strict=True):
+        """Add a request whose tensors begin at ``middle``; whether the coalescer is now full."""
+        index = self.taken
+        turn = self._turns[index]
+        for input_, (start, stop) in zip(self._inputs[index], self._prepared.inputs, strict=True):
             input_[:] = view[middle + start : middle + stop]
         turn.connection = connection
         turn.is_answered = False
-        turn.on_disconnect = self._leave[place]
+        turn.on_disconnect = self._leave[index]
         connection.waiting.append(turn)
-        self._started[place] = started_ns
+        self._started[index] = started_ns
         calls = self._calls
         calls.pending += 1
         calls.counters[self.served.pending] += 1
-        self.taken = place + 1
+        self.taken = index + 1
         return self.taken == len(self._turns)
 
     def send(self) -> None:
-        """Hand over what sits here."""
-        lane, calls = self._lane, self._calls
-        if lane.bench is not self:  # it was full, and is on its way
+        """Send the requests as one call."""
+        prepared, calls = self._prepared, self._calls
+        if prepared.coalescer is not self:  # it was full, and is on its way
             return
-        lane.bench = None
+        prepared.coalescer = None
         if self.gone == self.taken:
             self._clear()
             return
         call = None
         try:
             call = self._message(self.taken)[0]
-            if lane.timeout is not None:
-                call.deadline_ns = self._started[0] + int(lane.timeout * 1e9)
-                self._timer = calls.loop.call_later(lane.timeout, calls.expire, self)
+            if prepared.timeout is not None:
+                call.deadline_ns = self._started[0] + int(prepared.timeout * 1e9)
+                self._timer = calls.loop.call_later(prepared.timeout, calls.expire, self)
             self.call = Ticket(call, self)
             calls.port.resend(self.call)
         except ShmError as error:
             self.done(call, None, error)
 
     def arrived(self) -> None:
-        """The call has ended as was expected: the results lie in the room."""
+        """The call has ended as expected: the results lie in the output buffer."""
         now = _now()
-        lane, taken, started = self._lane, self.taken, self._started
+        prepared, taken, started = self._prepared, self.taken, self._started
         answers = self._messages[taken][1]
         count = taken - self.gone
         since = 0
-        for place in range(taken):
-            turn = self._turns[place]
+        for index in range(taken):
+            turn = self._turns[index]
             if not turn.is_answered:
-                since += started[place]
-                turn.connection.reply_whole(turn, b"".join(answers[place]))
+                since += started[index]
+                turn.connection.reply_whole(turn, b"".join(answers[index]))
         calls, base = self._calls, self.served.base
         counters = calls.counters
         self._out(count)
         counters[base + _CALL_NS] += count * now - since
         counters[base + _SUCCESS] += count
-        counters[base + _ROWS] += count * lane.known.rows
+        counters[base + _ROWS] += count * prepared.template.rows
         counters[base + _SUCCESS_NS] += count * _now() - since
         counters[base + _LAST] = now_ms()
         self._clear()
 
     def done(self, call: Call | None, result: Any, error: BaseException | None) -> None:
-        """It has ended in another way: each request is told, as if it had been a call by itself."""
-        lane, rows = self._lane, self._lane.known.rows
+        """It has ended otherwise: each request is told, as if it had been a call of its own."""
+        prepared, rows = self._prepared, self._prepared.template.rows
         self._give_up()
         if error is None:  # a result, but not the rows that were expected
-            lane.places = 0
-        for place in range(self.taken):
-            turn = self._turns[place]
+            prepared.capacity = 0
+        for index in range(self.taken):
+            turn = self._turns[index]
             if turn.is_answered:
                 continue
-            mine = slice(place * rows, (place + 1) * rows)
+            mine = slice(index * rows, (index + 1) * rows)
             args = (self.served.number, *(array[mine] for array in self._arrays))
-            started = self._started[place]
+            started = self._started[index]
             outcome = self._answering(turn)
-            known = lane.known
+            template = prepared.template
             one = Pending(
-                self._calls, self.served, known.request, args, rows, started, outcome, known
+                self._calls, self.served, template.request, args, rows, started, outcome, template
             )
             one.sent_ns = started
             turn.on_disconnect = one.cancel
@@ -181,18 +183,18 @@ class Coalescer:
             self._calls.ended(one, part, error)
 
     def close(self) -> None:
-        """Let go of the memory; nobody sits here."""
+        """Release the memory; no request uses it."""
         for call, _ in self._messages.values():
             call.keeper = None
         self._leave.clear()
 
-    def _left(self, place: int) -> None:
+    def _left(self, index: int) -> None:
         """A client has left; where all have, nobody wants the call any more."""
         calls, base = self._calls, self.served.base
         self.gone += 1
         self._out(1)
         calls.counters[base + _CANCEL] += 1
-        calls.counters[base + _CANCEL_NS] += _now() - self._started[place]
+        calls.counters[base + _CANCEL_NS] += _now() - self._started[index]
         if self.gone == self.taken and self.call is not None:
             if calls.port.cancel(self.call):
                 self._give_up()  # the call's memory waits for its late end
@@ -206,14 +208,14 @@ class Coalescer:
         """Stand ready for others."""
         self._ended()
         self.taken = self.gone = 0
-        self._lane.benches.append(self)
+        self._prepared.coalescers.append(self)
 
     def _give_up(self) -> None:
-        """The memory may still be written to: the bench is not used again."""
+        """The memory may still be written to: the coalescer is not used again."""
         self._ended()
         for call, _ in self._messages.values():
             call.keeper = None
-        self._lane.bench_count -= 1
+        self._prepared.coalescer_count -= 1
 
     def _ended(self) -> None:
         self.call = None
@@ -223,7 +225,7 @@ class Coalescer:
 
     def _layout(self, count: int) -> Layout:
         """Of the result of so many requests."""
-        hint = self._lane.hint
+        hint = self._prepared.hint
         specs = [Spec(one.dtype, (count * one.shape[0], *one.shape[1:])) for one in hint.specs]
         return Layout(hint.tree.structure, specs)
 
@@ -232,24 +234,24 @@ class Coalescer:
         known = self._messages.get(count)
         if known is not None:
             return known
-        lane, port = self._lane, self._calls.port
-        rows = count * lane.known.rows
+        prepared, port = self._prepared, self._calls.port
+        rows = count * prepared.template.rows
         arrays = [array[:rows] for array in self._arrays]
         call = port.prepare(self.served.together, (self.served.number, count, *arrays), {}, None)
         layout = self._layout(count)
         if call.plan.hint != layout:
             call.plan.expect(layout)
             call.write(call.value_bytes, port.arena)
-        call.config.priority = call.priority = lane.call_priority
-        buffer, address = self._room
-        call.set_room(layout.nbytes, buffer, address)
+        call.config.priority = call.priority = prepared.call_priority
+        buffer, address = self._output
+        call.set_output(layout.nbytes, buffer, address)
         call.keep = self._arrays
         call.keeper = self
         view = memoryview(buffer)
-        answers: list[list[Any]] = [[lane.first] for _ in range(count)]
-        for place, _, _ in lane.known.wanted:
-            size = lane.hint.specs[place].nbytes
-            start = layout.offsets[place]
+        answers: list[list[Any]] = [[prepared.first] for _ in range(count)]
+        for index, _, _ in prepared.template.wanted:
+            size = prepared.hint.specs[index].nbytes
+            start = layout.offsets[index]
             for number, pieces in enumerate(answers):
                 pieces.append(view[start + number * size : start + (number + 1) * size])
         self._messages[count] = call, answers

@@ -21,10 +21,10 @@ import orjson
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
-from shmgpu.serve.frontend.fast_path import Lanes, Lesson, binary_headers
+from shmgpu.serve.frontend.fast_path import FastPath, Lesson, binary_headers
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import Limits, ProtocolError
-from shmgpu.serve.scheduling import templates as known
+from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
@@ -52,7 +52,7 @@ class Front:
         catalog: the models.
         limits: what :func:`protocol.parse_infer` is to allow; see there.
         options: what the command line said.
-        lanes: requests that are known to the last byte but their tensors'.
+        fast_path: requests that are known to the last byte but their tensors'.
         regions: clients' shared memory.
         is_leaving: whether this worker is on its way to its end.
     """
@@ -79,7 +79,7 @@ class Front:
         self.regions = regions
         self.token = token
         self.is_leaving = False
-        self.lanes = Lanes(calls, catalog, scratch, _Answering)
+        self.fast_path = FastPath(calls, catalog, scratch, _Answering)
         self._tasks: set[asyncio.Task[None]] = set()
         self._paths: dict[bytes, tuple[str, str]] = {}
 
@@ -171,9 +171,9 @@ class Front:
                 length = request.header_length or 0
                 if request.header_length is None:
                     length = len(body)
-                if 0 < length <= known.MOST_BYTES:
+                if 0 < length <= templates.MOST_BYTES:
                     header = bytes(body[:length])
-                    before = served.known.get(header)
+                    before = served.templates.get(header)
                     args = before.arguments(body, seen) if before is not None else None
                     if before is not None and args is not None:
                         answering = _Answering(request)
@@ -182,7 +182,7 @@ class Front:
                         )
                         request.on_disconnect = pending.cancel
                         pending.traceparent = traceparent
-                        answering.lesson = self.lanes.lesson(request, pending)
+                        answering.lesson = self.fast_path.lesson(request, pending)
                         return
             view = memoryview(body)
             parsed = http_codec.parse_infer(
@@ -203,7 +203,7 @@ class Front:
             request.on_disconnect = pending.cancel
             pending.traceparent = traceparent
             if header:
-                known.remember(served, header, parsed, pending.args, view, seen)
+                templates.remember(served, header, parsed, pending.args, view, seen)
         except Exception as error:
             self.calls.refused(served, started_ns, traceparent, (name, version, ""), error)
             raise

@@ -53,7 +53,7 @@ class Loaded:
     Attributes:
         model: what the file declared.
         helper: what its function gets: this helper, with the file's own session.
-        index, base: the place of its counters, and where they begin.
+        index, base: the row of its counters, and where they begin.
         recordings: of its batches; None where it does not ask for them.
         placed: what its only output was that went to a region, by the inputs' shapes.
     """

@@ -25,10 +25,10 @@ class ServedModel(Target):
     Attributes:
         description: as in the table; see :class:`shmgpu.serve.models.declaration.Description`.
         number: the first argument of ``infer``.
-        index, base: the place of its counters, and where they begin.
+        index, base: the row of its counters, and where they begin.
         pending: where requests are counted that are pending with it.
         metadata: what requests are held against; its versions are this one alone.
-        places, output_places: of inputs and outputs, by name.
+        input_index, output_index: of inputs and outputs, by name.
         together: the target of the rows of several requests at once.
         in_regions: the target of requests with tensors in clients' regions, which are no rows of
             one array either.
@@ -64,10 +64,10 @@ class ServedModel(Target):
         )
         self.inputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.inputs]
         self.outputs = [datatypes.DATATYPES[one.datatype] for one in self.metadata.outputs]
-        self.places = {one.name: place for place, one in enumerate(self.metadata.inputs)}
-        self.output_places = {one.name: place for place, one in enumerate(self.metadata.outputs)}
+        self.input_index = {one.name: index for index, one in enumerate(self.metadata.inputs)}
+        self.output_index = {one.name: index for index, one in enumerate(self.metadata.outputs)}
         self.max_batch_size: int = description["max_batch_size"]
-        self.known: dict[bytes, Any] = {}  # see shmgpu.serve.scheduling.templates
+        self.templates: dict[bytes, Any] = {}  # see shmgpu.serve.scheduling.templates
         self.prepared = [_declared(one) for one in description["prepared"]]
         self.prepare = _prepare_of(description, source) if self.prepared else None
         taken = [] if self.prepared else self.inputs  # what is prepared is plain numbers

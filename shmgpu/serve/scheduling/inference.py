@@ -31,7 +31,7 @@ from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import Target
 from shmgpu.serve.scheduling.statuses import told_as
-from shmgpu.serve.scheduling.templates import RequestTemplate, is_placed
+from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
 from shmgpu.serve.state.counters import INDEX, now_ms
 from shmgpu.serve.state.regions import Regions
 
@@ -72,7 +72,6 @@ class Pending:
         "calls",
         "digest",
         "is_over",
-        "known",
         "message",
         "outcome",
         "request",
@@ -80,6 +79,7 @@ class Pending:
         "sent_ns",
         "served",
         "started_ns",
+        "template",
         "timer",
         "traceparent",
     )
@@ -93,10 +93,10 @@ class Pending:
         rows: int,
         started_ns: int,
         outcome: Outcome,
-        known: RequestTemplate | None = None,
+        template: RequestTemplate | None = None,
     ) -> None:
         self.args = args
-        self.known = known
+        self.template = template
         self.digest = b""  # of the inputs, where the result may be kept
         self.is_over = False
         self.calls = calls
@@ -182,7 +182,7 @@ class Calls:
     def start_known(
         self,
         served: ServedModel,
-        known: RequestTemplate,
+        template: RequestTemplate,
         args: tuple[Any, ...],
         started_ns: int,
         outcome: Outcome,
@@ -190,7 +190,9 @@ class Calls:
         """As :meth:`start`, for a request that is known but for its tensors' bytes."""
         self.admit()
         return self._begin(
-            Pending(self, served, known.request, args, known.rows, started_ns, outcome, known)
+            Pending(
+                self, served, template.request, args, template.rows, started_ns, outcome, template
+            )
         )
 
     def admit(self) -> None:
@@ -208,9 +210,9 @@ class Calls:
         served = pending.served
         options = self.options(pending.request)
         pending.sent_ns = _now()
-        known = pending.known
-        placed = is_placed(pending.request) if known is None else known.is_placed
-        target: Target = served.in_regions if placed else served
+        template = pending.template
+        in_regions = uses_regions(pending.request) if template is None else template.uses_regions
+        target: Target = served.in_regions if in_regions else served
         if served.sequence:
             target, options = served.in_sequence, self._pinned(pending, options)
         self.pending += 1
@@ -224,14 +226,14 @@ class Calls:
             return
         pending.call = call
         if self.spans is not None:
-            pending.message = call.sequence  # 0 where it waits for room; such spans have no parts
+            pending.message = call.sequence  # 0 while it waits for the window: no parts then
         if options is not None and options.timeout is not None:
             pending.timer = self.loop.call_later(options.timeout, self.expire, pending)
 
     def _is_cached(self, pending: Pending) -> bool:
         """Whether a request's result is here; then its outcome is told soon."""
-        served, known, cache = pending.served, pending.known, self.cache
-        if is_placed(pending.request) if known is None else known.is_placed:
+        served, template, cache = pending.served, pending.template, self.cache
+        if uses_regions(pending.request) if template is None else template.uses_regions:
             return False
         assert cache is not None
         begun = _now()
@@ -276,10 +278,12 @@ class Calls:
 
     def _answer(self, pending: Pending, result: Any) -> Any:
         """What the outcome is told."""
-        served, known = pending.served, pending.known
-        if known is None:
+        served, template = pending.served, pending.template
+        if template is None:
             return self.outputs(served, pending.request, result)
-        return known.answer(served, result, lambda: self.outputs(served, pending.request, result))
+        return template.answer(
+            served, result, lambda: self.outputs(served, pending.request, result)
+        )
 
     def _pinned(self, pending: Pending, options: Options | None) -> Options:
         """To the helper of the request's sequence; no priority, which would change the order."""
@@ -440,9 +444,9 @@ class Calls:
                 )
         args: list[Any] = [None] * len(served.inputs)
         for one in request.inputs:
-            place = served.places[one.name]
-            datatype = served.inputs[place]
-            args[place] = (
+            index = served.input_index[one.name]
+            datatype = served.inputs[index]
+            args[index] = (
                 self._argument(datatype, one)
                 if served.prepare is None
                 else _in_request(served, one)
@@ -458,26 +462,26 @@ class Calls:
                 )
             return (
                 served.number,
-                self._output_places(served, request),
+                self._region_outputs(served, request),
                 _name_of_sequence(request),
                 request.sequence_start,
                 request.sequence_end,
                 *args,
             )
-        if is_placed(request):
-            return (served.number, self._output_places(served, request), *args)
+        if uses_regions(request):
+            return (served.number, self._region_outputs(served, request), *args)
         return (served.number, *args)
 
     def _argument(self, datatype: datatypes.Datatype, one: InputTensor) -> Any:
         if one.shm is not None:
-            return {"in": self.regions.place(one.shm, f"input {one.name!r}"), "shape": one.shape}
+            return {"in": self.regions.locate(one.shm, f"input {one.name!r}"), "shape": one.shape}
         if not datatype.itemsize:
             return self._bytes(one)
         array = one.array()
         return array if array.flags.aligned else self._copy(datatype, array)
 
     def _copy(self, datatype: datatypes.Datatype, array: Any) -> Any:
-        """An array that begins in the middle of an element's place: where it may begin."""
+        """A copy, at an aligned address, of an array that begins at any byte."""
         buffer, _ = self.port.arena.allocate(max(array.nbytes, 1))
         copied = arrays.numpy_view(buffer, 0, _spec(array))
         copied[...] = array
@@ -491,10 +495,10 @@ class Calls:
         assert data is not None
         return one.shape, np.frombuffer(data, np.uint8)
 
-    def _output_places(self, served: ServedModel, request: InferRequest) -> tuple[Any, ...]:
-        """Which outputs go to which places in regions."""
+    def _region_outputs(self, served: ServedModel, request: InferRequest) -> tuple[Any, ...]:
+        """Which outputs go where in regions."""
         return tuple(
-            (served.output_places[one.name], *self.regions.place(one.shm, f"output {one.name!r}"))
+            (served.output_index[one.name], *self.regions.locate(one.shm, f"output {one.name!r}"))
             for one in request.outputs
             if one.shm is not None
         )
@@ -508,16 +512,16 @@ class Calls:
         asked = request.outputs
         results = (result,) if len(served.outputs) == 1 else result
         wanted = (
-            [served.output_places[one.name] for one in asked]
+            [served.output_index[one.name] for one in asked]
             if asked
             else range(len(served.outputs))
         )
-        placed = {served.output_places[one.name] for one in asked if one.shm is not None}
+        in_regions = {served.output_index[one.name] for one in asked if one.shm is not None}
         outputs = []
-        for place in wanted:
-            declared, datatype = served.metadata.outputs[place], served.outputs[place]
-            array = results[place]
-            if place in placed:
+        for index in wanted:
+            declared, datatype = served.metadata.outputs[index], served.outputs[index]
+            array = results[index]
+            if index in in_regions:
                 shape, nbytes = array
                 _check_shape(served, declared, shape)
                 outputs.append(

@@ -40,7 +40,7 @@ class Target:
         self.timeout: float | None = None
         self.plans = PlanTable()
         self.plans_port: Any = None
-        self.repeats = PreparedCalls()
+        self.prepared_calls = PreparedCalls()
 
     def why_unknown(self) -> str:
         """Why helpers do not have it: it cannot be."""

@@ -33,10 +33,10 @@ class RequestTemplate:
     Attributes:
         request: what it says, without inputs.
         rows: of its tensors; 1 where the model is not batched.
-        is_placed: whether any tensor lies in a client's region.
-        pieces: its inputs in the body: place among the call's arguments, dtype, shape, offset.
+        uses_regions: whether any tensor lies in a client's region.
+        pieces: its inputs in the body: index among the call's arguments, dtype, shape, offset.
         total: bytes of the body.
-        wanted: the outputs that are asked for: place among the model's, dtype, whether they go to
+        wanted: the outputs that are asked for: index among the model's, dtype, whether they go to
             a region.
     """
 
@@ -44,11 +44,11 @@ class RequestTemplate:
         "_answers",
         "_args",
         "_version",
-        "is_placed",
         "pieces",
         "request",
         "rows",
         "total",
+        "uses_regions",
         "wanted",
     )
 
@@ -61,21 +61,21 @@ class RequestTemplate:
         total: int,
         rows: int,
         version: int,
-        placed: bool,
+        in_regions: bool,
     ) -> None:
         self.request = request
         self.rows = rows
-        self.is_placed = placed
+        self.uses_regions = in_regions
         self._args = args
         self.pieces = pieces
         self.total = total
         # Regions are what they were as long as the table is; nothing else depends on it.
-        self._version = version if self.is_placed else None
-        places = served.output_places
+        self._version = version if self.uses_regions else None
+        indices = served.output_index
         in_region = {one.name for one in request.outputs if one.shm is not None}
-        names = [one.name for one in request.outputs] or list(places)
+        names = [one.name for one in request.outputs] or list(indices)
         self.wanted = [
-            (places[name], served.outputs[places[name]].storage, name in in_region)
+            (indices[name], served.outputs[indices[name]].storage, name in in_region)
             for name in names
         ]
         self._answers: dict[Any, tuple[bytes, int | None]] = {}
@@ -90,8 +90,8 @@ class RequestTemplate:
         if len(body) != self.total or (self._version is not None and self._version != version):
             return None
         args = self._args.copy()
-        for place, dtype, shape, offset in self.pieces:
-            args[place] = _ndarray(shape, dtype, body, offset)
+        for index, dtype, shape, offset in self.pieces:
+            args[index] = _ndarray(shape, dtype, body, offset)
         return tuple(args)
 
     def answer(
@@ -101,8 +101,8 @@ class RequestTemplate:
         results = (result,) if len(served.outputs) == 1 else result
         shapes = []
         tail = []
-        for place, storage, is_in_region in self.wanted:
-            array = results[place]
+        for index, storage, is_in_region in self.wanted:
+            array = results[index]
             if is_in_region:
                 shapes.append(array)  # its shape, and how many bytes
                 continue
@@ -153,32 +153,32 @@ def remember(
     for one in request.inputs:
         if one.shm is not None:
             continue
-        place = served.places[one.name]
-        datatype = served.inputs[place]
+        index = served.input_index[one.name]
+        datatype = served.inputs[index]
         # Elements of these are looked at one by one; those of JSON are not in the body.
         if datatype.kind in ("bool", "bytes") or not isinstance(one.data, memoryview):
             return
         if (offset - len(header)) % datatype.itemsize or not one.data.nbytes:
             return
-        pieces.append((place + first, datatype.storage, tuple(one.shape), offset))
+        pieces.append((index + first, datatype.storage, tuple(one.shape), offset))
         offset += one.data.nbytes
     if offset != len(body) or not _all_binary(served, request):
         return
     kept_args = list(args)
-    for place, *_ in pieces:
-        kept_args[place] = None
+    for index, *_ in pieces:
+        kept_args[index] = None
     rows = request.inputs[0].shape[0] if served.max_batch_size else 1
     kept = InferRequest(
         **{name: getattr(request, name) for name in request.__slots__ if name != "inputs"}
     )
-    if len(served.known) >= MOST_HEADERS:
-        served.known.clear()
-    served.known[header] = RequestTemplate(
-        served, kept, kept_args, pieces, offset, rows, version, is_placed(request)
+    if len(served.templates) >= MOST_HEADERS:
+        served.templates.clear()
+    served.templates[header] = RequestTemplate(
+        served, kept, kept_args, pieces, offset, rows, version, uses_regions(request)
     )
 
 
-def is_placed(request: InferRequest) -> bool:
+def uses_regions(request: InferRequest) -> bool:
     """Whether any tensor lies in a client's region."""
     return any(one.shm is not None for one in request.inputs) or any(
         one.shm is not None for one in request.outputs
@@ -187,11 +187,11 @@ def is_placed(request: InferRequest) -> bool:
 
 def _all_binary(served: ServedModel, request: InferRequest) -> bool:
     """Whether each output that is wanted is nothing but its bytes, or in a region."""
-    places = served.output_places
+    indices = served.output_index
     if not request.outputs:
         return request.binary_output and all(one.itemsize for one in served.outputs)
     return all(
         one.shm is not None
-        or (one.binary and not one.classification and served.outputs[places[one.name]].itemsize)
+        or (one.binary and not one.classification and served.outputs[indices[one.name]].itemsize)
         for one in request.outputs
     )

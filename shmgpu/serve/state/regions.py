@@ -191,7 +191,7 @@ class Regions:
             for region in chosen
         ]
 
-    def place(self, shm: SharedMemoryRef, whose: str) -> tuple[int, int, int]:
+    def locate(self, shm: SharedMemoryRef, whose: str) -> tuple[int, int, int]:
         """Where a tensor lies, for helpers: the region's number, offset and bytes.
 
         Raises:

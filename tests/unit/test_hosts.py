@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from shmgpu import ConfigError
-from shmgpu.attach import hosts as box
+from shmgpu.attach import hosts
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def no_network(monkeypatch):
 def hosts(tmp_path, monkeypatch):
     path = tmp_path / "hosts"
     path.write_text("127.0.1.1 Gpubox.example.org gpubox # not other\n192.0.2.7 other\nbad line\n")
-    monkeypatch.setattr(box, "HOSTS", path)
+    monkeypatch.setattr(hosts, "HOSTS", path)
 
 
 def own_addresses():
@@ -54,7 +54,7 @@ def own_addresses():
     ],
 )
 def test_this_box_goes_by_many_names(hosts, host):
-    assert box.is_this(host)
+    assert hosts.is_this(host)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_this_box_goes_by_many_names(hosts, host):
     ["other", "10.255.254.253", "192.0.2.7", "2001:db8::7", "224.0.0.1", "not", "no such", "1"],
 )
 def test_another_box_is_not_this_one(hosts, host):
-    assert not box.is_this(host)
+    assert not hosts.is_this(host)
 
 
 def test_without_a_hosts_file_names_are_still_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(box, "HOSTS", tmp_path / "missing")
-    assert box.is_this("localhost") and not box.is_this("gpubox")
+    monkeypatch.setattr(hosts, "HOSTS", tmp_path / "missing")
+    assert hosts.is_this("localhost") and not hosts.is_this("gpubox")
 
 
 @pytest.mark.parametrize(
@@ -75,24 +75,24 @@ def test_without_a_hosts_file_names_are_still_told_apart(tmp_path, monkeypatch):
 )
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(ConfigError, match='neither a socket\'s path nor "host:port"'):
-        box.split(text)
+        hosts.split(text)
 
 
 def test_an_address_is_told_from_a_path():
-    assert box.split("[::1]:29500") == ("::1", 29500)
-    assert box.split("127.0.0.2:3") == ("127.0.0.2", 3)
+    assert hosts.split("[::1]:29500") == ("::1", 29500)
+    assert hosts.split("127.0.0.2:3") == ("127.0.0.2", 3)
     for path in (None, "/run/a:b", "@a:1", "broker.sock", b"a:1"):
-        assert box.split(path) is None
+        assert hosts.split(path) is None
 
 
 @pytest.mark.parametrize("port", ["zzz", 0, 65536, -1, 1.5, True, ""])
 def test_a_port_that_is_none_is_refused(port):
     with pytest.raises(ConfigError, match="is no port"):
-        box.refuse_others("localhost", port)
-    box.refuse_others("localhost", "29500")
-    box.refuse_others(None, 1)
+        hosts.refuse_others("localhost", port)
+    hosts.refuse_others("localhost", "29500")
+    hosts.refuse_others(None, 1)
 
 
 def test_a_host_that_is_no_text_is_refused():
     with pytest.raises(ConfigError, match="host=5 is not a host"):
-        box.refuse_others(5, None)
+        hosts.refuse_others(5, None)

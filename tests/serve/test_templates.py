@@ -124,11 +124,11 @@ def test_rows_of_requests_that_are_known_are_counted(server):
 def test_so_many_headers_are_remembered_and_no_more():
     served = types.SimpleNamespace(
         prepare=None,
-        known={},
+        templates={},
         inputs=[DATATYPES["FP32"]],
         outputs=[DATATYPES["FP32"]],
         places={"x": 0},
-        output_places={"y": 0},
+        output_index={"y": 0},
         max_batch_size=0,
     )
     for number in range(3 * templates.MOST_HEADERS):
@@ -137,5 +137,5 @@ def test_so_many_headers_are_remembered_and_no_more():
         one = InputTensor("x", "FP32", (2,), body[len(header) :])
         request = InferRequest(inputs=[one], binary_output=True)
         templates.remember(served, header, request, (1, np.zeros(2, "f4")), body, 0)
-        assert header in served.known
-        assert len(served.known) <= templates.MOST_HEADERS
+        assert header in served.templates
+        assert len(served.templates) <= templates.MOST_HEADERS
