@@ -127,7 +127,7 @@ def test_so_many_headers_are_remembered_and_no_more():
         templates={},
         inputs=[DATATYPES["FP32"]],
         outputs=[DATATYPES["FP32"]],
-        places={"x": 0},
+        input_index={"x": 0},
         output_index={"y": 0},
         max_batch_size=0,
     )

@@ -29,7 +29,7 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture
-def hosts(tmp_path, monkeypatch):
+def hosts_file(tmp_path, monkeypatch):
     path = tmp_path / "hosts"
     path.write_text("127.0.1.1 Gpubox.example.org gpubox # not other\n192.0.2.7 other\nbad line\n")
     monkeypatch.setattr(hosts, "HOSTS", path)
@@ -53,7 +53,7 @@ def own_addresses():
         *(os.uname().nodename.upper(), *own_addresses()),
     ],
 )
-def test_this_box_goes_by_many_names(hosts, host):
+def test_this_box_goes_by_many_names(hosts_file, host):
     assert hosts.is_this(host)
 
 
@@ -61,7 +61,7 @@ def test_this_box_goes_by_many_names(hosts, host):
     "host",
     ["other", "10.255.254.253", "192.0.2.7", "2001:db8::7", "224.0.0.1", "not", "no such", "1"],
 )
-def test_another_box_is_not_this_one(hosts, host):
+def test_another_box_is_not_this_one(hosts_file, host):
     assert not hosts.is_this(host)
 
 
