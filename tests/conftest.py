@@ -333,6 +333,17 @@ def look_past_imports() -> None:
         frozen_modules = len(sys.modules)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """In the tests' own process torch has one thread.
+
+    An OpenMP pool, once it was used, is lost in a fork: from then on ``init()`` starts a fresh
+    interpreter, and tests of what their fork inherits would depend on which ran before them.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield

@@ -238,21 +238,23 @@ def test_gunicorn_starts_another_broker_when_its_own_is_killed(tmp_path):
         until(lambda: all(answers(path) for _ in range(10)), "the server answers again")
 
 
-# The first worker kills the broker that it is about to join.
+# The first worker kills the broker that it is about to join: of the master's children the one that
+# has some of its own, its helpers (the other worker may have been forked by then).
 KILLS_FIRST = """
 import os, pathlib, signal, sys
 sys.path.insert(0, {examples!r})
 from gunicorn_server import *
 import gunicorn_server
 
+def children_of(pid):
+    return pathlib.Path(f"/proc/{{pid}}/task/{{pid}}/children").read_text().split()
+
 def post_fork(server, worker):
     mark = pathlib.Path(__file__).with_suffix(".mark")
     if not mark.exists():
         mark.touch()
-        master = os.getppid()
-        pids = pathlib.Path(f"/proc/{{master}}/task/{{master}}/children").read_text().split()
-        (broker,) = {{int(pid) for pid in pids}} - {{os.getpid()}}
-        os.kill(broker, signal.{end})
+        (broker,) = (pid for pid in children_of(os.getppid()) if children_of(pid))
+        os.kill(int(broker), signal.{end})
     gunicorn_server.post_fork(server, worker)
 """
 

@@ -96,7 +96,6 @@ def begin(place: pathlib.Path, ready: Any) -> None:
     adopt_orphans()
     parallel.have_private_shm()
     mine = pathlib.Path(place, str(os.getpid()))
-    place.chmod(0o711)  # a test's other user comes to what the test has opened to it
     for name, mode in {"": 0o711, "tree": 0o711, "t": 0o711, "run": 0o700}.items():
         (mine / name).mkdir(mode=mode)
     os.environ.update(TMPDIR=str(mine / "t"), XDG_RUNTIME_DIR=str(mine / "run"))
@@ -255,6 +254,7 @@ def main() -> int:
     seeds = options.seed or [secrets.randbelow(1 << 31)]
     drawn = {seed: draw(options.sample, seed, options.only) for seed in seeds}
     with tempfile.TemporaryDirectory(prefix="m-") as place:
+        os.chmod(place, 0o711)  # a test's other user comes to what the test has opened to it
         together = [one for some in drawn.values() for one in some]
         mark(together, pathlib.Path(place), options.tests, options.jobs)
         shares = [
