@@ -1,6 +1,6 @@
 """Programs that no broker started: how they find one, join it, share it and leave it.
 
-Owns the socket's place, what a joining program is told, and what makes two programs share a
+Owns the socket's path, what a joining program is told, and what makes two programs share a
 broker. Never forks a role, never signals a member.
 """
 

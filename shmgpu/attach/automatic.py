@@ -1,6 +1,6 @@
 """Brokers that start by themselves: which one a program shares, and whether it still serves.
 
-Each listens beside the place of ``shmgpu up``'s, under a name of its own: the digest of what its
+Each listens beside the socket of ``shmgpu up``'s, under a name of its own: the digest of what its
 programs have in common (:mod:`shmgpu.attach.identity`). One whose files have changed since it
 loaded them is told to end with its last program, and the next takes its name. Owns the names, that
 question, and the clearing away of what ended ones left. Must never end a broker that somebody uses.
@@ -24,11 +24,11 @@ from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
-LETTERS = 10  # of a digest, in a socket's name; all of it stands in the manifest
+DIGITS = 10  # of the key, in a socket's name; the manifest has all of it
 KEPT_LOGS = 16  # of brokers that have ended
 KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
 MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
-MOST_PLACES = 64  # of a broker whose places nobody has counted
+MOST_SLOTS = 64  # of a broker whose slots nobody has counted
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
 LEFT = (".log", ".sources", ".lock", ".starting")
 
@@ -37,7 +37,7 @@ class Shared:
     """The broker that this program shares with those that are like it.
 
     Attributes:
-        place: of its socket.
+        socket_path: of its broker.
         key: the digest.
         reason: the file for which the one that runs will not do; "" where it does.
     """
@@ -60,24 +60,26 @@ class Shared:
         if self._devices:
             self.key = identity.of_program(session, {**shaping, "devices": self._devices})
         self._particular = self.key
-        self.place = self._place_of(self.key)
-        endpoint.check_length(self.place)
+        self.socket_path = self._place_of(self.key)
+        endpoint.check_length(self.socket_path)
 
     def _place_of(self, key: str) -> pathlib.Path:
-        return endpoint.beside(self.base, "." + key[:LETTERS])
+        return endpoint.beside(self.base, "." + key[:DIGITS])
 
     def fits(self, known: manifest.Manifest) -> bool:
         """Whether a broker is the one, and every file of it is what it was."""
         self.reason = ""
         if known.key == self.key:
-            self.reason = sources.changed(endpoint.beside(self.place, ".sources"), known.instance)
+            self.reason = sources.changed(
+                endpoint.beside(self.socket_path, ".sources"), known.instance
+            )
         return known.key == self.key and not self.reason
 
     def runs(self) -> bool:
-        """Whether one listens at the place that fits; one that has the devices anyway will do."""
+        """Whether one that fits listens; one that has the devices anyway will do."""
         for key in dict.fromkeys((self._general, self._particular)):
-            self.key, self.place = key, self._place_of(key)
-            known = ask(self.place)
+            self.key, self.socket_path = key, self._place_of(key)
+            known = ask(self.socket_path)
             has_all = known is not None and {*self._devices} <= {*known.devices.split(",")}
             if known is not None and (has_all or key == self._particular) and self.fits(known):
                 return True
@@ -96,7 +98,7 @@ class Shared:
         settings.setdefault("max_helpers", _most_of(self._helpers))
         settings["slots"] = slots_of(settings)
         try:
-            spawn.start(None, self.place, timeout=timeout, key=self.key, **settings)
+            spawn.start(None, self.socket_path, timeout=timeout, key=self.key, **settings)
         except SessionError as error:
             others = running(self.base) if "out of memory" in str(error).lower() else []
             if not others:
@@ -118,13 +120,13 @@ class Shared:
             wanted = {name: wanted for name, pool in pools.items() if pool == 0}
         try:
             for name, count in wanted.items():
-                if _asked(self.place, pools[name]) < count:
-                    _asked(self.place, pools[name], count)
+                if _asked(self.socket_path, pools[name]) < count:
+                    _asked(self.socket_path, pools[name], count)
         except ShmError as error:
             logger.warning("the broker makes no more helpers: %s", error)
 
     def _retire(self) -> None:
-        if not _retire(self.place):
+        if not _retire(self.socket_path):
             return
         if self.reason:
             logger.info(
@@ -132,26 +134,26 @@ class Shared:
                 "ends with its last program",
                 self.reason,
             )
-        endpoint.remove(self.place)
+        endpoint.remove(self.socket_path)
 
 
 def slots_of(settings: Mapping[str, Any]) -> Any:
-    """How many places a broker has that is started with these: as was said, or as many as fit."""
+    """How many slots a broker has that is started with these: as was said, or as many as fit."""
     said = settings.get("slots")
     if said is None:
         said = config.resolve("max_children")
-    return places(settings.get("arena")) if said is None else said
+    return slots_that_fit(settings.get("arena")) if said is None else said
 
 
-def places(arena: Any = None) -> int:
+def slots_that_fit(arena: Any = None) -> int:
     """How many programs' arenas half of what this machine has to give can hold; one at least.
 
     Raises:
-        LaunchError: there is no room for one.
+        LaunchError: there is no memory for one.
     """
     each = config.resolve("arena", arena)
     count = bisect.bisect_left(
-        range(MOST_PLACES), True, key=lambda fewer: not _has_room_for(2 * (fewer + 1) * each)
+        range(MOST_SLOTS), True, key=lambda fewer: not _has_memory_for(2 * (fewer + 1) * each)
     )
     if count == 0:
         try:
@@ -164,7 +166,7 @@ def places(arena: Any = None) -> int:
     return max(1, count)
 
 
-def _has_room_for(size_bytes: int) -> bool:
+def _has_memory_for(size_bytes: int) -> bool:
     try:
         core.check_memory(size_bytes)
     except LaunchError:
@@ -172,9 +174,9 @@ def _has_room_for(size_bytes: int) -> bool:
     return True
 
 
-def _retire(place: pathlib.Path) -> bool:
+def _retire(socket_path: pathlib.Path) -> bool:
     """Have a broker end with its last program; whether one listened there."""
-    connection = endpoint.knock(place)
+    connection = endpoint.connect(socket_path)
     if connection is None:
         return False
     with connection, contextlib.suppress(ShmError):  # it is ending
@@ -189,25 +191,25 @@ def _end_idle(base: pathlib.Path) -> None:
     asked to stay until they are told to end do.
     """
     found = []
-    for place in _named(base, ""):
+    for socket_path in _named(base, ""):
         with contextlib.suppress(OSError, ShmError):
-            known = ask(place)
+            known = ask(socket_path)
             if known is not None and known.idle_timeout:
-                found.append((place.stat().st_mtime_ns, place))
-    for _, place in sorted(found)[: max(0, len(found) + 1 - KEPT_BROKERS)]:
+                found.append((socket_path.stat().st_mtime_ns, socket_path))
+    for _, socket_path in sorted(found)[: max(0, len(found) + 1 - KEPT_BROKERS)]:
         with contextlib.suppress(ShmError):
-            _retire(place)
+            _retire(socket_path)
 
 
-def described(place: pathlib.Path) -> str:
+def described(socket_path: pathlib.Path) -> str:
     """A broker's socket, and the program that started it."""
-    known = ask(place)
-    return f"{place} ({(known is not None and known.program) or 'it does not answer'})"
+    known = ask(socket_path)
+    return f"{socket_path} ({(known is not None and known.program) or 'it does not answer'})"
 
 
-def ask(place: pathlib.Path) -> manifest.Manifest | None:
+def ask(socket_path: pathlib.Path) -> manifest.Manifest | None:
     """What the broker there tells of itself; None where none answers."""
-    connection = endpoint.knock(place)
+    connection = endpoint.connect(socket_path)
     if connection is None:
         return None
     try:
@@ -234,9 +236,9 @@ def _named_devices(devices: Any) -> list[str]:
     return [] if names == ["cpu"] and not os.path.exists(DRIVER) else names
 
 
-def _asked(place: pathlib.Path, pool: int, helpers: int = 0) -> int:
+def _asked(socket_path: pathlib.Path, pool: int, helpers: int = 0) -> int:
     """How many helpers the pool was to have; give it so many, where a number is given."""
-    connection = endpoint.knock(place)
+    connection = endpoint.connect(socket_path)
     if connection is None:
         return helpers
     with connection:
@@ -265,26 +267,26 @@ def advice(known: manifest.Manifest, target: function_table.DeclaredFunction) ->
     )
 
 
-def larger_arena(place: pathlib.Path, known: manifest.Manifest) -> str:
+def larger_arena(socket_path: pathlib.Path, known: manifest.Manifest) -> str:
     """How a program that has joined that broker comes by a larger arena, of ``{size}``."""
     if known.key:
         return (
             'run it with SHMGPU_ARENA={size} in its environment, or call ensure(arena="{size}") '
             "before anything else"
         )
-    if str(place).startswith("@"):
+    if str(socket_path).startswith("@"):
         return 'launch(..., arena="{size}") or init(arena="{size}"), whichever started the broker'
     return "end the broker (shmgpu down), and start it with shmgpu up --arena {size}"
 
 
 def running(base: pathlib.Path) -> list[pathlib.Path]:
-    """The sockets of those that run beside that place."""
-    return [place for place in _named(base, "") if _answers(place)]
+    """The sockets of those that run beside that path."""
+    return [socket_path for socket_path in _named(base, "") if _answers(socket_path)]
 
 
-def _answers(place: pathlib.Path) -> bool:
+def _answers(socket_path: pathlib.Path) -> bool:
     try:
-        connection = endpoint.knock(place)
+        connection = endpoint.connect(socket_path)
     except ShmError:
         return False
     if connection is not None:
@@ -293,7 +295,7 @@ def _answers(place: pathlib.Path) -> bool:
 
 
 def _named(base: pathlib.Path, suffix: str) -> list[pathlib.Path]:
-    pattern = re.compile(re.escape(base.name) + rf"\.[0-9a-f]{{{LETTERS}}}" + re.escape(suffix))
+    pattern = re.compile(re.escape(base.name) + rf"\.[0-9a-f]{{{DIGITS}}}" + re.escape(suffix))
     try:
         names = sorted(name for name in os.listdir(base.parent) if pattern.fullmatch(name))
     except OSError:

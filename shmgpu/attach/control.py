@@ -49,12 +49,12 @@ def running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
 
     It is the one named, that of ``shmgpu up``, or else those that started by themselves.
     """
-    place = endpoint.path_of(path)
-    connection = endpoint.knock(place)
+    socket_path = endpoint.path_of(path)
+    connection = endpoint.connect(socket_path)
     if connection is None:
-        return [] if path is not None else automatic.running(place)
+        return [] if path is not None else automatic.running(socket_path)
     connection.close()
-    return [place]
+    return [socket_path]
 
 
 def all_running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path]:
@@ -63,9 +63,9 @@ def all_running(path: str | os.PathLike[str] | None = None) -> list[pathlib.Path
     With a path, the one that listens there alone.
     """
     found = running(path)
-    place = endpoint.path_of(path)
-    if path is None and found == [place]:
-        found += automatic.running(place)
+    socket_path = endpoint.path_of(path)
+    if path is None and found == [socket_path]:
+        found += automatic.running(socket_path)
     return found
 
 
@@ -87,19 +87,19 @@ class Listed:
 def listed(path: str | os.PathLike[str] | None = None) -> list[Listed]:
     """All brokers of the user, or the one at that path."""
     found = []
-    for place in all_running(path):
-        known, connection = automatic.ask(place), endpoint.knock(place)
+    for socket_path in all_running(path):
+        known, connection = automatic.ask(socket_path), endpoint.connect(socket_path)
         if known is None or connection is None:  # it has just ended
             continue
         with connection:
             pid = _process_of(connection)
-        log = endpoint.beside(place, ".log")
-        found.append(Listed(pid, known.program, place, log if _prints_to(pid, log) else None))
+        log = endpoint.beside(socket_path, ".log")
+        found.append(Listed(pid, known.program, socket_path, log if _prints_to(pid, log) else None))
     return found
 
 
 def _prints_to(pid: int, log: pathlib.Path) -> bool:
-    """Whether that is its output, and not what another broker left at the same place."""
+    """Whether that is its output, and not what another broker left at the same path."""
     try:
         return os.path.samefile(f"/proc/{pid}/fd/1", log)
     except PermissionError:  # another user's
@@ -117,7 +117,7 @@ def _process_of(connection: socket.socket) -> int:
 def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Path:
     found = running(path)
     if not found:
-        raise NotRunning(endpoint.NOBODY.format(place=endpoint.path_of(path)))
+        raise NotRunning(endpoint.NOBODY.format(path=endpoint.path_of(path)))
     if len(found) > 1:
         told = ", ".join(map(automatic.described, found))
         raise ConfigError(
@@ -127,10 +127,10 @@ def _the_one(path: str | os.PathLike[str] | None, also: str = "") -> pathlib.Pat
     return found[0]
 
 
-def _knock(place: pathlib.Path) -> socket.socket:
-    connection = endpoint.knock(place)
+def _connect(socket_path: pathlib.Path) -> socket.socket:
+    connection = endpoint.connect(socket_path)
     if connection is None:
-        raise NotRunning(endpoint.NOBODY.format(place=place))
+        raise NotRunning(endpoint.NOBODY.format(path=socket_path))
     return connection
 
 
@@ -154,8 +154,8 @@ def scale(
         ConfigError: there is no such pool, it cannot have so many, or several brokers run.
         LaunchError: the broker is another user's.
     """
-    place = _the_one(path)
-    with _knock(place) as connection:
+    socket_path = _the_one(path)
+    with _connect(socket_path) as connection:
         _, descriptor = core.ask(connection.fileno())
     try:
         pools = manifest.Manifest.read(descriptor).pools
@@ -175,7 +175,7 @@ def scale(
         )
     done = []
     for name, helpers in wanted.items():
-        with _knock(place) as connection:
+        with _connect(socket_path) as connection:
             before = core.ask_scale(connection.fileno(), pools[name], helpers)
         done.append(Scaled(name, before, helpers))
     return done
@@ -196,7 +196,7 @@ def down(*, path: str | os.PathLike[str] | None = None, timeout: float = 60.0) -
         LaunchError: it is another user's, or has not ended in time.
         ConfigError: several run, and none is named.
     """
-    with _knock(_the_one(path, ", or all of them with --all")) as connection:
+    with _connect(_the_one(path, ", or all of them with --all")) as connection:
         pid = _process_of(connection)
         try:
             process = os.pidfd_open(pid)

@@ -29,8 +29,8 @@ BACKLOG = 64
 LOCKED_WITHIN_S = 30.0  # making a socket takes milliseconds
 STARTED_WITHIN_S = 600.0  # loading models may take minutes
 LOOK_AGAIN_S = 0.01
-ANSWERS_WITHIN_S = 2.0  # that a broker takes who knocks in, unless its queue is full and it stands
-NOBODY = "no broker listens at {place}: start one with shmgpu up MODULE"
+ANSWERS_WITHIN_S = 2.0  # in which a broker accepts, unless it is stopped or its queue is full
+NOBODY = "no broker listens at {path}: start one with shmgpu up MODULE"
 NO_SOCKET = "{} is not a socket, and was left as it is: pass the path of a broker's socket"
 
 
@@ -43,27 +43,27 @@ def runtime_directory() -> pathlib.Path:
     given = os.environ.get("XDG_RUNTIME_DIR")
     base = pathlib.Path(given) if given else pathlib.Path(f"/run/user/{os.getuid()}")
     if base.is_dir() and os.access(base, os.W_OK):
-        place = base / "shmgpu"
+        directory = base / "shmgpu"
     else:
-        place = pathlib.Path(tempfile.gettempdir()) / f"shmgpu-{os.getuid()}"
+        directory = pathlib.Path(tempfile.gettempdir()) / f"shmgpu-{os.getuid()}"
         if given and given not in _warned_of:
             _warned_of.add(given)
             logger.warning(
                 "XDG_RUNTIME_DIR=%s is no directory that you can write to, so the broker's socket "
                 "is looked for in %s",
                 given,
-                place,
+                directory,
             )
-    _refuse_shared(place)
-    return place
+    _refuse_shared(directory)
+    return directory
 
 
 _warned_of: set[str] = set()
 
 
-def _refuse_shared(place: pathlib.Path) -> None:
+def _refuse_shared(directory: pathlib.Path) -> None:
     try:
-        found = place.lstat()
+        found = directory.lstat()
     except FileNotFoundError:
         return
     except OSError as error:
@@ -73,7 +73,7 @@ def _refuse_shared(place: pathlib.Path) -> None:
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise LaunchError(
-            f"{place} is not a directory that only you can write to: remove it, or pass path="
+            f"{directory} is not a directory that only you can write to: remove it, or pass path="
         )
 
 
@@ -174,7 +174,7 @@ def clear(path: pathlib.Path, suffixes: Iterable[str]) -> None:
         LaunchError: somebody starts one there.
     """
     with locked(path, ".starting", 0.0), locked(path, limit=0.0):
-        connection = knock(path)
+        connection = connect(path)
         if connection is not None:
             connection.close()
             return
@@ -241,12 +241,12 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def knock(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket | None:
+def connect(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket | None:
     """A connection to the broker that listens there; None when none does.
 
     Args:
         path: of its socket.
-        wait: seconds, beside :data:`ANSWERS_WITHIN_S`, for a place in a queue that is full; None:
+        wait: seconds, beside :data:`ANSWERS_WITHIN_S`, for a slot in a queue that is full; None:
             for ever.
 
     Raises:
@@ -257,7 +257,7 @@ def knock(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket |
     until = None if wait is None else time.monotonic() + wait + ANSWERS_WITHIN_S
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _connect(connection, "\0" + name[1:] if name.startswith("@") else name, until)
+        _connect_until(connection, "\0" + name[1:] if name.startswith("@") else name, until)
         if name.startswith("@"):
             _refuse_strangers(connection)
     except OSError as error:
@@ -280,7 +280,7 @@ def knock(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket |
     return connection
 
 
-def _connect(connection: socket.socket, address: str, until: float | None) -> None:
+def _connect_until(connection: socket.socket, address: str, until: float | None) -> None:
     """Connect, and try again while the queue is full.
 
     A connect() that waits for that knows no time limit, and one that a signal interrupts is no
@@ -329,15 +329,15 @@ def _refuse_strangers(connection: socket.socket) -> None:
         )
 
 
-class PrivateDoor:
+class PrivateEndpoint:
     """A listening socket for the processes that a broker's own children fork.
 
     It has an abstract name, drawn at random and handed on by inheritance: nothing lies in a file
-    system, so nothing is left there by a broker that is killed. Who may enter is decided by the
-    peer's credentials, as at every door.
+    system, so nothing is left there by a broker that is killed. Who may attach is decided by the
+    peer's credentials, as at every endpoint.
 
     Attributes:
-        address: what :func:`knock` takes.
+        address: what :func:`connect` takes.
     """
 
     def __init__(self) -> None:
@@ -347,12 +347,12 @@ class PrivateDoor:
         self._socket.listen(BACKLOG)
 
     @classmethod
-    def of(cls, descriptor: int) -> PrivateDoor:
+    def of(cls, descriptor: int) -> PrivateEndpoint:
         """One that the process which started this one has made."""
-        door = cls.__new__(cls)
-        door._socket = socket.socket(fileno=descriptor)
-        door.address = "@" + door._socket.getsockname()[1:].decode()
-        return door
+        made = cls.__new__(cls)
+        made._socket = socket.socket(fileno=descriptor)
+        made.address = "@" + made._socket.getsockname()[1:].decode()
+        return made
 
     def fileno(self) -> int:
         """The listening descriptor."""
@@ -365,12 +365,12 @@ class PrivateDoor:
     close = release
 
 
-class Door:
+class Endpoint:
     """A listening socket at ``path``, removed when it is closed.
 
     Args:
         path: where; the socket that a dead broker left there is replaced, and nothing else.
-        group: numeric id of a group that may knock, too; None: the user alone.
+        group: numeric id of a group that may connect, too; None: the user alone.
 
     Raises:
         ConfigError: something lies there that is no socket, or it has no directory.
@@ -384,7 +384,7 @@ class Door:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with locked(path):
-                other = knock(path)
+                other = connect(path)
                 if other is not None:
                     other.close()
                     raise LaunchError(

@@ -1,7 +1,8 @@
-"""Whether a network address means this box.
+"""Whether a network address means this machine.
 
-Owns the reading of GT's ``host`` and ``port``. Asks this box alone: its name, its interfaces, its
-hosts file. Never a name server, which may be slow, and knows boxes that share no memory with this.
+Owns the reading of GT's ``host`` and ``port``. Asks this machine alone: its name, its interfaces,
+its hosts file. Never a name server, which may be slow, and knows machines that share no memory with
+this.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ PORTS = range(1, 1 << 16)
 
 
 def refuse_others(host: object, port: object) -> None:
-    """Raise ConfigError where host and port, None each when not given, are another box's or no's.
+    """Raise ConfigError where host and port (None: not given) are not this machine's.
 
-    The port is read and not needed: there is no network between processes of one box.
+    The port is read and not needed: there is no network between processes of one machine.
     """
     if port is not None and not _is_port(port):
         raise ConfigError(f"port={port!r} is no port: pass a number from 1 to 65535, or none")
@@ -59,7 +60,7 @@ def _is_port(port: object) -> bool:
 
 
 def is_this(host: str) -> bool:
-    """Whether a name, in whatever case, or an address is this box's own."""
+    """Whether a name, in whatever case, or an address is this machine's own."""
     name = host.strip().rstrip(".").lower()
     own = os.uname().nodename.rstrip(".").lower()
     if name in {*LOCAL, own, own.partition(".")[0]} or name.endswith(".localhost"):

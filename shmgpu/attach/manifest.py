@@ -1,6 +1,6 @@
 """What whoever joins a broker must know of it: its functions by name, and its pools.
 
-Owns the form: JSON in a memory file that the door hands over.
+Owns the form: JSON in a memory file that the endpoint hands over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION_LETTERS = len(_VERSION)
 
 @dataclass(frozen=True)
 class Manifest:
-    """A broker as its guests see it.
+    """A broker as attached clients see it.
 
     Attributes:
         rows: row of each function, by ``module:qualname``.

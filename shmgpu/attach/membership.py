@@ -1,6 +1,6 @@
 """Joining a running broker: ``connect``, ``ensure``, ``claim``, ``disconnect``.
 
-Owns a process's membership: the handshake through the door, the functions' rows while it lasts, and
+Owns a process's membership: the handshake at the endpoint, the functions' rows while it lasts, and
 its end. A member is a child like any other, but the broker did not fork it and never signals it.
 """
 
@@ -47,13 +47,13 @@ LOST = (
     "the broker that this process had joined is gone: call shmgpu.connect() to join the next one, "
     "or, in a program that joined with its first call, just call again"
 )
-NO_PLACES = (
+NO_SLOTS = (
     "the broker of the process that forked this one has no slots for others: start it with some, "
     "as in launch(..., slots=4) or init(slots=4), or use a broker of shmgpu up"
 )
 
 
-MORE_PLACES = (
+MORE_SLOTS = (
     "shmgpu.ensure(wait=SECONDS) waits; and with SHMGPU_MAX_CHILDREN set to more, and SHMGPU_ARENA "
     "to less where memory is short, these programs share another broker"
 )
@@ -136,7 +136,7 @@ class Membership:
 
 
 _membership: Membership | None = None
-_is_entering = False  # the core has a place, or is about to, that no membership stands for yet
+_is_entering = False  # the core has a slot, or is about to, that no membership stands for yet
 
 
 @runtime.one_at_a_time
@@ -173,12 +173,12 @@ def connect(
         path, (host, port) = None, address
     hosts.refuse_others(host, port)
     _refuse_where_taken()
-    place = endpoint.path_of(path)
+    socket_path = endpoint.path_of(path)
     if path is None:
-        found = _find(place, None if wait is None else parse_seconds(wait, "wait"))
+        found = _find(socket_path, None if wait is None else parse_seconds(wait, "wait"))
         if found is not None:
             return _wait_in(*found, wait, trust_broker)
-    return _join(place, wait, trust_broker)
+    return _join(socket_path, wait, trust_broker)
 
 
 @runtime.one_at_a_time
@@ -202,11 +202,14 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
         LaunchError: there are no slots, all are taken, or this process is already in a broker.
     """
     _refuse_where_taken()
-    if runtime.inherited_door == "":
-        raise LaunchError(NO_PLACES)
-    place = endpoint.path_of(runtime.inherited_door)
+    if runtime.inherited_endpoint == "":
+        raise LaunchError(NO_SLOTS)
+    socket_path = endpoint.path_of(runtime.inherited_endpoint)
     return _join(
-        place, wait, trust_broker, endpoint.NOBODY if runtime.inherited_door is None else ENDED
+        socket_path,
+        wait,
+        trust_broker,
+        endpoint.NOBODY if runtime.inherited_endpoint is None else ENDED,
     )
 
 
@@ -220,49 +223,51 @@ def _refuse_where_taken() -> None:
 
 
 def _join(
-    place: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = endpoint.NOBODY
+    socket_path: pathlib.Path, wait: float | None, trust_broker: bool, nobody: str = endpoint.NOBODY
 ) -> Membership:
     seconds = None if wait is None else parse_seconds(wait, "wait")
-    return _wait_in(place, endpoint.knock(place, seconds), seconds, trust_broker, nobody)
+    return _wait_in(
+        socket_path, endpoint.connect(socket_path, seconds), seconds, trust_broker, nobody
+    )
 
 
 def _find(base: pathlib.Path, wait: float | None) -> tuple[pathlib.Path, socket.socket] | None:
     """A connection to the broker that stands there, or to this program's own; None: none runs."""
-    connection = endpoint.knock(base, wait)
+    connection = endpoint.connect(base, wait)
     if connection is not None:
         return base, connection
     if str(base).startswith("@"):
         return None
     shared = automatic.Shared(base, {})
-    connection = endpoint.knock(shared.place, wait) if shared.runs() else None
-    return None if connection is None else (shared.place, connection)
+    connection = endpoint.connect(shared.socket_path, wait) if shared.runs() else None
+    return None if connection is None else (shared.socket_path, connection)
 
 
 def _wait_in(
-    place: pathlib.Path,
+    socket_path: pathlib.Path,
     connection: socket.socket | None,
     wait: float | None,
     trust_broker: bool,
     nobody: str = endpoint.NOBODY,
 ) -> Membership:
-    """Enter; and knock again, while there is time, where as many wait as the broker watches."""
+    """Attach; connect again, while there is time, where as many wait as the broker watches."""
     until = None if wait is None else time.monotonic() + parse_seconds(wait, "wait")
     left = wait
     while True:
         if connection is None:
-            raise NotRunning(nobody.format(place=place))
+            raise NotRunning(nobody.format(path=socket_path))
         try:
-            return _enter(place, connection, left, trust_broker)
+            return _enter(socket_path, connection, left, trust_broker)
         except core.NoPlace:
             if until is not None and time.monotonic() >= until:
                 raise
         time.sleep(LOOK_AGAIN_S)
         left = None if until is None else max(until - time.monotonic(), 0.0)
-        connection = endpoint.knock(place, left)
+        connection = endpoint.connect(socket_path, left)
 
 
 def _enter(
-    place: pathlib.Path,
+    socket_path: pathlib.Path,
     connection: socket.socket,
     wait: float | None,
     trust_broker: bool = False,
@@ -276,12 +281,12 @@ def _enter(
             seed = config.resolve("seed")
             slot, link, known = enter(connection, wait)
         seeding.seed_joined(seed, slot)
-        membership = Membership(str(place), known, unpickles)
+        membership = Membership(str(socket_path), known, unpickles)
         membership.leaving = NotRunning(runtime.NOT_RUNNING), None  # what an interruption comes to
         _membership = membership
         _is_entering = False
         link.arguments.when_adopted = membership.caution
-        link.arena.made_larger_by = automatic.larger_arena(place, known)
+        link.arena.made_larger_by = automatic.larger_arena(socket_path, known)
         function_table.resolve_by(
             membership.resolve,
             sorted(known.rows),
@@ -290,7 +295,9 @@ def _enter(
         )
         atexit.register(disconnect)
         runtime.start(
-            Runtime(slot, link, link.arena, dict(known.pools), if_lost=LOST, door=str(place))
+            Runtime(
+                slot, link, link.arena, dict(known.pools), if_lost=LOST, endpoint=str(socket_path)
+            )
         )
         membership.leaving = None
     except BaseException:
@@ -300,7 +307,7 @@ def _enter(
 
 
 def _undo() -> None:
-    """Leave a place that was taken, or left, only in part, because an exception struck.
+    """Leave a slot that was taken, or left, only in part, because an exception struck.
 
     Joining and leaving do this themselves; where they are interrupted in that, too, whoever joins
     or leaves next does it.
@@ -316,7 +323,7 @@ def _undo() -> None:
 
 
 def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, manifest.Manifest]:
-    """Take a place in the broker at the other end: its number, and the means to use it.
+    """Take a slot in the broker at the other end: its number, and the means to use it.
 
     The connection is closed, whatever comes of it; raises what :func:`connect` does.
     """
@@ -384,17 +391,17 @@ def ensure(
     """
     _refuse_where_taken()
     timeout = None if timeout is None else parse_seconds(timeout, "timeout")
-    place = endpoint.path_of(path)
-    if str(place).startswith("@"):  # a broker's own children's door: nobody else makes such a one
-        return _join(place, wait, trust_broker)
+    socket_path = endpoint.path_of(path)
+    if str(socket_path).startswith("@"):  # a private endpoint: its broker runs, or ran
+        return _join(socket_path, wait, trust_broker)
     if modules is None and path is None:
-        return _share(place, wait, timeout, trust_broker, settings)
-    connection = endpoint.knock(place, SETTLES_WITHIN_S)
+        return _share(socket_path, wait, timeout, trust_broker, settings)
+    connection = endpoint.connect(socket_path, SETTLES_WITHIN_S)
     until: float | None = None
     while True:
         if connection is not None:
             try:
-                joined = _wait_in(place, connection, wait, trust_broker)
+                joined = _wait_in(socket_path, connection, wait, trust_broker)
             except (BrokerDied, core.NoAnswer):  # it is ending, or loading
                 if until is not None and time.monotonic() > until:
                     raise
@@ -404,17 +411,19 @@ def ensure(
             time.sleep(LOOK_AGAIN_S)
         # Whoever starts one has this until it can be joined.
         with endpoint.locked(
-            place, ".starting", endpoint.STARTED_WITHIN_S if timeout is None else timeout
+            socket_path, ".starting", endpoint.STARTED_WITHIN_S if timeout is None else timeout
         ):
-            connection = endpoint.knock(place, SETTLES_WITHIN_S)
+            connection = endpoint.connect(socket_path, SETTLES_WITHIN_S)
             if connection is None:
                 settings["slots"] = automatic.slots_of(settings)
-                spawn.start(modules, place, timeout=timeout, **settings)
-                connection = endpoint.knock(place, SETTLES_WITHIN_S)
+                spawn.start(modules, socket_path, timeout=timeout, **settings)
+                connection = endpoint.connect(socket_path, SETTLES_WITHIN_S)
         if until is None:
             until = time.monotonic() + SETTLES_WITHIN_S
         elif connection is None and time.monotonic() > until:
-            raise LaunchError(f"brokers at {place} end before they can be joined: read their log")
+            raise LaunchError(
+                f"brokers at {socket_path} end before they can be joined: read their log"
+            )
 
 
 def _share(
@@ -428,27 +437,27 @@ def _share(
     shared: automatic.Shared | None = None
     until: float | None = None
     while True:
-        place = base
-        connection = endpoint.knock(base, SETTLES_WITHIN_S)
+        socket_path = base
+        connection = endpoint.connect(base, SETTLES_WITHIN_S)
         if connection is None:
             if shared is None:
                 shared = automatic.Shared(base, settings)
             runs = shared.runs()
-            place = shared.place
-            connection = endpoint.knock(place, SETTLES_WITHIN_S) if runs else None
+            socket_path = shared.socket_path
+            connection = endpoint.connect(socket_path, SETTLES_WITHIN_S) if runs else None
         if connection is not None:
             try:
-                joined = _wait_in(place, connection, wait, trust_broker)
+                joined = _wait_in(socket_path, connection, wait, trust_broker)
             except (BrokerDied, core.NoAnswer):  # it is ending, or loading
                 if until is not None and time.monotonic() > until:
                     raise
                 time.sleep(LOOK_AGAIN_S)
             except core.NoPlace as error:
-                if shared is None or place != shared.place:
+                if shared is None or socket_path != shared.socket_path:
                     raise
-                raise core.NoPlace(f"{error}: {MORE_PLACES}") from None
+                raise core.NoPlace(f"{error}: {MORE_SLOTS}") from None
             else:
-                if shared is not None and place == shared.place:
+                if shared is not None and socket_path == shared.socket_path:
                     shared.grow(joined.manifest.pools)
                 else:
                     joined.caution_asked(settings.get("session"))
@@ -456,13 +465,15 @@ def _share(
         elif shared is not None:
             # Whoever starts one has this until it can be joined.
             within = endpoint.STARTED_WITHIN_S if timeout is None else timeout
-            with endpoint.locked(place, ".starting", within):
+            with endpoint.locked(socket_path, ".starting", within):
                 if not shared.runs():
                     shared.start(timeout)
         if until is None:
             until = time.monotonic() + SETTLES_WITHIN_S
         elif connection is None and time.monotonic() > until:
-            raise LaunchError(f"brokers at {place} end before they can be joined: read their log")
+            raise LaunchError(
+                f"brokers at {socket_path} end before they can be joined: read their log"
+            )
 
 
 def _first_call() -> None:
@@ -495,7 +506,7 @@ def disconnect() -> None:
 
 
 def _leave_lost() -> None:
-    """A place in a broker that is gone is none: make room for the next."""
+    """A slot in a broker that is gone is none: leave it before the next."""
     current = runtime.current
     if _membership is None or current is None or not current.port.is_lost():
         return

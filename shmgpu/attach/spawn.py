@@ -24,7 +24,7 @@ from typing import IO, Any, TypeVar
 
 from shmgpu import errors
 from shmgpu.attach import carry, endpoint
-from shmgpu.attach.endpoint import PrivateDoor, knock
+from shmgpu.attach.endpoint import PrivateEndpoint, connect
 from shmgpu.common import config
 from shmgpu.common import module_loader as modules
 from shmgpu.errors import ConfigError, LaunchError, SessionError
@@ -36,7 +36,7 @@ LOG_LINES = 20  # of a broker's log that are told when it did not start
 
 # The program of the new interpreter: a file, so that its command line says what it serves.
 PACKAGE = str(pathlib.Path(__file__).parents[1])  # the new interpreter may find another one
-STARTER = str(pathlib.Path(PACKAGE, "broker", "spawn_bootstrap.py"))
+BOOTSTRAP = str(pathlib.Path(PACKAGE, "broker", "spawn_bootstrap.py"))
 
 
 class NotFoundThere(LaunchError):
@@ -154,7 +154,7 @@ def spawn(
 ) -> Spawned:
     """Start an interpreter with that request; ``lent`` descriptors keep their numbers there.
 
-    Its command line ends in ``words``, for whoever looks at the processes of this box.
+    Its command line ends in ``words``, for whoever looks at the processes of this machine.
     With a log the process has that for its output and outlives this one; without, it shares this
     one's, and is this one's child.
     """
@@ -184,7 +184,7 @@ def spawn(
             log_begins = os.fstat(output.fileno()).st_size
         process = subprocess.Popen(
             # -I, -O, -X dev and the like hold there, too, as for multiprocessing's processes.
-            [sys.executable, *_flags(), STARTER, *words],
+            [sys.executable, *_flags(), BOOTSTRAP, *words],
             stdin=file,
             stdout=output,
             stderr=output,
@@ -307,7 +307,7 @@ def _absolute(module: str) -> str:
 
 
 def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, str]:
-    """Start a broker for this process: it, a connection to its door, and the door's address.
+    """Start a broker for this process: it, a connection to it, and its address.
 
     Functions in modules are imported there; those that cannot be (a notebook's, a script's) are
     carried over by value, and one that cannot be carried either is left out, with a warning.
@@ -320,33 +320,33 @@ def start_private(settings: Mapping[str, Any]) -> tuple[Spawned, socket.socket, 
 
 
 def _start_private(carried: bytes) -> tuple[Spawned, socket.socket, str]:
-    # Who is to come stands at the door from the start, so the broker ends with this process at
+    # This process is connected from the start, so the broker ends with it at
     # whatever moment that ends.
-    entrance = PrivateDoor()
+    listener = PrivateEndpoint()
     try:
-        connection = knock(entrance.address)
+        connection = connect(listener.address)
     except BaseException:
-        entrance.close()
+        listener.close()
         raise
     assert connection is not None
     try:
         spawned = spawn(
-            {"carried": carried, "door": entrance.fileno()},
+            {"carried": carried, "listener": listener.fileno()},
             words=["init", sys.argv[0]],
-            lent=[entrance.fileno()],
+            lent=[listener.fileno()],
         )
     except BaseException:
         connection.close()
         raise
     finally:
-        entrance.close()
+        listener.close()
     try:
         spawned.wait_ready(None)
     except BaseException:
         connection.close()
         spawned.end(0.0)
         raise
-    return spawned, connection, entrance.address
+    return spawned, connection, listener.address
 
 
 def _until_found(begin: Callable[[Collection[str]], T]) -> T:

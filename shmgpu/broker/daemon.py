@@ -1,8 +1,8 @@
 """A broker that stands by itself: ``shmgpu up``.
 
 Owns its life from the loading of modules to the end that a signal asks for: what it tells a service
-manager, and what it reads anew on SIGHUP. It has helpers and places, and never a child of its own;
-programs join through the door.
+manager, and what it reads anew on SIGHUP. It has helpers and slots, and never a child of its own;
+programs join through its endpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shmgpu.errors import ConfigError
 
 P = ParamSpec("P")
 
-Entrance = endpoint.Door | endpoint.PrivateDoor
+BrokerEndpoint = endpoint.Endpoint | endpoint.PrivateEndpoint
 
 PLANNED = (
     *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
@@ -113,8 +113,8 @@ def up(
         )
     limits = quotas.path_of(quotas_file)
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
-    place = endpoint.path_of(path)
-    endpoint.prepare(place)
+    socket_path = endpoint.path_of(path)
+    endpoint.prepare(socket_path)
     with runtime.loading():
         loaded = [module_loader.load(name) for name in served]
         brought = pickle.loads(carried) if carried else {}
@@ -140,13 +140,13 @@ def up(
     host = RoleHost(plan, [], (), settings.get("progress"), settings.get("trace_path"))
     host.lent = list(lent)
     try:
-        entrance = endpoint.Door(place, group)
+        listener = endpoint.Endpoint(socket_path, group)
     except BaseException:
         host.close()
         raise
 
     told = ""  # to the service manager, once programs can join
-    status = f"{plan.helpers_started} helpers, {slots} places, at {place}"
+    status = f"{plan.helpers_started} helpers, {slots} slots, at {socket_path}"
 
     def ready() -> None:
         nonlocal told
@@ -168,7 +168,7 @@ def up(
         core.set_quotas(quotas.read(limits))
         serve(
             host,
-            entrance,
+            listener,
             manifest.of_this_process(
                 plan.pools,
                 _sessions_of(plan),
@@ -202,25 +202,25 @@ def _refuse_pickles() -> None:
 
 def serve(
     host: RoleHost,
-    entrance: Entrance,
+    listener: BrokerEndpoint,
     known: manifest.Manifest,
     persistent: int,
     *,
     group: int = 0,
     idle_timeout: float = 0.0,
 ) -> None:
-    """Run the broker behind that door to its end, and raise what :func:`up` does."""
+    """Run the broker behind that endpoint to its end, and raise what :func:`up` does."""
     plan = host.plan
     before = logs.role()
     logs.set_role("parent")
-    host.door = entrance
+    host.endpoint = listener
     descriptor = known.write()
     try:
         make_room_for_descriptors(plan.slots + plan.helpers)
         status = core.run(
             host,
             persistent=persistent,
-            door_fd=entrance.fileno(),
+            door_fd=listener.fileno(),
             manifest_fd=descriptor,
             door_gid=group,
             idle_ns=int(idle_timeout * 1e9),
@@ -229,7 +229,7 @@ def serve(
         raise_outcome(host, status)
     finally:
         os.close(descriptor)
-        entrance.close()
+        listener.close()
         logs.set_role(before)
         host.close()
 

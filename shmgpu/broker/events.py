@@ -161,11 +161,11 @@ def child_ended(
     if not event["is_failure"]:
         emit(logging.DEBUG, "child_ended", **_who("child", event), cause=cause)
         return
-    place = "next record" if stack else "none was left"
+    where = "next record" if stack else "none was left"
     if event["is_final"]:
         action = "the launch ends"
         if not stack and is_told:
-            place = "with the ChildError"
+            where = "with the ChildError"
     else:
         action = (
             f"restarted {_in(event)}, once its arena is zero; {restarts_left} more such restarts"
@@ -176,7 +176,7 @@ def child_ended(
         **_who("child", event),
         cause=cause,
         action=action,
-        stack=place,
+        stack=where,
     )
     _emit_stack("child", event, stack)
 
@@ -208,13 +208,13 @@ def child_cleared(event: dict[str, int], **_: Any) -> None:
 
 
 def child_joined(event: dict[str, int], **_: Any) -> None:
-    """A process that was not forked here took a place."""
+    """A process that was not forked here took a slot."""
     emit(logging.INFO, "child_joined", **_who("child", event))
 
 
 def child_left(event: dict[str, int], **_: Any) -> None:
     """It left, or died: it was not ours to ask."""
-    emit(logging.INFO, "child_left", **_who("child", event), action="its place is cleaned")
+    emit(logging.INFO, "child_left", **_who("child", event), action="its slot is cleaned")
 
 
 def child_refused(event: dict[str, int], **_: Any) -> None:

@@ -93,7 +93,7 @@ class Stacks(MemoryFiles):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(f"{name}-stack", count)
         for descriptor in self._descriptors:
-            # The place to write is shared with whoever had the slot before, the end is not.
+            # The memory to write is shared with whoever had the slot before, the end is not.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
 
     def descriptor(self, index: int) -> int:

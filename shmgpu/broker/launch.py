@@ -157,7 +157,7 @@ def launch(
         config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms, seed=seed)
         status = core.run(
             host,
-            **host.open_private_door(),
+            **host.open_private_endpoint(),
             **plan.for_core(),
         )
         if stats_into is not None and host.final_stats is not None:
@@ -421,7 +421,7 @@ def init(
             status = core.run(
                 host,
                 caller_is_child=1,
-                **host.open_private_door(),
+                **host.open_private_endpoint(),
                 **plan.for_core(),
             )
             host.thaw()
@@ -433,10 +433,10 @@ def init(
         host.child_reports.close()
         host.child_stacks.close()
         address = host.private_address
-        host.leave_door()
+        host.close_endpoint()
         port = Port(BrokerWire(), SharedArena(0), plan.pools)
         port.arena.made_larger_by = OWN_ARENA
-        runtime.start(Runtime(0, port, port.arena, plan.pools, door=address))
+        runtime.start(Runtime(0, port, port.arena, plan.pools, endpoint=address))
         _session = Session(host, backend)
         if address:
             _session.restore_environment = _export(address)
@@ -463,7 +463,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
     function_table.resolve_by(known.row_of, None, obstacle=carry.obstacle)
     has_room = config.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
-        Runtime(slot, link, link.arena, dict(known.pools), door=address if has_room else "")
+        Runtime(slot, link, link.arena, dict(known.pools), endpoint=address if has_room else "")
     )
     session = Session(None, backend)
     session.spawned = spawned
@@ -474,7 +474,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
 
 
 def _export(address: str) -> Callable[[], None]:
-    """Let the programs that this one starts find the door; undone by calling the result."""
+    """Let the programs that this one starts find the endpoint; undone by calling the result."""
     before = os.environ.get("SHMGPU_SOCKET")
     os.environ["SHMGPU_SOCKET"] = address
 
@@ -494,7 +494,7 @@ def _start_inline(plan: LaunchConfig) -> None:
     arena = LocalArena(plan.arena)
     arena.made_larger_by = OWN_ARENA
     context = Helper(0, setup.device, setup.pool, 1)
-    place = device.make(setup.device, setup.gpu_memory, [(arena.base, arena.capacity)])
+    where = device.make(setup.device, setup.gpu_memory, [(arena.base, arena.capacity)])
     if setup.session is not None:
         try:
             context.session = setup.session(context)
@@ -511,7 +511,7 @@ def _start_inline(plan: LaunchConfig) -> None:
         core.window_on(arena.base, arena.capacity),
         arena.base,
         lambda slot: (arena.base, arena.end),
-        place,
+        where,
         plan.parked,
     )
     executor.watches = config.resolve("debug")

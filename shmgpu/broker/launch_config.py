@@ -60,7 +60,7 @@ class LaunchConfig:
         counts = _most_of_pools(max_helpers, started)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
-        # A place that no helper has at the start: the pool may be given more while it runs.
+        # A slot that no helper has at the start: the pool may be given more while it runs.
         self.helper_absent = [
             number >= started[name] for name in counts for number in range(counts[name])
         ]
@@ -112,8 +112,8 @@ class LaunchConfig:
             )
             share = 1
             is_shared = False
-        computing = [number for number, place in enumerate(names) if place == "cpu"]
-        for number, place in enumerate(names):
+        computing = [number for number, device_name in enumerate(names) if device_name == "cpu"]
+        for number, device_name in enumerate(names):
             pool = list(counts)[self.helper_pool[number]]
             made = _of_pool(session, pool, counts, "session")
             if made is not None and not callable(made):
@@ -123,21 +123,21 @@ class LaunchConfig:
             self.setups.append(
                 Setup(
                     made,
-                    place,
+                    device_name,
                     pool,
-                    share if place == "cpu" else 0,
+                    share if device_name == "cpu" else 0,
                     gpu_memory,
                     self.parked,
                     self.slots,
                     Share(number, computing, cores, share)
-                    if is_shared and place == "cpu"
+                    if is_shared and device_name == "cpu"
                     else None,
                 )
             )
         # A GPU helper holds two messages, so that copy and compute can overlap.
         self.min_credit = [1] * len(counts)
-        for number, place in enumerate(names):
-            if place != "cpu":
+        for number, device_name in enumerate(names):
+            if device_name != "cpu":
                 self.min_credit[self.helper_pool[number]] = 2
 
     def for_core(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def refuse_nested(what: str) -> None:
     """Raise LaunchError where this process is in a broker, or about to be one."""
     runtime.refuse_while_loading()
     role = core.role()
-    forked = runtime.inherited_door is not None
+    forked = runtime.inherited_endpoint is not None
     if runtime.current is not None and runtime.current.if_lost:
         raise LaunchError(
             f"{what} cannot start a broker in a process that has joined one, as the first call of "

@@ -26,7 +26,7 @@ else:  # pragma: no cover - one of the two runs
     import tomli as tomllib
 
 NAME = "quotas.toml"
-LONGEST = 63  # bytes of a program's name that the door keeps
+LONGEST = 63  # bytes of a program's name that the handshake keeps
 
 Row = dict[str, Any]
 

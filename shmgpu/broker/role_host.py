@@ -22,7 +22,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.attach import manifest
-from shmgpu.attach.endpoint import Door, PrivateDoor
+from shmgpu.attach.endpoint import Endpoint, PrivateEndpoint
 from shmgpu.broker import events
 from shmgpu.broker.exit_reports import Report, Reports, Stacks
 from shmgpu.broker.launch_config import LaunchConfig
@@ -68,7 +68,7 @@ class RoleHost(core.Host):
         self.failures: list[tuple[int, int]] = []  # (child, exit status), as they came
         self.helper_failed = -1
         self.error: BaseException | None = None
-        self.door: Door | PrivateDoor | None = None  # where others may join
+        self.endpoint: Endpoint | PrivateEndpoint | None = None  # where others may join
         self.manifest_fd = -1  # what they are told of this broker
         self.on_ready: Callable[[], None] | None = None
         self.on_draining: Callable[[], None] | None = None
@@ -146,13 +146,13 @@ class RoleHost(core.Host):
             os.close(descriptor)
         self.child_reports.close()
         self.child_stacks.close()
-        self.leave_door()
+        self.close_endpoint()
         self.helper_reports.keep_only(helper_number)
         self.helper_stacks.keep_only(helper_number)
         faulthandler.enable(self.helper_stacks.descriptor(helper_number))
         runtime.stop(NotRunning(runtime.IN_HELPER))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if self.door is not None:
+        if self.endpoint is not None:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the broker's: it reads its files anew
         seed_all(plan.seed, f"helper {helper_number}")
         if not wait_policy.calm() and setup.threads > 1 and not plan.threads_given:
@@ -178,7 +178,7 @@ class RoleHost(core.Host):
         logs.set_role(f"child {child}")
         self.helper_reports.close()
         self.helper_stacks.close()
-        self.leave_door()
+        self.close_endpoint()
         self.child_reports.keep_only(child)
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
@@ -190,7 +190,7 @@ class RoleHost(core.Host):
         address = self.private_address
         if address:
             os.environ["SHMGPU_SOCKET"] = address
-        runtime.start(Runtime(child, port, port.arena, plan.pools, door=address))
+        runtime.start(Runtime(child, port, port.arena, plan.pools, endpoint=address))
         status = 0
         try:
             termination.unwind()  # until here it ends the process
@@ -223,23 +223,23 @@ class RoleHost(core.Host):
         message = f"{type(error).__name__}: {said}"
         self.child_reports.write(child, Report("error", None, message, text))
 
-    def open_private_door(self) -> dict[str, Any]:
+    def open_private_endpoint(self) -> dict[str, Any]:
         """For :func:`core.run`: what lets processes that children fork join; maybe nothing."""
         if self.plan.slots == self.plan.children:
             return {}
-        self.door = PrivateDoor()
+        self.endpoint = PrivateEndpoint()
         self.manifest_fd = manifest.of_this_process(self.plan.pools).write()
-        return {"door_fd": self.door.fileno(), "manifest_fd": self.manifest_fd}
+        return {"door_fd": self.endpoint.fileno(), "manifest_fd": self.manifest_fd}
 
     @property
     def private_address(self) -> str:
         """Where processes that children fork may join; empty: nowhere."""
-        return self.door.address if isinstance(self.door, PrivateDoor) else ""
+        return self.endpoint.address if isinstance(self.endpoint, PrivateEndpoint) else ""
 
-    def leave_door(self) -> None:
-        """Let go of the door, and of what is handed out there."""
-        if self.door is not None:
-            self.door.release()
+    def close_endpoint(self) -> None:
+        """Close the endpoint, and what is handed out there."""
+        if self.endpoint is not None:
+            self.endpoint.release()
         if self.manifest_fd >= 0:
             os.close(self.manifest_fd)
             self.manifest_fd = -1
@@ -346,7 +346,7 @@ class RoleHost(core.Host):
         """Give back what the host holds."""
         self._end_bar()
         self.thaw()
-        self.leave_door()
+        self.close_endpoint()
         self.helper_reports.close()
         self.child_reports.close()
         self.helper_stacks.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 from shmgpu import core, function_table
 from shmgpu.attach import endpoint, manifest, sources
-from shmgpu.attach.endpoint import PrivateDoor
+from shmgpu.attach.endpoint import PrivateEndpoint
 from shmgpu.broker import daemon, launch_config
 from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
@@ -70,7 +70,7 @@ def main(request: Mapping[str, Any]) -> None:
     os.set_inheritable(request["report"], False)
     report = Report(request["report"])
     try:
-        if "door" in request:
+        if "listener" in request:
             _serve_one(request, report)
         else:
             _serve_all(request, report)
@@ -91,12 +91,13 @@ def _serve_all(request: Mapping[str, Any], report: Report) -> None:
     record = None
     words = {"program": request["program"]}
     if request["key"]:
-        place = pathlib.Path(request["settings"]["path"])
+        socket_path = pathlib.Path(request["settings"]["path"])
         try:
-            record = sources.Record(endpoint.beside(place, ".sources"))
+            record = sources.Record(endpoint.beside(socket_path, ".sources"))
         except OSError as error:
             raise LaunchError(
-                f"the broker cannot write beside its socket {place} ({error}): make room there, or "
+                f"the broker cannot write beside its socket {socket_path} ({error}): free "
+                "some space there, or "
                 "set XDG_RUNTIME_DIR to another directory that you own"
             ) from error
         record.begin()
@@ -128,9 +129,9 @@ def _log(error: BaseException) -> None:
 
 
 def _serve_one(request: Mapping[str, Any], report: Report) -> None:
-    """A broker for the one process that stands at its door."""
-    os.set_inheritable(request["door"], False)
-    entrance = PrivateDoor.of(request["door"])
+    """A broker for the one process that is connected to its endpoint."""
+    os.set_inheritable(request["listener"], False)
+    listener = PrivateEndpoint.of(request["listener"])
     with runtime.loading():
         carried = pickle.loads(request["carried"])
     wanted = dict(carried["settings"])
@@ -142,4 +143,4 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
     host.on_ready = report.ready
     host.lent = [report.descriptor]
     known = manifest.of_this_process(plan.pools)
-    daemon.serve(host, entrance, known, core.UNTIL_FIRST_LEFT)
+    daemon.serve(host, listener, known, core.UNTIL_FIRST_LEFT)

@@ -81,7 +81,7 @@ class Runtime:
     pools: dict[str, int]
     inline: bool = False
     if_lost: str = ""  # what its calls say when the broker is gone; empty: as a child's
-    door: str = ""  # where processes that this one forks may join; empty: nowhere
+    endpoint: str = ""  # where processes that this one forks may join; empty: nowhere
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +91,7 @@ port: Port | None = None
 why_not: ShmError = NotRunning(NOT_RUNNING)
 ending: list[Callable[[], None]] = []  # what this child does before it leaves its broker
 first_call: Callable[[], None] | None = None  # joins or starts a broker where that is wanted
-inherited_door: str | None = None  # of the child that this process was forked from; None: of none
+inherited_endpoint: str | None = None  # of the child that forked this process; None: of none
 _is_loading = False  # this process will be a broker, and is importing what it will serve
 _gate = threading.RLock()  # held by the one thread that has this process join a broker, or leave
 
@@ -182,10 +182,10 @@ def shut_down(broker_died: bool = False) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global inherited_door, _gate
+    global inherited_endpoint, _gate
     _gate = threading.RLock()  # whoever held it was not forked
     if current is not None:
-        inherited_door = current.door
+        inherited_endpoint = current.endpoint
         stop(NotRunning(FORKED))
         ending.clear()
         core.disown()  # an end of a pipe kept here would hide the other process's end

@@ -159,18 +159,18 @@ def _up(options: argparse.Namespace) -> int:
         },
     }
     if options.detach:
-        place = endpoint.path_of(options.path)
+        path = endpoint.path_of(options.path)
         try:
-            spawn.start(options.modules, place, **settings)
+            spawn.start(options.modules, path, **settings)
         except KeyboardInterrupt:
             print("shmgpu: interrupted: the broker was told to end", file=sys.stderr)
             raise
-        print(f"a broker serves at {place}; its log is {endpoint.beside(place, '.log')}")
+        print(f"a broker serves at {path}; its log is {endpoint.beside(path, '.log')}")
         return 0
 
     def ready() -> None:
-        place = endpoint.path_of(options.path)
-        print(f"a broker serves at {place}: end it with Ctrl-C, or with shmgpu down", flush=True)
+        path = endpoint.path_of(options.path)
+        print(f"a broker serves at {path}: end it with Ctrl-C, or with shmgpu down", flush=True)
 
     logs.write_by_line()
     try:

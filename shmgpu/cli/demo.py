@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         help=f"where to write the trace ({DEMO_TRACE})",
     )
     add("--no-baseline", action="store_true", help="skip multiprocessing")
-    add("--json", metavar="FILE", help="also write the figures to this file")
+    add("--json", metavar="FILE", help="also write the results to this file")
     demo.set_defaults(run=_run)
 
 

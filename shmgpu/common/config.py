@@ -190,7 +190,7 @@ SETTINGS: dict[str, Setting] = {
 
 given: dict[str, Any] = {}  # what launch() or init() were told and its children ask for later
 
-_KNOWN_ELSEWHERE = {"BENCH", "CI", "TEST", "DEMO", "BUILD"}  # prefixes other rooms may read
+_KNOWN_ELSEWHERE = {"BENCH", "CI", "TEST", "DEMO", "BUILD"}  # prefixes other programs may read
 
 
 def give(**settings: Any) -> None:

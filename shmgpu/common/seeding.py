@@ -1,7 +1,7 @@
 """Seeds of each role: for random, numpy, torch and tensors.
 
 Owns ``TENSORS``, of which each drawing of a tensor takes a seed: helpers draw, and children say
-from what. It lies here because a role is seeded before the rooms of tensors are loaded.
+from what. It lies here because a role is seeded before the files of tensors are loaded.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def seed_by_user(seed: int) -> None:
     _seed_tensors(seed, _OF_USER)
 
 
-def seed_joined(seed: int | None, place: int) -> None:
-    """Seed tensors of a process that has a place in a broker it was not forked by.
+def seed_joined(seed: int | None, slot: int) -> None:
+    """Seed tensors of a process that has a slot in a broker it was not forked by.
 
     Once in its life: who loses a broker, and joins the next, does not draw the same again.
     """
     if seed is not None and _from == _AFRESH:
-        _seed_tensors(of_role(seed, f"child {place}"), _OF_ROLE)
+        _seed_tensors(of_role(seed, f"child {slot}"), _OF_ROLE)
 
 
 def draw_afresh() -> None:

@@ -58,8 +58,8 @@ def split(everything: Split, seed: int) -> tuple[Split, Split]:
     chance = np.random.default_rng(seed)
     chosen = []
     for digit in np.unique(labels):
-        places = chance.permutation(np.flatnonzero(labels == digit))
-        chosen.append(places[: round(HELD_OUT * len(places))])
+        indices = chance.permutation(np.flatnonzero(labels == digit))
+        chosen.append(indices[: round(HELD_OUT * len(indices))])
     held_out = chance.permutation(np.concatenate(chosen))
     train = np.setdiff1d(np.arange(len(labels)), held_out)
     return Split(images[train], labels[train]), Split(images[held_out], labels[held_out])

@@ -80,9 +80,9 @@ def train(
     network.train()
     for _ in range(epochs):
         order = torch.randperm(len(images), generator=generator).to(images.device)
-        for places in torch.split(order, BATCH):
-            scores = network(shifted(images[places], generator))
-            loss = functional.cross_entropy(scores, labels[places])
+        for indices in torch.split(order, BATCH):
+            scores = network(shifted(images[indices], generator))
+            loss = functional.cross_entropy(scores, labels[indices])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -117,13 +117,13 @@ def classify(
     processes: list[BaseProcess] = []
     try:
         with stage:
-            crew = [_start(processes, work, number) for number in range(workers)]
+            pool = [_start(processes, work, number) for number in range(workers)]
             crowd = [_start(processes, run, rank) for rank in range(clients)]
             deadline = time.monotonic() + seconds + _END_LIMIT_S
             _join(crowd, deadline)
-            for _ in crew:
+            for _ in pool:
                 requests.put(None)
-            _join(crew, deadline)
+            _join(pool, deadline)
         batches, items = (int(n) for n in runs.sum(0))
         return stage.outcome(), items / batches
     finally:

@@ -23,8 +23,8 @@ _COPY_SITES = {
 }
 
 
-def figures(outcome: Outcome, mean_batch: float, payload_in_pipes: bool) -> dict[str, float]:
-    """The figures of one side, by name; units are in the names."""
+def measured(outcome: Outcome, mean_batch: float, payload_in_pipes: bool) -> dict[str, float]:
+    """What one side measured, by name; units are in the names."""
     written = [traffic.written for traffic in outcome.traffic]
     known = [count for count in written if count is not None]
     result = {
@@ -42,7 +42,7 @@ def figures(outcome: Outcome, mean_batch: float, payload_in_pipes: bool) -> dict
     return result
 
 
-# label, figure, how it is shown, what it is multiplied by, whether a ratio says anything
+# label, quantity, how it is shown, what it is multiplied by, whether a ratio says anything
 _ROWS = (
     ("accuracy on held-out images", "accuracy", "{:.2f} %", 100, False),
     ("calls per second", "calls_per_s", "{:,.0f} /s", 1, True),
@@ -56,7 +56,7 @@ _ROWS = (
 
 
 def comparison(ours: dict[str, float], theirs: dict[str, float] | None) -> str:
-    """Both sides, a line for each figure; the last column is ours over theirs."""
+    """Both sides, a line for each quantity; the last column is ours over theirs."""
     lines = [["", "shmgpu", *(["multiprocessing", "ratio"] if theirs else [])]]
     for label, name, form, factor, compare in _ROWS:
         line = [label]

@@ -34,7 +34,7 @@ class Options:
         seconds: how long each side serves.
         device: of the helpers, such as ``"cpu"``; None for the machine's GPUs, else the CPU.
         baseline: whether to do the same work through ``multiprocessing``.
-        json: file for the figures, or None.
+        json: file for what was measured, or None.
         epochs: passes of the training.
         show: draw progress bars; None means on a terminal only.
     """
@@ -99,7 +99,7 @@ def run(options: Options) -> int:
         trace=options.trace,
         show=options.show,
     )
-    ours = report.figures(served.outcome, served.mean_batch, payload_in_pipes=False)
+    ours = report.measured(served.outcome, served.mean_batch, payload_in_pipes=False)
     theirs = None
     if options.baseline:
         seen, mean_batch = queues.classify(
@@ -112,7 +112,7 @@ def run(options: Options) -> int:
             seconds=options.seconds,
             show=options.show,
         )
-        theirs = report.figures(seen, mean_batch, payload_in_pipes=True)
+        theirs = report.measured(seen, mean_batch, payload_in_pipes=True)
     proof = audit(served)
 
     print(

@@ -68,7 +68,7 @@ def serve(options: argparse.Namespace) -> None:
     if options.otel:
         _check_otel()
     sources = repository.find_all(options.models)
-    _warn_of_open_door(options)
+    _warn_of_open_address(options)
     token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
     with contextlib.ExitStack() as held:
         table = Table({})
@@ -139,7 +139,7 @@ def serve(options: argparse.Namespace) -> None:
         held.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, reload))
         roles = plan.slots + plan.helpers
         make_room_for_descriptors(roles)
-        _make_room_for_connections(-(-options.max_connections // options.workers), roles)
+        _allow_connections(-(-options.max_connections // options.workers), roles)
         outcome = core.run(host, persistent=core.UNTIL_TOLD, **plan.for_core())
         if outcome != core.ESIGNALLED or host.error is not None:
             raise_outcome(host, outcome)
@@ -169,7 +169,7 @@ def _token(path: str | None) -> bytes:
     return token
 
 
-def _warn_of_open_door(options: argparse.Namespace) -> None:
+def _warn_of_open_address(options: argparse.Namespace) -> None:
     """Say so where anyone who reaches this machine may ask anything that is allowed."""
     is_open = not options.uds or options.grpc_port is not None
     if is_open and options.host not in LOOPBACK and options.token_file is None:
@@ -180,7 +180,7 @@ def _warn_of_open_door(options: argparse.Namespace) -> None:
         )
 
 
-def _make_room_for_connections(most: int, roles: int) -> None:
+def _allow_connections(most: int, roles: int) -> None:
     """Raise the soft limit on open files, which workers inherit, as far as it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # As many again may be told that they are too many.
@@ -251,18 +251,18 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
     """The socket that all workers accept from."""
     if options.uds:
         listener = socket.socket(socket.AF_UNIX)
-        place: Any = options.uds
+        address: Any = options.uds
         where = options.uds
         _clear(options.uds)
     else:
-        family, place = _found(options.host, options.port)
+        family, address = _found(options.host, options.port)
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         where = f"{options.host}:{options.port}"
     try:
         with listener:
             try:
-                listener.bind(place)
+                listener.bind(address)
                 listener.listen(BACKLOG)
             except OSError as error:
                 raise LaunchError(
@@ -280,13 +280,13 @@ def _listening(options: argparse.Namespace) -> Iterator[socket.socket]:
 def _found(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     """Family and address of what ``--host`` says."""
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise LaunchError(
             f"the server cannot listen at {host} ({why}): choose another --host"
         ) from None
-    return family, place
+    return family, address
 
 
 def _clear(path: str) -> None:
@@ -315,15 +315,15 @@ def _reserved(options: argparse.Namespace) -> Iterator[str]:
         yield ""
         return
     _check_installed("--grpc-port", "grpc", "google.protobuf")
-    family, place = _found(options.host, options.grpc_port)
+    family, address = _found(options.host, options.grpc_port)
     try:
         with socket.socket(family) as probe:  # another server's port is no port to share
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            place = probe.getsockname()
+            probe.bind(address)
+            address = probe.getsockname()
         holder = socket.socket(family)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        holder.bind(place)
+        holder.bind(address)
     except OSError as error:
         raise LaunchError(
             f"the server cannot listen at {options.host}:{options.grpc_port} ({error.strerror}): "

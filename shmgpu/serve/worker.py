@@ -21,7 +21,7 @@ import uvloop
 from shmgpu.child import runtime
 from shmgpu.common import termination
 from shmgpu.common.logs import logger
-from shmgpu.serve.frontend.acceptor import Connections, Door
+from shmgpu.serve.frontend.acceptor import Connections, Listener
 from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.frontend.routes import Front
@@ -140,8 +140,8 @@ class _Worker:
         for descriptor in self.port.transport.descriptors():
             loop.add_reader(descriptor, self.port.poll)
         rpc = await self._listen_for_grpc()
-        doors = [
-            Door(loop, one, self._connect, plan.tls, self.connections) for one in plan.listeners
+        listeners = [
+            Listener(loop, one, self._connect, plan.tls, self.connections) for one in plan.listeners
         ]
         self.connections.take_part(True)
         self.front.catalog.refresh()
@@ -151,8 +151,8 @@ class _Worker:
         self.front.is_leaving = True
         await asyncio.sleep(plan.options.drain_delay)
         self.connections.take_part(False)
-        for door in doors:
-            door.close()
+        for listener in listeners:
+            listener.close()
         stopped = asyncio.ensure_future(rpc.stop(plan.options.drain_timeout)) if rpc else None
         await self._drained(plan.options.drain_timeout)
         if stopped is not None:

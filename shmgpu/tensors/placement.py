@@ -118,7 +118,7 @@ def _fit(means: runtime.Runtime) -> list[int]:
 
 
 def _grow(means: runtime.Runtime, count: int) -> None:
-    door, have = means.door, len(_fit(means))
+    door, have = means.endpoint, len(_fit(means))
     few = f"gpu_workers({count}): the broker has {have} helper{'s' * (have != 1)}, and "
     if not door or door.startswith("@"):
         raise ConfigError(

@@ -1,8 +1,8 @@
 """A running broker, watched from another process of the same user.
 
-A broker's parent keeps one descriptor of the board, the memory file of all counters. That makes
-the broker visible under ``/proc`` without a name, a socket or a thread, and nothing stays behind
-when it ends. A watch maps the file read-only: the broker notices nothing, and pays nothing.
+A broker's parent keeps one descriptor of the scoreboard, the memory file of all counters. That
+makes the broker visible under ``/proc`` without a name, a socket or a thread, and nothing stays
+behind when it ends. A watch maps the file read-only: the broker notices nothing, and pays nothing.
 
 Owns finding brokers, and what two readings of the counters say together: rates, shares and
 latencies. Must never write to a broker, believe a file that it finds, or draw anything. A process
@@ -28,7 +28,7 @@ from shmgpu.errors import NotRunning, ShmError
 from shmgpu.watch import server_counters, trace
 from shmgpu.watch.stats import stats
 
-BOARD = "/memfd:shmgpu-board"
+SCOREBOARD = "/memfd:shmgpu-board"
 MOST_RECORDS = 65536  # calls of one interval from which latencies are taken, the latest
 
 # What says how things stand; every other number only grows, and has a rate.
@@ -58,7 +58,7 @@ class Found:
 
     Attributes:
         pid: of its parent process.
-        descriptor: number under which the parent holds the board.
+        descriptor: number under which the parent holds the scoreboard.
         command: the parent's command line.
         children: how many slots for children it has.
         helpers: how many helpers.
@@ -81,7 +81,7 @@ def find() -> list[Found]:
     """
     found: list[Found] = []
     refused: list[str] = []
-    for pid, descriptor in _boards():
+    for pid, descriptor in _scoreboards():
         try:
             with Watch(pid, descriptor) as watch:
                 broker = core.broker_stats()
@@ -105,8 +105,8 @@ def find() -> list[Found]:
     return sorted(found, key=lambda one: one.started_ns)
 
 
-def _boards() -> Iterator[tuple[int, int]]:
-    """Process and descriptor of everything that is named as a board, in other processes."""
+def _scoreboards() -> Iterator[tuple[int, int]]:
+    """Process and descriptor of everything that is named as a scoreboard, in other processes."""
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
             continue
@@ -116,12 +116,12 @@ def _boards() -> Iterator[tuple[int, int]]:
             continue  # somebody else's, or gone
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{name}/fd/{descriptor}").startswith(BOARD):
+                if os.readlink(f"/proc/{name}/fd/{descriptor}").startswith(SCOREBOARD):
                     yield int(name), int(descriptor)
 
 
 def _is_parent(pid: int, parent_pid: int) -> bool:
-    """A fork of the user's own may hold the board too; in a container, pids have two names."""
+    """A fork of the user's own may hold the scoreboard too; in a container, pids have two names."""
     if pid == parent_pid:
         return True
     with contextlib.suppress(OSError):
@@ -137,8 +137,8 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     words = raw.decode(errors="replace").rstrip("\0").split("\0")
-    if spawn.STARTER in words:  # its interpreter and this file are nothing to tell brokers by
-        words = ["shmgpu", *words[words.index(spawn.STARTER) + 1 :]]
+    if spawn.BOOTSTRAP in words:  # its interpreter and this file are nothing to tell brokers by
+        words = ["shmgpu", *words[words.index(spawn.BOOTSTRAP) + 1 :]]
     text = " ".join(words)
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
@@ -150,12 +150,12 @@ class Watch:
     """One broker, read again and again; a context manager.
 
     Args:
-        pid: the process that holds the board.
+        pid: the process that holds the scoreboard.
         descriptor: its number there; see :func:`find`.
 
     Raises:
         NotRunning: the process is gone, or may not be read.
-        ShmError: what it holds is no board, or one of another version.
+        ShmError: what it holds is no scoreboard, or one of another version.
         LaunchError: this process watches a broker already, or runs one.
     """
 
@@ -176,7 +176,7 @@ class Watch:
         finally:
             os.close(opened)  # the mapping keeps the file, and its number from being reused
         self._is_open = True
-        self._figures = server_counters.find(pid)
+        self._counters = server_counters.find(pid)
         self._models: dict[str, Row] = {}
         self._names: dict[int, str] = {}
         self._next_record = 0
@@ -213,7 +213,7 @@ class Watch:
             for index, row in enumerate(counters["helpers"])
         ]
         before_models = self._models
-        self._models, workers = server_counters.read(self._figures or "")
+        self._models, workers = server_counters.read(self._counters or "")
         for child, worker in zip(children, workers, strict=False):
             child["connections"] = worker["connections"]
         models = server_counters.show(self._models, before_models, seconds)
@@ -248,7 +248,7 @@ class Watch:
         self.close()
 
     def _child(self, index: int, row: Row, before: Row | None, seconds: float) -> Row:
-        # Those whose caller died over them count for the place, whoever has it by now.
+        # Those whose caller died over them count for the slot, whoever has it by now.
         outstanding = row["submitted"] - row["answered"] - row["dropped"]
         return {
             "child": index,

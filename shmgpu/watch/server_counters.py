@@ -3,8 +3,8 @@
 Owns a memory file that says itself what is in it, so that whoever watches needs neither the
 server's code nor its packages: a head (JSON: the fields, and how many writers and models), the
 models' names, then 64-bit numbers by writer, model and field, and by worker and field. Its maker
-maps it and counts in it; a watcher finds it under ``/proc`` as it finds the board, and reads it
-without mapping it, since its size is another process's to change.
+maps it and counts in it; a watcher finds it under ``/proc`` as it finds the scoreboard, and reads
+it without mapping it, since its size is another process's to change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-class Figures:
+class CounterFile:
     """The file, for its maker and those forked off it.
 
     Args:
@@ -100,7 +100,7 @@ class Figures:
 
 
 def find(pid: int) -> str | None:
-    """The path of a process's figures; None: it has none."""
+    """The path of a process's counters; None: it has none."""
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{descriptor}"

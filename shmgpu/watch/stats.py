@@ -1,6 +1,6 @@
 """Counters of a running broker, as one dictionary.
 
-Owns the shape of what :func:`stats` returns. Reads the board that the dispatcher writes; never
+Owns the shape of what :func:`stats` returns. Reads the scoreboard that the dispatcher writes; never
 counts itself.
 """
 

@@ -101,7 +101,7 @@ def test_a_socket_whose_group_cannot_be_set_is_taken_away(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "chown", refused)
     with pytest.raises(shmgpu.LaunchError, match="cannot be made"):
-        endpoint.Door(tmp_path / "broker.sock", 1)
+        endpoint.Endpoint(tmp_path / "broker.sock", 1)
     assert [one.name for one in tmp_path.iterdir()] == ["broker.sock.lock"]
 
 
@@ -151,20 +151,20 @@ def test_a_socket_that_can_be_seen_lets_programs_in(tmp_path, monkeypatch):
             super().listen(*backlog)
 
     monkeypatch.setattr(socket, "socket", Watched)
-    entrance = endpoint.Door(path)
+    listener = endpoint.Endpoint(path)
     assert seen == [False] and path.is_socket()
-    with endpoint.knock(path):
+    with endpoint.connect(path):
         pass
-    entrance.close()
+    listener.close()
     assert sorted(one.name for one in tmp_path.iterdir()) == ["broker.sock.lock"]
 
 
 def test_a_broker_that_ends_leaves_what_has_taken_its_place(tmp_path):
     path = tmp_path / "broker.sock"
-    entrance = endpoint.Door(path)
+    listener = endpoint.Endpoint(path)
     path.unlink()
     path.write_text("precious")
-    entrance.close()
+    listener.close()
     assert path.read_text() == "precious"
 
 
@@ -174,7 +174,7 @@ def test_a_socket_of_another_kind_is_no_brokers(tmp_path):
         other.bind(str(path))
         other.listen()
         with pytest.raises(shmgpu.ConfigError, match="no broker's socket"):
-            endpoint.Door(path)
+            endpoint.Endpoint(path)
     assert path.exists()
 
 
@@ -184,7 +184,7 @@ def test_whoever_holds_a_lock_is_waited_for_no_longer_than_said(tmp_path, monkey
     monkeypatch.setattr(endpoint, "STARTED_WITHIN_S", 0.05)
     path = tmp_path / "b.sock"
     for suffix, start in [
-        (".lock", lambda: endpoint.Door(path)),
+        (".lock", lambda: endpoint.Endpoint(path)),
         (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path)),
         (".starting", lambda: shmgpu.ensure(["attach.served_here"], path=path, timeout=0.01)),
     ]:
@@ -194,7 +194,7 @@ def test_whoever_holds_a_lock_is_waited_for_no_longer_than_said(tmp_path, monkey
             with pytest.raises(shmgpu.LaunchError, match=rf"has held {file} for 0\.0[15] s"):
                 start()
             assert not path.exists()
-        endpoint.Door(path).close()  # whose turn has come
+        endpoint.Endpoint(path).close()  # whose turn has come
 
 
 @pytest.mark.parametrize("suffix", [".lock", ".starting", ".log"])
@@ -324,7 +324,7 @@ def test_who_was_let_in_late_is_connected_in_truth(tmp_path):
         with stopped_with_a_full_queue(path):
             signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
             with pytest.raises(core.NoAnswer):
-                endpoint.knock(path)
+                endpoint.connect(path)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_read_changes_nothing(place, broker):
         assert len(told.splitlines()) == 2
         assert use(place, "greedy.py") == [1024, 8]
     told = put(place, broker, "")
-    assert "STATUS=1 helpers, 64 places" in told
+    assert "STATUS=1 helpers, 64 slots" in told
     assert use(place, "greedy.py") == [1024, 64]
 
 

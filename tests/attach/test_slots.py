@@ -40,13 +40,13 @@ def machine(monkeypatch):
 )
 def test_as_many_places_as_fit_in_half_of_the_memory(machine, mib, arena, count):
     machine(mib)
-    assert automatic.places(arena) == count
+    assert automatic.slots_that_fit(arena) == count
 
 
 def test_where_not_one_arena_fits_it_is_said_what_to_set(machine):
     machine(63)
     with pytest.raises(shmgpu.LaunchError, match=r"64 MiB are asked.*63 MiB.*SHMGPU_ARENA") as told:
-        automatic.places()
+        automatic.slots_that_fit()
     assert "SHM_" not in str(told.value)
 
 

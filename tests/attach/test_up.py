@@ -34,7 +34,7 @@ def place(tmp_path):
 
 def test_a_broker_tells_when_it_is_ready_serves_and_drains_on_sigterm(place):
     with place.up("--helpers", "2") as broker:
-        assert "STATUS=2 helpers, 64 places" in broker.heard[-1]
+        assert "STATUS=2 helpers, 64 slots" in broker.heard[-1]
         assert broker.process.stdout.readline().startswith(f"a broker serves at {place.path}")
         assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
         assert place.program(CALL) == "[0.0, 2.0, 4.0]"

@@ -208,7 +208,7 @@ def parent_of(pid):
 
 
 def board_holders():
-    return {pid for pid, _ in monitor._boards()}
+    return {pid for pid, _ in monitor._scoreboards()}
 
 
 def test_only_the_parent_holds_the_board(idle):
@@ -378,9 +378,11 @@ def test_a_screen_that_follows_goes_over_to_the_next_broker(broker, tmp_path, mo
     other = Broker(tmp_path / "next")
     try:
         other.wait("stats")
-        boards = monitor._boards
+        boards = monitor._scoreboards
         ours = (broker.pid, other.pid)
-        monkeypatch.setattr(monitor, "_boards", lambda: (one for one in boards() if one[0] in ours))
+        monkeypatch.setattr(
+            monitor, "_scoreboards", lambda: (one for one in boards() if one[0] in ours)
+        )
 
         async def body(app, pilot):
             app.follow = True

@@ -520,12 +520,12 @@ def scale(until_ns: int) -> None:
     """A child of its own, which nobody kills: has the first pool shrink and grow, then be whole."""
     whole = max(1, ledger.helpers - 1)
     choose = random.Random(until_ns)
-    place = endpoint.path_of(runtime.current.door)
+    socket_path = endpoint.path_of(runtime.current.endpoint)
     while time.monotonic_ns() < until_ns and not ledger.get("complaints"):
         time.sleep(choose.uniform(0.05, 0.5))
         ledger.add("scalings")
-        control.scale({"near": choose.randint(1, whole)}, path=place)
-    control.scale({"near": whole}, path=place)
+        control.scale({"near": choose.randint(1, whole)}, path=socket_path)
+    control.scale({"near": whole}, path=socket_path)
     ledger.set("scales", 0)
     while not ledger.quiet.all() and not ledger.get("over"):
         time.sleep(0.02)
@@ -745,7 +745,7 @@ def cancels_at_the_end(caller: Caller) -> None:
 
 
 def fork_one(caller: Caller, is_killed: bool) -> None:
-    """A forked process claims a place and asks; its requests are this child's, in the ledger."""
+    """A forked process claims a slot and asks; its requests are this child's, in the ledger."""
     tokens = [caller.book.begin(NUMBER[from_fork]) for _ in range(4)]
     caller.by_forks += len(tokens)
     read, write = os.pipe()

@@ -1037,7 +1037,7 @@ MUTANTS = [
     Mutant(
         "sharing",
         "shmgpu/attach/automatic.py",
-        "                    _asked(self.place, pools[name], count)",
+        "                    _asked(self.socket_path, pools[name], count)",
         "                    pass",
         AUTOMATIC + "test_a_program_asks_the_broker_that_it_shares_for_the_helpers_that_it_lacks",
     ),

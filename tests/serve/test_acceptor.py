@@ -174,7 +174,7 @@ def test_a_worker_that_drains_takes_no_connections_and_the_other_does(tmp_path):
         drained = place.until_there_are(1).index(1)
         workers = place.server.children()[-2:]
         os.kill(workers[drained], signal.SIGTERM)
-        servers.until(lambda: not place.numbers("is_accepting")[drained], "its door is closed")
+        servers.until(lambda: not place.numbers("is_accepting")[drained], "its listener is closed")
         with stopped(workers[1 - drained]):
             made = [open_ones.enter_context(place.connect()) for _ in range(20)]
             time.sleep(0.1)  # in which the one that drains could take them
@@ -186,11 +186,11 @@ def test_a_worker_that_drains_takes_no_connections_and_the_other_does(tmp_path):
         assert waiting.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-# ---- a door by itself ------------------------------------------------------------------------
+# ---- a listener by itself ------------------------------------------------------------------------
 
 
 class Peer(asyncio.Protocol):
-    """A connection of a door's."""
+    """A connection of a listener's."""
 
     def __init__(self, seen):
         self.seen = seen
@@ -204,17 +204,19 @@ class Peer(asyncio.Protocol):
 
 @dataclass
 class Room:
-    """Doors in this process, one for each of two workers, at one socket."""
+    """Listeners in this process, one for each of two workers, at one socket."""
 
     loop: Any
     listener: socket.socket
     own: np.ndarray[Any, Any]
-    doors: list[acceptor.Door]
+    listeners: list[acceptor.Listener]
 
     def open(self, rank):
         seen = acceptor.Connections(self.own, rank)
         listener = self.listener.dup()
-        self.doors.append(acceptor.Door(self.loop, listener, lambda: Peer(seen), None, seen))
+        self.listeners.append(
+            acceptor.Listener(self.loop, listener, lambda: Peer(seen), None, seen)
+        )
         seen.take_part(True)
 
     def connect(self):
@@ -241,8 +243,8 @@ def in_a_room(scenario):
             with contextlib.ExitStack() as open_ones:
                 await scenario(room, open_ones)
         finally:
-            for door in room.doors:
-                door.close()
+            for listener in room.listeners:
+                listener.close()
 
     with (
         socket.create_server(("127.0.0.1", 0), backlog=512) as listener,
@@ -329,7 +331,7 @@ def test_a_connection_that_others_took_while_it_was_left_to_them_was_not_left_in
         await room.until(lambda: room.counts() == [10, 0])
         for _ in range(20):
             open_ones.enter_context(room.connect())
-            for _ in range(5):  # turns of the loop: the door has seen it
+            for _ in range(5):  # turns of the loop: the listener has seen it
                 await asyncio.sleep(0)
             with contextlib.suppress(BlockingIOError):  # this process slept too long
                 open_ones.enter_context(room.listener.accept()[0])
@@ -370,12 +372,12 @@ def test_a_door_that_is_closed_takes_nobody(caplog, count, turns):
         for _ in range(count):
             open_ones.enter_context(room.connect())
         await room.until(lambda: room.counts() == [count, 0])
-        (door,) = room.doors
-        room.doors.clear()
+        (listener,) = room.listeners
+        room.listeners.clear()
         open_ones.enter_context(room.connect())
         for _ in range(turns):  # of the loop: it waits
             await asyncio.sleep(0)
-        door.close()
+        listener.close()
         before = room.own[0, ACCEPTED]
         room.own[1, ACCEPTED] += 1  # another worker takes it
         open_ones.enter_context(room.connect())

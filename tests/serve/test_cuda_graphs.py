@@ -17,11 +17,11 @@ from tensors.stand_in import StandInDriver  # noqa: E402
 from shmgpu.errors import ConfigError  # noqa: E402
 from shmgpu.serve import Tensor, model  # noqa: E402
 from shmgpu.serve.models import cuda_graphs  # noqa: E402
-from shmgpu.serve.models.cuda_graphs import Recordings  # noqa: E402
+from shmgpu.serve.models.cuda_graphs import CapturedGraphs  # noqa: E402
 
 
 def recorded(body, *samples, most_rows=8, driver=None):
-    made = Recordings("one", driver or StandInDriver(), body, most_rows)
+    made = CapturedGraphs("one", driver or StandInDriver(), body, most_rows)
     for sample in samples:
         made.record(sample)
     return made
@@ -124,7 +124,7 @@ def test_a_size_that_does_not_fit_leaves_the_others():
 
 
 def test_without_a_device_everything_runs_as_it_is(caplog):
-    made = Recordings("one", cuda_graphs.driver_of("cpu"), lambda x: x, 8)
+    made = CapturedGraphs("one", cuda_graphs.driver_of("cpu"), lambda x: x, 8)
     made.record((numbers(1, 3),))
     assert made.run((numbers(1, 3),)) == (None, cuda_graphs.NO_DEVICE)
     assert "no CUDA device" in caplog.text

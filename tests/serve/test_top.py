@@ -43,7 +43,7 @@ def test_counters_that_were_closed_are_found_by_nobody():
     try:
         path = server_counters.find(os.getpid())
         assert path is not None
-        made.figures.name(0, "m")
+        made.file.name(0, "m")
         made.rows[0, 0, INDEX["success_count"]] = 7
         assert "m" in server_counters.read(path)[0]
     finally:

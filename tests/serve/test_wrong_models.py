@@ -174,13 +174,13 @@ DECLARED = (
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path, text, sentence):
     path = tmp_path / "broken.py"
     path.write_text(text)
-    shelf = runner.ModelStore.__new__(runner.ModelStore)
-    shelf.helper = Helper(0, "cpu", "default", 1)
-    shelf.loaded, shelf.is_copy = {}, False
+    store = runner.ModelStore.__new__(runner.ModelStore)
+    store.helper = Helper(0, "cpu", "default", 1)
+    store.loaded, store.is_copy = {}, False
     source = {"path": str(path), "kind": "python", "name": "", "version": "1"}
-    shelf.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
+    store.table = types.SimpleNamespace(read=lambda: (0, {"sources": {"1": source}}))
     with pytest.raises((errors.LoadFailed, ConfigError)) as caught:
-        shelf.load(1)
+        store.load(1)
     assert str(caught.value).startswith(sentence.replace("PATH", str(path)))
     sys.modules.pop("shmgpu_served_1", None)
 

@@ -1,4 +1,4 @@
-"""Which network addresses mean this box, found out without asking the network."""
+"""Which network addresses mean this machine, found out without asking the network."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def own_addresses():
         *(os.uname().nodename.upper(), *own_addresses()),
     ],
 )
-def test_this_box_goes_by_many_names(hosts_file, host):
+def test_this_machine_goes_by_many_names(hosts_file, host):
     assert hosts.is_this(host)
 
 
@@ -61,7 +61,7 @@ def test_this_box_goes_by_many_names(hosts_file, host):
     "host",
     ["other", "10.255.254.253", "192.0.2.7", "2001:db8::7", "224.0.0.1", "not", "no such", "1"],
 )
-def test_another_box_is_not_this_one(hosts_file, host):
+def test_another_machine_is_not_this_one(hosts_file, host):
     assert not hosts.is_this(host)
 
 

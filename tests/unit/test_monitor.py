@@ -77,10 +77,10 @@ def test_a_process_that_holds_a_forgery_is_named_when_nothing_else_runs(monkeypa
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         assert holder.stdout.readline() == b"made\n"
-        everything = list(monitor._boards())
+        everything = list(monitor._scoreboards())
         assert holder.pid in [pid for pid, _ in everything]
         own = [(pid, descriptor) for pid, descriptor in everything if pid == holder.pid]
-        monkeypatch.setattr(monitor, "_boards", lambda: iter(own))
+        monkeypatch.setattr(monitor, "_scoreboards", lambda: iter(own))
         with pytest.raises(ShmError, match=rf"process {holder.pid}: .*not sealed"):
             monitor.find()
         holder.stdin.write(b"\n")

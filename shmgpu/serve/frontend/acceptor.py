@@ -48,7 +48,7 @@ class Connections(set[Any]):
 
     Args:
         own: the numbers of all workers, in memory that they share; see Counters.own.
-        rank: this worker's place there.
+        rank: this worker's row there.
     """
 
     def __init__(self, own: np.ndarray[Any, Any], rank: int) -> None:
@@ -106,12 +106,12 @@ class Connections(set[Any]):
         return int(self._all[:, ACCEPTED].sum()) - self._own[ACCEPTED]
 
 
-class Door:
+class Listener:
     """One listening socket of a worker: open, or watched while the connections are for others.
 
     Args:
         loop: uvloop's.
-        listener: the socket; it is this process's own, and closed with the door.
+        listener: the socket; it is this process's own, and closed with the listener.
         connect: makes the protocol of a connection; never raises.
         tls: what connections are encrypted by; None: they are not.
         connections: of the worker.

@@ -124,10 +124,10 @@ def _statistics(served: ServedModel, counters: Counters) -> dict[str, Any]:
         "batch_stats": [
             {
                 "batch_size": rows,
-                "compute_input": duration(figures["input_ns"], figures["exec_count"]),
-                "compute_infer": duration(figures["infer_ns"], figures["exec_count"]),
-                "compute_output": duration(figures["output_ns"], figures["exec_count"]),
+                "compute_input": duration(sums["input_ns"], sums["exec_count"]),
+                "compute_infer": duration(sums["infer_ns"], sums["exec_count"]),
+                "compute_output": duration(sums["output_ns"], sums["exec_count"]),
             }
-            for rows, figures in counters.batch_totals(served.index).items()
+            for rows, sums in counters.batch_totals(served.index).items()
         ],
     }

@@ -52,8 +52,8 @@ def sizes(most_rows: int) -> list[int]:
     return [*[size for size in powers if size < most_rows], most_rows]
 
 
-class _Recorded:
-    """All recordings of inputs that differ in nothing but their rows.
+class _CapturedGraph:
+    """All captured graphs for inputs that differ in nothing but their rows.
 
     Attributes:
         inputs: of the largest; the others read the first rows of them. None is an input left away.
@@ -68,8 +68,8 @@ class _Recorded:
         self.outputs: list[list[Any]] = []
 
 
-class Recordings:
-    """The recordings of one model in one helper.
+class CapturedGraphs:
+    """The captured graphs of one model in one helper.
 
     Args:
         name: of the model, for the log.
@@ -86,7 +86,7 @@ class Recordings:
         self._driver = driver
         self._body = body
         self._most_rows = most_rows
-        self._by_shapes: dict[Shapes, _Recorded] = {}
+        self._by_shapes: dict[Shapes, _CapturedGraph] = {}
         self._told: set[str] = set()
         if driver is None:
             self._tell("the helper has no CUDA device")
@@ -100,7 +100,7 @@ class Recordings:
 
         with torch.no_grad():
             try:
-                found = _Recorded([_filled(torch, one, self._most_rows) for one in sample])
+                found = _CapturedGraph([_filled(torch, one, self._most_rows) for one in sample])
             except Exception as error:
                 self._tell(_reason(error))
                 return
@@ -148,18 +148,18 @@ class Recordings:
             self._tell("these shapes were in no warm-up sample that could be recorded")
             return None, UNSEEN_SHAPE
         rows = len(inputs[0])
-        place = bisect.bisect_left(found.sizes, rows)
-        if place == len(found.sizes):
+        index = bisect.bisect_left(found.sizes, rows)
+        if index == len(found.sizes):
             return None, NOT_CAPTURED
         import torch
 
         with torch.no_grad():
-            given = [place for place, one in enumerate(inputs) if one is not None]
+            given = [index for index, one in enumerate(inputs) if one is not None]
             self._driver.copy(
                 [found.inputs[one][:rows] for one in given], [inputs[one] for one in given]
             )
-            found.replays[place]()
-            there = [one[:rows] for one in found.outputs[place]]
+            found.replays[index]()
+            there = [one[:rows] for one in found.outputs[index]]
             outputs = [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in there]
             self._driver.copy(outputs, there)
         return (outputs[0] if len(outputs) == 1 else tuple(outputs)), REPLAYED

@@ -1,4 +1,4 @@
-"""The bodies of the functions that the server's workers call: a helper's shelf does each.
+"""The bodies of the functions that the server's workers call: a helper's model store does each.
 
 :mod:`shmgpu.serve.scheduling.rows` declares them, for the workers.
 """
@@ -12,45 +12,45 @@ from shmgpu.serve.models.runner import ModelStore
 
 def infer(helper: Any, number: int, *inputs: Any) -> Any:
     """Run a model; its number, then its inputs in order."""
-    shelf: ModelStore = helper.session
-    return shelf.run(number, inputs)
+    store: ModelStore = helper.session
+    return store.run(number, inputs)
 
 
 def infer_together(helper: Any, number: int, requests: int, *inputs: Any) -> Any:
     """Run a model on the rows of several requests; see :mod:`shmgpu.serve.frontend.coalescing`."""
-    shelf: ModelStore = helper.session
-    return shelf.run(number, inputs, requests=requests)
+    store: ModelStore = helper.session
+    return store.run(number, inputs, requests=requests)
 
 
 def infer_in_regions(helper: Any, number: int, outputs: Any, *inputs: Any) -> Any:
     """Run a model on tensors of which some lie in clients' regions; see `runner.ModelStore.run`."""
-    shelf: ModelStore = helper.session
-    return shelf.run(number, inputs, outputs)
+    store: ModelStore = helper.session
+    return store.run(number, inputs, outputs)
 
 
 def infer_in_sequence(
     helper: Any, number: int, outputs: Any, name: str, starts: bool, ends: bool, *inputs: Any
 ) -> Any:
     """Run a model with the state of a sequence; see `runner.ModelStore.run_in_sequence`."""
-    shelf: ModelStore = helper.session
-    return shelf.run_in_sequence(number, name, starts, ends, inputs, outputs)
+    store: ModelStore = helper.session
+    return store.run_in_sequence(number, name, starts, ends, inputs, outputs)
 
 
 def open_stream(helper: Any, number: int, token: int, *inputs: Any) -> Any:
     """Begin a stream, which its caller calls ``token``: this helper's number, the first part."""
-    shelf: ModelStore = helper.session
-    return helper.id, *shelf.open_stream(helper.caller, number, token, inputs)
+    store: ModelStore = helper.session
+    return helper.id, *store.open_stream(helper.caller, number, token, inputs)
 
 
 def next_part(helper: Any, token: int) -> Any:
     """One part more of a stream: a tuple of one; an empty one when that was all."""
-    shelf: ModelStore = helper.session
-    return shelf.next_part(helper.caller, token)
+    store: ModelStore = helper.session
+    return store.next_part(helper.caller, token)
 
 
 def close_stream(helper: Any, token: int) -> None:
     """Forget a stream."""
-    helper.session.feeds.close(helper.caller, token)
+    helper.session.generators.close(helper.caller, token)
 
 
 def load(helper: Any, source: int) -> None:

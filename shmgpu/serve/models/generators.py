@@ -15,7 +15,7 @@ from shmgpu.serve.models.errors import StreamLost
 Caller = tuple[int, int]  # slot and generation
 
 
-class Feeds:
+class Generators:
     """All that one helper has begun."""
 
     def __init__(self) -> None:

@@ -23,19 +23,19 @@ from shmgpu.serve.protocol.metadata import TensorMetadata
 Prepare = Callable[..., Any]
 
 
-def find(place: str, model: str) -> Prepare:
+def find(reference: str, model: str) -> Prepare:
     """The function that a model names.
 
     A file beside the model's is read anew for each source, so that it is reloaded with its model.
 
     Args:
-        place: ``"module:function"``.
+        reference: ``"module:function"``.
         model: the path of the model's file.
 
     Raises:
         ConfigError: there is none.
     """
-    module_name, _, name = place.partition(":")
+    module_name, _, name = reference.partition(":")
     folder = os.path.dirname(model)
     file = os.path.join(folder, *module_name.split(".")) + ".py"
     try:
@@ -48,11 +48,11 @@ def find(place: str, model: str) -> Prepare:
         found = getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f'prepare="{place}" of {model} cannot be had ({error}): name a module beside the '
+            f'prepare="{reference}" of {model} cannot be had ({error}): name a module beside the '
             "model, or one that is installed, and a function of it"
         ) from None
     if not callable(found):
-        raise ConfigError(f'prepare="{place}" of {model} is not a function')
+        raise ConfigError(f'prepare="{reference}" of {model} is not a function')
     prepare: Prepare = found
     return prepare
 

@@ -8,7 +8,7 @@ that is unregistered is let go when the helper next looks at the control table; 
 running function still has keep their mapping.
 
 A client that shrinks its file while a function reads it ends this helper (SIGBUS): its calls are
-answered 503, another takes its place.
+answered 503, another replaces it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.regions import RegionLost, open_region
 
-Placed = tuple[int, int, int]  # number of a region, offset in it, bytes
+RegionSlice = tuple[int, int, int]  # number of a region, offset in it, bytes
 
 
-class _Window:
+class _RegionMap:
     """One region: its descriptors, and a mapping of all that was registered."""
 
     def __init__(self, region: dict[str, Any]) -> None:
@@ -67,13 +67,13 @@ class _Window:
         os.close(self.reading)
 
 
-class Windows:
+class RegionMaps:
     """The regions that one helper has open."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self.version = -1
-        self.open: dict[int, _Window] = {}
+        self.open: dict[int, _RegionMap] = {}
 
     def refresh(self) -> None:
         """Let go of what is not registered any more."""
@@ -85,12 +85,12 @@ class Windows:
             self.open.pop(number).close()
 
     def read(
-        self, placed: Placed, datatype: datatypes.Datatype, shape: tuple[int, ...], own: bool
+        self, where: RegionSlice, datatype: datatypes.Datatype, shape: tuple[int, ...], own: bool
     ) -> np.ndarray[Any, Any]:
         """The input that lies there.
 
         Args:
-            placed: where.
+            where: its region, offset and bytes.
             datatype: of its elements.
             shape: its extents.
             own: whether the array must be one that may be written to: then its pages are copied
@@ -99,85 +99,85 @@ class Windows:
         Raises:
             RegionLost: the region is gone, or holds no such tensor.
         """
-        number, offset, nbytes = placed
-        window = self._window(number)
-        window.check()
+        number, offset, nbytes = where
+        region_map = self._map(number)
+        region_map.check()
         if own:
             memory = mmap.mmap(
-                window.reading,
-                window.before + window.size,
+                region_map.reading,
+                region_map.before + region_map.size,
                 flags=mmap.MAP_PRIVATE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=window.page,
+                offset=region_map.page,
             )
         else:
-            memory = window.memory
-        start = window.before + offset
+            memory = region_map.memory
+        start = region_map.before + offset
         data = memoryview(memory)[start : start + nbytes]
         try:
             datatypes.check(datatype, shape, data)
             return datatypes.decode(datatype, shape, data)
         except ValueError as error:
             raise RegionLost(
-                f"the input in shared memory region {window.region['name']!r} {error}"
+                f"the input in shared memory region {region_map.region['name']!r} {error}"
             ) from None
 
-    def room(
+    def output(
         self,
-        placed: Placed,
+        where: RegionSlice,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         inputs: Sequence[int],
     ) -> np.ndarray[Any, Any] | None:
-        """Where an output can be made in its place.
+        """The memory in which the function can make an output directly.
 
         Args:
-            placed: where it is to go.
+            where: its region, offset and bytes.
             shape: that it is expected to have.
             dtype: likewise.
             inputs: numbers of the regions that inputs lie in.
 
         Returns:
-            None where that has no room for it, or where it might lie over an input: it is another
+            None where that is too small, or where it might lie over an input: it is another
             mapping, so that nobody would see that they overlap.
 
         Raises:
             RegionLost: the region is gone, or has become smaller.
         """
-        number, offset, nbytes = placed
-        window = self._window(number)
-        window.check()
-        own = window.region["identity"]
-        if any(self._window(one).region["identity"] == own for one in inputs):
+        number, offset, nbytes = where
+        region_map = self._map(number)
+        region_map.check()
+        own = region_map.region["identity"]
+        if any(self._map(one).region["identity"] == own for one in inputs):
             return None
-        start = window.before + offset
+        start = region_map.before + offset
         if start % dtype.itemsize or math.prod(shape) * dtype.itemsize > nbytes:
             return None
-        return np.ndarray(shape, dtype, window.writing, start)
+        return np.ndarray(shape, dtype, region_map.writing, start)
 
-    def write(self, placed: Placed, data: memoryview) -> None:
-        """Put an output there; raises RegionLost when the region is gone or has too little room."""
-        number, offset, nbytes = placed
-        window = self._window(number)
-        window.check()
+    def write(self, where: RegionSlice, data: memoryview) -> None:
+        """Put an output there; raises RegionLost when the region is gone or too small."""
+        number, offset, nbytes = where
+        region_map = self._map(number)
+        region_map.check()
         if data.nbytes > nbytes:
             raise RegionLost(
-                f"an output has {data.nbytes} bytes, and its place in shared memory region "
-                f"{window.region['name']!r} has {nbytes}: give it a larger one"
+                f"an output has {data.nbytes} bytes, and its part of shared memory region "
+                f"{region_map.region['name']!r} has {nbytes}: give it a larger one"
             )
-        at = window.before + offset
-        window.writing[at : at + data.nbytes] = data
+        at = region_map.before + offset
+        region_map.writing[at : at + data.nbytes] = data
 
-    def _window(self, number: int) -> _Window:
-        window = self.open.get(number)
-        if window is None:
+    def _map(self, number: int) -> _RegionMap:
+        region_map = self.open.get(number)
+        if region_map is None:
             self.version, state = self.table.read()
             for region in state["regions"].values():
                 if region["number"] == number:
-                    window = self.open[number] = _Window(region)
-                    return window
+                    region_map = self.open[number] = _RegionMap(region)
+                    return region_map
             raise RegionLost(
                 "the request's shared memory region was unregistered before the request was run: "
                 "unregister it after the answer"
             )
-        return window
+        return region_map

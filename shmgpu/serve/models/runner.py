@@ -1,6 +1,6 @@
 """In a helper: models loaded from their files, and run.
 
-Owns a helper's shelf: what it has loaded, by number. A source's models have the numbers from
+Owns a helper's model store: what it has loaded, by number. A source's models have the numbers from
 ``source * MODELS_OF_A_SOURCE`` on; a reload is another source, so old and new stand side by side
 until nobody calls the old one. A helper that is started anew loads what the control table lists.
 """
@@ -23,19 +23,18 @@ from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 from shmgpu.helper.decoded import Helper
 from shmgpu.helper.process import end_copy
-from shmgpu.serve.models import cuda_graphs as recordings
-from shmgpu.serve.models import preprocessing
+from shmgpu.serve.models import cuda_graphs, preprocessing
 from shmgpu.serve.models.adapters import ADAPTERS
-from shmgpu.serve.models.cuda_graphs import FATES, Recordings
+from shmgpu.serve.models.cuda_graphs import FATES, CapturedGraphs
 from shmgpu.serve.models.declaration import Model, Tensor
 from shmgpu.serve.models.errors import LoadFailed, Unloaded
-from shmgpu.serve.models.generators import Feeds
-from shmgpu.serve.models.region_maps import Windows
+from shmgpu.serve.models.generators import Generators
+from shmgpu.serve.models.region_maps import RegionMaps
 from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.state.control_table import Table
-from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_place
+from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_offset
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 MOST_SHAPES = 64  # of inputs, remembered for each model
@@ -48,33 +47,33 @@ _now = time.monotonic_ns
 
 
 class Loaded:
-    """One model on a shelf.
+    """One model of a store.
 
     Attributes:
         model: what the file declared.
         helper: what its function gets: this helper, with the file's own session.
         index, base: the row of its counters, and where they begin.
-        recordings: of its batches; None where it does not ask for them.
+        graphs: of its batches; None where it does not ask for them.
         placed: what its only output was that went to a region, by the inputs' shapes.
     """
 
-    __slots__ = ("arriving", "base", "helper", "index", "is_plain", "model", "placed", "recordings")
+    __slots__ = ("arriving", "base", "graphs", "helper", "index", "is_plain", "model", "placed")
 
     def __init__(
-        self, model: Model, helper: Helper, index: int, recordings: Recordings | None
+        self, model: Model, helper: Helper, index: int, graphs: CapturedGraphs | None
     ) -> None:
         self.model = model
         self.helper = helper
         self.index = index
-        self.recordings = recordings
+        self.graphs = graphs
         self.base = index * len(FIELDS)
-        # How an input becomes what the function gets, by place; None: as it comes.
+        # How an input becomes what the function gets, by position; None: as it comes.
         self.arriving = [_ARRIVING.get(one.datatype) for one in model.taken]
         self.is_plain = not any(self.arriving)
         self.placed: dict[tuple[Any, ...], tuple[tuple[int, ...], np.dtype[Any]]] = {}
 
     def remember(self, inputs: Sequence[Any], output: Any) -> None:
-        """What went to a region, where the next one like it can be made in its place."""
+        """What went to a region, so that the next one like it can be made there at once."""
         if type(output) is not np.ndarray or self.model.outputs[0].datatype == "BF16":
             return
         key, seen = _shapes(inputs), (output.shape, output.dtype)
@@ -105,15 +104,15 @@ class ModelStore:
     ) -> None:
         self.helper = helper
         self.table = table
-        self.figures = counters.figures
+        self.file = counters.file
         self.counters = counters.of(writer)
         self.batches = counters.batches_of(writer)
         self.loaded: dict[int, Loaded] = {}
-        self.windows = Windows(table)
-        self.feeds = Feeds()
+        self.region_maps = RegionMaps(table)
+        self.generators = Generators()
         self.sequences = sequences
         self._driver: Any = None  # made for the first model that asks for CUDA graphs
-        helper.when_children_leave.append(self.feeds.forget_those_who_left)
+        helper.when_children_leave.append(self.generators.forget_those_who_left)
         self.is_copy = False  # a process that a model forked
         os.register_at_fork(after_in_child=self._was_copied)
 
@@ -140,34 +139,34 @@ class ModelStore:
         for position, (model, index) in enumerate(zip(models, indices, strict=True)):
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
-            self.figures.name(index, f"{one['name']} {one['version']}")
+            self.file.name(index, f"{one['name']} {one['version']}")
             self.loaded[number] = Loaded(model, helper, index, recorded[position])
 
     def _made(
         self, source: dict[str, Any], source_number: int, helper: Helper
-    ) -> tuple[list[Model], list[Recordings | None]]:
+    ) -> tuple[list[Model], list[CapturedGraphs | None]]:
         """The models of a source, warm, and what was recorded of each."""
         models = LOADERS[source["kind"]](helper, source, source_number)
         if len(models) > MODELS_OF_A_SOURCE:
             raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
         if source["name"] and len(models) == 1:
             models[0].name = source["name"]  # as clients call it, in all that is said of it
-        recorded = [self._recordings(model, helper) for model in models]
+        recorded = [self._graphs(model, helper) for model in models]
         for model, own in zip(models, recorded, strict=True):
             with _told(f"the warm-up of model {model.name!r} in {source['path']}"):
                 _warm_up(model, helper, source["path"], own)
         return models, recorded
 
-    def _recordings(self, model: Model, helper: Helper) -> Recordings | None:
+    def _graphs(self, model: Model, helper: Helper) -> CapturedGraphs | None:
         if not model.cuda_graphs:
             return None
         if self._driver is None:
-            self._driver = recordings.driver_of(helper.device)
+            self._driver = cuda_graphs.driver_of(helper.device)
 
         def body(*inputs: Any) -> Any:
             return _in_order(model, model.body(helper, *inputs))
 
-        return Recordings(model.name, self._driver, body, model.max_batch_size)
+        return CapturedGraphs(model.name, self._driver, body, model.max_batch_size)
 
     def unload(self, source_number: int) -> None:
         """Forget a source's models and its session."""
@@ -176,15 +175,15 @@ class ModelStore:
             loaded = self.loaded.pop(number, None)
             if loaded is not None:
                 self.sequences.forget(number)
-                if loaded.recordings is not None:
-                    loaded.recordings.close()
+                if loaded.graphs is not None:
+                    loaded.graphs.close()
         sys.modules.pop(_module_name(source_number), None)
 
     def run(
         self,
         number: int,
         inputs: Sequence[Any],
-        places: Sequence[Any] | None = None,
+        targets: Sequence[Any] | None = None,
         first: tuple[Any, ...] = (),
         requests: int = 1,
     ) -> Any:
@@ -193,36 +192,37 @@ class ModelStore:
         Args:
             number: of the model.
             inputs: a BYTES tensor as (its shape, its bytes); one in a client's region as
-                ``{"in": its place, "shape": its shape}``.
-            places: of outputs that go to regions, (which output, region, offset, bytes) each; an
+                ``{"in": its region, offset and bytes, "shape": its shape}``.
+            targets: of outputs that go to regions, (which output, region, offset, bytes) each; an
                 output that went there is given as (its shape, its bytes' number). None where no
                 tensor is in a region.
             first: what the function gets before the inputs.
             requests: that the rows of each call belong to.
         """
         started = _now()
-        self.windows.refresh()
+        self.region_maps.refresh()
         loaded = self._loaded(number)
         model = loaded.model
-        room = self.helper.room
-        if places is not None:
+        expected = self.helper.room
+        if targets is not None:
             regions = [one["in"][0] for one in inputs if isinstance(one, dict)]
             inputs = [
                 self._arrived(loaded, declared, one)
                 for declared, one in zip(model.taken, inputs, strict=True)
             ]
-            room = self._room(loaded, inputs, places, regions) if places else room
+            if targets:
+                expected = self._in_region(loaded, inputs, targets, regions)
         elif not loaded.is_plain:
             inputs = loaded.taken(inputs)
         begun = _now()
         rows = _rows(model, inputs)
         outputs = None
-        if loaded.recordings is not None:
-            outputs, fate = loaded.recordings.run(inputs)
+        if loaded.graphs is not None:
+            outputs, fate = loaded.graphs.run(inputs)
             self.counters[loaded.base + _FATES[fate]] += 1
         if outputs is None:
             own = loaded.helper
-            own.out = room
+            own.out = expected
             try:
                 result = model.body(own, *first, *inputs)
             finally:
@@ -233,10 +233,10 @@ class ModelStore:
             outputs = _in_order(model, result, rows)
         else:
             ended = _now()
-        if places and outputs is room:
+        if targets and outputs is expected:
             outputs = outputs.shape, outputs.nbytes
-        elif places:
-            made, outputs = outputs, self._placed(model, outputs, places)
+        elif targets:
+            made, outputs = outputs, self._placed(model, outputs, targets)
             loaded.remember(inputs, made)
         calls = self.helper.calls * requests
         base, counters = loaded.base, self.counters
@@ -246,8 +246,8 @@ class ModelStore:
         counters[base + _INPUT_NS] += spent[0] * calls
         counters[base + _INFER_NS] += spent[1] * calls
         counters[base + _OUTPUT_NS] += spent[2] * calls
-        for place, more in enumerate((1, *spent), batch_place(loaded.index, rows or 1)):
-            self.batches[place] += more
+        for index, more in enumerate((1, *spent), batch_offset(loaded.index, rows or 1)):
+            self.batches[index] += more
         return outputs
 
     def run_in_sequence(
@@ -257,7 +257,7 @@ class ModelStore:
         starts: bool,
         ends: bool,
         inputs: Sequence[Any],
-        places: Sequence[Any],
+        targets: Sequence[Any],
     ) -> Any:
         """One request of the sequence ``name``, with what it keeps; otherwise as :meth:`run`.
 
@@ -267,7 +267,7 @@ class ModelStore:
         key = number, name
         state = self.sequences.state(key, loaded.model.name, starts)
         try:
-            result = self.run(number, inputs, places, (state,))
+            result = self.run(number, inputs, targets, (state,))
         except BaseException:
             ends = ends or starts
             raise
@@ -281,14 +281,14 @@ class ModelStore:
     ) -> tuple[Any, ...]:
         """Begin what a streaming model yields; its first part, as :meth:`next_part` gives it."""
         loaded = self._loaded(number)
-        self.feeds.open(caller, token, self._parts(loaded, loaded.taken(inputs)))
+        self.generators.open(caller, token, self._parts(loaded, loaded.taken(inputs)))
         self.counters[loaded.base + _EXEC_COUNT] += 1
         self.counters[loaded.base + _EXEC_REQUESTS] += 1
         return self.next_part(caller, token)
 
     def next_part(self, caller: tuple[int, int], token: int) -> tuple[Any, ...]:
         """One part: a tuple of its outputs alone; an empty one when that was all."""
-        return self.feeds.next(caller, token)
+        return self.generators.next(caller, token)
 
     def _parts(self, loaded: Loaded, inputs: Sequence[Any]) -> Iterator[Any]:
         parts = loaded.model.body(loaded.helper, *inputs)
@@ -317,7 +317,7 @@ class ModelStore:
         if isinstance(one, dict):
             own = loaded.model.arrays == "torch"  # torch would write where it may not
             datatype = datatypes.DATATYPES[declared.datatype]
-            one = self.windows.read(one["in"], datatype, one["shape"], own)
+            one = self.region_maps.read(one["in"], datatype, one["shape"], own)
         elif declared.datatype == "BYTES":
             one = _elements(one)
         if declared.datatype == "BYTES" or one is None:
@@ -325,20 +325,20 @@ class ModelStore:
         one = _as_array(loaded.model, one, loaded.helper)
         return _bfloat16(one) if declared.datatype == "BF16" else one
 
-    def _room(
-        self, loaded: Loaded, inputs: Sequence[Any], places: Sequence[Any], regions: Sequence[int]
+    def _in_region(
+        self, loaded: Loaded, inputs: Sequence[Any], targets: Sequence[Any], regions: Sequence[int]
     ) -> np.ndarray[Any, Any] | None:
         """Where a model's only output goes in a region, if it is what it was the last time."""
-        known = loaded.placed.get(_shapes(inputs)) if len(places) == 1 else None
+        known = loaded.placed.get(_shapes(inputs)) if len(targets) == 1 else None
         if known is None:
             return None
-        _, number, offset, nbytes = places[0]
-        return self.windows.room((number, offset, nbytes), *known, regions)
+        _, number, offset, nbytes = targets[0]
+        return self.region_maps.output((number, offset, nbytes), *known, regions)
 
-    def _placed(self, model: Model, outputs: Any, places: Sequence[Any]) -> Any:
-        """The outputs, of which those that have a place in a region are written there."""
+    def _placed(self, model: Model, outputs: Any, targets: Sequence[Any]) -> Any:
+        """The outputs, of which those that go to regions are written there."""
         found = [outputs] if len(model.outputs) == 1 else list(outputs)
-        for which, *place in places:
+        for which, *target in targets:
             declared = model.outputs[which]
             datatype = datatypes.DATATYPES[declared.datatype]
             if declared.datatype == "BYTES":
@@ -355,13 +355,13 @@ class ModelStore:
                         f"{declared.name!r}, which is declared as {datatype.name}"
                     )
                 data = datatypes.encode(datatype, array)
-            self.windows.write((place[0], place[1], place[2]), data)
+            self.region_maps.write((target[0], target[1], target[2]), data)
             found[which] = tuple(shape), data.nbytes
         return found[0] if len(found) == 1 else tuple(found)
 
 
 class Opening:
-    """The session function of a server's helpers: a shelf with all that the table lists."""
+    """The session function of a server's helpers: a store with all that the table lists."""
 
     def __init__(
         self,
@@ -379,7 +379,7 @@ class Opening:
 
     def __call__(self, helper: Helper) -> ModelStore:
         """Run once in each helper."""
-        shelf = ModelStore(
+        store = ModelStore(
             helper,
             self.table,
             self.counters,
@@ -392,8 +392,8 @@ class Opening:
             # One that is being loaded while the server runs is loaded by whoever asked for it: it
             # may be what killed the last helper.
             if not (source["state"] == "LOADING" and source["is_rolled"]):
-                shelf.load(int(number))
-        return shelf
+                store.load(int(number))
+        return store
 
 
 def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -> list[int]:
@@ -482,7 +482,7 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 }
 
 
-def _warm_up(model: Model, helper: Helper, path: str, recorded: Recordings | None) -> None:
+def _warm_up(model: Model, helper: Helper, path: str, recorded: CapturedGraphs | None) -> None:
     samples = _samples(model)
     if model.prepare:  # found in any case, so that a wrong name is told of before it is served
         samples = _prepared(model, preprocessing.find(model.prepare, path), samples)

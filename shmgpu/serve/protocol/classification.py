@@ -46,11 +46,11 @@ def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
     write = "%d:%d" if datatype.kind == "int" else "%f:%d"
     found = np.empty((rows.shape[0], classes), dtype=object)
     for number, row in enumerate(rows):
-        for place, index in enumerate(_best(row, classes)):
+        for rank, index in enumerate(_best(row, classes)):
             text = write % (row[index], index)
             if index < len(output.labels):
                 text = f"{text}:{output.labels[index]}"
-            found[number, place] = text.encode()
+            found[number, rank] = text.encode()
     return found if batched else found[0]
 
 

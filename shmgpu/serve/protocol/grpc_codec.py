@@ -229,17 +229,18 @@ def _input(entry: Any, read: Reader, waiting: list[memoryview], is_raw: bool) ->
 
 
 def _contents(contents: Any, datatype: Datatype, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    place = _CONTENTS.get(datatype.name)
-    if place is None:
+    field_name = _CONTENTS.get(datatype.name)
+    if field_name is None:
         raise ValueError(f"is {datatype.name}, which contents cannot carry: send it raw")
     for field, values in contents.ListFields():
-        if field.name != place and len(values):
-            raise ValueError(f"has {field.name}, and {datatype.name} elements are {place}")
-    values = getattr(contents, place)
+        if field.name != field_name and len(values):
+            raise ValueError(f"has {field.name}, and {datatype.name} elements are {field_name}")
+    values = getattr(contents, field_name)
     wanted = datatypes.count(shape)
     if len(values) != wanted:
         raise ValueError(
-            f"has {len(values)} elements in {place}, and its shape {list(shape)} has {wanted}: "
+            f"has {len(values)} elements in {field_name}, and its shape {list(shape)} has "
+            f"{wanted}: "
             "correct the shape or the contents"
         )
     if datatype.kind == "bytes":
@@ -272,7 +273,7 @@ def build_infer(
         datatype, shape, data = _raw(wanted, output)
         shown = answer.outputs.add(name=output.name, datatype=datatype.name, shape=shape)
         if wanted.shm is not None:
-            _set(shown.parameters, http_codec.place(wanted.shm, output.nbytes))
+            _set(shown.parameters, http_codec.region_parameters(wanted.shm, output.nbytes))
         raw += [_field(_RAW_OUTPUT, len(data)), data]
     return [answer.SerializeToString(), *raw]
 

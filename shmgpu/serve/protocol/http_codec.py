@@ -278,7 +278,7 @@ def pair(
         yield wanted, found
 
 
-def place(shm: SharedMemoryRef, nbytes: int) -> Parameters:
+def region_parameters(shm: SharedMemoryRef, nbytes: int) -> Parameters:
     """The parameters of an output that was written to a region."""
     return {
         "shared_memory_region": shm.region,
@@ -300,7 +300,7 @@ def _show_output(
         datatype, shape = DATATYPES["BYTES"], array.shape
     shown: dict[str, Any] = {"name": output.name, "datatype": datatype.name, "shape": list(shape)}
     if wanted.shm is not None:
-        shown["parameters"] = place(wanted.shm, output.nbytes)
+        shown["parameters"] = region_parameters(wanted.shm, output.nbytes)
     elif array is None:
         raise ValueError("has no elements to send, and was asked for in no region")
     elif wanted.binary:

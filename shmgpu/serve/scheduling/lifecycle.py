@@ -32,7 +32,7 @@ from shmgpu.serve.state.repository import Source, entry_of
 
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed
-TRIES = 5  # of loading a source in a helper's place whose occupants die
+TRIES = 5  # of loading a source in a helper's slot whose processes die
 _TOLD = (told_as(ConfigError), told_as(LoadFailed))  # whose text is a sentence of ours
 
 
@@ -63,7 +63,7 @@ class Lifecycle:
         counters: Counters,
         rows: Rows,
         pools: dict[str, list[int]],
-        places: list[str],
+        paths: list[str],
     ) -> None:
         self.port = port
         self.table = table
@@ -71,7 +71,7 @@ class Lifecycle:
         self.loads = {name: Target(rows.load, name) for name in pools}
         self.unloads = {name: Target(rows.unload, name) for name in pools}
         self.pools = pools
-        self.places = places
+        self.paths = paths
 
     # ---- what clients ask for --------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Lifecycle:
     # ---- how it is done --------------------------------------------------------------------
 
     def _on_disk(self) -> list[Source]:
-        return repository.in_pools(repository.find_all(self.places), list(self.pools))
+        return repository.in_pools(repository.find_all(self.paths), list(self.pools))
 
     def _entries(self, name: str) -> dict[str, dict[str, Any]]:
         """The entries that have a model of that name."""
@@ -225,8 +225,8 @@ class Lifecycle:
         await asyncio.sleep(SETTLE_S)
         indices = self.table.read()[1]["indices"]
         for number, entry in known.items():
-            places = [indices[f"{one}\n{version}"] for one, version in _names(entry)]
-            while any(self.counters.pending(place, entry["parity"]) for place in places):
+            rows = [indices[f"{one}\n{version}"] for one, version in _names(entry)]
+            while any(self.counters.pending(row, entry["parity"]) for row in rows):
                 await asyncio.sleep(LOOK_S)
             await self._unload_in(self._helpers(number), int(number))
         with self.table.change() as state:
@@ -250,7 +250,7 @@ class Lifecycle:
             try:
                 await self._ask(self.loads, helper, number)
                 return
-            except HelperDied:  # the next occupant of its place loads all that the table lists
+            except HelperDied:  # the slot's next process loads all that the table lists
                 if attempt == TRIES - 1:
                     raise
 

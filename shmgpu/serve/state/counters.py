@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.watch.server_counters import Figures
+from shmgpu.watch.server_counters import CounterFile
 
 MOST_MODELS = 256  # that have ever been served: a model keeps its index when it is reloaded
 MOST_ROWS = 256  # batches are counted by their rows up to here; a larger one counts as the last
@@ -70,9 +70,9 @@ class Counters:
     def __init__(self, workers: int, helpers: int) -> None:
         writers = workers + helpers
         # What `shmgpu top` finds.
-        self.figures = Figures(writers, MOST_MODELS, FIELDS, workers, OWN_FIELDS)
-        self.rows: np.ndarray[Any, Any] = self.figures.numbers
-        self.own: np.ndarray[Any, Any] = self.figures.own  # by worker and OWN_FIELDS
+        self.file = CounterFile(writers, MOST_MODELS, FIELDS, workers, OWN_FIELDS)
+        self.rows: np.ndarray[Any, Any] = self.file.numbers
+        self.own: np.ndarray[Any, Any] = self.file.own  # by worker and OWN_FIELDS
         # Pages come with the first use: a server of three models has a few of these.
         self.by_rows = _shared((writers, MOST_MODELS, MOST_ROWS, len(BATCH_FIELDS)))
 
@@ -81,23 +81,23 @@ class Counters:
         return memoryview(self.rows[writer].reshape(-1))
 
     def batches_of(self, writer: int) -> memoryview:
-        """As :meth:`of`, by rows: at ``batch_place(model, rows)`` + field of BATCH_FIELDS."""
+        """As :meth:`of`, by rows: at ``batch_offset(model, rows)`` + field of BATCH_FIELDS."""
         return memoryview(self.by_rows[writer].reshape(-1))
 
     def batches(self, model: int) -> dict[int, int]:
         """A model's executions by their rows."""
-        return {rows: figures["exec_count"] for rows, figures in self.batch_totals(model).items()}
+        return {rows: sums["exec_count"] for rows, sums in self.batch_totals(model).items()}
 
     def batch_totals(self, model: int) -> dict[int, dict[str, int]]:
         """What was counted of a model's executions, by their rows."""
         sums = self.by_rows[:, model].sum(axis=0)
         return {
-            int(place) + 1: dict(zip(BATCH_FIELDS, map(int, sums[place]), strict=True))
-            for place in np.flatnonzero(sums[:, 0])
+            int(index) + 1: dict(zip(BATCH_FIELDS, map(int, sums[index]), strict=True))
+            for index in np.flatnonzero(sums[:, 0])
         }
 
     def total(self, model: int) -> dict[str, int]:
-        """A model's figures, of all writers together."""
+        """A model's counters, of all writers together."""
         block = self.rows[:, model, :]
         sums = block.sum(axis=0)
         return {
@@ -111,7 +111,7 @@ class Counters:
 
     def close(self) -> None:
         """Have nobody find them any more."""
-        self.figures.close()
+        self.file.close()
 
     def clear_held(self, writer: int) -> None:
         """A worker starts anew: what its predecessor held is not pending, nor open, any more."""
@@ -119,7 +119,7 @@ class Counters:
         self.own[writer, [IS_ACCEPTING, CONNECTIONS]] = 0
 
 
-def batch_place(model: int, rows: int) -> int:
+def batch_offset(model: int, rows: int) -> int:
     """Where the counts of a model's executions of so many rows begin."""
     return (model * MOST_ROWS + min(rows, MOST_ROWS) - 1) * len(BATCH_FIELDS)
 

@@ -58,7 +58,7 @@ def entry_of(source: Source, **more: Any) -> dict[str, Any]:
     }
 
 
-def find(place: str) -> list[Source]:
+def find(path: str) -> list[Source]:
     """The sources at ``PATH`` or ``PATH@POOL``.
 
     A folder is a model repository: ``NAME/VERSION/model.py``, all versions that it has, and
@@ -68,13 +68,13 @@ def find(place: str) -> list[Source]:
     Raises:
         ConfigError: nothing that can be served is there.
     """
-    text, pool = _and_pool(place)
-    path = Path(text).resolve()
-    if path.is_file():
-        return [_flat(path, _kind(path), pool)]
-    if not path.is_dir():
+    text, pool = _and_pool(path)
+    location = Path(text).resolve()
+    if location.is_file():
+        return [_flat(location, _kind(location), pool)]
+    if not location.is_dir():
         raise ConfigError(f"there is no model at {text}: name a file, or a folder of models")
-    found = [source for one in sorted(path.iterdir()) for source in _inside(one, pool)]
+    found = [source for one in sorted(location.iterdir()) for source in _inside(one, pool)]
     if not found:
         raise ConfigError(
             f"the folder {text} holds no model: it must have NAME/1/model.py or NAME.pt or "
@@ -83,17 +83,17 @@ def find(place: str) -> list[Source]:
     return found
 
 
-def _and_pool(place: str) -> tuple[str, str]:
+def _and_pool(path: str) -> tuple[str, str]:
     """``PATH@POOL``; a path that is there as it is written may have that sign in it, too."""
-    text, sign, pool = place.rpartition("@")
-    if not sign or "/" in pool or Path(place).exists():
-        return place, ""
+    text, sign, pool = path.rpartition("@")
+    if not sign or "/" in pool or Path(path).exists():
+        return path, ""
     return text, pool
 
 
-def find_all(places: Sequence[str]) -> list[Source]:
-    """The sources at several places."""
-    return [source for place in places for source in find(place)]
+def find_all(paths: Sequence[str]) -> list[Source]:
+    """The sources at several paths."""
+    return [source for path in paths for source in find(path)]
 
 
 def in_pools(sources: Sequence[Source], pools: Sequence[str]) -> list[Source]:

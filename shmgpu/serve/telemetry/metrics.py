@@ -71,7 +71,7 @@ FAILURES: list[tuple[str, Callable[[Totals], float]]] = [
     ("OTHER", lambda total: total["refused_count"] - total["full_count"]),
 ]  # fmt: skip
 
-# Why an execution of a model that asks for CUDA graphs was none: see `recordings`, the fields.
+# Why an execution of a model that asks for CUDA graphs was none: see `cuda_graphs`, the fields.
 EAGER = ("no_device", "not_captured", "unseen_shape")
 
 # name, help, key of stats()["broker"]

@@ -31,9 +31,9 @@ def load(helper: Any, path: str) -> Model:
         program = move_to_device_pass(program, helper.device)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     leaves = [one.arg for one in program.graph_signature.input_specs if one.kind.name == _USER]
-    places = [place for place, one in enumerate(leaves) if type(one).__name__ == "TensorArgument"]
+    indices = [index for index, one in enumerate(leaves) if type(one).__name__ == "TensorArgument"]
     template = [getattr(one, "value", None) for one in leaves]
-    found = [_tensor(leaves[place].name, values[leaves[place].name]) for place in places]
+    found = [_tensor(leaves[index].name, values[leaves[index].name]) for index in indices]
     given = [one.arg for one in program.graph_signature.output_specs if one.kind.name == _OUTPUT]
     if not all(type(one).__name__ == "TensorArgument" for one in given):
         raise ConfigError(f"{path} gives what is no tensor: export a module that gives tensors")
@@ -48,7 +48,7 @@ def load(helper: Any, path: str) -> Model:
     inputs = config.tensors("inputs", found, by_name=False)
     outputs = config.tensors("outputs", gives, by_name=False)
     least, most = _rows(
-        program, [values[leaves[place].name] for place in places] + [values[o.name] for o in given]
+        program, [values[leaves[index].name] for index in indices] + [values[o.name] for o in given]
     )
     in_spec = program.call_spec.in_spec
     helper.session = program.module()
@@ -58,8 +58,8 @@ def load(helper: Any, path: str) -> Model:
         if rows < least:
             arrays = tuple(_padded(torch, one, least) for one in arrays)
         flat = list(template)
-        for place, one in zip(places, arrays, strict=True):
-            flat[place] = one
+        for index, one in zip(indices, arrays, strict=True):
+            flat[index] = one
         args, kwargs = pytree.tree_unflatten(flat, in_spec)
         with torch.inference_mode():
             results = pytree.tree_leaves(helper.session(*args, **kwargs))

@@ -81,9 +81,9 @@ class Config:
         count = max(len(said), len(found))
         return [
             self._tensor(
-                key, said[place] if said else {}, found[place] if found else f"{key[:-1]}_{place}"
+                key, said[index] if said else {}, found[index] if found else f"{key[:-1]}_{index}"
             )
-            for place in range(count)
+            for index in range(count)
         ]
 
     def says_all(self, key: str) -> bool:
@@ -215,33 +215,33 @@ def read(model: str) -> Config:
         ConfigError: it cannot be read, or has a key that there is not.
     """
     path = Path(model)
-    places = [path.with_suffix(".json"), path.with_suffix(".toml")]
+    candidates = [path.with_suffix(".json"), path.with_suffix(".toml")]
     name = path.stem
     if path.stem == "model" and path.parent.name.isdecimal():  # NAME/1/model.pt
         name = path.parents[1].name
-        places += [path.parents[1] / "config.json", path.parents[1] / "config.toml"]
-    for place in places:
-        if not place.is_file():
+        candidates += [path.parents[1] / "config.json", path.parents[1] / "config.toml"]
+    for candidate in candidates:
+        if not candidate.is_file():
             continue
         try:
-            text = place.read_text(encoding="utf-8")
-            values = json.loads(text) if place.suffix == ".json" else tomllib.loads(text)
+            text = candidate.read_text(encoding="utf-8")
+            values = json.loads(text) if candidate.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the configuration {place} cannot be read ({error})") from None
-        _check(place, values)
-        return Config(place, values, name)
+            raise ConfigError(f"the configuration {candidate} cannot be read ({error})") from None
+        _check(candidate, values)
+        return Config(candidate, values, name)
     return Config(path, {}, name)
 
 
-def _check(place: Path, values: Any) -> None:
+def _check(path: Path, values: Any) -> None:
     if not isinstance(values, dict):
-        raise ConfigError(f"{place} must hold keys and values: {', '.join(_KEYS)}")
+        raise ConfigError(f"{path} must hold keys and values: {', '.join(_KEYS)}")
     for key, value in values.items():
         if key not in _KEYS:
-            raise ConfigError(f"{place}: there is no key {key!r}: use {', '.join(_KEYS)}")
+            raise ConfigError(f"{path}: there is no key {key!r}: use {', '.join(_KEYS)}")
         wanted = _KEYS[key]
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise ConfigError(f"{place}: {key} is {value!r}: see the page of shmgpu.serve")
+            raise ConfigError(f"{path}: {key} is {value!r}: see the page of shmgpu.serve")
 
 
 def datatype_of(dtype: Any, name: str) -> str:

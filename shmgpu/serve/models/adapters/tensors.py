@@ -50,7 +50,7 @@ def flat(result: Any) -> tuple[list[Any], list[str]]:
 
 def output_names(count: int) -> list[str]:
     """Of outputs that have none."""
-    return ["output"] if count == 1 else [f"output_{place}" for place in range(count)]
+    return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
 
 
 def find_outputs(
