@@ -361,7 +361,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_place(place, tmp_path):
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
 
-# ---- attached clients that die -----------------------------------------------------------------------
+# ---- attached clients that die ------------------------------------------------------------------
 
 
 DIES = """

@@ -146,7 +146,7 @@ def test_an_output_is_made_in_its_place_once_its_shape_is_known(triton, region):
     servers.until(lambda: ask("out", offset=16) == [2] * 4, "a helper has seen it before")
     servers.until(lambda: ask("out", nbytes=48) == [2] * 4, "there may be more room")
     assert ask("out", rows=3) == [1] * 3  # others are others
-    assert "400 an output has 16 bytes, and its place" in refused(ask, "out", nbytes=8)
+    assert "400 an output has 16 bytes, and its part" in refused(ask, "out", nbytes=8)
     shifted = [ask("in", offset=4)[0] for _ in range(4)]  # it lies over the input
     assert all(one == 1 for one in shifted), shifted
 
