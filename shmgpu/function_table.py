@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from shmgpu import core
-from shmgpu.common.config import parse_bool, parse_seconds, shortened
+from shmgpu.common.parsers import parse_bool, parse_seconds, shortened
 from shmgpu.errors import ConfigError
 
 MAIN = {"__main__", "__mp_main__"}  # the program itself; as multiprocessing runs it once more

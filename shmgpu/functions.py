@@ -28,7 +28,7 @@ from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import PreparedCalls
 from shmgpu.child.raw_calls import RawCall
-from shmgpu.common.config import parse_bool, parse_count, shortened
+from shmgpu.common.parsers import parse_bool, parse_count, shortened
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ArenaFull, ConfigError
 from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none

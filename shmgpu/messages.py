@@ -13,7 +13,7 @@ from typing import Any
 from shmgpu import core
 from shmgpu.arena import Block
 from shmgpu.child import runtime
-from shmgpu.common.config import shortened
+from shmgpu.common.parsers import shortened
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.functions import Function
 

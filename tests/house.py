@@ -76,7 +76,10 @@ installed                           any
 errors                              any
 core                                any
 
+common/parsers                      any
+common/settings                     any
 common/config                       any
+common/settings_page                any
 common/logs                         any
 common/progress                     any
 common/seeding                      any

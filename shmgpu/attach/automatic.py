@@ -306,9 +306,11 @@ def _named(base: pathlib.Path, suffix: str) -> list[pathlib.Path]:
 def _counts(helpers: Any) -> int | dict[str, int] | None:
     """How many helpers a program asks for, of each pool where it names some; None: it does not."""
     if isinstance(helpers, Mapping):
-        parse = config.SETTINGS["helpers"].parse
-        return {str(name): parse(count, f"helpers[{name!r}]") for name, count in helpers.items()}
-    if helpers is None and not os.environ.get(config.PREFIX + "HELPERS"):
+        return {
+            str(name): config.read("helpers", count, f"helpers[{name!r}]")
+            for name, count in helpers.items()
+        }
+    if helpers is None and not os.environ.get(config.SETTINGS["helpers"].variable):
         return None
     return int(config.resolve("helpers", helpers))
 

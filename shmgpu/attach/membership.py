@@ -23,9 +23,9 @@ from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
 from shmgpu.child.runtime import Runtime
 from shmgpu.child.transport import BrokerWire
-from shmgpu.common import config, logs, seeding
-from shmgpu.common.config import parse_seconds
+from shmgpu.common import config, logs, parsers, seeding
 from shmgpu.common.logs import logger
+from shmgpu.common.parsers import parse_seconds
 from shmgpu.errors import BrokerDied, LaunchError, NotRunning, ShmError
 
 SETTLES_WITHIN_S = 30.0  # how long a broker that is ending, or silent, is waited for
@@ -275,7 +275,7 @@ def _enter(
     global _membership, _is_entering
     try:
         with connection:
-            trusts = config.parse_bool(trust_broker, "trust_broker")
+            trusts = parsers.parse_bool(trust_broker, "trust_broker")
             unpickles = trusts or endpoint.is_trusted(connection)
             _is_entering = True
             seed = config.resolve("seed")

@@ -25,18 +25,16 @@ from shmgpu.broker.launch import raise_outcome
 from shmgpu.broker.launch_config import LaunchConfig, make_room_for_descriptors, refuse_unsafe
 from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
-from shmgpu.common import config, logs, module_loader
+from shmgpu.common import logs, module_loader, parsers
 from shmgpu.common.logs import logger
+from shmgpu.common.settings import names, taken
 from shmgpu.errors import ConfigError
 
 P = ParamSpec("P")
 
 BrokerEndpoint = endpoint.Endpoint | endpoint.PrivateEndpoint
 
-PLANNED = (
-    *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory"),
-    *("trace_records", "prefault", "huge_pages", "grace", "scratch", "seed", "max_helpers"),
-)
+PLANNED = names("ensure")
 SHOWN = ("progress", "trace_path")  # settings of what is seen of it
 
 
@@ -104,8 +102,8 @@ def up(
     if unknown:
         known = ", ".join((*PLANNED, "slots", "idle_timeout"))
         raise ConfigError(f"a broker has no setting {unknown[0]!r}: it has {known}")
-    idle_timeout = config.parse_seconds(idle_timeout, "idle_timeout")
-    trusted = config.parse_bool(trust_group, "trust_group")
+    idle_timeout = parsers.parse_seconds(idle_timeout, "idle_timeout")
+    trusted = parsers.parse_bool(trust_group, "trust_group")
     if trusted and group is None:
         raise ConfigError(
             "trust_group says that a group's members may run code as you, and no group may join: "
@@ -128,7 +126,7 @@ def up(
         )
     elif isinstance(settings["session"], str):
         settings["session"] = module_loader.named(settings["session"])
-    plan = LaunchConfig(children=0, slots=slots, **{name: settings.get(name) for name in PLANNED})
+    plan = LaunchConfig(children=0, slots=slots, **taken("ensure", settings))
     function_table.register_late()
     if not carried and not function_table.of_users():
         raise ConfigError(

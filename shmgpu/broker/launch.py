@@ -31,8 +31,9 @@ from shmgpu.child.memory import LocalArena, SharedArena
 from shmgpu.child.port import Port
 from shmgpu.child.runtime import Runtime
 from shmgpu.child.transport import BrokerWire
-from shmgpu.common import config, logs, seeding
+from shmgpu.common import config, logs, parsers, seeding
 from shmgpu.common import devices as device
+from shmgpu.common.settings import taken
 from shmgpu.common.termination import SIGNAL_BASE
 from shmgpu.errors import (
     ChildError,
@@ -124,30 +125,13 @@ def launch(
         ConfigError, LaunchError: a setting is wrong, or the broker could not be started.
         KeyboardInterrupt, SystemExit: the parent received SIGINT or SIGTERM.
     """
+    asked = locals()
     refuse_unsafe("launch()")
     _check_outputs(trace_path, stats_into)
     mains = _mains(main, children)
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise ConfigError(f"args={args!r} must be a tuple: write args=(x,) for one argument")
-    plan = LaunchConfig(
-        children=len(mains),
-        helpers=helpers,
-        session=session,
-        devices=devices,
-        arena=arena,
-        window=window,
-        threads=threads,
-        gpu_memory=gpu_memory,
-        trace_records=trace_records,
-        prefault=prefault,
-        huge_pages=huge_pages,
-        grace=grace,
-        scratch=scratch,
-        seed=seed,
-        restart=restart,
-        max_restarts=max_restarts,
-        slots=slots,
-    )
+    plan = LaunchConfig(children=len(mains), **taken("broker", asked))
     function_table.register_late()
     make_room_for_descriptors(plan.slots + plan.helpers)
     host = RoleHost(plan, mains, tuple(args), progress, trace_path)
@@ -177,7 +161,7 @@ def _check_outputs(trace_path: Any, stats_into: Any = None) -> None:
     if trace_path is None:
         return
     try:
-        with open(config.parse_path(trace_path, "trace_path"), "a", encoding="utf-8"):
+        with open(parsers.parse_path(trace_path, "trace_path"), "a", encoding="utf-8"):
             pass
     except OSError as error:
         raise ConfigError(
@@ -193,7 +177,7 @@ def _mains(main: Any, children: int | None) -> list[Callable[..., Any]]:
             raise ConfigError(
                 f"main lists {len(mains)} functions, but children={children}: omit children"
             )
-        config.SETTINGS["children"].parse(len(mains), "children")
+        config.read("children", len(mains))
     else:
         mains = [main] * config.resolve("children", children)
     for item in mains:
@@ -367,31 +351,17 @@ def init(
         False
     """
     global _session
+    asked = locals()
     if backend is not None and (not isinstance(backend, str) or backend not in ("torch", "numpy")):
         raise ConfigError(f'backend={backend!r} must be "torch" or "numpy"')
-    inline = config.parse_bool(inline, "inline")
+    inline = parsers.parse_bool(inline, "inline")
     config.give(debug=debug, debug_dir=debug_dir, tick_rate_ms=tick_rate_ms)
     own_seed = config.resolve("seed", seed)
     if own_seed is not None:
         seeding.seed_caller(own_seed)
     else:
         seeding.draw_afresh()
-    wanted: dict[str, Any] = {
-        "helpers": helpers,
-        "session": session,
-        "devices": devices,
-        "arena": arena,
-        "window": window,
-        "threads": threads,
-        "gpu_memory": gpu_memory,
-        "trace_records": trace_records,
-        "prefault": prefault,
-        "huge_pages": huge_pages,
-        "grace": grace,
-        "scratch": scratch,
-        "seed": seed,
-        "slots": slots,
-    }
+    wanted = taken("broker", asked)
     if inline:
         runtime.refuse_while_loading()
         if runtime.current is not None or core.role() != core.ROLE_NONE:
@@ -461,7 +431,7 @@ def _start_by_exec(backend: str | None, **settings: Any) -> Session:
         raise
     link.arena.made_larger_by = OWN_ARENA
     function_table.resolve_by(known.row_of, None, obstacle=carry.obstacle)
-    has_room = config.parse_slots(settings["slots"], "slots") > 0
+    has_room = parsers.parse_slots(settings["slots"], "slots") > 0
     runtime.start(
         Runtime(slot, link, link.arena, dict(known.pools), endpoint=address if has_room else "")
     )

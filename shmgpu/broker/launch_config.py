@@ -14,7 +14,7 @@ from typing import Any
 
 from shmgpu import core, function_table
 from shmgpu.child import runtime
-from shmgpu.common import config, logs
+from shmgpu.common import config, logs, parsers
 from shmgpu.common import devices as device
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, LaunchError
@@ -30,34 +30,19 @@ DESCRIPTORS_TO_SPARE = 16 + 64  # of the broker itself; of the user's own later 
 class LaunchConfig:
     """Everything about a broker that is decided before the first fork."""
 
-    def __init__(
-        self,
-        *,
-        children: int,
-        helpers: Any,
-        session: Any,
-        devices: Any,
-        arena: Any,
-        window: Any,
-        threads: Any,
-        gpu_memory: Any,
-        trace_records: Any,
-        prefault: Any,
-        huge_pages: Any,
-        grace: Any,
-        scratch: Any,
-        seed: Any,
-        restart: Any = None,
-        max_restarts: Any = None,
-        slots: Any = 0,
-        max_helpers: Any = None,
-    ) -> None:
+    def __init__(self, *, children: int, slots: Any = None, **asked: Any) -> None:
+        """Resolve settings by their rows in :mod:`shmgpu.common.settings`; None: not asked for.
+
+        Raises:
+            ConfigError, LaunchError: a setting is wrong, or no broker can be started so.
+        """
         config.warn_unknown()
         logs.configure()
         self.children = children
-        self.slots = children + config.parse_slots(slots, "slots")
-        started = _pools(helpers)
-        counts = _most_of_pools(max_helpers, started)
+        self.slots = children + parsers.parse_slots(0 if slots is None else slots, "slots")
+        started = _pools(asked.pop("helpers", None))
+        counts = _most_of_pools(asked.pop("max_helpers", None), started)
+        session, devices = asked.pop("session", None), asked.pop("devices", None)
         self.pools = {name: index for index, name in enumerate(counts)}
         self.helper_pool = [self.pools[name] for name in counts for _ in range(counts[name])]
         # A slot that no helper has at the start: the pool may be given more while it runs.
@@ -70,29 +55,35 @@ class LaunchConfig:
             raise ConfigError(
                 f"helpers asks for {self.helpers} processes: use {core.MAX_HELPERS} or fewer"
             )
-        self.arena = config.resolve("arena", arena)
+
+        def resolve(name: str) -> Any:
+            return config.resolve(name, asked.pop(name, None))
+
+        self.arena: int = resolve("arena")
         if self.arena < 1:
             raise ConfigError("arena=0 leaves children no memory: use 64MiB or so")
-        self.window = config.resolve("window", window)
-        self.trace_records = config.resolve("trace_records", trace_records)
-        self.prefault = config.resolve("prefault", prefault)
-        self.huge_pages = config.resolve("huge_pages", huge_pages)
-        self.grace = config.resolve("grace", grace)
-        self.scratch = config.resolve("scratch", scratch)
-        self.parked = config.resolve("parked")
+        self.window: int = resolve("window")
+        self.trace_records: int = resolve("trace_records")
+        self.prefault: bool = resolve("prefault")
+        self.huge_pages: bool = resolve("huge_pages")
+        self.grace: float = resolve("grace")
+        self.scratch: int = resolve("scratch")
+        self.parked: int = config.resolve("parked")
         core.dump_arenas(config.resolve("dump_arenas"))
-        self.restart = config.resolve("restart", restart)
-        self.max_restarts = config.resolve("max_restarts", max_restarts)
-        seed = config.resolve("seed", seed)
+        self.restart: str = resolve("restart")
+        self.max_restarts: int = resolve("max_restarts")
+        seed = resolve("seed")
         self.seed = int.from_bytes(os.urandom(8), "little") >> 1 if seed is None else seed
         device.prepare_environment()
         takes_tensors = any(one.arrays_kind == "torch" for one in function_table.of_users())
         if takes_tensors or runtime.computes_with_torch:
             _import_torch()
         self.setups: list[Setup] = []
-        threads = config.resolve("threads", threads)
+        threads = resolve("threads")
         self.threads_given = threads > 0
-        gpu_memory = config.resolve("gpu_memory", gpu_memory)
+        gpu_memory = resolve("gpu_memory")
+        if asked:
+            raise TypeError(f"a broker has no setting {min(asked)!r}")
         names: list[str] = []
         for name, count in counts.items():
             names += device.choose(_of_pool(devices, name, counts, "devices"), count)
@@ -172,7 +163,7 @@ def _pools(helpers: Any) -> dict[str, int]:
         if len(helpers) > core.MAX_POOLS:
             raise ConfigError(f"helpers has {len(helpers)} pools: use {core.MAX_POOLS} or fewer")
         return {
-            str(name): config.SETTINGS["helpers"].parse(count, f"helpers[{name!r}]")
+            str(name): config.read("helpers", count, f"helpers[{name!r}]")
             for name, count in helpers.items()
         }
     return {"default": config.resolve("helpers", helpers)}
@@ -191,7 +182,7 @@ def _most_of_pools(most: Any, started: Mapping[str, int]) -> dict[str, int]:
             f"max_helpers names the pool {unknown[0]!r}, and the helpers form {sorted(counts)}"
         )
     for name, value in most.items():
-        number = config.SETTINGS["helpers"].parse(value, f"max_helpers[{name!r}]")
+        number = config.read("helpers", value, f"max_helpers[{name!r}]")
         if number < started[str(name)]:
             raise ConfigError(
                 f"max_helpers allows pool {name} {number}, and it is to start with "

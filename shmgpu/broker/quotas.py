@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmgpu import core
-from shmgpu.common import config
+from shmgpu.common import parsers
 from shmgpu.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -41,7 +41,7 @@ def _whole(most: int) -> Any:
 
 
 def _bytes(value: Any, name: str) -> int:
-    size = config.parse_bytes(value, name)
+    size = parsers.parse_bytes(value, name)
     if size == 0:
         raise ConfigError(f"{name} is 0, which would leave nothing: omit it for no limit")
     return size

@@ -21,7 +21,7 @@ from shmgpu.attach.endpoint import PrivateEndpoint
 from shmgpu.broker import daemon, launch_config
 from shmgpu.broker.role_host import RoleHost
 from shmgpu.child import runtime
-from shmgpu.common import config, logs
+from shmgpu.common import config, logs, parsers
 from shmgpu.common.module_loader import NotLoaded
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
@@ -136,7 +136,7 @@ def _serve_one(request: Mapping[str, Any], report: Report) -> None:
         carried = pickle.loads(request["carried"])
     wanted = dict(carried["settings"])
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
-    slots = 1 + config.parse_slots(wanted.pop("slots"), "slots")
+    slots = 1 + parsers.parse_slots(wanted.pop("slots"), "slots")
     plan = launch_config.LaunchConfig(children=0, slots=slots, **wanted)
     function_table.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])

@@ -7,10 +7,10 @@ What they cannot read, argparse tells in a sentence, with status 2.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from shmgpu.common import config, devices
+from shmgpu.common import config, devices, settings
 from shmgpu.errors import ConfigError
 
 # What a command adds itself to.
@@ -39,12 +39,34 @@ def seconds(text: str) -> float:
     return read
 
 
-def setting(name: str) -> Callable[[str], Any]:
+def add_settings(
+    parser: argparse.ArgumentParser, command: str, defaults: Mapping[str, str]
+) -> None:
+    """A flag for each setting that the command takes; None where it is not given.
+
+    ``defaults`` are shown: what the command does without a flag, by the setting's name.
+    """
+    for row in settings.ROWS:
+        if not row.is_taken_by(command):
+            continue
+        flag, text = "--" + row.name.replace("_", "-"), row.meaning.replace("`", "")
+        if not row.metavar:
+            parser.add_argument(flag, action="store_true", default=None, help=text)
+            continue
+        read = _READERS.get((row.name, command)) or _READERS.get(row.name) or _reader(row.name)
+        if read is pools:
+            text += "; or POOL=N,POOL=N"
+        if row.name in defaults:
+            text += f" ({defaults[row.name]})"
+        parser.add_argument(flag, type=read, metavar=row.metavar, help=text)
+
+
+def _reader(name: str) -> Callable[[str], Any]:
     """A reader of a setting's text, whose complaints are argparse's."""
 
     def parse(text: str) -> Any:
         try:
-            return config.SETTINGS[name].parse(text, name)
+            return config.read(name, text)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -66,3 +88,12 @@ def device_names(text: str) -> list[str]:
         return [devices.name_of(name.strip()) for name in text.split(",")]
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# Settings, some of one command only, whose text has a form of its own.
+_READERS: dict[str | tuple[str, str], Callable[[str], Any]] = {
+    "devices": device_names,
+    "session": str,
+    "max_helpers": pools,
+    ("helpers", "up"): pools,
+}

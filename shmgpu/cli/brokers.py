@@ -10,10 +10,18 @@ import sys
 
 from shmgpu.attach import control, endpoint, spawn
 from shmgpu.broker import daemon
-from shmgpu.cli.arguments import Commands, device_names, pools, seconds, setting
+from shmgpu.cli.arguments import Commands, add_settings, pools, seconds
 from shmgpu.common import config, logs, module_loader
+from shmgpu.common.settings import taken
 from shmgpu.errors import ConfigError, NotRunning, ShmError
 
+# Of `up`, as its help shows them.
+DEFAULTS = {
+    "helpers": "1",
+    "max_helpers": "as many as --helpers",
+    "max_children": "64",
+    "session": "load in a MODULE",
+}
 NO_GROUP = (1 << 32) - 1  # gid_t's "leave it as it is"
 
 
@@ -29,46 +37,7 @@ def add_up(commands: Commands) -> None:
     )
     add = standing.add_argument
     add("modules", nargs="+", metavar="MODULE", help="a module's name, or a file ending in .py")
-    add("--helpers", type=pools, metavar="N", help="helper processes; POOL=N,POOL=N for pools (1)")
-    add(
-        "--max-helpers",
-        type=pools,
-        metavar="N",
-        help="the most that shmgpu scale may ask for, in the same form (as many as --helpers)",
-    )
-    add(
-        "--devices",
-        type=device_names,
-        metavar="NAMES",
-        help="devices assigned to helpers in turn, such as cuda:0,cuda:1",
-    )
-    add(
-        "--arena",
-        type=setting("arena"),
-        metavar="SIZE",
-        help="arena of each program, such as 64MiB",
-    )
-    add(
-        "--max-children",
-        type=setting("max_children"),
-        metavar="N",
-        help="programs that may be joined at once (64)",
-    )
-    add("--window", type=setting("window"), metavar="N", help="messages in flight for each program")
-    add(
-        "--threads", type=setting("threads"), metavar="N", help="compute threads of each CPU helper"
-    )
-    add(
-        "--gpu-memory",
-        type=setting("gpu_memory"),
-        metavar="SIZE",
-        help="limit on each helper's device memory",
-    )
-    add(
-        "--session",
-        metavar="MODULE:NAME",
-        help="the function that makes sessions (load in a MODULE)",
-    )
+    add_settings(standing, "up", DEFAULTS)
     add("--path", metavar="PATH", help="path of the socket (default: in your runtime directory)")
     add("--group", metavar="NAME", help="a group whose members may join, too")
     add(
@@ -150,13 +119,7 @@ def _up(options: argparse.Namespace) -> int:
         "group": _group(options.group),
         "trust_group": options.trust_group,
         "quotas_file": options.quotas and os.path.abspath(options.quotas),
-        **{
-            name: getattr(options, name)
-            for name in (
-                *("helpers", "max_helpers", "devices", "arena", "window", "threads"),
-                *("gpu_memory", "session"),
-            )
-        },
+        **taken("ensure", vars(options)),
     }
     if options.detach:
         path = endpoint.path_of(options.path)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from shmgpu import doctor
-from shmgpu.cli.arguments import Commands, device_names, setting
+from shmgpu.cli.arguments import Commands, add_settings
 
 COLOURS = {doctor.OK: "32", doctor.WARNING: "33", doctor.FAILURE: "31;1"}
 
@@ -28,34 +28,7 @@ def add(commands: Commands) -> None:
         "SHMGPU_ variables. The exit status is 1 if something would fail.",
     )
     add = examined.add_argument
-    add("--children", type=setting("children"), metavar="N", help="child processes")
-    add("--helpers", type=setting("helpers"), metavar="N", help="helper processes")
-    add("--arena", type=setting("arena"), metavar="SIZE", help="arena of each child, such as 64MiB")
-    add("--scratch", type=setting("scratch"), metavar="SIZE", help="scratch region of each helper")
-    add("--window", type=setting("window"), metavar="N", help="messages in flight for each child")
-    add(
-        "--threads", type=setting("threads"), metavar="N", help="compute threads of each CPU helper"
-    )
-    add(
-        "--devices",
-        type=device_names,
-        default=[],
-        metavar="NAMES",
-        help="assigned to helpers in turn, such as cuda:0,cuda:1 or cpu (the GPUs, else cpu)",
-    )
-    add(
-        "--gpu-memory",
-        type=setting("gpu_memory"),
-        metavar="SIZE",
-        help="limit on each helper's device memory",
-    )
-    add("--huge-pages", action="store_true", default=None, help="arenas use huge pages")
-    add(
-        "--prefault",
-        action="store_true",
-        default=None,
-        help="arenas take all their pages at launch",
-    )
+    add_settings(examined, "doctor", {"devices": "the GPUs, else cpu"})
     add("--quiet", "-q", action="store_true", help="print only what is not fine")
     add("--json", action="store_true", help="print the findings as JSON")
     examined.set_defaults(run=_run)

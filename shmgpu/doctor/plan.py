@@ -40,7 +40,7 @@ class Plan:
     devices: tuple[str, ...] = ()
 
     @classmethod
-    def resolve(cls, devices: Iterable[Any] = (), **settings: Any) -> Plan:
+    def resolve(cls, devices: Iterable[Any] | None = None, **settings: Any) -> Plan:
         """Of settings as ``launch`` takes them; None or absent: the variable or the default.
 
         Raises:
@@ -50,7 +50,7 @@ class Plan:
         values = {name: config.resolve(name, settings.pop(name, None)) for name in names}
         if settings:
             raise TypeError(f"a plan has no setting {sorted(settings)[0]!r}")
-        return cls(**values, devices=tuple(device.name_of(one) for one in devices))
+        return cls(**values, devices=tuple(device.name_of(one) for one in devices or ()))
 
     @property
     def roles(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shmgpu.common import config
+from shmgpu.common import parsers, settings
 from shmgpu.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -25,9 +25,6 @@ else:
 
 # In a smaller arena not even small requests find room beside what a worker keeps there.
 LEAST_ARENA = 1 << 20
-
-# Flags that are the broker's own settings, too, and so have a variable.
-VARIABLES = {"helpers": "SHMGPU_HELPERS", "arena": "SHMGPU_ARENA", "threads": "SHMGPU_THREADS"}
 
 
 def _int(value: Any) -> int:
@@ -50,7 +47,7 @@ def _whole(least: int, most: float = math.inf) -> Callable[[Any], int]:
 def _seconds(text: Any) -> float:
     if isinstance(text, bool):
         raise ValueError
-    return config.parse_seconds(float(text), "seconds")
+    return parsers.parse_seconds(float(text), "seconds")
 
 
 def _time(text: Any) -> float:
@@ -63,7 +60,7 @@ def _time(text: Any) -> float:
 
 def _size(least: int) -> Callable[[Any], int]:
     def size(text: Any) -> int:
-        value = config.parse_bytes(text, "size")
+        value = parsers.parse_bytes(text, "size")
         if value < least:
             raise ConfigError(f"use {_in_units(least)} or more: a number without a unit is bytes")
         return value
@@ -110,6 +107,12 @@ class Flag:
     help: str
 
 
+def _setting(name: str, parse: Callable[[Any], Any], default: Any, meaning: str = "") -> Flag:
+    """A setting of the broker's: its name, form and variable are its row's."""
+    row = settings.BY_NAME[name]
+    return Flag(name, parse, default, row.metavar, meaning or row.meaning.replace("`", ""))
+
+
 FLAGS = (
     Flag("host", _text, "127.0.0.1", "ADDRESS", "where to listen; 0.0.0.0 is every network"),
     Flag("port", _whole(0, 65535), 8000, "N", "HTTP port; 0 chooses a free one"),
@@ -122,15 +125,11 @@ FLAGS = (
     ),
     Flag("uds", _text, None, "PATH", "listen on a Unix socket instead"),
     Flag("workers", _whole(1), 2, "N", "processes that speak to clients"),
-    Flag("helpers", _pools, 1, "N", "processes that compute; or pools, such as fast=2,large=1"),
-    Flag("devices", _text, None, "NAMES", "devices of the helpers: cpu, or cuda:0,cuda:1"),
-    Flag("threads", _whole(1), None, "N", "compute threads of each CPU helper"),
-    Flag(
-        "arena",
-        _size(LEAST_ARENA),
-        256 << 20,
-        "SIZE",
-        "memory of each worker for requests and answers",
+    _setting("helpers", _pools, 1, "processes that compute; or pools, such as fast=2,large=1"),
+    _setting("devices", _text, None),
+    _setting("threads", _whole(1), None, "compute threads of each CPU helper"),
+    _setting(
+        "arena", _size(LEAST_ARENA), 256 << 20, "memory of each worker for requests and answers"
     ),
     Flag("max-body", _size(1 << 10), 64 << 20, "SIZE", "largest body of a request; 413 beyond"),
     Flag("max-header", _size(1 << 10), 64 << 10, "SIZE", "largest head of a request; 431 beyond"),
@@ -280,7 +279,8 @@ def resolve(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def _default(flag: Flag) -> Any:
-    variable = VARIABLES.get(flag.name, "")
+    row = settings.BY_NAME.get(flag.name)  # a flag of the server's own has no variable
+    variable = row.variable if row is not None and row.is_taken_by("serve") else ""
     text = os.environ.get(variable, "")
     if not text or (flag.name == "threads" and text == "0"):
         return flag.default

@@ -93,13 +93,7 @@ def serve(options: argparse.Namespace) -> None:
             arena=options.arena,
             window=WINDOW,
             threads=options.threads,
-            gpu_memory=None,
-            trace_records=None,
-            prefault=None,
-            huge_pages=None,
             grace=options.drain_delay + options.drain_timeout + SPARE_S,
-            scratch=None,
-            seed=None,
             restart="on-failure",
             max_restarts=FOR_EVER,
         )

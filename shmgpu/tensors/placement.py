@@ -34,7 +34,7 @@ def gpu_workers(n: int) -> None:
         RuntimeError: there are tensors already.
         ConfigError: ``n`` is no number of helpers, or the broker cannot have so many.
     """
-    count = config.SETTINGS["helpers"].parse(n, "gpu_workers(n)")
+    count = config.read("helpers", n, "gpu_workers(n)")
     if runtime.current is not None and "recorder" in runtime.current.extra:
         raise RuntimeError(
             "gpu_workers() chooses where tensors will live, and there are some already: call it "

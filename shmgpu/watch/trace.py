@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from shmgpu import core
-from shmgpu.common import config
+from shmgpu.common import parsers
 from shmgpu.errors import BadParams, ConfigError
 
 HELPERS_PID = 1
@@ -38,7 +38,7 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
     Raises:
         ConfigError: the file cannot be written.
     """
-    path = config.parse_path(path, "path")
+    path = parsers.parse_path(path, "path")
     if records is None:
         core.broker_stats()  # NotRunning where no broker could have a trace
     rows = read() if records is None else _checked(records)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from shmgpu.common import config, logs
+from shmgpu.common import config, logs, parsers
 from shmgpu.common.progress import Bar
 from shmgpu.errors import ConfigError
 
@@ -19,13 +19,13 @@ TEXTS = {"log", "debug_dir"}  # settings for which any text may mean something
     [("64MiB", 64 << 20), (4096, 4096), ("1.5 GB", 1_500_000_000), ("2k", 2000), ("0", 0)],
 )
 def test_sizes_are_read_with_their_units(text, size):
-    assert config.parse_bytes(text) == size
+    assert parsers.parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["much", "64 parsecs", -1, 1 << 60, True, 1.5, None, "-4k"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ConfigError):
-        config.parse_bytes(text)
+        parsers.parse_bytes(text)
 
 
 def test_an_argument_beats_the_variable_which_beats_the_default(monkeypatch):

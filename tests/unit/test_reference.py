@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import pathlib
 import re
 
@@ -11,11 +13,13 @@ import pytest
 
 import shmgpu
 from shmgpu import errors
-from shmgpu.common import config
+from shmgpu.cli import main as cli
+from shmgpu.common import settings, settings_page
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "shmgpu" / "README.md"  # the map of the package
 WINGS = ("attach", "broker", "child", "common", "helper", "serve", "tensors", "watch")
+RUN = "run python -m shmgpu.common.settings_page and commit what it writes"
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package's pages are not here")
 
@@ -28,6 +32,13 @@ def all_pages() -> str:
     """The pages for users: of each wing that has public names, and of errors."""
     errors_page = (PAGE.parent / "ERRORS.md").read_text(encoding="utf-8")
     return "\n".join([errors_page, *map(page_of, WINGS)])
+
+
+def help_of(command: str) -> str:
+    """What ``shmgpu COMMAND --help`` prints."""
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:
+        cli.main([command, "--help"])
+    return printed.getvalue()
 
 
 def rows(wing: str, heading: str) -> list[list[str]]:
@@ -54,27 +65,28 @@ def test_the_map_says_on_which_page_each_public_name_is():
     assert all(hasattr(shmgpu, name) or hasattr(shmgpu.serve, name) for name in listed)
 
 
-def test_the_table_of_settings_is_that_of_the_code():
-    variables = [cells for cells in rows("common", "Variables") if "SHMGPU_" in cells[0]]
-    table = {cells[0].strip("`"): cells[2] for cells in variables}
-    expected = {}
-    for name, setting in config.SETTINGS.items():
-        default = setting.default
-        if isinstance(default, bool):
-            default = int(default)
-        expected[config.PREFIX + name.upper()] = "none" if default in (None, "") else str(default)
-    assert table == expected
+def test_the_tables_of_settings_are_made_from_the_list():
+    assert settings_page.table_of_variables() in page_of("common"), (
+        "run python -m shmgpu.common.settings"
+    )
+    assert settings_page.table_of_parameters() in page_of("broker"), (
+        "run python -m shmgpu.common.settings"
+    )
 
 
-@pytest.mark.parametrize("entry", ["launch", "init"])
-def test_the_parameters_of_launch_and_init_are_on_the_page(entry):
-    described = {
-        cells[0].strip("`")
-        for cells in rows("broker", "Starting and ending")
-        if len(cells) == 3 and cells[1] in (entry, "both")
-    }
-    actual = set(inspect.signature(getattr(shmgpu, entry)).parameters) - {"main"}
-    assert described == actual
+@pytest.mark.parametrize("taker", ["launch", "init"])
+def test_parameters_are_those_of_the_list_with_their_types(taker):
+    taken = inspect.signature(getattr(shmgpu, taker)).parameters
+    assert set(taken) - {"main"} == set(settings.names(taker))
+    for name in settings.names(taker):
+        annotation = taken[name].annotation.removesuffix(" | None")
+        assert annotation == settings.BY_NAME[name].type, name
+
+
+@pytest.mark.parametrize("command", ["up", "doctor", "serve"])
+def test_commands_have_a_flag_for_each_setting_that_they_take(command):
+    flags = {line.split()[0] for line in help_of(command).splitlines() if "--" in line[:8]}
+    assert {"--" + name.replace("_", "-") for name in settings.names(command)} <= flags
 
 
 def test_the_parameters_of_a_function_are_on_the_page():

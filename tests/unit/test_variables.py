@@ -22,12 +22,6 @@ def echo(helper, value):
     return value
 
 
-ASKED_FOR_NOTHING = dict.fromkeys(
-    (
-        *("helpers", "session", "devices", "arena", "window", "threads", "gpu_memory", "seed"),
-        *("trace_records", "prefault", "huge_pages", "grace", "scratch"),
-    )
-)
 # Variable, its text; what the core is told of it, and that it is not told so unless asked.
 IN_THE_CORE = [
     ("SHMGPU_ARENA", "3MiB", "arena_bytes", 3 << 20),
@@ -44,7 +38,7 @@ IN_THE_CORE = [
 
 
 def planned(**given):
-    return LaunchConfig(children=1, **{**ASKED_FOR_NOTHING, "devices": "cpu", **given})
+    return LaunchConfig(children=1, **{"devices": "cpu", **given})
 
 
 @pytest.mark.parametrize(("variable", "text", "member", "value"), IN_THE_CORE)

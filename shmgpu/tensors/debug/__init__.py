@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmgpu.child import runtime
-from shmgpu.common import config
+from shmgpu.common import config, parsers
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, ShmError
 from shmgpu.tensors import functions
@@ -56,10 +56,10 @@ def enable(
     """
     global _tape, _tick_ms, _dir
     _tick_ms = config.resolve("tick_rate_ms", tick_rate_ms)
-    limit = config.parse_count(limit, "limit")
+    limit = parsers.parse_count(limit, "limit")
     folder = config.resolve("debug_dir", debug_dir)
     if folder:
-        folder = config.parse_path(folder, "debug_dir")
+        folder = parsers.parse_path(folder, "debug_dir")
     _dir = os.path.abspath(folder) if folder else ""
     if _dir:
         try:
@@ -358,7 +358,7 @@ def save_debug_trace(path: str | os.PathLike[str] | None = None) -> pathlib.Path
     tape = _on()
     rank = 0 if runtime.current is None else runtime.current.rank
     name = f"shmgpu-debug-{rank}-{os.getpid()}.json"
-    place = pathlib.Path(name if path is None else config.parse_path(path, "path"))
+    place = pathlib.Path(name if path is None else parsers.parse_path(path, "path"))
     found, dropped_ticks = _ticks()
     saved.write(
         place,
