@@ -120,6 +120,11 @@ CHILD_STATES = _words("shm_child_state", "SHM_CHILD_")
 HELPER_STATES = _words("shm_helper_state", "SHM_HELPER_")
 BYTES_NAMES = [word.replace(" ", "_") for word in _words("shm_bytes_kind", "SHM_BYTES_")][:-1]
 
+
+class HelperRetired(errors.NoHelpers):
+    """The helper that the call was bound to has ended, because its pool was scaled down."""
+
+
 _ERRORS: dict[int, type[errors.ShmError]] = {
     EARENA_FULL: errors.ArenaFull,
     EBAD_FREE: errors.BadFree,
@@ -145,7 +150,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     EBAD_POOL: errors.ConfigError,
     EPLACEMENT: errors.ConfigError,
     ENO_HELPERS: errors.NoHelpers,
-    EHELPER_GONE: errors.NoHelpers,
+    EHELPER_GONE: HelperRetired,
     ETOO_LARGE: errors.ResultTooLarge,
 }
 

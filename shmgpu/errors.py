@@ -121,6 +121,13 @@ class ResultTooLarge(ShmError):
     """The result is larger than a helper keeps, or was fetched too late."""
 
 
+def remote_name(kind: type[BaseException]) -> str:
+    """The name by which an exception's type travels from helpers to callers."""
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 class RemoteError(ShmError):
     """The function raised in the helper.
 
@@ -146,6 +153,10 @@ class RemoteError(ShmError):
         self.type_name = type_name
         self.message = message
         self.traceback_text = traceback_text
+
+    def matches(self, kind: type[BaseException]) -> bool:
+        """Whether the original exception was of exactly this type; a base class does not match."""
+        return self.type_name == remote_name(kind)
 
     @property
     def sentence(self) -> str:

@@ -18,7 +18,7 @@ from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program, decode
-from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
+from shmgpu.ops.program_message import HEAD, UnknownProgram, UnknownTensor, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
@@ -30,14 +30,6 @@ FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
 
 Sent = Callable[[int, Spec], Any]
-
-
-class UnknownProgram(BadParams):
-    """The helper was replaced since it was told: send the program again."""
-
-
-class UnknownTensor(BadParams):
-    """The helper that held the tensor is gone, and the tensor with it."""
 
 
 class NotMade(ShmError):
@@ -245,7 +237,7 @@ class Engine:
         else:
             known = tenant.programs.get(number)
             if known is None:
-                raise UnknownProgram(UNKNOWN_PROGRAM)
+                raise UnknownProgram
             ready = known
         if ready.compiled is None:
             self._compile(ready)
@@ -316,7 +308,7 @@ class Engine:
                 if array is None:
                     if handle in tenant.failed:
                         raise NotMade(tenant.failed[handle])
-                    raise UnknownTensor(UNKNOWN_TENSOR)
+                    raise UnknownTensor
                 if array.shape != spec.shape or array.dtype != dtype:
                     raise BadParams("a tensor of the program is not of the type that it says")
                 given.append(array)

@@ -20,7 +20,7 @@ from shmgpu.codec.arrays import Spec
 from shmgpu.codec.layout import Block, Layout, Signature
 from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
-from shmgpu.errors import BadParams
+from shmgpu.errors import BadParams, remote_name
 from shmgpu.helper.decoded import (
     DecodedCall,
     Device,
@@ -520,7 +520,7 @@ class Executor:
             message = _message(error)
             target = self.functions.get(call.function) if isinstance(call, DecodedCall) else None
             message += hint(error, message, target, self.helper.session)
-            values = (_type_name(error), message, text)
+            values = (remote_name(type(error)), message, text)
             flat = flatten(values, arrays.is_array)
             found = Layout(bytes(flat.structure), ())
             description = layout.describe_result(found, encode_values(flat.values))
@@ -590,13 +590,6 @@ class Executor:
         self.memory[offset : offset + needed] = memoryview(blob)
         _count(_COPIED_OUT, needed)
         return status, needed
-
-
-def _type_name(error: BaseException) -> str:
-    kind = type(error)
-    if kind.__module__ in ("builtins", "__main__"):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """The message that has a program run: what a child writes and a helper reads beside the program.
 
-Owns the form of its head, and the sentences by which a child knows that a helper is another one
-than it thought. After HEAD come the handles that are used and those that are freed, 8 bytes each,
+Owns the form of its head, and the errors by which a child knows that a helper is another one than
+it thought. After HEAD come the handles that are used and those that are freed, 8 bytes each,
 then the plain numbers. Never sends and never computes.
 """
 
@@ -10,13 +10,25 @@ from __future__ import annotations
 import functools
 import struct
 
+from shmgpu.errors import BadParams
 from shmgpu.ops.program import Program
 
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
 
-UNKNOWN_PROGRAM = "this helper does not know that program"
-UNKNOWN_TENSOR = "this helper does not hold that tensor"
+
+class UnknownProgram(BadParams):
+    """The helper was replaced since it was told: send the program again."""
+
+    def __init__(self) -> None:
+        super().__init__("this helper does not know that program")
+
+
+class UnknownTensor(BadParams):
+    """The helper that held the tensor is gone, and the tensor with it."""
+
+    def __init__(self) -> None:
+        super().__init__("this helper does not hold that tensor")
 
 
 @functools.lru_cache(maxsize=256)

@@ -24,11 +24,11 @@ from shmgpu.child.port import Port
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
-from shmgpu.errors import HelperDied, NoHelpers, NotRunning, RemoteError
+from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import Draft
-from shmgpu.ops.program_message import HEAD, UNKNOWN_PROGRAM, UNKNOWN_TENSOR, plain_numbers
+from shmgpu.ops.program_message import HEAD, UnknownProgram, UnknownTensor, plain_numbers
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.tensors import functions
 from shmgpu.tensors.message import (
@@ -43,7 +43,6 @@ from shmgpu.tensors.message import (
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
-NOT_THERE = core.status_text(core.EHELPER_GONE)
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
@@ -392,7 +391,7 @@ class Recorder:
                 try:
                     self._ask(message, code, port)
                 except RemoteError as error:
-                    if code or UNKNOWN_PROGRAM not in str(error):
+                    if code or not error.matches(UnknownProgram):
                         raise
                     self._ask(message, known.code, port)
         except BaseException as error:
@@ -454,13 +453,14 @@ def _is_death(error: BaseException) -> bool:
     """Whether that says that the helper died, or is another one than the child knew."""
     if isinstance(error, HelperDied) or _is_let_go(error):
         return True
-    told = str(error)
-    return UNKNOWN_PROGRAM in told or UNKNOWN_TENSOR in told
+    if not isinstance(error, RemoteError):
+        return False
+    return error.matches(UnknownProgram) or error.matches(UnknownTensor)
 
 
 def _is_let_go(error: BaseException) -> bool:
     """Whether that says that the helper is not there because its pool was scaled."""
-    return isinstance(error, NoHelpers) and NOT_THERE in str(error)
+    return isinstance(error, core.HelperRetired)
 
 
 def _end_of(life: HelperIncarnation) -> str:

@@ -345,13 +345,14 @@ def test_exceptions_bring_type_message_and_traceback(running):
     with pytest.raises(shmgpu.RemoteError) as caught:
         raises("value", "bad apple")
     assert caught.value.type_name == "ValueError"
+    assert caught.value.matches(ValueError) and not caught.value.matches(Exception)
     assert caught.value.message == "bad apple"
     assert "in raises" in caught.value.traceback_text
     assert "executor.py" not in caught.value.traceback_text
     assert "bad apple" in str(caught.value)
     with pytest.raises(shmgpu.RemoteError) as caught:
         raises("own", "x" * 100_000)
-    assert caught.value.type_name.endswith("OwnError")
+    assert caught.value.type_name.endswith("OwnError") and caught.value.matches(OwnError)
     assert caught.value.message == "x" * 100_000
     assert who() == before  # the helper lives on
 

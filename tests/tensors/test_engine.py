@@ -511,7 +511,7 @@ def test_programs_that_had_to_make_room_run_again(backend, monkeypatch):
 
 
 def test_a_program_that_was_never_sent_is_asked_for(backend):
-    with pytest.raises(session.UnknownProgram):
+    with pytest.raises(program_message.UnknownProgram):
         Child(session.Engine(backend)).run(make_ones(), numbers=(1.0,), code=b"")
 
 
@@ -523,7 +523,7 @@ def test_a_child_has_a_bounded_number_of_programs(backend, monkeypatch):
     for one in made:
         child.run(one, numbers=(1.0,))
     assert engine.figures()["children"][0]["programs"] == 2
-    with pytest.raises(session.UnknownProgram):
+    with pytest.raises(program_message.UnknownProgram):
         child.run(made[0], numbers=(1.0,), code=b"")
 
 
@@ -726,5 +726,5 @@ def test_a_failure_after_the_answer_is_told_to_who_asks_for_what_it_was_to_make(
         child.run(steps_of([BIG], [], (), (0,)), handles=(kept,))
     _, (seen,) = child.run(steps_of([BIG], [], (), (0,)), handles=(x,), frees=(kept,))
     assert (plain(seen) == 3).all()
-    with pytest.raises(session.UnknownTensor):  # let go of, like any other
+    with pytest.raises(program_message.UnknownTensor):  # let go of, like any other
         child.run(steps_of([BIG], [], (), (0,)), handles=(kept,))

@@ -1,6 +1,7 @@
 """What a helper raises and a worker tells its client, other than a model's own errors.
 
-Owns the types, which travel by name: see :func:`shmgpu.serve.scheduling.statuses.told_as`.
+Owns the types, which travel by name: :meth:`shmgpu.errors.RemoteError.matches` knows them again.
+Never raises one.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor,
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import Target
-from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
 from shmgpu.serve.state.counters import INDEX, now_ms
 from shmgpu.serve.state.regions import Regions
@@ -44,8 +43,6 @@ _LAST = INDEX["last_ms"]
 _HIT, _HIT_NS = INDEX["cache_hit_count"], INDEX["cache_hit_ns"]
 _MISS, _MISS_NS = INDEX["cache_miss_count"], INDEX["cache_miss_ns"]
 _now = time.monotonic_ns
-
-_UNLOADED = told_as(Unloaded)
 
 MAX_PRIORITY = 3
 LEFT = ProtocolError(499, "the client has left")
@@ -316,7 +313,7 @@ class Calls:
         base = served.base
         now = _now()
         self._out(pending)
-        if isinstance(error, RemoteError) and error.type_name == _UNLOADED:
+        if isinstance(error, RemoteError) and error.matches(Unloaded):
             if self._again(pending):
                 return
         pending.is_over = True

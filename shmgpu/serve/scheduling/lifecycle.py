@@ -24,7 +24,6 @@ from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.serve.models.errors import LoadFailed
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.scheduling.rows import Rows, Target
-from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state import repository
 from shmgpu.serve.state.control_table import Table
 from shmgpu.serve.state.counters import Counters
@@ -33,7 +32,7 @@ from shmgpu.serve.state.repository import Source, entry_of
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed
 TRIES = 5  # of loading a source in a helper's slot whose processes die
-_TOLD = (told_as(ConfigError), told_as(LoadFailed))  # whose text is a sentence of ours
+_TOLD = (ConfigError, LoadFailed)  # whose text is a sentence of ours
 
 
 class _Sink:
@@ -194,7 +193,7 @@ class Lifecycle:
             await self._drop(made)
             reason = str(error)
             if isinstance(error, RemoteError):
-                is_told = error.type_name in _TOLD
+                is_told = any(map(error.matches, _TOLD))
                 reason = error.message if is_told else f"{error.type_name}: {error.message}"
                 # Where a model's own code is at fault, the place; else the sentence says it all.
                 has_code = any(one.kind == "python" for one in wanted)

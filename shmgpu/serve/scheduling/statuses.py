@@ -12,12 +12,6 @@ from shmgpu.serve.options import most_of
 from shmgpu.serve.protocol.types import ProtocolError
 from shmgpu.serve.state.regions import RegionLost
 
-
-def told_as(kind: type[BaseException]) -> str:
-    """The `RemoteError.type_name` of an error that a helper raised."""
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 # The first row that fits counts. A sentence of None: the error's own.
 TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
     (errors.RemoteError, 500, None),
@@ -37,9 +31,8 @@ TABLE: tuple[tuple[type[BaseException], int, str | None], ...] = (
 )
 
 
-# Errors that a helper raised, by the name of their type: those that are not the model's.
-REMOTE = {told_as(RegionLost): 400, told_as(SequenceLost): 400, told_as(TooManySequences): 503}
-_DECLARED = told_as(errors.ConfigError)
+# Errors that a helper raised and that are not the model's.
+REMOTE = ((RegionLost, 400), (SequenceLost, 400), (TooManySequences, 503))
 
 
 def answer_to(error: BaseException, body_bytes: int = 0) -> tuple[int, str]:
@@ -72,10 +65,11 @@ def _answer_to(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ProtocolError):
         return error.status, error.sentence
     if isinstance(error, errors.RemoteError):
-        if error.type_name in REMOTE:
-            return REMOTE[error.type_name], error.message
+        for remote, status in REMOTE:
+            if error.matches(remote):
+                return status, error.message
         _log_traceback(error)
-        if error.type_name == _DECLARED:  # our own sentence, which names the model
+        if error.matches(errors.ConfigError):  # our own sentence, which names the model
             return 500, error.message
         return 500, f"{error.type_name}: {error.message}" if error.message else error.type_name
     for kind, status, sentence in TABLE:

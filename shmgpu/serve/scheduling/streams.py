@@ -20,14 +20,12 @@ from shmgpu.serve.models.errors import StreamLost
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
-from shmgpu.serve.scheduling.statuses import told_as
 from shmgpu.serve.state.counters import INDEX, now_ms
 
 _SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
 _FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]
 _CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
 _ROWS, _LAST = INDEX["inference_count"], INDEX["last_ms"]
-_LOST = told_as(StreamLost)
 _tokens = itertools.count(1)
 _now = time.monotonic_ns
 
@@ -207,7 +205,7 @@ class Stream:
             counters[base + _FAIL] += 1
             counters[base + _FAIL_NS] += passed
             counters[base + _EXPIRED] += isinstance(error, CallTimeout)
-        if isinstance(error, RemoteError) and error.type_name == _LOST:
+        if isinstance(error, RemoteError) and error.matches(StreamLost):
             error = ProtocolError(503, error.message)
         self.end(error)
         self._trace(error)
