@@ -274,6 +274,7 @@ serve/scheduling/catalog            child
 serve/scheduling/templates          child
 serve/scheduling/cache              child
 serve/scheduling/statuses           child
+serve/scheduling/accounting         child
 serve/scheduling/inference          child
 serve/scheduling/lifecycle          child
 serve/scheduling/streams            child

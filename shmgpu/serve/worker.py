@@ -26,6 +26,7 @@ from shmgpu.serve.frontend.access_log import AccessLog
 from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, Limits, end_slow
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
+from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
@@ -88,8 +89,7 @@ class _Worker:
         self.calls = Calls(
             self.port,
             catalog,
-            plan.counters.of(rank),
-            -(-plan.options.max_queue // plan.options.workers),
+            Accounting(plan.counters.of(rank), -(-plan.options.max_queue // plan.options.workers)),
             plan.options.timeout,
             loop,
             regions,
@@ -203,7 +203,7 @@ class _Worker:
             self.limits,
             self.scratch,
             self.connections,
-            # Requests on lanes are answered past the log.
+            # Requests on the fast path are answered past the log.
             self.front.fast_path.take if self.access is None else _take_none,
             self.front.admit if self.plan.token else None,
             self.access,

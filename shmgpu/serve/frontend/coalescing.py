@@ -27,15 +27,11 @@ from shmgpu.codec.layout import Layout
 from shmgpu.errors import ShmError
 from shmgpu.serve.frontend.connection import Connection, Request
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
-from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_TOGETHER = 32  # requests
 MOST_BYTES = 1 << 18  # of a coalescer's rows, inputs and outputs each
 MOST_COALESCERS = 16  # of a prepared request
 
-_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
-_ROWS, _CALL_NS, _LAST = INDEX["inference_count"], INDEX["call_ns"], INDEX["last_ms"]
 _now = time.monotonic_ns
 
 
@@ -109,9 +105,7 @@ class Coalescer:
         turn.on_disconnect = self._leave[index]
         connection.waiting.append(turn)
         self._started[index] = started_ns
-        calls = self._calls
-        calls.pending += 1
-        calls.counters[self.served.pending] += 1
+        self._calls.accounting.begin(self.served)
         self.taken = index + 1
         return self.taken == len(self._turns)
 
@@ -147,14 +141,8 @@ class Coalescer:
             if not turn.is_answered:
                 since += started[index]
                 turn.connection.reply_whole(turn, b"".join(answers[index]))
-        calls, base = self._calls, self.served.base
-        counters = calls.counters
-        self._out(count)
-        counters[base + _CALL_NS] += count * now - since
-        counters[base + _SUCCESS] += count
-        counters[base + _ROWS] += count * prepared.template.rows
-        counters[base + _SUCCESS_NS] += count * _now() - since
-        counters[base + _LAST] = now_ms()
+        rows = count * prepared.template.rows
+        self._calls.accounting.answered(self.served, count, rows, count * now - since, since)
         self._clear()
 
     def done(self, call: Call | None, result: Any, error: BaseException | None) -> None:
@@ -190,19 +178,13 @@ class Coalescer:
 
     def _left(self, index: int) -> None:
         """A client has left; where all have, nobody wants the call any more."""
-        calls, base = self._calls, self.served.base
+        accounting = self._calls.accounting
         self.gone += 1
-        self._out(1)
-        calls.counters[base + _CANCEL] += 1
-        calls.counters[base + _CANCEL_NS] += _now() - self._started[index]
+        accounting.leave(self.served)
+        accounting.cancelled(self.served, self._started[index])
         if self.gone == self.taken and self.call is not None:
-            if calls.port.cancel(self.call):
+            if self._calls.port.cancel(self.call):
                 self._give_up()  # the call's memory waits for its late end
-
-    def _out(self, count: int) -> None:
-        """So many of the requests are not pending any more."""
-        self._calls.pending -= count
-        self._calls.counters[self.served.pending] -= count
 
     def _clear(self) -> None:
         """Stand ready for others."""

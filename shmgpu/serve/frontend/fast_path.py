@@ -28,7 +28,6 @@ from shmgpu.serve.frontend.coalescing import MOST_COALESCERS, Coalescer, request
 from shmgpu.serve.frontend.connection import Connection, Request, head_of
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
-from shmgpu.serve.state.counters import INDEX, now_ms
 
 MOST_PREPARED = 512  # all are forgotten when there are more
 MOST_SLOTS = 256  # of a prepared request
@@ -36,8 +35,6 @@ MOST_HEAD = 4096  # bytes of a head that is kept
 MOST_ANSWER = 65536  # bytes of an answer that is copied out
 END = b"\r\n\r\n"
 
-_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_ROWS, _CALL_NS, _LAST = INDEX["inference_count"], INDEX["call_ns"], INDEX["last_ms"]
 _now = time.monotonic_ns
 
 
@@ -170,21 +167,14 @@ class RequestSlot(Pending):
 
     def arrived(self) -> None:
         """The call has ended as expected: its result lies in the output buffer."""
-        calls, turn, served = self.calls, self.turn, self.served
+        turn, started_ns = self.turn, self.started_ns
         now = _now()
         turn.connection.reply_whole(turn, b"".join(self.pieces))
-        counters, base = calls.counters, served.base
-        calls.pending -= 1
-        counters[served.pending] -= 1
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
         self.call = None
-        counters[base + _CALL_NS] += now - self.started_ns
-        counters[base + _SUCCESS] += 1
-        counters[base + _ROWS] += self.rows
-        counters[base + _SUCCESS_NS] += _now() - self.started_ns
-        counters[base + _LAST] = now_ms()
+        self.calls.accounting.answered(self.served, 1, self.rows, now - started_ns, started_ns)
         self.prepared.ready.append(self)
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
@@ -255,6 +245,7 @@ class FastPath:
         answering: Callable[[Request], Outcome],
     ) -> None:
         self._calls = calls
+        self._accounting = calls.accounting
         self._catalog = catalog
         self._table = catalog.table
         self._answering = answering
@@ -279,14 +270,14 @@ class FastPath:
             return False
         key = view[end:middle].tobytes()
         prepared = by_json.get(key)
-        calls = self._calls
-        if prepared is None or calls.pending >= calls.most_pending:
+        calls, accounting = self._calls, self._accounting
+        if prepared is None or accounting.pending >= accounting.most_pending:
             return False
         if self._version != self._table.version:
             self.forget()
             return False
         started_ns = _now()
-        if prepared.capacity and calls.pending:
+        if prepared.capacity and accounting.pending:
             coalescer = prepared.coalescer or self._coalescer(prepared)
             if coalescer is not None:
                 if coalescer.add(connection, view, middle, started_ns):
@@ -307,8 +298,7 @@ class FastPath:
         turn.on_disconnect = slot.cancel
         connection.waiting.append(turn)
         slot.started_ns = slot.sent_ns = started_ns
-        calls.pending += 1
-        calls.counters[slot.served.pending] += 1
+        accounting.begin(slot.served)
         if prepared.timeout is not None:
             block.deadline_ns = started_ns + int(prepared.timeout * 1e9)
             slot.timer = calls.loop.call_later(prepared.timeout, calls.expire, slot)

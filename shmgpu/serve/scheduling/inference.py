@@ -1,7 +1,7 @@
 """Inference as a worker does it: a request's tensors to a helper, its answer to the client.
 
 Owns the check of a request against its model's declaration, the call, its bounds (queue, time-out,
-the client's leaving) and its counting. Never knows HTTP or gRPC: both front ends give it an
+the client's leaving). Never knows HTTP or gRPC: both front ends give it an
 :class:`InferRequest` and a function that takes the outcome.
 """
 
@@ -20,28 +20,20 @@ from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
 from shmgpu.codec.arrays import Spec
 from shmgpu.common.logs import logger
-from shmgpu.errors import CallTimeout, ConfigError, RemoteError, ShmError
+from shmgpu.errors import ConfigError, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
 from shmgpu.serve.models.errors import Unloaded
 from shmgpu.serve.models.sequences import choose, standing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
 from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor, ProtocolError
+from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.rows import Target
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
-from shmgpu.serve.state.counters import INDEX, now_ms
 from shmgpu.serve.state.regions import Regions
 
-_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS, _REFUSED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["refused_count"]
-_FULL, _EXPIRED = INDEX["full_count"], INDEX["expired_count"]
-_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
-_ROWS, _CALL_NS = INDEX["inference_count"], INDEX["call_ns"]
-_LAST = INDEX["last_ms"]
-_HIT, _HIT_NS = INDEX["cache_hit_count"], INDEX["cache_hit_ns"]
-_MISS, _MISS_NS = INDEX["cache_miss_count"], INDEX["cache_miss_ns"]
 _now = time.monotonic_ns
 
 MAX_PRIORITY = 3
@@ -51,13 +43,6 @@ _ATTRIBUTES = ("model.name", "model.version", "request.id")  # of spans
 # Told of the end: the outputs in the order asked for (of a known request: its answer's body), or
 # what went wrong.
 Outcome = Callable[[Any, BaseException | None], None]
-
-
-class QueueFull(ProtocolError):
-    """A request is one too many."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "Exceeds maximum queue size")
 
 
 class Pending:
@@ -123,8 +108,7 @@ class Calls:
     Args:
         port: of the worker.
         catalog: of models.
-        counters: the worker's row; see :mod:`shmgpu.serve.state.counters`.
-        most_pending: requests that may be out at once.
+        accounting: of the worker's requests.
         timeout: seconds until a request is answered with an error; None: never.
         loop: the worker's.
         regions: clients' shared memory.
@@ -136,8 +120,7 @@ class Calls:
         self,
         port: Port,
         catalog: Catalog,
-        counters: memoryview,
-        most_pending: int,
+        accounting: Accounting,
         timeout: float | None,
         loop: Any,
         regions: Regions,
@@ -146,15 +129,13 @@ class Calls:
     ) -> None:
         self.port = port
         self.catalog = catalog
-        self.counters = counters
-        self.most_pending = most_pending
+        self.accounting = accounting
         self.timeout = timeout
         self.loop = loop
         self.regions = regions
         self.pools = pools
         self.cache = cache
         self.spans: Any = None  # see shmgpu.serve.telemetry.spans; None: no spans are made
-        self.pending = 0
 
     def start(
         self, served: ServedModel, request: InferRequest, started_ns: int, outcome: Outcome
@@ -165,7 +146,7 @@ class Calls:
             ProtocolError: the request does not fit the model, or the queue is full.
             ShmError: it cannot be carried.
         """
-        self.admit()
+        self.accounting.admit()
         if served.streams:
             raise ProtocolError(
                 400,
@@ -185,17 +166,12 @@ class Calls:
         outcome: Outcome,
     ) -> Pending:
         """As :meth:`start`, for a request that is known but for its tensors' bytes."""
-        self.admit()
+        self.accounting.admit()
         return self._begin(
             Pending(
                 self, served, template.request, args, template.rows, started_ns, outcome, template
             )
         )
-
-    def admit(self) -> None:
-        """Refuse a request (ProtocolError) that is one too many."""
-        if self.pending >= self.most_pending:
-            raise QueueFull
 
     def _begin(self, pending: Pending) -> Pending:
         """Answer from the cache, or send."""
@@ -212,8 +188,7 @@ class Calls:
         target: Target = served.in_regions if in_regions else served
         if served.sequence:
             target, options = served.in_sequence, self._pinned(pending, options)
-        self.pending += 1
-        self.counters[served.pending] += 1
+        self.accounting.begin(served)
         try:
             call = self.port.submit(target, pending.args, {}, options, pending, False, False)
         except BaseException:
@@ -237,8 +212,7 @@ class Calls:
         pending.digest = digest(pending.args[1:])
         result = cache.get(served.number, pending.digest)
         if result is None:
-            self.counters[served.base + _MISS] += 1
-            self.counters[served.base + _MISS_NS] += _now() - begun
+            self.accounting.missed(served, begun)
             return False
         self.loop.call_soon(self._found, pending, result)
         return True
@@ -248,20 +222,12 @@ class Calls:
         if pending.is_over:
             return
         pending.is_over = True
-        counters, base = self.counters, pending.served.base
         passed = _now() - pending.started_ns
-        # Before the answer, so that whoever has it finds it counted.
-        counted = ((_HIT, 1), (_HIT_NS, passed), (_SUCCESS, 1), (_SUCCESS_NS, passed))
-        for field, change in counted:
-            counters[base + field] += change
-        counters[base + _LAST] = now_ms()
+        self.accounting.hit(pending.served, passed)
         try:
             pending.outcome(self._answer(pending, result), None)
         except Exception as wrong:  # such as text that JSON cannot carry
-            for field, change in counted:
-                counters[base + field] -= change
-            counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += passed
+            self.accounting.revoke_hit(pending.served, passed)
             pending.outcome(None, wrong)
         if self.spans is not None:
             self._trace(pending, None)
@@ -271,7 +237,7 @@ class Calls:
         assert self.cache is not None
         begun = _now()
         self.cache.put(pending.served.number, pending.digest, result)
-        self.counters[pending.served.base + _MISS_NS] += _now() - begun
+        self.accounting.kept(pending.served, begun)
 
     def _answer(self, pending: Pending, result: Any) -> Any:
         """What the outcome is told."""
@@ -309,8 +275,7 @@ class Calls:
 
     def ended(self, pending: Pending, result: Any, error: BaseException | None) -> None:
         """A call has ended, well or not."""
-        served, counters = pending.served, self.counters
-        base = served.base
+        served, accounting = pending.served, self.accounting
         now = _now()
         self._out(pending)
         if isinstance(error, RemoteError) and error.matches(Unloaded):
@@ -326,24 +291,17 @@ class Calls:
             except Exception as wrong:
                 error = wrong
         if error is None:
-            # Before the answer, so that whoever has it finds it counted.
-            counters[base + _CALL_NS] += now - pending.sent_ns
-            counters[base + _SUCCESS] += 1
-            counters[base + _ROWS] += pending.rows
+            call_ns = now - pending.sent_ns
+            accounting.succeed(served, pending.rows, call_ns)
             try:
                 pending.outcome(outputs, None)
             except Exception as wrong:  # such as text that JSON cannot carry
-                counters[base + _CALL_NS] -= now - pending.sent_ns
-                counters[base + _SUCCESS] -= 1
-                counters[base + _ROWS] -= pending.rows
+                accounting.revoke(served, pending.rows, call_ns)
                 error = wrong
         if error is None:
-            counters[base + _SUCCESS_NS] += _now() - pending.started_ns
-            counters[base + _LAST] = now_ms()
+            accounting.told(served, pending.started_ns)
         else:
-            counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += _now() - pending.started_ns
-            counters[base + _EXPIRED] += isinstance(error, CallTimeout)
+            accounting.failed(served, pending.started_ns, error)
             pending.outcome(None, error)
         self._trace(pending, error)
 
@@ -377,10 +335,7 @@ class Calls:
         """A request was answered with an error before it was handed over; None: to no model."""
         if served is not None:
             named = served.name, served.version, named[2]
-            self.counters[served.base + _FAIL] += 1
-            self.counters[served.base + _REFUSED] += 1
-            self.counters[served.base + _FULL] += isinstance(error, QueueFull)
-            self.counters[served.base + _FAIL_NS] += _now() - started_ns
+            self.accounting.refused(served, started_ns, error)
         self.trace(0, started_ns, traceparent, named, error)
 
     def cancel(self, pending: Pending) -> None:
@@ -392,16 +347,13 @@ class Calls:
         if not self.port.cancel(call):
             return
         self._out(pending)
-        base = pending.served.base
-        self.counters[base + _CANCEL] += 1
-        self.counters[base + _CANCEL_NS] += _now() - pending.started_ns
+        self.accounting.cancelled(pending.served, pending.started_ns)
         self._trace(pending, LEFT)
 
     def _out(self, pending: Pending) -> None:
         """A call is not pending any more."""
         pending.call = None
-        self.pending -= 1
-        self.counters[pending.served.pending] -= 1
+        self.accounting.leave(pending.served)
         if pending.timer is not None:
             pending.timer.cancel()
             pending.timer = None

@@ -8,26 +8,19 @@ taken is never made. A model that returns its answer at once is a stream of one 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
 from shmgpu.child.arguments import Options
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
-from shmgpu.errors import CallTimeout, RemoteError
+from shmgpu.errors import RemoteError
 from shmgpu.serve.models.errors import StreamLost
 from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import LEFT, Calls, Pending
-from shmgpu.serve.state.counters import INDEX, now_ms
 
-_SUCCESS, _SUCCESS_NS = INDEX["success_count"], INDEX["success_ns"]
-_FAIL, _FAIL_NS, _EXPIRED = INDEX["fail_count"], INDEX["fail_ns"], INDEX["expired_count"]
-_CANCEL, _CANCEL_NS = INDEX["cancel_count"], INDEX["cancel_ns"]
-_ROWS, _LAST = INDEX["inference_count"], INDEX["last_ms"]
 _tokens = itertools.count(1)
-_now = time.monotonic_ns
 
 Part = Callable[[list[OutputTensor]], None]  # told of each, and asks for more when it likes
 End = Callable[[BaseException | None], None]  # told once
@@ -84,15 +77,14 @@ class Stream:
             self._pending = calls.start(served, self.request, self.started_ns, self._whole)
             self._pending.traceparent = self.traceparent
             return
-        calls.admit()
+        calls.accounting.admit()
         number, *inputs = calls.arguments(served, self.request)
         self._args = (number, self._token, *inputs)
-        calls.pending += 1
-        calls.counters[served.pending] += 1
+        calls.accounting.begin(served)
         try:
             self._send(served.opening, self._args, calls.options(self.request) or Options())
         except BaseException:
-            self._out()
+            calls.accounting.leave(served)
             raise
         if calls.spans is not None and self._call is not None:
             self._message = self._call.sequence
@@ -121,10 +113,8 @@ class Stream:
         if self._pending is not None:
             self._pending.cancel()
             return
-        counters, base = self.calls.counters, self.served.base
-        counters[base + _CANCEL] += 1
-        counters[base + _CANCEL_NS] += _now() - self.started_ns
-        self._out()
+        self.calls.accounting.leave(self.served)
+        self.calls.accounting.cancelled(self.served, self.started_ns)
         self._trace(why)
         if self.helper >= 0:
             self._close()
@@ -193,18 +183,12 @@ class Stream:
 
     def _ended(self, error: BaseException | None) -> None:
         self.is_over = True
-        counters, base = self.calls.counters, self.served.base
-        passed = _now() - self.started_ns
-        self._out()
+        accounting = self.calls.accounting
         if error is None:
-            counters[base + _SUCCESS] += 1
-            counters[base + _SUCCESS_NS] += passed
-            counters[base + _ROWS] += 1
-            counters[base + _LAST] = now_ms()
+            accounting.answered(self.served, 1, 1, 0, self.started_ns)
         else:
-            counters[base + _FAIL] += 1
-            counters[base + _FAIL_NS] += passed
-            counters[base + _EXPIRED] += isinstance(error, CallTimeout)
+            accounting.leave(self.served)
+            accounting.failed(self.served, self.started_ns, error)
         if isinstance(error, RemoteError) and error.matches(StreamLost):
             error = ProtocolError(503, error.message)
         self.end(error)
@@ -213,10 +197,6 @@ class Stream:
     def _trace(self, error: BaseException | None) -> None:
         named = self.served.name, self.served.version, self.request.id
         self.calls.trace(self._message, self.started_ns, self.traceparent, named, error)
-
-    def _out(self) -> None:
-        self.calls.pending -= 1
-        self.calls.counters[self.served.pending] -= 1
 
 
 class _Nobody:

@@ -7,7 +7,6 @@ writer and no lock; a row outlives the process that writes it.
 from __future__ import annotations
 
 import mmap
-import time
 from typing import Any
 
 import numpy as np
@@ -126,8 +125,3 @@ def batch_offset(model: int, rows: int) -> int:
 
 def _shared(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.ndarray(shape, np.uint64, mmap.mmap(-1, int(np.prod(shape)) * 8))
-
-
-def now_ms() -> int:
-    """Unix time."""
-    return time.time_ns() // 1_000_000

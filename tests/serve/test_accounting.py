@@ -1,0 +1,116 @@
+"""Each way that a request can take counts it once, and leaves nothing pending."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+from shmgpu import CallTimeout
+from shmgpu.serve.scheduling.accounting import Accounting, QueueFull
+from shmgpu.serve.state.counters import FIELDS, INDEX
+
+MODEL = types.SimpleNamespace(base=len(FIELDS), pending=len(FIELDS) + INDEX["pending_1"])
+STARTED = 0  # of a monotonic clock: all durations are more
+
+
+@pytest.fixture
+def numbers():
+    return np.zeros(2 * len(FIELDS), np.uint64)
+
+
+@pytest.fixture
+def accounting(numbers):
+    return Accounting(memoryview(numbers), 2)
+
+
+def counted(numbers):
+    """The model's counters that are not 0, without the durations."""
+    own = zip(FIELDS, map(int, numbers[len(FIELDS) :]), strict=True)
+    return {name: value for name, value in own if value and not name.endswith(("_ns", "_ms"))}
+
+
+def answered(accounting):
+    accounting.begin(MODEL)
+    accounting.leave(MODEL)
+    accounting.succeed(MODEL, 3, 5)
+    accounting.told(MODEL, STARTED)
+
+
+def answered_at_once(accounting):
+    accounting.begin(MODEL)
+    accounting.answered(MODEL, 1, 3, 5, STARTED)
+
+
+def sent_again(accounting):
+    accounting.begin(MODEL)
+    accounting.leave(MODEL)
+    answered(accounting)
+
+
+def unwritable(accounting):
+    accounting.begin(MODEL)
+    accounting.leave(MODEL)
+    accounting.succeed(MODEL, 3, 5)
+    accounting.revoke(MODEL, 3, 5)
+    accounting.failed(MODEL, STARTED, ValueError())
+
+
+def expired(accounting):
+    accounting.begin(MODEL)
+    accounting.leave(MODEL)
+    accounting.failed(MODEL, STARTED, CallTimeout())
+
+
+def cancelled(accounting):
+    accounting.begin(MODEL)
+    accounting.leave(MODEL)
+    accounting.cancelled(MODEL, STARTED)
+
+
+def found(accounting):
+    accounting.hit(MODEL, 7)
+
+
+def found_and_unwritable(accounting):
+    accounting.hit(MODEL, 7)
+    accounting.revoke_hit(MODEL, 7)
+
+
+WAYS = [
+    (answered, {"success_count": 1, "inference_count": 3}),
+    (answered_at_once, {"success_count": 1, "inference_count": 3}),
+    (sent_again, {"success_count": 1, "inference_count": 3}),
+    (unwritable, {"fail_count": 1}),
+    (expired, {"fail_count": 1, "expired_count": 1}),
+    (cancelled, {"cancel_count": 1}),
+    (found, {"success_count": 1, "cache_hit_count": 1}),
+    (found_and_unwritable, {"fail_count": 1}),
+]
+
+
+@pytest.mark.parametrize(("way", "expected"), WAYS, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_request_is_counted_once_whatever_becomes_of_it(accounting, numbers, way, expected):
+    way(accounting)
+    assert counted(numbers) == expected
+    assert accounting.pending == 0
+    took = {name: int(numbers[MODEL.base + INDEX[f"{name}_ns"]]) for name in ("success", "fail")}
+    assert (took["success"] > 0) == ("success_count" in expected)
+    assert (took["fail"] > 0) == ("fail_count" in expected)
+    assert not numbers[: len(FIELDS)].any(), "another model's"
+
+
+def test_a_request_is_pending_until_it_leaves_and_one_too_many_is_refused(accounting, numbers):
+    for _ in range(2):
+        accounting.admit()
+        accounting.begin(MODEL)
+    assert counted(numbers) == {"pending_1": 2}
+    with pytest.raises(QueueFull) as caught:
+        accounting.admit()
+    accounting.refused(MODEL, STARTED, caught.value)
+    refused = {"fail_count": 1, "refused_count": 1, "full_count": 1}
+    assert counted(numbers) == {"pending_1": 2, **refused}
+    accounting.leave(MODEL, 2)
+    accounting.admit()
+    assert counted(numbers) == refused
