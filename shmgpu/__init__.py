@@ -75,6 +75,8 @@ Tensors, computed by helpers, in PyTorch's spelling:
     eye             ones on the diagonal
     grad            gradients of outputs with respect to inputs
     no_grad         a context in which nothing is recorded for gradients
+    enable_grad     a context that records again; also set_grad_enabled
+    is_grad_enabled  whether this thread records for gradients
     manual_seed     seed the random numbers
     nn              layers and losses
     optim           optimisers: SGD, Adam and AdamW, which are also in ``shmgpu``
@@ -189,10 +191,11 @@ _LAZY_MODULES = frozenset({"debug", "nn", "optim", "serve"})
 _TENSOR_NAMES = {
     name: room
     for room, names in {
-        "tensors.tensor": "Data Tensor from_numpy full grad manual_seed no_grad ones rand randn "
+        "tensors.tensor": "Data Tensor from_numpy full grad manual_seed ones rand randn "
         "set_verbosity tensor zeros",
         "tensors.factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
         "randn_like zeros_like",
+        "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
         "optim": "SGD Adam AdamW",
         "tensors.placement": "gpu_workers set_backend",
     }.items()

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shmgpu.codec import arrays
-from shmgpu.tensors import autograd, current
+from shmgpu.tensors import current
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, tensor, zeros
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
@@ -51,7 +52,7 @@ class Optimizer:
     def step(self) -> None:
         """Change every parameter that has a gradient."""
         (group,) = self.param_groups
-        with autograd.enabled(False):
+        with no_grad():
             for one, state in zip(group["params"], self.state, strict=True):
                 if one.grad is not None:
                     self._change(one, one.grad, state, group)

@@ -193,6 +193,7 @@ engine/functions                    helper
 
 tensors/functions                   child
 tensors/interop                     child
+tensors/grad_mode                   child
 tensors/autograd                    child
 tensors/message                     child
 tensors/recorder                    child

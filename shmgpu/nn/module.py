@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import arrays
-from shmgpu.tensors import autograd
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, tensor
 
 State = dict[str, Tensor]
@@ -175,7 +175,7 @@ class Module:
                     f"{name}: the state has the shape {tuple(state[name].shape)}, the model "
                     f"{one.shape}"
                 )
-        with autograd.enabled(False):
+        with no_grad():
             for name, one in own.items():
                 if name in state:
                     value = state[name]

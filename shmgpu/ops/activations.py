@@ -113,13 +113,13 @@ LOG_SOFTMAX_BACKWARD = Op(
 
 
 def _softmax_gradient(g: Node, n: Node) -> Node:
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         return mul(n, sub(g, sum(mul(g, n), n.params, True)))
     return apply(SOFTMAX_BACKWARD, (g, n), n.params)
 
 
 def _log_softmax_gradient(g: Node, n: Node) -> Node:
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         return sub(g, mul(exp(n), sum(g, n.params, True)))
     return apply(LOG_SOFTMAX_BACKWARD, (g, n), n.params)
 
@@ -191,7 +191,7 @@ def _gelu_slope(x: Node, approximate: str) -> Node:
 
 def _gelu_gradient(g: Node, n: Node) -> Node:
     (x,) = n.inputs
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         return mul(g, _gelu_slope(x, n.params[0]))
     return apply(GELU_BACKWARD, (g, x), n.params)
 
@@ -253,7 +253,7 @@ def gelu(x: Node, approximate: str = "none") -> Node:
 
 def _silu_gradient(g: Node, n: Node) -> Node:
     (x,) = n.inputs
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         s = sigmoid(x)
         return mul(g, mul(s, add(mul(x, sub(1.0, s)), 1.0)))
     return apply(SILU_BACKWARD, (g, x))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -173,7 +174,14 @@ _spec = operator.attrgetter("spec")
 _known: dict[tuple[Any, ...], Spec] = {}
 _specs: dict[tuple[DType, tuple[int, ...]], Spec] = {}
 
-grad_enabled = True
+
+class GradMode(threading.local):
+    """Whether operations are recorded for gradients: in each thread, and True in a new one."""
+
+    enabled = True
+
+
+grad_mode = GradMode()
 
 
 def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
@@ -211,7 +219,7 @@ def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
             _known.clear()
         _known[key] = spec
     node = Node(op, inputs, params, spec)
-    if grad_enabled and op.gradients:
+    if op.gradients and grad_mode.enabled:
         for one in inputs:
             if one.needs_grad:
                 node.needs_grad = True

@@ -147,7 +147,7 @@ def _normal(x: Node, params: Params) -> tuple[Node, Node, tuple[int, ...]]:
 
 def _to_input(g: Node, n: Node) -> Node:
     x, w, _ = n.inputs
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         h, scale, axes = _normal(x, n.params)
         g = mul(g, w)
         rest = add(mean(g, axes, True), mul(h, mean(mul(g, h), axes, True)))
@@ -161,7 +161,7 @@ def _outer(n: Node) -> tuple[int, ...]:
 
 def _to_weight(g: Node, n: Node) -> Node:
     x, w, _ = n.inputs
-    if graph.grad_enabled:
+    if graph.grad_mode.enabled:
         product = mul(g, _normal(x, n.params)[0])
         return sum(product, _outer(n)) if _outer(n) else product
     return apply(LAYER_NORM_WEIGHT, (g, x, w, apply(MOMENTS, (x,), n.params)), n.params)

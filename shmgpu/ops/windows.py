@@ -355,7 +355,7 @@ def max_pool2d(
         pair(dilation, "max_pool2d: dilation", 1),
     )
     x, single = _four(input, "max_pool2d")
-    if x.needs_grad and graph.grad_enabled:
+    if x.needs_grad and graph.grad_mode.enabled:
         # Where the greatest ones lie is known, so the gradient is that of gathering them.
         indices = apply(MAX_POOL2D_INDICES, (x,), params)
         found = gather(flatten(x, 2), 2, flatten(indices, 2))

@@ -7,36 +7,20 @@ like any other.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Sequence
 
-from shmgpu.ops import graph
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
 from shmgpu.ops.graph import Node
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
+from shmgpu.tensors.grad_mode import Mode
 
 RELEASED = (
     "the graph behind this tensor was released by an earlier backward(): pass retain_graph=True to "
     "that one, or compute the tensor again"
 )
-
-
-class enabled(contextlib.ContextDecorator):
-    """Whether operations are recorded for gradients, meanwhile."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
-        self._before: list[bool] = []  # one may be entered again within itself
-
-    def __enter__(self) -> None:
-        self._before.append(graph.grad_enabled)
-        graph.grad_enabled = self._wanted
-
-    def __exit__(self, *error: object) -> None:
-        graph.grad_enabled = self._before.pop()
 
 
 def _order(roots: Sequence[Node]) -> list[Node]:
@@ -73,7 +57,7 @@ def gradients(
     wanted = None if only is None else set(only)
     found: dict[Node, Node] = {}
     results: dict[Node, Node] = {}
-    with enabled(create_graph):
+    with Mode(create_graph):
         for output, seed in zip(outputs, seeds, strict=True):
             share = ones_like(output) if seed is None else seed
             before = found.get(output)

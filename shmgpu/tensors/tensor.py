@@ -52,6 +52,7 @@ from shmgpu.ops.promotion import (
     number,
 )
 from shmgpu.tensors import autograd, current, interop
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.message import Held
 
 DTYPES = {one.name: one for one in TYPES}
@@ -190,7 +191,7 @@ class Tensor:
 
     def __shmgpu_array__(self) -> np.ndarray[Any, Any]:
         """What a call carries: the elements where they lie in the arena."""
-        if self._node.needs_grad and self._node.leaf is None and graph.grad_enabled:
+        if self._node.needs_grad and self._node.leaf is None and graph.grad_mode.enabled:
             raise BadParams(
                 "a call cannot carry a tensor that gradients flow through (it would lose them): "
                 "pass tensor.detach()"
@@ -343,7 +344,7 @@ class Tensor:
         """Take the result of an in-place operation."""
         before = self._node
         collects = before.leaf is not None
-        if collects and graph.grad_enabled:
+        if collects and graph.grad_mode.enabled:
             raise RuntimeError(
                 "a tensor that collects gradients was changed in place: do it under no_grad()"
             )
@@ -703,12 +704,12 @@ def _in_place(name: str) -> Callable[..., Any]:
 
     def update(self: Tensor, other: Any, **options: Any) -> Tensor:
         operand = as_operand(other)
-        is_free = self._node.leaf is None or not graph.grad_enabled
+        is_free = self._node.leaf is None or not graph.grad_mode.enabled
         if is_free or getattr(operand, "needs_grad", False):
             return self._updated(record(self._node, operand, **options))
         # ``weight -= rate * weight.grad``: no gradient could flow through that, so it is a step of
         # training and not a mistake, although PyTorch wants no_grad() around it.
-        with autograd.enabled(False):
+        with no_grad():
             return self._updated(record(self._node, operand, **options))
 
     update.__doc__ = f"As :func:`shmgpu.{name}`; this tensor becomes the result."
@@ -807,20 +808,6 @@ def grad(
                 "allow_unused=True to get None in its place"
             )
     return tuple([Tensor(found[one._node]) if one._node in found else None for one in ins])
-
-
-def no_grad() -> Any:
-    """A context in which nothing is recorded for gradients.
-
-    Example:
-        >>> with shmgpu.init(inline=True):
-        ...     x = shmgpu.ones(2, requires_grad=True)
-        ...     with shmgpu.no_grad():
-        ...         y = 2 * x
-        ...     y.requires_grad
-        False
-    """
-    return autograd.enabled(False)
 
 
 # ---- settings, in the spelling of GT -----------------------------------------------------------

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 import shmgpu as gt
-from shmgpu.ops import graph
-from shmgpu.tensors import autograd, current
+from shmgpu.tensors import current
 
 OPERATIONS = [
     lambda a, b: a + b,
@@ -161,17 +160,3 @@ def test_one_program_with_other_tensors_alive(engine, steps, alive, collects, wa
                 assert (ours.grad is None) == (theirs.grad is None)
                 if ours.grad is not None:
                     np.testing.assert_allclose(ours.grad.data, theirs.grad, rtol=1e-9)
-
-
-def test_no_grad_is_a_context_and_a_decorator_that_may_call_itself(engine):
-    @gt.no_grad()
-    def deep(n):
-        assert not graph.grad_enabled
-        return deep(n - 1) if n else n
-
-    assert deep(3) == 0
-    assert graph.grad_enabled
-    both = autograd.enabled(False)
-    with both, both:
-        assert not graph.grad_enabled
-    assert graph.grad_enabled
