@@ -29,6 +29,9 @@ class Optimizer:
         param_groups: one dict, with the parameters and the settings, which may be changed between
             steps (a learning rate's schedule).
         state: for each parameter's place, what is kept of it: tensors, and the count of steps.
+
+    A step replaces each parameter and each tensor of its state by one operation in place: where
+    what it follows from fails, all of them stay what they were.
     """
 
     def __init__(self, params: Iterable[Tensor], defaults: dict[str, Any]) -> None:
@@ -140,9 +143,10 @@ class SGD(Optimizer):
         if group["weight_decay"]:
             grad = grad.add(one, alpha=group["weight_decay"])
         if group["momentum"]:
-            before = state.get("momentum")
-            state["momentum"] = grad if before is None else before * group["momentum"] + grad
+            if "momentum" not in state:
+                state["momentum"] = zeros(*one.shape, dtype=one.dtype)
             kept = state["momentum"]
+            kept.copy_(kept * group["momentum"] + grad)
             grad = grad.add(kept, alpha=group["momentum"]) if group["nesterov"] else kept
         one.add_(grad, alpha=-group["lr"])
 
@@ -186,16 +190,18 @@ class Adam(Optimizer):
                 square=zeros(*one.shape, dtype=one.dtype),
             )
         state["step"] += 1
+        before = one
         if group["weight_decay"]:
             if self.decoupled:
-                one *= 1 - group["lr"] * group["weight_decay"]
+                before = one * (1 - group["lr"] * group["weight_decay"])
             else:
                 grad = grad.add(one, alpha=group["weight_decay"])
-        mean = state["mean"] = (state["mean"] * beta1).add(grad, alpha=1 - beta1)
-        square = state["square"] = (state["square"] * beta2).add(grad * grad, alpha=1 - beta2)
+        mean, square = state["mean"], state["square"]
+        mean.copy_((mean * beta1).add(grad, alpha=1 - beta1))
+        square.copy_((square * beta2).add(grad * grad, alpha=1 - beta2))
         size = group["lr"] / (1 - beta1 ** state["step"])
         root = square.sqrt() * (1 / math.sqrt(1 - beta2 ** state["step"])) + group["eps"]
-        one.add_(mean / root, alpha=-size)
+        one.copy_(before.add(mean / root, alpha=-size))
 
 
 class AdamW(Adam):

@@ -1,10 +1,12 @@
 """A planned program as a Python function: straight-line source, no interpreter loop.
 
-Owns the source and what its names mean. Running it costs a call a unit, and nothing else.
+Owns the source and what its names mean. Running it costs a call a unit, and nothing else. Lines are
+numbered by the program's steps, so that a traceback tells which one failed.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from shmgpu.engine.backends import Backend
 from shmgpu.engine.plan import MIN_BUFFER, Options, Plan
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program
+from shmgpu.ops.program_message import SOURCE
 
 # (arrays, numbers) -> (what is read, what is kept; or what the rest needs, where there is a rest)
 Run = Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Sequence[Any]]]
@@ -77,16 +80,18 @@ class Compiled:
             ``rest(live)`` gives what is kept. It empties ``live``.
         spoilt: slots of donated arrays that it writes over.
         homes: place in ``kept`` -> slot of the donated array that becomes it.
+        intact: steps that are done before a donated array is written over.
         loops: how many chains of operations run as one loop.
         nbytes: of its buffers.
     """
 
-    __slots__ = ("homes", "loops", "nbytes", "rest", "run", "spoilt")
+    __slots__ = ("homes", "intact", "loops", "nbytes", "rest", "run", "spoilt")
 
-    def __init__(self, run: Run, rest: Rest | None, plan: Plan, loops: int) -> None:
+    def __init__(self, run: Run, rest: Rest | None, plan: Plan, first: int, loops: int) -> None:
         self.run = run
         self.rest = rest
         self.spoilt = plan.spoilt
+        self.intact = _intact(plan, first)
         self.homes = plan.homes
         self.loops = loops
         self.nbytes = sum(plan.buffers)
@@ -141,6 +146,7 @@ def compiled(
 
     scope: dict[str, Any] = {"copy": backend.copy, "array": backend.array}
     lines = ["def run(arrays, numbers):"]
+    steps: dict[int, int] = {}  # line -> the step that it does
     if program.arrays:
         lines.append(f"  {''.join(name + ', ' for name in names[:first_number])}= arrays")
     if program.numbers:
@@ -171,6 +177,7 @@ def compiled(
             lines.append("def rest(live):")
             lines.append(f"  {live}= live")
             lines.append("  live.clear()")
+        steps[len(lines) + 1] = unit.slots[0] - first
         if fused and place in fused.loops:
             if unit.outputs:
                 loop = fused.loops[place]
@@ -208,8 +215,29 @@ def compiled(
         for place, slot in enumerate(program.kept)
     )
     lines.append(f"  return ({kept})" if has_rest else f"  return ({read}), ({kept})")
-    exec(compile("\n".join(lines), "<program>", "exec"), scope)
-    return Compiled(scope["run"], scope.get("rest"), plan, len(fused.loops) if fused else 0)
+    exec(compile(_numbered(lines, steps, len(program.steps)), SOURCE, "exec"), scope)
+    loops = len(fused.loops) if fused else 0
+    return Compiled(scope["run"], scope.get("rest"), plan, first, loops)
+
+
+def _numbered(lines: list[str], steps: dict[int, int], count: int) -> ast.Module:
+    """The source, each line with the number of its step from 1; greater ones do none."""
+    tree = ast.parse("\n".join(lines))
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", None)
+        if line is not None:
+            node.lineno = node.end_lineno = steps.get(line, count) + 1  # type: ignore[attr-defined]
+    return tree
+
+
+def _intact(plan: Plan, first: int) -> frozenset[int]:
+    """The steps before the first that writes over what a handle names."""
+    found: list[int] = []
+    for unit in plan.units:
+        found += [slot - first for slot in unit.slots]
+        if any(plan.over.get(slot) in plan.spoilt for slot in unit.outputs):
+            return frozenset(found[: -len(unit.slots)])
+    return frozenset(found)
 
 
 def _live(plan: Plan, names: list[str], kept: Sequence[int]) -> list[str]:

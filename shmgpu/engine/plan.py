@@ -6,6 +6,8 @@ over one of their own inputs, which into memory of their own. Never computes.
 
 What must hold: memory that a handle names is named by no other handle, lies in no shared buffer,
 and is no part of anything larger; so whoever is given a handle's array for good may write over it.
+And what a program is given is whole until all that may fail has been done: a program that fails
+there has changed nothing.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Plan:
         copied: places in ``kept`` of which a copy is kept, because the memory is not theirs alone.
         spoilt: donated arrays that are written over.
         homes: place in ``kept`` -> slot of the donated array that becomes it, memory and shape.
+        intact: how many of the first units write over no donated array: all that may fail.
     """
 
     steps: dict[int, Step] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Plan:
     copied: set[int] = field(default_factory=set)
     spoilt: set[int] = field(default_factory=set)
     homes: dict[int, int] = field(default_factory=dict)
+    intact: int = 0
 
 
 def make(
@@ -117,6 +121,8 @@ def make(
     plan.units = [unit for unit in units if unit.slots[0] in early]
     plan.early = len(plan.units)
     plan.units += [unit for unit in units if unit.slots[0] not in early]
+    failing = [n for n, unit in enumerate(plan.units) if plan.steps[unit.slots[0]].op.may_fail]
+    plan.intact = failing[-1] + 1 if failing else 0
 
     # Views live where their first input does: a value's memory is its root's.
     root = {slot: slot for slot in range(len(specs))}
@@ -180,9 +186,13 @@ def _drop_unused(plan: Plan, wanted: set[int], first: int) -> None:
 
 
 def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first: int) -> set[int]:
-    """The steps before the answer: what is read needs them, or the rest is not worth one."""
+    """The steps before the answer: what is read needs them, or the rest is not worth one.
+
+    What may fail is among them: the child hears of it before it builds on the rest.
+    """
     early: set[int] = set()
     stack = [slot for slot in read if slot >= first]
+    stack += [slot for slot, step in steps.items() if step.op.may_fail]
     while stack:
         slot = stack.pop()
         if slot not in early:
@@ -259,7 +269,7 @@ def _place(
             if spec.nbytes < min_buffer:
                 continue
             for one in unit.inputs if is_fused or op.in_place else ():
-                usable = one in donated if slot in stays else one in taken
+                usable = one in donated and now >= plan.intact if slot in stays else one in taken
                 if (
                     usable
                     and root[one] == one

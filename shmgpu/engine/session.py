@@ -7,8 +7,9 @@ and numbers are its own: never can one name another's.
 from __future__ import annotations
 
 import struct
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shmgpu.engine.backends import Backend
@@ -18,7 +19,14 @@ from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program, decode
-from shmgpu.ops.program_message import HEAD, UnknownProgram, UnknownTensor, plain_numbers
+from shmgpu.ops.program_message import (
+    HEAD,
+    UnknownProgram,
+    UnknownTensor,
+    failed_step,
+    not_made,
+    plain_numbers,
+)
 from shmgpu.ops.program_message import handles as packed_handles
 
 MAX_COMPILED = 1024  # programs; the least recently used goes first
@@ -33,7 +41,15 @@ Sent = Callable[[int, Spec], Any]
 
 
 class NotMade(ShmError):
-    """The operation that was to make the tensor failed, after the step had been answered."""
+    """An operation of the step that was to make the tensor failed.
+
+    Attributes:
+        why: with what.
+    """
+
+    def __init__(self, handles: Iterable[int], why: str) -> None:
+        super().__init__(not_made(handles, why))
+        self.why = why
 
 
 class TooMuch(ShmError):
@@ -154,7 +170,13 @@ class Tenant:
             "this tensor is lost: an operation of its step failed after the step had been "
             f"answered, with {type(error).__name__}: {error}"
         )
-        self.failed.update((handle, why) for handle in range(first, last))
+        self.lose(range(first, last), why)
+
+    def lose(self, handles: Iterable[int], why: str) -> None:
+        """Under these handles there is none any more."""
+        for handle in handles:
+            self.drop(handle)
+            self.failed[handle] = why
 
 
 class Engine:
@@ -220,6 +242,8 @@ class Engine:
         Raises:
             UnknownProgram, UnknownTensor, NotMade, TooMuch: see there; nothing was done.
             BadParams: the message is damaged.
+            Exception: what an operation raised. What was given is as it was, unless memory ran out
+                or a device failed after something had been written over; that is lost then.
         """
         tenant = self.tenant(*caller)
         try:
@@ -239,12 +263,35 @@ class Engine:
             if known is None:
                 raise UnknownProgram
             ready = known
+        first_free = first + len(ready.program.kept)
+        try:
+            return self._run(
+                caller, tenant, ready, handles, head[at + 8 * (used + freed) :], first, sent, later
+            )
+        except UnknownTensor:
+            raise
+        except Exception as error:
+            why = error.why if isinstance(error, NotMade) else f"{type(error).__name__}: {error}"
+            tenant.lose(range(first, first_free), f"an operation of its step failed with {why}")
+            raise
+
+    def _run(
+        self,
+        caller: tuple[int, int],
+        tenant: Tenant,
+        ready: Ready,
+        handles: tuple[int, ...],
+        packed: bytes,
+        first: int,
+        sent: Sent,
+        later: Later | None,
+    ) -> tuple[Any, ...]:
+        """Run a program that is known; ``packed``: its plain numbers."""
         if ready.compiled is None:
             self._compile(ready)
         given = self._given(ready, tenant, handles, sent)
         try:
-            at += 8 * (used + freed)
-            numbers = ready.numbers.unpack_from(head, at)
+            numbers = ready.numbers.unpack_from(packed)
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
         if ready.fused is not None or ready.runs < self.fuse_at_run:
@@ -257,15 +304,17 @@ class Engine:
             # One array under two slots: what is written over must not be the other's as well.
             for slot in compiled.spoilt:
                 given[slot] = self.backend.copy(given[slot])
-        # What is written over is gone even where a later operation fails; the rest is not.
-        for slot, place in ready.donated:
-            if slot in compiled.spoilt:
-                tenant.drop(handles[place])
-        with self.backend.running():
-            if self._graphs is None or not ready.is_captured:
-                read, kept = compiled.run(given, numbers)
-            else:
-                read, kept = self._graphs.run(caller, ready, given, numbers, head[at:])
+        try:
+            with self.backend.running():
+                if self._graphs is None or not ready.is_captured:
+                    read, kept = compiled.run(given, numbers)
+                else:
+                    read, kept = self._graphs.run(caller, ready, given, numbers, packed)
+        except Exception as error:
+            if compiled.spoilt and _step_of(error) not in compiled.intact:
+                spoilt = [handles[n] for slot, n in ready.donated if slot in compiled.spoilt]
+                tenant.lose(spoilt, f"it was written over by a step that failed with {error}")
+            raise
         del given
         tenant.runs += 1
         tenant.steps += len(ready.program.steps)
@@ -301,13 +350,15 @@ class Engine:
         held = tenant.arrays
         if len(handles) != ready.resident:
             raise BadParams("the program is given another number of tensors than it needs")
+        if tenant.failed:
+            missing = [handle for handle in handles if handle in tenant.failed]
+            if missing:
+                raise NotMade(missing, tenant.failed[missing[0]])
         for is_resident, place, spec, dtype in ready.given:
             if is_resident:
                 handle = handles[place]
                 array = held.get(handle)
                 if array is None:
-                    if handle in tenant.failed:
-                        raise NotMade(tenant.failed[handle])
                     raise UnknownTensor
                 if array.shape != spec.shape or array.dtype != dtype:
                     raise BadParams("a tensor of the program is not of the type that it says")
@@ -441,3 +492,8 @@ class Engine:
                 for slot, (generation, tenant) in self._tenants.items()
             ],
         }
+
+
+def _step_of(error: BaseException) -> int | None:
+    """Which step of the program raised it."""
+    return failed_step("".join(traceback.format_tb(error.__traceback__)))

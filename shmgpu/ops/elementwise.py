@@ -35,6 +35,7 @@ def _row(
     in_place: bool = True,
     numbers: tuple[int, ...] = (1,),
     bools: bool = True,
+    may_fail: bool = False,
 ) -> Op:
     rule = rules.elementwise(name, dtype)
 
@@ -51,6 +52,7 @@ def _row(
         broadcasts=True,
         in_place=in_place and dtype is None,
         takes_out=in_place,
+        may_fail=may_fail,
         numbers=numbers,
     )
 
@@ -101,8 +103,9 @@ REMAINDER = _row(
     lambda g, n: neg(mul(g, floor(div(n.inputs[0], n.inputs[1])))),
     saves="i",
     bools=False,
+    may_fail=True,
 )
-FLOOR_DIVIDE = _row("floor_divide", bools=False)
+FLOOR_DIVIDE = _row("floor_divide", bools=False, may_fail=True)
 
 
 def _share(a: Node, b: Node) -> Node:

@@ -48,6 +48,7 @@ class Op:
         is_view: the output's elements lie where the first input's do.
         in_place: the kernels take ``out=``, and it may be one of the inputs of the same spec.
         takes_out: the kernels take ``out=``, and it must not be an input.
+        may_fail: whether it can be done depends on elements, such as an index that is out of range.
         numbers: places where torch's kernel takes a plain number for a tensor without axes.
     """
 
@@ -56,6 +57,7 @@ class Op:
         "gradients",
         "in_place",
         "is_view",
+        "may_fail",
         "name",
         "number",
         "numbers",
@@ -79,6 +81,7 @@ class Op:
         is_view: bool = False,
         in_place: bool = False,
         takes_out: bool = False,
+        may_fail: bool = False,
         numbers: tuple[int, ...] = (),
     ) -> None:
         self.name = name
@@ -91,6 +94,7 @@ class Op:
         self.is_view = is_view
         self.in_place = in_place
         self.takes_out = takes_out or in_place
+        self.may_fail = may_fail
         self.numbers = numbers
         self.number = 0
 
@@ -111,6 +115,8 @@ class Node:
         is_released: its gradient was taken, and will not be taken again.
         leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
             way back ends here, even where the node was computed (a weight that was updated).
+        undo: of what an operation in place made, until it is computed: a weak reference to the
+            tensor, and the node that it showed before. It shows that one again if this one fails.
     """
 
     __slots__ = (
@@ -123,6 +129,7 @@ class Node:
         "owners",
         "params",
         "spec",
+        "undo",
         "value",
     )
 
@@ -144,6 +151,7 @@ class Node:
         self.owners = 0
         self.is_released = False
         self.leaf: Any = None
+        self.undo: tuple[Any, Node] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -136,6 +136,7 @@ def _source_gradient(g: Node, n: Node) -> Node:
 GATHER = Op(
     "gather",
     _gathered,
+    may_fail=True,
     numpy=_numpy_gather,
     torch=_torch_gather,
     gradients=(
@@ -147,6 +148,7 @@ GATHER = Op(
 SCATTER_ADD: Op = Op(
     "scatter_add",
     _scattered,
+    may_fail=True,
     numpy=_numpy_scatter_add,
     torch=_torch_scatter_add,
     gradients=(lambda g, n: g, None, _source_gradient),
@@ -209,6 +211,7 @@ def _torch_embedding_backward(torch: Any, specs: Specs, params: Params, out: Spe
 EMBEDDING = Op(
     "embedding",
     _embedded,
+    may_fail=True,
     numpy=_numpy_embedding,
     torch=lambda torch, *_: lambda index, table: torch.embedding(table, index),
     gradients=(
@@ -341,6 +344,7 @@ class _First:
 INDEX = Op(
     "index",
     _indexed,
+    may_fail=True,
     numpy=_index_kernel,
     torch=_index_kernel,
     gradients=_First(_index_gradient),  # type: ignore[arg-type]
@@ -349,6 +353,7 @@ INDEX = Op(
 INDEX_PUT = Op(
     "index_put",
     _put,
+    may_fail=True,
     numpy=_numpy_index_put,
     torch=_torch_index_put,
     gradients=_First(_put_gradient, _value_gradient),  # type: ignore[arg-type]

@@ -219,6 +219,7 @@ def _torch_nll_backward(torch: Any, specs: Specs, params: Params, out: Spec) -> 
 NLL = Op(
     "nll_loss",
     _picked,
+    may_fail=True,
     numpy=_numpy_nll,
     torch=_torch_nll,
     gradients=(
@@ -234,6 +235,7 @@ NLL_BACKWARD: Op = Op(
     lambda specs, params: spec_of(
         specs[0].dtype, (specs[0].shape[0], params[1], *specs[0].shape[1:])
     ),
+    may_fail=True,
     numpy=_numpy_nll_backward,
     torch=_torch_nll_backward,
     gradients=(lambda g, n: apply(NLL, (g, n.inputs[1]), n.params[:1]), None),

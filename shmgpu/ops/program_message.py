@@ -1,14 +1,17 @@
 """The message that has a program run: what a child writes and a helper reads beside the program.
 
-Owns the form of its head, and the errors by which a child knows that a helper is another one than
-it thought. After HEAD come the handles that are used and those that are freed, 8 bytes each,
-then the plain numbers. Never sends and never computes.
+Owns the form of its head, and what a child reads from a failure: that the helper is another one
+than it thought, which operation failed, or which tensors were never made. After HEAD come the
+handles that are used and those that are freed, 8 bytes each, then the plain numbers. Never sends
+and never computes.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import struct
+from collections.abc import Iterable
 
 from shmgpu.errors import BadParams
 from shmgpu.ops.program import Program
@@ -29,6 +32,31 @@ class UnknownTensor(BadParams):
 
     def __init__(self) -> None:
         super().__init__("this helper does not hold that tensor")
+
+
+# A program's source numbers its lines by its steps, from 1: so the traceback names what failed.
+SOURCE = "<program>"
+_FAILED_LINE = re.compile(rf'File "{SOURCE}", line (\d+), in ')
+_NOT_MADE = re.compile(r"never made \(([\d ]+)\): ", re.DOTALL)
+
+
+def failed_step(traceback_text: str) -> int | None:
+    """The step of the program that raised; None where the traceback does not tell."""
+    found = _FAILED_LINE.search(traceback_text)
+    return int(found[1]) - 1 if found else None
+
+
+def not_made(handles: Iterable[int], why: str) -> str:
+    """The text that :func:`handles_not_made` reads."""
+    return f"never made ({' '.join(map(str, handles))}): {why}"
+
+
+def handles_not_made(message: str) -> tuple[frozenset[int], str]:
+    """Which tensors a program was given that there are not, and why; none in any other text."""
+    found = _NOT_MADE.match(message)
+    if found is None:
+        return frozenset(), message
+    return frozenset(map(int, found[1].split())), message[found.end() :]
 
 
 @functools.lru_cache(maxsize=256)

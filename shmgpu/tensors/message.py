@@ -120,11 +120,18 @@ class Known:
 
 
 class Message:
-    """A program on its way: what is sent, to whom, and what it makes."""
+    """A program on its way: what is sent, to whom, and what it makes.
+
+    Attributes:
+        nodes: what its steps compute.
+        residents: what it is given that a helper holds, as nodes and their handles.
+        cleared: of a message that nobody waits for: what its nodes were made of.
+    """
 
     __slots__ = (
         "alive",
         "arrays",
+        "cleared",
         "donated",
         "freed",
         "handles",
@@ -132,8 +139,10 @@ class Message:
         "kept",
         "known",
         "life",
+        "nodes",
         "order",
         "read",
+        "residents",
         "seen",
         "tries",
     )
@@ -151,6 +160,9 @@ class Message:
     kept: list[Node]
     read: list[Node]
     donated: list[Node]
+    nodes: list[Node]
+    residents: list[tuple[int, Node]]
+    cleared: list[tuple[Node, tuple[Node, ...]]]
 
 
 class Observer(Protocol):

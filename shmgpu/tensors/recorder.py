@@ -7,7 +7,9 @@ computes a value, never walks back for a gradient.
 
 from __future__ import annotations
 
+import enum
 import itertools
+import logging
 import operator
 import sys
 import threading
@@ -28,7 +30,14 @@ from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import Draft
-from shmgpu.ops.program_message import HEAD, UnknownProgram, UnknownTensor, plain_numbers
+from shmgpu.ops.program_message import (
+    HEAD,
+    UnknownProgram,
+    UnknownTensor,
+    failed_step,
+    handles_not_made,
+    plain_numbers,
+)
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.tensors import functions
 from shmgpu.tensors.message import (
@@ -46,6 +55,20 @@ MAX_PROGRAMS = 4096
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
+
+logger = logging.getLogger("shmgpu")
+
+
+class _Outcome(enum.Enum):
+    """Of a message."""
+
+    DONE = enum.auto()  # or nothing of it can be had
+    DIED = enum.auto()  # the helper; what is not lost by that is to be tried again
+    FAILED = enum.auto()  # what made it fail is lost now; the rest is to be tried again
+
+
+class _Again(Exception):
+    """What was given to a message is not there: it is drafted once more."""
 
 
 observer: Observer | None = None  # a message costs one look at this
@@ -131,31 +154,42 @@ class Recorder:
     def _compute(self, read: list[Node], wait: bool) -> None:
         if self._sent:
             self._settle(MAX_SENT)
-        waiting, self.pending, self._steps = self.pending, [], 0
-        roots = [node for node in waiting if node.owners and node.value is None]
+        self._steps = 0
+        roots: list[Node] = []
+        tries = 0
         try:
-            for _ in range(MAX_TRIES):
+            while True:
+                waiting, self.pending = self.pending, []
+                roots = [n for n in (*roots, *waiting) if n.owners and n.value is None]
                 order = needed([*roots, *read])
                 draft = Draft(order, read, RemoteValue)
                 if self._are_lost(draft.arrays):
-                    order = self._possible(order)
+                    self._lose_what_follows(order)
                     read = [node for node in read if self._error_of(node) is None]
-                    draft = Draft(order, read, RemoteValue)
+                    continue
                 if not order and not read:
                     return
-                message = self._message(draft)
-                if self._deliver(message, wait):
+                try:
+                    message = self._message(draft)
+                except _Again:
+                    continue
+                outcome = self._deliver(message, wait)
+                if outcome is _Outcome.DONE:
                     break
-            else:
-                self._spoil(message, HelperDied(_given_up(message.life)))
+                tries += outcome is _Outcome.DIED
+                if tries == MAX_TRIES:
+                    self._spoil(message, HelperDied(_given_up(message.life)))
+                    break
         except BaseException:
             # Ctrl-C, an arena without room: what was not done can be asked for again.
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
         alive = message.alive
-        for node in order:
-            if node not in alive:  # computed, and no gradient to come: needs no history
-                node.inputs = ()
+        done = [node for node in order if node not in alive]
+        if not wait:
+            message.cleared = [(node, node.inputs) for node in done]
+        for node in done:  # computed, and no gradient to come: needs no history
+            node.inputs = ()
 
     def _settle(self, at_most: int) -> None:
         """Hear of messages that nobody waited for, until so many are left."""
@@ -170,6 +204,7 @@ class Recorder:
             if message.life.is_over:
                 self._rehome(message)
             message.life.heard(message)
+            _cannot_fail_any_more(message)
             if observer is not None:
                 observer.delivered(message, is_answered=True)
 
@@ -210,25 +245,26 @@ class Recorder:
                 return True
         return False
 
-    def _possible(self, order: list[Node]) -> list[Node]:
-        """Those of them that follow from nothing that is lost; the others are lost as well."""
-        possible = []
+    def _lose_what_follows(self, order: list[Node]) -> None:
+        """Those of them that follow from something that is lost are lost as well."""
         for node in order:
             for one in node.inputs:
                 if one.value is not None:
                     error = self._error_of(one)
                     if error is not None:
-                        node.value = LostValue(error)
-                        node.inputs = ()
+                        _lose(node, error)
                         break
-            else:
-                possible.append(node)
-        return possible
 
     def _fell(self, message: Message, error: BaseException) -> None:
         """A message that nobody waited for failed: it is sent again where a death allows that."""
         if not _is_death(error):
-            self._spoil(message, error)
+            self._take_back(message)
+            if not self._blame(message, error):
+                self._spoil(message, error)
+            if isinstance(error, RemoteError) and not handles_not_made(error.message)[0]:
+                why = f"{error.type_name}: {error.message}"
+                logger.warning("%s (in a step that nobody has looked at so far)", why)
+            self.pending += [node for node in message.kept if node.owners and node.value is None]
             return
         self._bury(message.life, message.order, error)
         if message.handles or message.tries >= MAX_TRIES:
@@ -273,12 +309,51 @@ class Recorder:
         there = {n: life for n, life in self._lives.items() if rows[n]["state"] in IN_USE}
         self._lives = there or self._lives
 
+    def _take_back(self, message: Message) -> None:
+        """Nothing of a message that nobody waited for was done: its nodes are what they were."""
+        for node, inputs in message.cleared:
+            if node.value is None or type(node.value) is RemoteValue:
+                node.inputs = inputs
+        for node in message.kept:
+            if type(node.value) is RemoteValue:
+                node.value = None
+        for node in message.donated:
+            if type(node.value) is RemoteValue and not node.value.is_ours:
+                node.value.is_ours = True
+                node.value.life.nbytes += node.value.nbytes
+
+    def _blame(self, message: Message, error: BaseException) -> bool:
+        """What made the message fail is lost: the operation, or what it was given.
+
+        False where the error does not tell: memory ran out, or the quota.
+        """
+        if observer is not None:
+            observer.failed(message, error)
+        if not isinstance(error, RemoteError):
+            return False
+        handles, why = handles_not_made(error.message)
+        if handles:
+            told = RemoteError(error.type_name, why, error.traceback_text)
+            for handle, node in message.residents:
+                value = node.value
+                if handle in handles and type(value) is RemoteValue and value.handle == handle:
+                    _lose(node, told)
+            return True  # or it was taken back meanwhile, and will be computed
+        step = failed_step(error.traceback_text)
+        if step is None or step >= len(message.nodes):
+            return False
+        node = message.nodes[step]
+        assert node.op is not None
+        text = f"{error.message} (in {node.op.name})"
+        _lose(node, RemoteError(error.type_name, text, error.traceback_text))
+        return True
+
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
         if observer is not None:
             observer.failed(message, error)
         for node in (*message.kept, *message.read):
-            node.value = LostValue(error)
+            _lose(node, error)
 
     # ---- what is sent --------------------------------------------------------------------------
 
@@ -303,6 +378,7 @@ class Recorder:
         message.known = self._known(draft.settled(kept, _unneeded(draft, alive)))
         unneeded = message.life.unneeded
         message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
+        message.nodes = order
         self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=False)
@@ -324,7 +400,9 @@ class Recorder:
         """Write down what is sent beside the program: what it is given, and what is let go of."""
         known = message.known
         message.donated = draft.donated
-        message.handles = handles = [node.value.handle for node in draft.residents]
+        message.residents = [(node.value.handle, node) for node in draft.residents]
+        message.handles = handles = [handle for handle, _ in message.residents]
+        message.cleared = []
         message.arrays = [node.value for node in draft.arrays if type(node.value) is Held]
         freed = [handle for handle, _ in message.freed]
         head = HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed))
@@ -358,20 +436,18 @@ class Recorder:
         """
         message = Message()
         message.read, message.kept, message.freed, message.tries = [node], [], [], 0
+        message.nodes = []
         message.life = node.value.life
         draft = Draft([], [node], RemoteValue).settled([], [])
         message.known = self._known(draft)
         self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
-        if not self._deliver(message, wait=True):
-            error = self._error_of(node)
-            if error is not None:
-                raise error
-            self._move(node)  # what made it was in flight as well, and was done again
+        if self._deliver(message, wait=True) is not _Outcome.DONE:
+            raise _Again  # it is lost, or what made it was in flight as well and is done again
 
-    def _deliver(self, message: Message, wait: bool) -> bool:
-        """Send it; False where its helper died, and what is not lost by that is to be tried again.
+    def _deliver(self, message: Message, wait: bool) -> _Outcome:
+        """Send it, and have its outcome; of one that nobody waits for, that it is out.
 
         Raises:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
@@ -399,15 +475,21 @@ class Recorder:
                 life.unneeded.extendleft(reversed(message.freed))
                 raise
             if not _is_death(error):
+                for _, nbytes in message.freed:  # the helper has read so far
+                    life.nbytes -= nbytes
+                self._settle(0)  # what it was given may be of one that failed in flight
+                if self._blame(message, error):
+                    return _Outcome.FAILED
                 self._spoil(message, error)
-                return True
+                return _Outcome.DONE
             self._bury(life, message.order, error)
             if observer is not None:
                 observer.failed(message, error)
             self._settle(0)  # what was in flight beside it may be done again, and this then as well
-            return False
+            return _Outcome.DIED
         if wait:
             life.heard(message)
+            _cannot_fail_any_more(message)
         life.told.add(known.number)
         for _, nbytes in message.freed:
             life.nbytes -= nbytes
@@ -420,7 +502,7 @@ class Recorder:
         self._handle += len(message.kept)
         if observer is not None:
             observer.delivered(message, is_answered=wait)
-        return True
+        return _Outcome.DONE
 
     def _letter(self, message: Message, code: bytes, port: Port) -> RawCall:
         """The message as it is sent."""
@@ -447,6 +529,26 @@ class Recorder:
             spec = node.spec
             node.value = Held(arrays.numpy_view(room, place, spec), address + place)
             place += aligned(spec.nbytes)
+
+
+def _lose(node: Node, error: BaseException) -> None:
+    """It will never be there; a tensor that came to show it in place shows what it did before."""
+    node.value = LostValue(error)
+    node.inputs = ()
+    undo = node.undo
+    if undo is None:
+        return
+    tensor, before = undo[0](), undo[1]
+    while type(before.value) is LostValue and before.undo is not None:
+        before = before.undo[1]
+    if tensor is not None and tensor._node is node:
+        tensor._become(before)
+
+
+def _cannot_fail_any_more(message: Message) -> None:
+    """Its nodes are computed: what a tensor showed before them is not needed any more."""
+    for node in (*message.kept, *message.read):
+        node.undo = None
 
 
 def _is_death(error: BaseException) -> bool:
@@ -539,6 +641,9 @@ def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
         return []
     candidates = [node for node in draft.residents if not node.owners]
     uses = draft.uses
+    for node in draft.order:
+        if node.undo is not None and node.undo[1] in uses:
+            uses[node.undo[1]] += 1
     for node in alive:
         for one in node.inputs:
             if one in uses:

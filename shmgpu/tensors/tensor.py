@@ -53,7 +53,7 @@ from shmgpu.ops.promotion import (
 )
 from shmgpu.tensors import autograd, current, interop
 from shmgpu.tensors.grad_mode import no_grad
-from shmgpu.tensors.message import Held
+from shmgpu.tensors.message import Held, LostValue
 
 DTYPES = {one.name: one for one in TYPES}
 
@@ -328,7 +328,7 @@ class Tensor:
             tensor = node.leaf()
             if tensor is not None:
                 before = tensor.grad
-                if before is not None:
+                if before is not None and type(before._node.value) is not LostValue:
                     share = elementwise.add(before._node, share)
                 tensor.grad = Tensor(share)
 
@@ -360,6 +360,8 @@ class Tensor:
                     "which cannot hold it: write x = x + y instead of x += y, or convert"
                 )
             node = cast(node, dtype)
+        if node.value is None and node is not before:
+            node.undo = (weakref.ref(self), before)
         self._become(node)
         if collects:
             self._node.needs_grad = True

@@ -139,7 +139,7 @@ def test_an_arena_without_room_waits_for_what_is_still_read(helper, gate):
     np.testing.assert_allclose(rest.data, 2, rtol=1e-4)
 
 
-def test_a_failure_after_the_answer_is_raised_where_its_outcome_is_used(helper):
+def test_what_may_fail_is_done_before_the_answer_and_costs_the_rest_nothing(helper):
     where = gt.tensor([3, 99])
     table = gt.zeros(4, 70_000)
     fine = gt.ones(70_000) * 2
@@ -147,11 +147,9 @@ def test_a_failure_after_the_answer_is_raised_where_its_outcome_is_used(helper):
     x = gt.ones(1000)
     assert x.sum().item() == 1000
     for _ in range(2):
-        with pytest.raises(gt.RemoteError, match=r"after the step had been answered.*99"):
+        with pytest.raises(gt.RemoteError, match=r"index 99 is out of bounds.*\(in index\)"):
             _ = (wrong + 1).data
-    with pytest.raises(gt.RemoteError):  # all that the step was to leave is lost
-        _ = fine.data
-    assert gt.ones(1000).sum().item() == 1000
+    assert (fine.data == 2).all()
 
 
 def test_a_death_after_the_answer_loses_what_was_to_be_made(helper):

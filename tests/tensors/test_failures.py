@@ -1,0 +1,205 @@
+"""An operation fails: it costs what follows from it, and nothing else that was recorded."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import shmgpu as gt
+from shmgpu import nn, ops, optim
+from shmgpu.engine import session
+
+RNG = np.random.default_rng(0)
+BATCHES = [
+    (RNG.standard_normal((16, 8)).astype("float32"), RNG.integers(0, 4, 16)) for _ in range(8)
+]
+BAD = 4  # the batch with a target that there is not
+
+
+def outcome(batches, make, *, reads=True, metric=(), bad=None):
+    """What each step's loss was, or its error, and the parameters at the end."""
+    gt.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    stepping, told = make(net.parameters()), []
+    for number, (x, y) in enumerate(batches):
+        targets = np.where(np.arange(16) == 3, 9, y) if number == bad else y
+        stepping.zero_grad()
+        logits = net(gt.tensor(x))
+        loss = nn.cross_entropy(logits, gt.tensor(targets))
+        loss.backward()
+        stepping.step()
+        wrong = logits[:, gt.tensor([0, 99])].sum() if number in metric else None
+        if reads:
+            try:
+                told.append(loss.item())
+            except gt.RemoteError as error:
+                told.append(error.message)
+            if wrong is not None:
+                with pytest.raises(gt.RemoteError, match=r"99 is out of bounds"):
+                    wrong.item()
+    return told, [one.data.copy() for one in net.parameters()]
+
+
+def same(some, others):
+    return all(np.array_equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def with_momentum(parameters):
+    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.fixture(params=["inline", "one helper", "two helpers"])
+def where(request):
+    if request.param == "inline":
+        started = gt.init(inline=True, arena="16MiB")
+    else:
+        helpers = 1 + (request.param == "two helpers")
+        started = gt.init(helpers=helpers, devices="cpu", arena="16MiB")
+    with started:
+        yield
+
+
+def test_a_target_out_of_range_costs_one_step(engine):
+    """The error goes to who asks for that step's loss, and weights stay as they were before it."""
+    left_out = [batch for number, batch in enumerate(BATCHES) if number != BAD]
+    expected, weights = outcome(left_out, with_momentum)
+    told, found = outcome(BATCHES, with_momentum, bad=BAD)
+    error = told.pop(BAD)
+    assert "target" in error.lower() and "(in nll_loss)" in error
+    assert told == expected and same(found, weights)
+
+
+def test_it_costs_one_step_in_helpers_too(where):
+    left_out = [batch for number, batch in enumerate(BATCHES) if number != BAD]
+    _, weights = outcome(left_out, with_momentum)
+    _, found = outcome(BATCHES, with_momentum, bad=BAD)
+    assert same(found, weights)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["each loss is read", "nothing is read"])
+@pytest.mark.parametrize("make", [with_momentum, optim.Adam], ids=["SGD", "Adam"])
+def test_a_wrong_index_in_a_metric_costs_no_step(where, make, reads):
+    """Also where steps are sent before anybody has heard of it."""
+    _, weights = outcome(BATCHES, make)
+    _, found = outcome(BATCHES, make, reads=reads, metric=(2, 5))
+    assert same(found, weights)
+
+
+def test_of_steps_that_nobody_reads_the_log_tells_and_weights_are_sound(where, caplog):
+    """Or whoever asks first, where it was not heard of by then."""
+    gt.manual_seed(0)
+    weight = gt.randn(4, 3, requires_grad=True)
+    before = weight.data.copy()
+    stepping = optim.SGD([weight], lr=0.1)
+    told = ""
+    with caplog.at_level(logging.WARNING, "shmgpu"):
+        for turn in range(6):
+            stepping.zero_grad()
+            weight[gt.tensor([0, 1 if turn else 9])].sum().backward()
+            stepping.step()
+        try:
+            _ = weight.data
+        except gt.RemoteError as error:
+            told = error.message
+    assert "index 9 is out of bounds" in told + caplog.text
+    after = weight.data.copy()
+    assert np.isfinite(after).all() and np.array_equal(after[2:], before[2:])
+    weight.grad = None
+    weight[gt.tensor([0, 1])].sum().backward()
+    stepping.step()
+    np.testing.assert_allclose((weight.data - after)[:2], -0.1, rtol=1e-5)
+
+
+def test_each_of_several_failures_is_told_to_who_asks_for_it(engine):
+    x = gt.arange(6).to(gt.float32)
+    wrong = [x[gt.tensor([0, far])] * 2 for far in (50, 60, 70)]
+    fine = x * 2
+    for one, far in zip(wrong, (50, 60, 70), strict=True):
+        with pytest.raises(gt.RemoteError, match=f"index {far} is out of bounds"):
+            _ = one.data
+    assert fine.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_an_assignment_that_fails_is_told_once_and_leaves_the_tensor_as_it_was(engine):
+    x = gt.zeros(4)
+    x += 1
+    x[gt.tensor([1, 7])] = 5.0
+    with pytest.raises(gt.RemoteError, match="7 is out of bounds"):
+        _ = x.data
+    assert x.tolist() == [1, 1, 1, 1]
+    x[gt.tensor([1])] = 5.0
+    assert x.tolist() == [1, 5, 1, 1]
+
+
+def test_gradients_that_are_collected_begin_anew_where_they_were_lost(engine):
+    weight = gt.ones(3, requires_grad=True)
+    weight[gt.tensor([0, 8])].sum().backward()
+    with pytest.raises(gt.RemoteError, match="8 is out of bounds"):
+        _ = weight.grad.data
+    (weight * 2).sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+
+
+def test_whoever_is_over_the_quota_loses_that_step_and_keeps_the_weights(monkeypatch):
+    monkeypatch.setenv("SHMGPU_RESIDENT", "1MiB")
+    with gt.init(helpers=1, devices="cpu", arena="16MiB"):
+        weight = gt.ones(1000, requires_grad=True)
+        stepping = optim.SGD([weight], lr=1.0)
+        (weight * 2).sum().backward()
+        stepping.step()
+        assert weight.data[0] == -1
+        large = gt.ones(1 << 20)
+        with pytest.raises(gt.RemoteError, match="over its quota"):
+            large.sum().item()
+            _ = large.data
+        del large
+        stepping.zero_grad()
+        (weight * 2).sum().backward()
+        stepping.step()
+        assert weight.data[0] == -3
+
+
+def test_a_large_tensor_is_not_written_over_before_all_that_may_fail_is_done(where):
+    """Or half a step would be left behind: its memory is used again otherwise."""
+    assert {"index", "gather", "embedding", "nll_loss", "index_put"} <= {
+        one.name for one in ops.TABLE.values() if one.may_fail
+    }
+    x, places = gt.ones(2000), gt.tensor([0, 5000])
+    assert x.sum().item() == 2000
+    for turn in range(1, 4):
+        x += 1
+        wrong = (x * 2)[places]
+        with pytest.raises(gt.RemoteError, match="5000 is out of bounds"):
+            _ = wrong.data
+        assert x.sum().item() == 2000 * (1 + turn)
+
+
+def test_what_a_step_wrote_over_before_memory_ran_out_is_lost_and_nothing_else(monkeypatch):
+    compiled, full = session.compiled, []
+
+    def breaks_off(*args, **options):
+        made = compiled(*args, **options)
+        run = made.run
+
+        def half_of_it(given, numbers):
+            results = run(given, numbers)
+            if full:
+                raise MemoryError(full.pop())
+            return results
+
+        made.run = half_of_it
+        return made
+
+    monkeypatch.setattr(session, "compiled", breaks_off)
+    with gt.init(inline=True, arena="16MiB"):
+        keeps, weight = gt.ones(2000), gt.ones(2000)
+        assert weight.sum().item() == keeps.sum().item() == 2000
+        full.append("there is no more")
+        weight *= 2
+        for _ in range(2):
+            with pytest.raises(gt.RemoteError, match=r"there is no more"):
+                _ = (weight + 1).data
+        assert keeps.sum().item() == 2000
+        assert (keeps * 2).sum().item() == 4000
