@@ -80,7 +80,7 @@ def placed(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any],
     if type(data) is np.ndarray:
         kind = dtypes.of_numpy(data.dtype)
     else:
-        source = arrays.Source(data)
+        source = arrays.ArraySource(data)
         kind, data = source.spec.dtype, source.memory
         if kind.name in dtypes.EXTENSIONS:
             data = data.view(kind.numpy)

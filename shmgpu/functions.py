@@ -23,13 +23,13 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.child import runtime
-from shmgpu.child.arguments import Options
+from shmgpu.child.arguments import CallOptions
 from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import PreparedCalls
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.common.parsers import parse_bool, parse_count, shortened
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 from shmgpu.errors import ArenaFull, ConfigError
 from shmgpu.function_table import Batch, DeclaredFunction, seconds_or_none
 
@@ -140,13 +140,15 @@ class Function(DeclaredFunction, Generic[P, R]):
         if not isinstance(priority, int) or not 0 <= priority <= 3:
             raise ConfigError(f"priority={priority!r} must be 0, 1, 2 or 3")
         placement = 0 if helpers is None else _placement(helpers)
-        return Bound(self, Options(seconds_or_none(timeout, "timeout"), priority, placement, out))
+        return Bound(
+            self, CallOptions(seconds_or_none(timeout, "timeout"), priority, placement, out)
+        )
 
 
 class Bound(Generic[P, R]):
     """A function with settings for its calls; see :meth:`Function.options`."""
 
-    def __init__(self, target: Function[P, R], settings: Options) -> None:
+    def __init__(self, target: Function[P, R], settings: CallOptions) -> None:
         self.target = target
         self.settings = settings
 
@@ -174,7 +176,7 @@ class Bound(Generic[P, R]):
 
 
 def _submit(
-    target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
+    target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
 ) -> CallFuture[Any]:
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
@@ -190,7 +192,7 @@ def post(port: Port, call: RawCall, keep: Any) -> CallFuture[Any]:
 
 
 def _aio(
-    target: Function[Any, Any], args: Any, kwargs: Any, settings: Options | None
+    target: Function[Any, Any], args: Any, kwargs: Any, settings: CallOptions | None
 ) -> Started[Any]:
     import asyncio  # here, because most programs do without and start faster for it
 
@@ -222,7 +224,7 @@ def _aio(
 def _map(
     target: Function[Any, Any],
     iterables: tuple[Iterable[Any], ...],
-    settings: Options | None,
+    settings: CallOptions | None,
     in_flight: int | None,
     progress: bool | None,
 ) -> Iterator[Any]:
@@ -241,7 +243,7 @@ def _map(
 def _map_lazily(
     target: Function[Any, Any],
     iterables: tuple[Iterable[Any], ...],
-    settings: Options | None,
+    settings: CallOptions | None,
     in_flight: int,
     progress: bool | None,
     port: Port,
@@ -252,7 +254,7 @@ def _map_lazily(
         total = None
     out: deque[CallFuture[Any]] = deque()
     source = zip(*iterables, strict=False)
-    with Bar(total, target.name, "calls", progress, delay=0.5) as bar:
+    with ProgressBar(total, target.name, "calls", progress, delay=0.5) as bar:
         try:
             for args in source:
                 while True:

@@ -112,7 +112,7 @@ def most_private_mib(pid: int) -> float:
     from shmgpu.watch import monitor
 
     (found,) = (broker for broker in monitor.find() if broker.pid in (pid, *descendants(pid)))
-    with monitor.Watch(found.pid, found.descriptor) as watch:
+    with monitor.Monitor(found.pid, found.descriptor) as watch:
         workers = [row["pid"] for row in watch.sample()["children"] if row["state"] == "running"]
     return max(map(private_mib, workers))
 

@@ -192,7 +192,7 @@ class _Noting:
             if type(spec.loader) is importlib.machinery.SourceFileLoader and not is_installed(
                 str(spec.origin)
             ):
-                spec.loader = _Source(spec.loader.name, spec.loader.path)
+                spec.loader = _DatedSource(spec.loader.name, spec.loader.path)
             return spec
         return None
 
@@ -205,7 +205,7 @@ class _Noting:
                     yield spec
 
 
-class _Source(importlib.machinery.SourceFileLoader):
+class _DatedSource(importlib.machinery.SourceFileLoader):
     """Takes kept bytecode for the source's only where that was written before it.
 
     Python compares length and whole seconds: two edits in one second, and it is the first one's.

@@ -18,7 +18,7 @@ from shmgpu.errors import LaunchError
 
 
 @dataclass
-class Report:
+class ExitReport:
     """How a role ended.
 
     Attributes:
@@ -114,7 +114,7 @@ class Reports(MemoryFiles):
         """Whether anything was said."""
         return os.fstat(self._descriptors[index]).st_size > 0
 
-    def write(self, index: int, report: Report) -> bool:
+    def write(self, index: int, report: ExitReport) -> bool:
         """Say how this role ended; False when a result could not be pickled."""
         ok = True
         try:
@@ -123,7 +123,7 @@ class Reports(MemoryFiles):
             ok = False
             kind = type(report.value).__name__
             data = pickle.dumps(
-                Report(
+                ExitReport(
                     "unreturnable",
                     None,
                     f"a {kind} cannot be returned from a child ({error}): return plain values "
@@ -138,7 +138,7 @@ class Reports(MemoryFiles):
             done += os.pwrite(descriptor, memoryview(data)[done : done + (1 << 30)], done)
         return ok
 
-    def read(self, index: int) -> Report | None:
+    def read(self, index: int) -> ExitReport | None:
         """What a role said; None when it said nothing, or nothing whole."""
         data = self._contents(index)
         if not data:
@@ -146,11 +146,11 @@ class Reports(MemoryFiles):
         try:
             report = pickle.loads(data)
         except Exception as error:
-            return Report(
+            return ExitReport(
                 "unreturnable",
                 None,
                 f"what it returned cannot be read back ({type(error).__name__}: {error}): return "
                 "objects of classes that the launching program can import",
                 traceback.format_exc(),
             )
-        return report if isinstance(report, Report) else None
+        return report if isinstance(report, ExitReport) else None

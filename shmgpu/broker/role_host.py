@@ -24,7 +24,7 @@ from shmgpu import core
 from shmgpu.attach import manifest
 from shmgpu.attach.endpoint import Endpoint, PrivateEndpoint
 from shmgpu.broker import events
-from shmgpu.broker.exit_reports import Report, Reports, Stacks
+from shmgpu.broker.exit_reports import ExitReport, Reports, Stacks
 from shmgpu.broker.launch_config import LaunchConfig
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
@@ -34,7 +34,7 @@ from shmgpu.child.transport import BrokerWire
 from shmgpu.common import devices, logs, termination, wait_policy
 from shmgpu.common.blas import BlasThreads
 from shmgpu.common.logs import logger
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 from shmgpu.common.seeding import seed_all
 from shmgpu.errors import NotRunning, RemoteError
 from shmgpu.helper import process as helper
@@ -81,7 +81,7 @@ class RoleHost(core.Host):
         self._is_ready = False
         self._blas: BlasThreads
         self._progress = progress
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
 
     # -- forking --
 
@@ -168,7 +168,9 @@ class RoleHost(core.Host):
             self._blas.restore()
 
         def report(message: str, traceback_text: str) -> None:
-            self.helper_reports.write(helper_number, Report("error", None, message, traceback_text))
+            self.helper_reports.write(
+                helper_number, ExitReport("error", None, message, traceback_text)
+            )
 
         return helper.run(helper_number, generation, setup, report)
 
@@ -196,12 +198,12 @@ class RoleHost(core.Host):
             termination.unwind()  # until here it ends the process
             result = self.mains[child](child, *self.args)
             _join_threads()
-            if not self.child_reports.write(child, Report("result", result)):
+            if not self.child_reports.write(child, ExitReport("result", result)):
                 status = 1
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
             if status == 0:
-                self.child_reports.write(child, Report("result", None))
+                self.child_reports.write(child, ExitReport("result", None))
             elif status != termination.STATUS:
                 self._report_error(child, error)
         except BaseException as error:
@@ -221,7 +223,7 @@ class RoleHost(core.Host):
         except Exception:
             said = "(its text could not be made)"
         message = f"{type(error).__name__}: {said}"
-        self.child_reports.write(child, Report("error", None, message, text))
+        self.child_reports.write(child, ExitReport("error", None, message, text))
 
     def open_private_endpoint(self) -> dict[str, Any]:
         """For :func:`core.run`: what lets processes that children fork join; maybe nothing."""
@@ -257,7 +259,7 @@ class RoleHost(core.Host):
 
     def _on_helper_started(self, event: dict[str, int]) -> None:
         if event["generation"] == 1 and self._bar is None and not self._is_ready:
-            self._bar = Bar(
+            self._bar = ProgressBar(
                 self.plan.helpers_started, "helpers loading", "helpers", self._progress, delay=1.0
             )
 

@@ -26,7 +26,7 @@ from shmgpu.common.module_loader import NotLoaded
 from shmgpu.errors import LaunchError, SessionError, ShmError
 
 
-class Report:
+class StartReport:
     """The pipe to whoever started this process: one line, once."""
 
     def __init__(self, descriptor: int) -> None:
@@ -68,7 +68,7 @@ def main(request: Mapping[str, Any]) -> None:
     config.leave_unknown()
     logs.write_by_line()
     os.set_inheritable(request["report"], False)
-    report = Report(request["report"])
+    report = StartReport(request["report"])
     try:
         if "listener" in request:
             _serve_one(request, report)
@@ -86,7 +86,7 @@ def main(request: Mapping[str, Any]) -> None:
         sys.exit(1)
 
 
-def _serve_all(request: Mapping[str, Any], report: Report) -> None:
+def _serve_all(request: Mapping[str, Any], report: StartReport) -> None:
     """A broker for all programs of the user; with a key, one that notes what it is made of."""
     record = None
     words = {"program": request["program"]}
@@ -128,7 +128,7 @@ def _log(error: BaseException) -> None:
     sys.stderr.flush()
 
 
-def _serve_one(request: Mapping[str, Any], report: Report) -> None:
+def _serve_one(request: Mapping[str, Any], report: StartReport) -> None:
     """A broker for the one process that is connected to its endpoint."""
     os.set_inheritable(request["listener"], False)
     listener = PrivateEndpoint.of(request["listener"])

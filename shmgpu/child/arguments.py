@@ -19,7 +19,7 @@ from shmgpu.child.plans import Call, CallPlan, PlanTable
 from shmgpu.child.prepared import MAX_KEYS, PreparedCall, PreparedCalls
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
-from shmgpu.codec.arrays import Source, Spec
+from shmgpu.codec.arrays import ArraySource, Spec
 from shmgpu.codec.layout import RESULT_AT, Layout
 from shmgpu.codec.pytree import PLAIN_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
@@ -33,7 +33,7 @@ MAX_KEPT = 32 << 20  # and at most so many bytes: to copy more takes longer than
 CHEAP_TYPES = PLAIN_TYPES - {slice, range, bytearray}
 
 
-class Target(Protocol):
+class CallTarget(Protocol):
     """What a port needs to know of a function."""
 
     name: str
@@ -53,7 +53,7 @@ class Target(Protocol):
         """Why helpers do not have it, in a sentence."""
 
 
-class Options:
+class CallOptions:
     """What one call may have besides its arguments."""
 
     __slots__ = ("out", "placement", "priority", "timeout")
@@ -80,7 +80,7 @@ def _declaration(leaf: Any) -> Spec:
         return leaf
     if isinstance(leaf, Declared):
         return Spec(dtypes.of_any(leaf.dtype), leaf.shape)
-    source = Source(leaf)
+    source = ArraySource(leaf)
     if not source.memory.flags.writeable:
         raise BadParams("out= is read-only: pass an array that can be written to")
     return source.spec
@@ -116,13 +116,13 @@ class Arguments:
         self.pools = pools
         self._base = arena.base
         self._end = arena.end
-        self._targets: list[Target] = []  # functions that have plans here
+        self._targets: list[CallTarget] = []  # functions that have plans here
         self._may_keep = min(arena.capacity // KEPT_SHARE, MAX_KEPT)
         self.when_adopted: Callable[[Any], None] | None = None  # told of a function's first call
         arena.reclaimers.append(self._reclaim)
 
     def prepare(
-        self, target: Target, args: tuple[Any, ...], kwargs: Any, options: Options | None
+        self, target: CallTarget, args: tuple[Any, ...], kwargs: Any, options: CallOptions | None
     ) -> Call:
         """A call with everything in place but its output buffer."""
         if target.plans_port is not self:
@@ -186,7 +186,7 @@ class Arguments:
             self._apply(call, target, options)
         return call
 
-    def raw_call(self, target: Target, arity: int, placement: int) -> RawCall:
+    def raw_call(self, target: CallTarget, arity: int, placement: int) -> RawCall:
         """A raw call for so many arrays, not written yet, to one of the helpers in the mask."""
         if target.plans_port is not self:
             self._adopt(target)
@@ -208,7 +208,7 @@ class Arguments:
                 self._trim()
             return Call(plan, self.arena)
 
-    def _apply(self, call: Call, target: Target, options: Options | None) -> None:
+    def _apply(self, call: Call, target: CallTarget, options: CallOptions | None) -> None:
         timeout = target.timeout
         if options is not None:
             if options.timeout is not None:
@@ -223,10 +223,10 @@ class Arguments:
 
     def _prepare_any(
         self,
-        target: Target,
+        target: CallTarget,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        options: Options | None,
+        options: CallOptions | None,
         key: Any = None,
     ) -> Call:
         """The general way: any tree of arguments, copies where they are needed."""
@@ -238,7 +238,7 @@ class Arguments:
                 f"a call can carry {layout.MAX_ARRAYS} arrays, not {len(flat.arrays)}: "
                 "stack some of them"
             )
-        sources = [Source(leaf) for leaf in flat.arrays]
+        sources = [ArraySource(leaf) for leaf in flat.arrays]
         as_torch = any(source.is_torch for source in sources)
         made = next((source.result for source in sources if source.result is not None), None)
         structure = bytes(flat.structure)
@@ -299,7 +299,7 @@ class Arguments:
         return call
 
     def _declared(
-        self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+        self, target: CallTarget, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     ) -> Layout | None:
         if out is None:
             out = target.out
@@ -315,7 +315,7 @@ class Arguments:
             )
         return Layout(bytes(flat.structure), [_declaration(leaf) for leaf in flat.arrays])
 
-    def _adopt(self, target: Target) -> None:
+    def _adopt(self, target: CallTarget) -> None:
         """First call of a function through this port."""
         if not target.row:
             raise BadFunction(target.why_unknown())
@@ -327,7 +327,7 @@ class Arguments:
         if self.when_adopted is not None:
             self.when_adopted(target)
 
-    def _pool(self, target: Target) -> int:
+    def _pool(self, target: CallTarget) -> int:
         if target.pool is None:
             return 0
         try:
@@ -394,7 +394,7 @@ class Arguments:
             call.write(call.value_bytes, self.arena)
         out = call.out
         if out is not None and type(out) is _ndarray and out.size:
-            source = Source(out)
+            source = ArraySource(out)
             address = source.address
             if address is not None and self._base <= address <= self._end - source.spec.nbytes:
                 call.set_output(source.spec.nbytes, out, address)

@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
-from shmgpu.child.arguments import Arguments, Options, Target
+from shmgpu.child.arguments import Arguments, CallOptions, CallTarget
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
 from shmgpu.child.prepared import UNHELD, PreparedCall
@@ -85,10 +85,10 @@ class Port(Replies):
 
     def call(
         self,
-        target: Target,
+        target: CallTarget,
         args: tuple[Any, ...],
         kwargs: Any,
-        options: Options | None = None,
+        options: CallOptions | None = None,
     ) -> Any:
         """Call and wait for the result; raises what went wrong."""
         if self._out and self._reader is None:
@@ -142,7 +142,7 @@ class Port(Replies):
             return result
         return self._finish(call, status)
 
-    def send(self, call: RawCall, target: Target, keep: Any) -> Any:
+    def send(self, call: RawCall, target: CallTarget, keep: Any) -> Any:
         """Send a raw call and wait: the output buffer, with its result; raises what went wrong.
 
         ``keep`` is what has to live as long as helpers may look at it.
@@ -170,7 +170,7 @@ class Port(Replies):
         return output
 
     def call_prepared(
-        self, target: Target, ready: deque[PreparedCall], args: tuple[Any, ...]
+        self, target: CallTarget, ready: deque[PreparedCall], args: tuple[Any, ...]
     ) -> Any:
         """As :meth:`call`, for one plain array of a signature that has calls ready."""
         if self._out and self._reader is None:
@@ -210,7 +210,7 @@ class Port(Replies):
             call.result = again.result.base
         return self._finish(call, min(status, 0))  # 1: a result of another kind, or one seen later
 
-    def _go_on(self, call: Call, target: Target, status: int) -> int:
+    def _go_on(self, call: Call, target: CallTarget, status: int) -> int:
         """The rest of a call whose wait has ended with ``status``, if that is its end."""
         reply = call.reply
         while status == core.EINTR or status == core.ENEEDS_SPACE:
@@ -296,10 +296,10 @@ class Port(Replies):
 
     def submit(
         self,
-        target: Target,
+        target: CallTarget,
         args: tuple[Any, ...],
         kwargs: Any,
-        options: Options | None,
+        options: CallOptions | None,
         sink: CompletionHandler,
         use_reader: bool,
         lends: bool = True,

@@ -11,7 +11,7 @@ from typing import Any
 from shmgpu import core
 from shmgpu.child.plans import Call, CallPlan
 from shmgpu.codec import arrays, layout
-from shmgpu.codec.arrays import Source, Spec
+from shmgpu.codec.arrays import ArraySource, Spec
 from shmgpu.codec.layout import Layout
 from shmgpu.codec.pytree import flatten
 from shmgpu.errors import BadParams, RemoteError, ShmError
@@ -93,4 +93,4 @@ def _copy_out(hint: Layout, buffer: Any, out: Any) -> None:
     """Copy a result into arrays of the user's that do not lie in the arena."""
     leaves = flatten(out, arrays.is_array).arrays
     for leaf, spec, offset in zip(leaves, hint.specs, hint.offsets, strict=True):
-        Source(leaf).memory[...] = arrays.storage_view(buffer, offset, spec)
+        ArraySource(leaf).memory[...] = arrays.storage_view(buffer, offset, spec)

@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
     from shmgpu.demo import run as demo
 
     return demo.run(
-        demo.Options(
+        demo.DemoOptions(
             children=options.children,
             helpers=options.helpers,
             seconds=options.seconds,

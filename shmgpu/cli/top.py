@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     return top.run(
-        top.Options(
+        top.TopOptions(
             pid=options.pid, once=options.once, json=options.json, interval=options.interval
         )
     )

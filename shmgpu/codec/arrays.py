@@ -18,7 +18,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.codec import dtypes
 from shmgpu.codec.dtypes import DType
-from shmgpu.codec.pytree import Reader
+from shmgpu.codec.pytree import ValueReader
 from shmgpu.errors import BadParams
 
 MAX_BYTES = 1 << 47
@@ -59,7 +59,7 @@ class Spec:
         return self._encoded
 
     @classmethod
-    def read(cls, reader: Reader) -> Spec:
+    def read(cls, reader: ValueReader) -> Spec:
         """The spec at the cursor; raises BadParams for anything else."""
         try:
             name = reader.take(reader.u8()).decode("ascii")
@@ -141,7 +141,7 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "__dlpack__") or hasattr(leaf, "__array_interface__")
 
 
-class Source:
+class ArraySource:
     """One array of the caller's: its spec, and its memory as a NumPy array.
 
     Attributes:

@@ -28,7 +28,7 @@ from typing import Any
 
 from shmgpu import core
 from shmgpu.codec.arrays import Spec, aligned
-from shmgpu.codec.pytree import Reader, TreeDef, decode_values
+from shmgpu.codec.pytree import TreeDef, ValueReader, decode_values
 from shmgpu.errors import BadParams
 
 VERSION = 1
@@ -78,7 +78,7 @@ class Layout:
         )
 
     @classmethod
-    def read(cls, reader: Reader) -> Layout:
+    def read(cls, reader: ValueReader) -> Layout:
         """The layout at the cursor, or BadParams."""
         structure = reader.take(reader.u32())
         count = int.from_bytes(reader.take(2), "little")
@@ -114,7 +114,7 @@ class Signature:
     @classmethod
     def read(cls, data: bytes) -> Signature:
         """The signature whose bytes these are, or BadParams."""
-        reader = Reader(data, 0, len(data))
+        reader = ValueReader(data, 0, len(data))
         flags = reader.u8()
         if flags & ~(HAS_HINT | DECLARED):
             raise BadParams("the parameter block's signature has unknown flags")
@@ -190,7 +190,7 @@ def _places(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}QII")
 
 
-class Block:
+class ParameterBlock:
     """A parameter block read from a private copy: addresses not yet checked against an arena."""
 
     __slots__ = ("addresses", "result_address", "result_bytes", "signature", "values_at")
@@ -253,7 +253,7 @@ def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layou
     if total > size_bytes or structure_bytes + values_bytes > total or count > MAX_ARRAYS:
         raise BadParams("the helper's result is damaged")
     data = bytes(buffer[:total])
-    reader = Reader(data, RESULT_HEAD.size, total)
+    reader = ValueReader(data, RESULT_HEAD.size, total)
     structure = reader.take(structure_bytes)
     if count == 0 and structure_bytes <= MOST_PLAIN:
         layout = _plain(structure)

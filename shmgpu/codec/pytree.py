@@ -108,7 +108,7 @@ def encode_value(value: Any, allow_pickle: bool = False) -> bytes:
     )
 
 
-class Reader:
+class ValueReader:
     """A cursor over bytes that never leaves them."""
 
     __slots__ = ("data", "end", "offset")
@@ -136,7 +136,7 @@ class Reader:
         return int.from_bytes(self.take(8), "little")
 
 
-def _decode(reader: Reader, allow_pickle: bool) -> Any:
+def _decode(reader: ValueReader, allow_pickle: bool) -> Any:
     tag = reader.u8()
     decoder = _DECODERS.get(tag)
     if decoder is not None:
@@ -152,28 +152,28 @@ def _decode(reader: Reader, allow_pickle: bool) -> Any:
     raise BadParams("the parameter block holds a value of no known kind")
 
 
-def _decode_typed(reader: Reader, kinds: str) -> Any:
+def _decode_typed(reader: ValueReader, kinds: str) -> Any:
     if reader.offset >= reader.end or chr(reader.data[reader.offset]) not in kinds:
         raise BadParams("the parameter block holds a value of the wrong kind")
     return _DECODERS[reader.u8()](reader)
 
 
-def _decode_range(reader: Reader) -> range:
+def _decode_range(reader: ValueReader) -> range:
     start, stop, step = (_decode_typed(reader, "iI") for _ in range(3))
     return range(start, stop, step)
 
 
-def _decode_slice(reader: Reader) -> slice:
+def _decode_slice(reader: ValueReader) -> slice:
     start, stop, step = (_decode_typed(reader, "iIN") for _ in range(3))
     return slice(start, stop, step)
 
 
-def _decode_scalar(reader: Reader) -> Any:
+def _decode_scalar(reader: ValueReader) -> Any:
     dtype = dtypes.by_name(reader.take(reader.u8()).decode("ascii"))
     return np.frombuffer(reader.take(dtype.itemsize), dtype.numpy)[0]
 
 
-_DECODERS: dict[int, Callable[[Reader], Any]] = {
+_DECODERS: dict[int, Callable[[ValueReader], Any]] = {
     0x4E: lambda reader: None,
     0x54: lambda reader: True,
     0x46: lambda reader: False,
@@ -200,7 +200,7 @@ def decode_values(
     data: bytes, count: int, offset: int = 0, end: int | None = None, allow_pickle: bool = False
 ) -> list[Any]:
     """The values that lie at data[offset:end]; exactly ``count`` of them, or BadParams."""
-    reader = Reader(data, offset, len(data) if end is None else end)
+    reader = ValueReader(data, offset, len(data) if end is None else end)
     try:
         values = [_decode(reader, allow_pickle) for _ in range(count)]
     except BadParams:
@@ -308,7 +308,7 @@ class TreeDef:
         self.structure = structure
         self.array_count = 0
         self.value_count = 0
-        reader = Reader(structure, 0, len(structure))
+        reader = ValueReader(structure, 0, len(structure))
         if len(structure) > MAX_STRUCTURE:
             raise BadParams("the parameter block's structure is larger than any call's")
         try:
@@ -322,7 +322,7 @@ class TreeDef:
         if reader.offset != reader.end:
             raise BadParams("the parameter block's structure has bytes left over")
 
-    def _read(self, reader: Reader, depth: int) -> tuple[int, Any, Any]:
+    def _read(self, reader: ValueReader, depth: int) -> tuple[int, Any, Any]:
         if depth > MAX_DEPTH + 1:
             raise BadParams("the parameter block's structure is nested too deep")
         tag = reader.u8()

@@ -37,7 +37,7 @@ class NotLoaded(LaunchError):
         self.traceback_text = traceback_text
 
 
-class _Source(importlib.machinery.SourceFileLoader):
+class _UncachedSource(importlib.machinery.SourceFileLoader):
     """Reads the source at each load: kept bytecode is matched by length and whole seconds."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -47,7 +47,7 @@ class _Source(importlib.machinery.SourceFileLoader):
 
 def anew(name: str, path: str, *, is_listed: bool = False) -> ModuleType:
     """A module made of what a file says now; in ``sys.modules``, too, where that is wanted."""
-    loader = _Source(name, path)
+    loader = _UncachedSource(name, path)
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from shmgpu.common import config
 
 
-class Bar:
+class ProgressBar:
     """Counts steps towards a total; draws only where a person is looking.
 
     Args:
@@ -81,7 +81,7 @@ class Bar:
         self.shown = False
         self._drawn = False
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *exc: object) -> None:

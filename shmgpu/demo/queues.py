@@ -21,7 +21,7 @@ from shmgpu.common.devices import cores, threads_of_helper
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Weights
-from shmgpu.demo.stage import Outcome, Stage, StageFailed
+from shmgpu.demo.stage import Measured, Stage, StageFailed
 
 _fork = multiprocessing.get_context("fork")
 _END_LIMIT_S = 60.0
@@ -71,7 +71,7 @@ def classify(
     device: str,
     seconds: float,
     show: bool | None = None,
-) -> tuple[Outcome, float]:
+) -> tuple[Measured, float]:
     """Let client processes classify the held-out images: (what they saw, mean batch size).
 
     Raises:

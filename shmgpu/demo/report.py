@@ -8,7 +8,7 @@ from typing import Any
 from shmgpu.demo.audit import FRAME_BYTES, Audit
 from shmgpu.demo.digits import CLASSES, IMAGE_SHAPE
 from shmgpu.demo.serve import Served
-from shmgpu.demo.stage import Outcome
+from shmgpu.demo.stage import Measured
 
 # One float32 image there, one row of float32 scores back.
 PAYLOAD_BYTES = 4 * (IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2] + CLASSES)
@@ -23,7 +23,7 @@ _COPY_SITES = {
 }
 
 
-def measured(outcome: Outcome, mean_batch: float, payload_in_pipes: bool) -> dict[str, float]:
+def measured(outcome: Measured, mean_batch: float, payload_in_pipes: bool) -> dict[str, float]:
     """What one side measured, by name; units are in the names."""
     written = [traffic.written for traffic in outcome.traffic]
     known = [count for count in written if count is not None]

@@ -25,7 +25,7 @@ class CannotWrite(ShmError):
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """What the command line may say.
 
     Attributes:
@@ -50,7 +50,7 @@ class Options:
     show: bool | None = None
 
 
-def run(options: Options) -> int:
+def run(options: DemoOptions) -> int:
     """Run the demo and print what it shows.
 
     Returns:

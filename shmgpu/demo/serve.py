@@ -15,11 +15,11 @@ import torch
 
 from shmgpu import arena
 from shmgpu.broker.launch import launch
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
-from shmgpu.demo.stage import Outcome, Stage
+from shmgpu.demo.stage import Measured, Stage
 from shmgpu.function_table import Batch
 from shmgpu.functions import function
 from shmgpu.helper.decoded import Helper
@@ -37,7 +37,7 @@ def train(
     helper: Helper, images: Array, labels: Array, seed: int, epochs: int, show: bool | None
 ) -> tuple[str, dict[str, Array]]:
     """Train a network on the helper's device: (the device, the weights by name)."""
-    with Bar(epochs, "training", "epoch", show) as bar:
+    with ProgressBar(epochs, "training", "epoch", show) as bar:
         trained = network.train(images, labels, seed, epochs, bar.update)
     return helper.device, dict(trained.state_dict())
 
@@ -81,7 +81,7 @@ def trained_weights(
 class Served:
     """What children saw, and what the broker counted before and after they were served."""
 
-    outcome: Outcome
+    outcome: Measured
     before: Stats
     after: Stats
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 from shmgpu.errors import ShmError
 
 WARM_UP_CALLS = 64
@@ -58,7 +58,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Measured:
     """What the clients saw.
 
     Attributes:
@@ -168,7 +168,7 @@ class Stage:
             os.waitpid(self._watcher, 0)
             self._watcher = 0
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Measured:
         """What the clients saw; after all of them have left.
 
         Raises:
@@ -182,7 +182,7 @@ class Stage:
             for samples, count in zip(self._latencies_ns, self._counts[:, 0], strict=True)
         ]
         before, after = self._traffic
-        return Outcome(
+        return Measured(
             correct,
             images,
             calls,
@@ -285,7 +285,7 @@ class Stage:
         time.sleep(_TICK_S)  # so that no processor shows the phase before the deadline
         self._words[0] = _SERVING
         began = time.monotonic()
-        with Bar(100, self._label, "%", self._show) as bar:
+        with ProgressBar(100, self._label, "%", self._show) as bar:
 
             def draw() -> None:
                 passed = min(100, int(100 * (time.monotonic() - began) / self.seconds))

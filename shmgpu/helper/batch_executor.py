@@ -22,7 +22,7 @@ from shmgpu.errors import BadParams
 from shmgpu.helper.batch_policy import LARGE_BYTES, BatchPolicy
 from shmgpu.helper.decoded import DecodedCall, ServedFunction, check_rows
 from shmgpu.helper.executor import Executor
-from shmgpu.helper.mutation_check import Watch
+from shmgpu.helper.mutation_check import MutationCheck
 
 _ndarray = np.ndarray
 _count = core.count_bytes
@@ -139,7 +139,7 @@ class BatchExecutor(Executor):
             if target.mutates:  # whatever the function does to the shapes of its own
                 leaves = [one.view() if type(one) is _ndarray else one.detach() for one in gathered]
             args, kwargs = calls[0].tree.build(leaves, calls[0].values)
-            watch = Watch(leaves) if self.watches and not target.mutates else None
+            watch = MutationCheck(leaves) if self.watches and not target.mutates else None
             helper.out = helper.room = None
             if calls[0].declared:
                 helper.out = self._batch_out(target, calls[0], sum(rows))

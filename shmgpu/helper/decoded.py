@@ -12,7 +12,7 @@ import numpy as np
 
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Block
+from shmgpu.codec.layout import ParameterBlock
 from shmgpu.codec.pytree import TreeDef
 from shmgpu.errors import BadParams
 
@@ -207,7 +207,7 @@ class RawRequest:
     def __init__(
         self,
         data: bytes,
-        block: Block,
+        block: ParameterBlock,
         bounds: tuple[int, int],
         output: tuple[int, int],
         origin: int,
@@ -252,7 +252,7 @@ class Leaf:
             self.array = leaf.detach()
             self.spec = Spec(dtypes.of_torch(leaf.dtype), tuple(leaf.shape))
         else:
-            source = arrays.Source(leaf)
+            source = arrays.ArraySource(leaf)
             self.spec = source.spec
             self._storage = source.memory
             self.array = leaf if isinstance(leaf, np.ndarray) else source.memory

@@ -17,7 +17,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Block, Layout, Signature
+from shmgpu.codec.layout import Layout, ParameterBlock, Signature
 from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, remote_name
@@ -32,7 +32,7 @@ from shmgpu.helper.decoded import (
     rows_of,
 )
 from shmgpu.helper.hints import hint, user_frames
-from shmgpu.helper.mutation_check import Watch
+from shmgpu.helper.mutation_check import MutationCheck
 from shmgpu.helper.parked_results import Parking
 
 _count = core.count_bytes
@@ -193,7 +193,7 @@ class Executor:
         helper.out = None
         if call.declared:
             helper.out = call.hint.tree.build(self._outs(target, call), ())
-        watch = Watch(leaves) if self.watches and not target.mutates else None
+        watch = MutationCheck(leaves) if self.watches and not target.mutates else None
         try:
             result = target.body(helper, *args, **kwargs)
             if watch is not None:
@@ -287,7 +287,7 @@ class Executor:
 
     def _open(self, target: ServedFunction, data: bytes, slot: int) -> RawRequest:
         """A request: what is in it is its function's business, where arrays lie is not."""
-        block = Block(data)
+        block = ParameterBlock(data)
         bounds = self.bounds(slot)
         look = self._numpy_view if target.arrays_kind == "numpy" else self._tensor
         return RawRequest(
@@ -314,7 +314,7 @@ class Executor:
         return view
 
     def _decode(self, function: int, target: ServedFunction, data: bytes, slot: int) -> DecodedCall:
-        block = Block(data)
+        block = ParameterBlock(data)
         signature = self._signature_of(block.signature)
         specs = signature.arguments.specs
         if len(specs) != len(block.addresses):
@@ -378,7 +378,7 @@ class Executor:
                 out.nbytes,
             )
 
-    def _output_buffer(self, block: Block, first: int, end: int) -> tuple[int, int]:
+    def _output_buffer(self, block: ParameterBlock, first: int, end: int) -> tuple[int, int]:
         address, size = block.result_address, block.result_bytes
         if not (first <= address <= end and size <= end - address):
             raise BadParams("the output buffer does not lie in the caller's own arena")
@@ -580,7 +580,7 @@ class Executor:
         offset = params - self.origin
         data = self.memory[offset : offset + size]
         try:
-            offset, available = self._output_buffer(Block(data), *self.bounds(slot))
+            offset, available = self._output_buffer(ParameterBlock(data), *self.bounds(slot))
         except BadParams as error:
             self._refused(slot, error)
             return core.EBAD_PARAMS, core.UNREADABLE

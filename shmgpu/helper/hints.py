@@ -12,7 +12,9 @@ import os
 import pathlib
 import traceback
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
+
+from shmgpu.helper.mutation_check import NamedFunction
 
 OURS = str(pathlib.Path(__file__).parents[1]) + os.sep
 
@@ -20,13 +22,6 @@ NO_SESSION = (
     " (helper.session is None: it is what the session function returned, and that is a function "
     "called load beside the decorated ones, or what session= names)"
 )
-
-
-class Named(Protocol):
-    """What the guesses need to know of a function."""
-
-    name: str
-    body: Any
 
 
 def user_frames(error: BaseException, own: str) -> TracebackType | None:
@@ -37,7 +32,7 @@ def user_frames(error: BaseException, own: str) -> TracebackType | None:
     return trace or error.__traceback__
 
 
-def hint(error: BaseException, message: str, target: Named | None, session: Any) -> str:
+def hint(error: BaseException, message: str, target: NamedFunction | None, session: Any) -> str:
     """What to say after the exception's text; "" where there is nothing to guess.
 
     Args:
@@ -58,7 +53,7 @@ def _uses_session(frames: list[FrameType]) -> bool:
 
 
 def _about_parameters(
-    frames: list[FrameType], message: str, target: Named, error: BaseException
+    frames: list[FrameType], message: str, target: NamedFunction, error: BaseException
 ) -> str:
     """A function that was written, or called, as if it had no parameter for the helper."""
     was_called = any(not _is_ours(one) for one in frames)

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class Named(Protocol):
+class NamedFunction(Protocol):
     """What the words need to know of a function."""
 
     name: str
     body: Any
 
 
-class Watch:
+class MutationCheck:
     """The tensors of one call, as they are before it.
 
     Args:
@@ -30,7 +30,7 @@ class Watch:
         self._leaves = leaves
         self._versions = [_version(leaf) for leaf in leaves]
 
-    def refuse_writes(self, target: Named) -> None:
+    def refuse_writes(self, target: NamedFunction) -> None:
         """Raise ValueError, as NumPy does, if the function has written to one of them."""
         for index, (leaf, before) in enumerate(zip(self._leaves, self._versions, strict=True)):
             if _version(leaf) != before:
@@ -39,7 +39,7 @@ class Watch:
                     "have it write to a copy (x = x.clone()), or decorate it with mutates=True"
                 )
 
-    def _which(self, target: Named, index: int) -> str:
+    def _which(self, target: NamedFunction, index: int) -> str:
         if len(self._leaves) == 1:
             return "its array in place"
         try:

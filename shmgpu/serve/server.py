@@ -36,9 +36,9 @@ from shmgpu.errors import ConfigError, LaunchError
 from shmgpu.serve import worker
 from shmgpu.serve.frontend.acceptor import BACKLOG
 from shmgpu.serve.models.runner import Opening
-from shmgpu.serve.scheduling.rows import Rows
+from shmgpu.serve.scheduling.rows import FunctionRows
 from shmgpu.serve.state import repository
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.repository import entry_of
 
@@ -71,11 +71,11 @@ def serve(options: argparse.Namespace) -> None:
     _warn_of_open_address(options)
     token, tls = _token(options.token_file), _tls(options.tls_cert, options.tls_key)
     with contextlib.ExitStack() as held:
-        table = Table({})
+        table = ControlTable({})
         held.callback(table.close)
         listener = held.enter_context(_listening(options))
         grpc_address = held.enter_context(_reserved(options))
-        rows = Rows(options.hang_after)
+        rows = FunctionRows(options.hang_after)
         function_table.register_late()
         counters: list[Counters] = []
         runtime.computes_with_torch = False  # model files import torch, in helpers
@@ -139,7 +139,7 @@ def serve(options: argparse.Namespace) -> None:
             raise_outcome(host, outcome)
 
 
-def first_state(sources: Sequence[repository.Source]) -> dict[str, Any]:
+def first_state(sources: Sequence[repository.ModelSource]) -> dict[str, Any]:
     """What the control table begins with."""
     return {
         "sources": {str(number): entry_of(source) for number, source in enumerate(sources, 1)},

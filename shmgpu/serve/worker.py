@@ -23,7 +23,7 @@ from shmgpu.common import termination
 from shmgpu.common.logs import logger
 from shmgpu.serve.frontend.acceptor import Connections, Listener
 from shmgpu.serve.frontend.access_log import AccessLog
-from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, Limits, end_slow
+from shmgpu.serve.frontend.connection import SCRATCH_BYTES, Connection, ConnectionLimits, end_slow
 from shmgpu.serve.frontend.routes import Front
 from shmgpu.serve.protocol.types import DEFAULT_LIMITS
 from shmgpu.serve.scheduling.accounting import Accounting
@@ -31,8 +31,8 @@ from shmgpu.serve.scheduling.cache import Cache
 from shmgpu.serve.scheduling.catalog import Catalog
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.lifecycle import Lifecycle
-from shmgpu.serve.scheduling.rows import Rows
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.scheduling.rows import FunctionRows
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
 from shmgpu.serve.state.log_settings import apply_log
 from shmgpu.serve.state.regions import Regions
@@ -55,9 +55,9 @@ class WorkerConfig:
     """
 
     listeners: list[socket.socket]
-    table: Table
+    table: ControlTable
     counters: Counters
-    rows: Rows
+    rows: FunctionRows
     grpc_address: str
     options: argparse.Namespace
     pools: dict[str, list[int]]
@@ -120,7 +120,7 @@ class _Worker:
             plan.token,
         )
         options = plan.options
-        self.limits = Limits(
+        self.limits = ConnectionLimits(
             options.max_body,
             options.max_header,
             -(-options.max_connections // options.workers),

@@ -53,7 +53,7 @@ RECORD = np.dtype(
 
 
 @dataclass(frozen=True)
-class Found:
+class RunningBroker:
     """A broker that runs.
 
     Attributes:
@@ -73,21 +73,21 @@ class Found:
     started_ns: int
 
 
-def find() -> list[Found]:
+def find() -> list[RunningBroker]:
     """Every broker that this process may watch, oldest first.
 
     Raises:
         ShmError: none can be watched, but one was found; the sentence says why not.
     """
-    found: list[Found] = []
+    found: list[RunningBroker] = []
     refused: list[str] = []
     for pid, descriptor in _scoreboards():
         try:
-            with Watch(pid, descriptor) as watch:
+            with Monitor(pid, descriptor) as watch:
                 broker = core.broker_stats()
                 if _is_parent(pid, broker["parent_pid"]):
                     found.append(
-                        Found(
+                        RunningBroker(
                             pid,
                             descriptor,
                             watch.command,
@@ -146,7 +146,7 @@ def _command(pid: int) -> str:
 # ---- watching ------------------------------------------------------------------------------
 
 
-class Watch:
+class Monitor:
     """One broker, read again and again; a context manager.
 
     Args:
@@ -241,7 +241,7 @@ class Watch:
             self._is_open = False
             core.monitor_close()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Monitor:
         return self
 
     def __exit__(self, *exc: object) -> None:

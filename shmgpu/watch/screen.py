@@ -29,21 +29,21 @@ HISTORY = 120  # samples in a sparkline
 GAP = 2  # cells between columns
 
 
-def run(found: monitor.Found, pid: int | None, interval: float) -> None:
+def run(found: monitor.RunningBroker, pid: int | None, interval: float) -> None:
     """Show that broker until q is pressed; after its end the next one, unless ``pid`` was named."""
     Top(found, follow=pid is None, interval=interval).run()
 
 
-class Rows(ScrollView, can_focus=True):
+class RowsView(ScrollView, can_focus=True):
     """One table: a heading that stays, and the rows in sight."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--heading", "rows--sorted", "rows--bad"}
     DEFAULT_CSS = """
-    Rows { height: 1fr; scrollbar-size-horizontal: 0; padding: 0 1; }
-    Rows > .rows--heading { color: $text-muted; text-style: bold; }
-    Rows > .rows--sorted { color: $primary; text-style: bold; }
-    Rows > .rows--bad { color: $error; }
-    Rows:focus { background: $boost; }
+    RowsView { height: 1fr; scrollbar-size-horizontal: 0; padding: 0 1; }
+    RowsView > .rows--heading { color: $text-muted; text-style: bold; }
+    RowsView > .rows--sorted { color: $primary; text-style: bold; }
+    RowsView > .rows--bad { color: $error; }
+    RowsView:focus { background: $boost; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "sort(1)", "sort by the next column"),
@@ -54,13 +54,13 @@ class Rows(ScrollView, can_focus=True):
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
-        self.table: tables.Table | None = None
+        self.table: tables.TextTable | None = None
         self.rows: list[tables.Row] = []
         self.sorted_by = -1
         self.is_reversed = False
         self._widths: dict[str, int] = {}  # by heading
 
-    def show(self, table: tables.Table, rows: list[tables.Row]) -> None:
+    def show(self, table: tables.TextTable, rows: list[tables.Row]) -> None:
         """Show those rows, sorted as before."""
         if self.sorted_by < 0:
             self.sorted_by = table.column(table.sorted_by)
@@ -94,7 +94,7 @@ class Rows(ScrollView, can_focus=True):
         left = self.scroll_offset.x
         return Strip(segments).crop_extend(left, left + width, self.rich_style).simplify()
 
-    def _heading(self, table: tables.Table) -> list[Segment]:
+    def _heading(self, table: tables.TextTable) -> list[Segment]:
         falls = table.columns[self.sorted_by].falls != self.is_reversed
         segments = []
         for index, column in enumerate(table.columns):
@@ -105,7 +105,7 @@ class Rows(ScrollView, can_focus=True):
             segments.append(self._cell(column, column.heading, style, arrow))
         return segments
 
-    def _row(self, table: tables.Table, row: tables.Row) -> list[Segment]:
+    def _row(self, table: tables.TextTable, row: tables.Row) -> list[Segment]:
         style = self.rich_style
         if table.is_bad(row):
             style += self.get_component_rich_style("rows--bad", partial=True)
@@ -146,12 +146,14 @@ class Top(App[None]):
         Binding("p,space", "pause", "pause"),
     ]
 
-    def __init__(self, found: monitor.Found, follow: bool = True, interval: float = 1.0) -> None:
+    def __init__(
+        self, found: monitor.RunningBroker, follow: bool = True, interval: float = 1.0
+    ) -> None:
         super().__init__()
         self.found = found
         self.follow = follow
         self.interval = interval
-        self.watching: monitor.Watch | None = None
+        self.watching: monitor.Monitor | None = None
         self.sample: dict[str, Any] | None = None
         self.is_paused = False
         self.rates: deque[float] = deque(maxlen=HISTORY)
@@ -167,15 +169,15 @@ class Top(App[None]):
             with Vertical():
                 yield Static("queued", id="queues-label", markup=False)
                 yield Sparkline([], id="queues")
-        yield Rows("models")
-        yield Rows("helpers")
-        yield Rows("functions")
-        yield Rows("children")
+        yield RowsView("models")
+        yield RowsView("helpers")
+        yield RowsView("functions")
+        yield RowsView("children")
         yield Footer()
 
     def on_mount(self) -> None:
         """Take the first sample, and set the pace."""
-        self.query_one("#children", Rows).focus()
+        self.query_one("#children", RowsView).focus()
         self._watch(self.found)
         self.step()
         self.set_interval(self.interval, self.step)
@@ -208,9 +210,9 @@ class Top(App[None]):
         if not self.sample["running"]:
             self._let_go()
 
-    def _watch(self, found: monitor.Found) -> None:
+    def _watch(self, found: monitor.RunningBroker) -> None:
         try:
-            self.watching = monitor.Watch(found.pid, found.descriptor)
+            self.watching = monitor.Monitor(found.pid, found.descriptor)
         except ShmError as error:
             self.notify(f"{error}", severity="error", markup=False)
             return
@@ -242,9 +244,9 @@ class Top(App[None]):
         self.query_one("#rates-label", Static).update(label)
         label = f"queued, at most {tables.count(max(self.queues))}"
         self.query_one("#queues-label", Static).update(label)
-        self.query_one("#models", Rows).display = bool(sample["models"])
+        self.query_one("#models", RowsView).display = bool(sample["models"])
         for table in tables.tables(sample):
-            self.query_one(f"#{table.name}", Rows).show(table, sample[table.name])
+            self.query_one(f"#{table.name}", RowsView).show(table, sample[table.name])
 
     def _head(self) -> None:
         if self.sample is None:

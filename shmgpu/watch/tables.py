@@ -2,7 +2,7 @@
 
 Owns the columns, one list for each table, with the text and the order of each; a terminal and a
 plain print-out show the same. Must never read a broker: all is made of one sample of
-:meth:`shmgpu.watch.monitor.Watch.sample`.
+:meth:`shmgpu.watch.monitor.Monitor.sample`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """One table: which rows of a sample, in which columns.
 
     Attributes:
@@ -141,7 +141,7 @@ def _arena(total_bytes: int) -> Column:
     )
 
 
-MODELS = Table(
+MODELS = TextTable(
     "models",
     (
         _key("model", "model", str, left=True, falls=False),
@@ -160,9 +160,9 @@ MODELS = Table(
 )
 
 
-def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
+def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
     """A server's models, if it is one, then helpers, functions and children."""
-    helpers = Table(
+    helpers = TextTable(
         "helpers",
         (
             _key("helper", "helper", str, falls=False),
@@ -179,7 +179,7 @@ def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
         "helper",
         lambda row: row["state"] in ("dead", "given up"),
     )
-    functions = Table(
+    functions = TextTable(
         "functions",
         (
             _key("name", "function", str, left=True, falls=False),
@@ -196,7 +196,7 @@ def tables(sample: dict[str, Any]) -> tuple[Table, ...]:
     )
     connections = _key("connections", "connections", count)
     is_server = any("connections" in row for row in sample["children"])
-    children = Table(
+    children = TextTable(
         "children",
         (
             _key("child", "child", str, falls=False),

@@ -21,7 +21,7 @@ MAX_NAMES = 8  # in the legend, the busiest first; the others share a grey
 
 
 @dataclass(frozen=True)
-class Bar:
+class CallBar:
     """What a helper executed: milliseconds since the trace began."""
 
     helper: int
@@ -41,7 +41,7 @@ class Arrow:
     nbytes: int
 
 
-def parts(events: Sequence[dict[str, Any]]) -> tuple[list[Bar], list[Arrow]]:
+def parts(events: Sequence[dict[str, Any]]) -> tuple[list[CallBar], list[Arrow]]:
     """What is drawn of trace events."""
     bars, arrows = [], []
     for event in events:
@@ -53,7 +53,7 @@ def parts(events: Sequence[dict[str, Any]]) -> tuple[list[Bar], list[Arrow]]:
             source, target, nbytes = int(where["from"]), int(where["to"]), int(where["bytes"])
             arrows.append(Arrow(source, target, start, start + length, nbytes))
         else:
-            bars.append(Bar(int(event["tid"]), start, length, str(event["name"])))
+            bars.append(CallBar(int(event["tid"]), start, length, str(event["name"])))
     return bars, arrows
 
 

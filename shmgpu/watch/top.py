@@ -16,7 +16,7 @@ from shmgpu.watch import monitor, tables
 
 
 @dataclass(frozen=True)
-class Options:
+class TopOptions:
     """What was asked for.
 
     Attributes:
@@ -32,7 +32,7 @@ class Options:
     interval: float = 1.0
 
 
-def run(options: Options) -> int:
+def run(options: TopOptions) -> int:
     """Run the command: its exit status.
 
     Raises:
@@ -58,7 +58,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def choose(pid: int | None) -> monitor.Found:
+def choose(pid: int | None) -> monitor.RunningBroker:
     """The broker of that process, or the only one.
 
     Raises:
@@ -85,7 +85,7 @@ def choose(pid: int | None) -> monitor.Found:
     return found[0]
 
 
-def listing(found: list[monitor.Found]) -> str:
+def listing(found: list[monitor.RunningBroker]) -> str:
     """Brokers as a table."""
     now_ns = time.monotonic_ns()
     lines = [["pid", "up", "children", "helpers", "command"]]
@@ -95,9 +95,9 @@ def listing(found: list[monitor.Found]) -> str:
     return tables.align(lines, left=(4,))
 
 
-def print_once(found: monitor.Found, options: Options) -> None:
+def print_once(found: monitor.RunningBroker, options: TopOptions) -> None:
     """Print what one interval brought."""
-    with monitor.Watch(found.pid, found.descriptor) as watch:
+    with monitor.Monitor(found.pid, found.descriptor) as watch:
         watch.sample()
         time.sleep(options.interval)
         sample = watch.sample()

@@ -29,7 +29,7 @@ from shmgpu.demo.digits import Split
 from shmgpu.demo.report import figures
 from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
-from shmgpu.demo.stage import Outcome, Stage, StageFailed, Traffic, traffic_of
+from shmgpu.demo.stage import Measured, Stage, StageFailed, Traffic, traffic_of
 
 CHILDREN, HELPERS = 6, 2
 COMMAND = (sys.executable, "-m", "shmgpu.cli.main")
@@ -111,7 +111,7 @@ def test_the_demo_draws_progress_on_a_terminal(tmp_path):
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     options = "'trace', children=2, helpers=1, seconds=0.3, device='cpu', baseline=False, epochs=1"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"from shmgpu.demo.run import *; run(Options({options}))"],
+        [sys.executable, "-c", f"from shmgpu.demo.run import *; run(DemoOptions({options}))"],
         cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=terminal,
         env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
@@ -249,7 +249,7 @@ def served(traffic: tuple[Traffic, ...], marshalled: int = 0) -> Served:
         row = {"frames_sent": frames, "frames_received": frames}
         return {"children": [row], "helpers": [row], "bytes": {"marshalled": byte_count}}
 
-    outcome = Outcome(9, 10, 10, 10, 1.0, np.ones(10), traffic)
+    outcome = Measured(9, 10, 10, 10, 1.0, np.ones(10), traffic)
     return Served(outcome, counted(5, 0), counted(15, marshalled))
 
 
@@ -258,7 +258,7 @@ HONEST = (Traffic("c", 640, 640), Traffic("h", 640, 640), Traffic("p", 1280, 128
 
 def test_bytes_a_call_are_told_only_where_all_are_known_and_a_call_was_made():
     def told(traffic: tuple[Traffic, ...], calls: int) -> float | None:
-        outcome = Outcome(9, 10, calls, calls, 1.0, np.ones(10), traffic)
+        outcome = Measured(9, 10, calls, calls, 1.0, np.ones(10), traffic)
         return figures(outcome, 1.0, True).get("pipe_bytes_per_call")
 
     unknown = (*HONEST, Traffic("x", None, None))

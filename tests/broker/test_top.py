@@ -130,7 +130,7 @@ def command(*arguments, **kind):
 
 def watch(broker):
     [own] = [one for one in monitor.find() if one.pid == broker.pid]
-    return monitor.Watch(own.pid, own.descriptor)
+    return monitor.Monitor(own.pid, own.descriptor)
 
 
 def without(row, *names):
@@ -232,7 +232,7 @@ def test_of_an_init_the_forked_parent_is_the_broker(tmp_path):
         assert caller.stdout.readline() == b"ready\n"
         assert caller.pid not in board_holders()
         [own] = [one for one in monitor.find() if parent_of(one.pid) == caller.pid]
-        with monitor.Watch(own.pid, own.descriptor) as seen:
+        with monitor.Monitor(own.pid, own.descriptor) as seen:
             [child] = seen.sample()["children"]
             assert (child["pid"], child["state"]) == (caller.pid, "running")
             caller.stdin.write(b"\n")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 
 from .storm_ledger import Ledger
 
@@ -87,7 +87,7 @@ class Killer:
     def _run(self, parent: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends, and so do we
         started = time.monotonic()
-        with Bar(int((self._until_ns - time.monotonic_ns()) / 1e9), self._name, "s") as bar:
+        with ProgressBar(int((self._until_ns - time.monotonic_ns()) / 1e9), self._name, "s") as bar:
             while not self._ledger.get("go") and not self._is_over(parent):
                 time.sleep(0.01)
             for blow in self._blows:

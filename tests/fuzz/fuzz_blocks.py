@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core
-from shmgpu.codec.layout import Block, Signature
+from shmgpu.codec.layout import ParameterBlock, Signature
 from shmgpu.errors import BadParams
 from shmgpu.helper.batch_executor import BatchExecutor
 from shmgpu.helper.decoded import Helper
@@ -97,7 +97,7 @@ def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
 def check_codec(data: bytes) -> None:
     """What can be read is written again to the same bytes."""
     try:
-        signature = Signature.read(Block(data).signature)
+        signature = Signature.read(ParameterBlock(data).signature)
     except BadParams:
         return
     again = Signature.read(signature.encoded)

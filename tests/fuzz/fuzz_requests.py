@@ -13,9 +13,9 @@ import numpy as np
 from shmgpu.serve.protocol import grpc_codec, http_codec
 from shmgpu.serve.protocol.datatypes import DATATYPES
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
 
-LIMITS = Limits()
+LIMITS = RequestLimits()
 GRPC, HELD, HAS_LENGTH = 1, 2, 4
 
 MODEL = ModelMetadata(

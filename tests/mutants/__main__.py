@@ -42,9 +42,9 @@ def test_without(copy: Copy, mutant: Mutant) -> str:
 def bar(total: int):
     """The package's own progress bar: drawn on a terminal, nothing elsewhere."""
     sys.path.insert(0, str(ROOT))
-    from shmgpu.common.progress import Bar
+    from shmgpu.common.progress import ProgressBar
 
-    return Bar(total, "mutants", "mutants")
+    return ProgressBar(total, "mutants", "mutants")
 
 
 def main(rows: list[str]) -> int:

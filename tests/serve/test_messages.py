@@ -19,7 +19,7 @@ from serve.drawn import NUMBERS, arrays, same
 
 from shmgpu.serve.protocol import datatypes, grpc_codec, http_codec
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
-from shmgpu.serve.protocol.types import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import OutputTensor, ProtocolError, RequestLimits
 
 Request = grpc_codec.MESSAGES["ModelInferRequest"]
 
@@ -31,7 +31,7 @@ def client():
 
 def read(data: bytes, model=None, limits=None):
     message, raw = grpc_codec.split_request(data)
-    return grpc_codec.read_infer(message, raw, limits or Limits(), model)
+    return grpc_codec.read_infer(message, raw, limits or RequestLimits(), model)
 
 
 def refusal(message, **given) -> str:
@@ -150,7 +150,7 @@ def test_the_model_and_the_limits_are_asked():
     model = ModelMetadata("m", inputs=(TensorMetadata("z", "FP32", (2,)),))
     assert "unexpected input 'x'" in refusal(message, model=model)
     message.inputs.add(name="y", datatype="FP32", shape=[0])
-    assert "takes 1" in refusal(message, limits=Limits(tensors=1))
+    assert "takes 1" in refusal(message, limits=RequestLimits(tensors=1))
 
 
 @settings(max_examples=100, deadline=None)

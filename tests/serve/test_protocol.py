@@ -18,7 +18,7 @@ from serve.drawn import NUMBERS, arrays, same
 
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.classification import best_classes
-from shmgpu.serve.protocol.http_codec import Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.http_codec import OutputTensor, ProtocolError, RequestLimits
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 
 MODEL = ModelMetadata(
@@ -52,7 +52,7 @@ def one_input(**fields) -> bytes:
 
 def refusal(body: bytes, header_length=None, limits=None, model=None) -> str:
     with pytest.raises(ProtocolError) as caught:
-        http_codec.parse_infer(body, header_length, limits or Limits(), model)
+        http_codec.parse_infer(body, header_length, limits or RequestLimits(), model)
     assert caught.value.status == 400
     return caught.value.sentence
 
@@ -379,7 +379,7 @@ class TestRefusals:
 
     def test_too_many_tensors_and_too_deep_json_are_refused(self):
         entry = json.loads(one_input())["inputs"][0]
-        limits = Limits(tensors=2, json_depth=5, strings=3)
+        limits = RequestLimits(tensors=2, json_depth=5, strings=3)
         many = [{**entry, "name": str(number)} for number in range(3)]
         assert "takes 2" in refusal(request_body(inputs=many), limits=limits)
         deep = b'{"x":' + b"[" * 9 + b"]" * 9 + b"}"
@@ -393,7 +393,7 @@ class TestRefusals:
 
     def test_a_request_with_much_json_is_413(self):
         with pytest.raises(ProtocolError) as caught:
-            http_codec.parse_infer(one_input(), None, Limits(header_length=10))
+            http_codec.parse_infer(one_input(), None, RequestLimits(header_length=10))
         assert caught.value.status == 413
 
 
@@ -463,7 +463,7 @@ class TestAgainstTheModel:
     def send(self, model=MODEL, outputs=(), **fields) -> http_codec.InferRequest:
         entry = {"name": "image", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
         body = request_body(inputs=[{**entry, **fields}], outputs=list(outputs))
-        return http_codec.parse_infer(body, None, Limits(), model)
+        return http_codec.parse_infer(body, None, RequestLimits(), model)
 
     def test_what_fits_passes_and_optional_inputs_may_be_left_out(self):
         assert self.send(outputs=[{"name": "text"}]).outputs[0].name == "text"
@@ -496,7 +496,7 @@ class TestAgainstTheModel:
         model = ModelMetadata(
             "m", inputs=(TensorMetadata("x", datatype, shape),), max_batch_size=max_batch_size
         )
-        return http_codec.parse_infer(body, 0, Limits(), model).inputs[0]
+        return http_codec.parse_infer(body, 0, RequestLimits(), model).inputs[0]
 
     def test_a_body_of_data_alone_is_the_models_only_input(self):
         data = np.arange(6, dtype=np.float32)
@@ -576,7 +576,7 @@ def read(body: bytes, header_length) -> None:
     models = (None, MODEL, ModelMetadata("m", inputs=(TensorMetadata("x", "BOOL", (-1, 2)),)))
     for model in models:
         try:
-            request = http_codec.parse_infer(body, header_length, Limits(), model)
+            request = http_codec.parse_infer(body, header_length, RequestLimits(), model)
         except ProtocolError as error:
             assert error.status in (400, 413) and error.sentence
             error.sentence.encode()
@@ -635,7 +635,7 @@ def test_an_answer_says_where_its_json_ends_if_an_output_is_binary_be_it_empty(
         inputs=[{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}],
         outputs=[{"name": "scores", "parameters": {"binary_data": binary}}],
     )
-    request = http_codec.parse_infer(body, None, Limits(), None)
+    request = http_codec.parse_infer(body, None, RequestLimits(), None)
     buffers, length = http_codec.build_infer(
         "m", "1", request, [OutputTensor("scores", "FP32", list(scores.shape), scores)]
     )

@@ -67,10 +67,10 @@ def test_settings_are_told_but_not_changed_unless_allowed():
 def test_log_settings_decide_what_is_logged():
     from shmgpu.common.logs import logger
     from shmgpu.serve.state import log_settings
-    from shmgpu.serve.state.control_table import Table
+    from shmgpu.serve.state.control_table import ControlTable
 
     before = logger.level
-    with contextlib.closing(Table({"settings": {}})) as table:
+    with contextlib.closing(ControlTable({"settings": {}})) as table:
         try:
             log_settings.apply_log(table)
             assert logger.level == before, "what nobody changed stays"

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from shmgpu.common import config, logs, parsers
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 from shmgpu.errors import ConfigError
 
 TEXTS = {"log", "debug_dir"}  # settings for which any text may mean something
@@ -96,7 +96,7 @@ class Terminal(io.StringIO):
 def test_a_bar_draws_on_a_terminal_only():
     screen, pipe = Terminal(), io.StringIO()
     for file in (screen, pipe):
-        with Bar(3, "work", file=file) as bar:
+        with ProgressBar(3, "work", file=file) as bar:
             for _ in range(3):
                 bar.update()
         assert bar.count == 3

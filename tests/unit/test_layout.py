@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shmgpu.codec import layout
 from shmgpu.codec.arrays import Spec, is_array
 from shmgpu.codec.dtypes import by_name
-from shmgpu.codec.layout import Block, Layout, Signature
+from shmgpu.codec.layout import Layout, ParameterBlock, Signature
 from shmgpu.codec.pytree import encode_values, flatten
 from shmgpu.errors import BadParams
 
@@ -33,7 +33,7 @@ def test_a_block_says_what_was_written():
     hint = Layout(b"A", [Spec(by_name("int64"), (2, 3))])
     signature, buffer = block_of((np.ones((3, 4), "f4"), 7, "x"), hint)
     struct.pack_into("<QQ", buffer, 8, 4096, 48)
-    block = Block(bytes(buffer))
+    block = ParameterBlock(bytes(buffer))
     read = Signature.read(block.signature)
     assert read.arguments == signature.arguments and read.hint == hint and not read.declared
     assert (block.result_address, block.result_bytes) == (4096, 48)
@@ -44,9 +44,9 @@ def test_a_block_says_what_was_written():
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (1,) * 64])
 def test_specs_of_every_type_and_shape_are_read_back(name, shape):
     made = Layout(b"A", [Spec(by_name(name), shape)])
-    from shmgpu.codec.pytree import Reader
+    from shmgpu.codec.pytree import ValueReader
 
-    assert Layout.read(Reader(made.encoded, 0, len(made.encoded))) == made
+    assert Layout.read(ValueReader(made.encoded, 0, len(made.encoded))) == made
 
 
 def test_arrays_of_a_result_begin_at_multiples_of_64():
@@ -72,7 +72,7 @@ def test_a_described_result_is_read_back():
 @given(st.binary(max_size=400))
 def test_random_bytes_as_a_block_are_an_error_at_worst(data):
     try:
-        Signature.read(Block(data).signature)
+        Signature.read(ParameterBlock(data).signature)
     except BadParams:
         pass
 
@@ -85,7 +85,7 @@ def test_a_damaged_block_is_an_error_at_worst(data):
     for _ in range(data.draw(st.integers(1, 4))):
         buffer[data.draw(st.integers(0, len(buffer) - 1))] = data.draw(st.integers(0, 255))
     try:
-        Signature.read(Block(bytes(buffer)).signature)
+        Signature.read(ParameterBlock(bytes(buffer)).signature)
     except BadParams:
         pass
 

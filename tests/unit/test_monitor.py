@@ -34,7 +34,7 @@ def forge():
 
 
 def found(pid, started_ns=1):
-    return monitor.Found(pid, 9, f"python {pid}.py", 4, 2, started_ns)
+    return monitor.RunningBroker(pid, 9, f"python {pid}.py", 4, 2, started_ns)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def found(pid, started_ns=1):
 def test_a_forged_board_is_refused_with_the_reason(forge, content, seals, why):
     descriptor = forge(content, seals)
     with pytest.raises(ShmError, match=why):
-        monitor.Watch(os.getpid(), descriptor)
+        monitor.Monitor(os.getpid(), descriptor)
 
 
 def test_what_is_no_memory_file_is_refused():
     reading, writing = os.pipe()
     try:
         with pytest.raises(ShmError, match="no memory file"):
-            monitor.Watch(os.getpid(), reading)
+            monitor.Monitor(os.getpid(), reading)
         with pytest.raises(NotRunning, match="cannot be read"):
-            monitor.Watch(os.getpid(), 1 << 20)
+            monitor.Monitor(os.getpid(), 1 << 20)
     finally:
         os.close(reading)
         os.close(writing)
@@ -171,7 +171,7 @@ def test_numbers_read_well(shown, text):
 
 def test_rows_without_a_value_sort_last_in_either_direction():
     column = tables.Column("x", lambda row: "", lambda row: row["x"])
-    table = tables.Table("t", (column,), "x", lambda row: False)
+    table = tables.TextTable("t", (column,), "x", lambda row: False)
     rows = [{"x": None}, {"x": 1}, {"x": 3}, {"x": 2}]
     assert [row["x"] for row in table.arrange(rows)] == [3, 2, 1, None]
     assert [row["x"] for row in table.arrange(rows, reverse=True)] == [1, 2, 3, None]

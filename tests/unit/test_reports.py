@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from shmgpu.broker.exit_reports import Report, Reports
+from shmgpu.broker.exit_reports import ExitReport, Reports
 
 
 def open_files(name):
@@ -22,7 +22,7 @@ def open_files(name):
 def through(value):
     reports = Reports("test", 2)
     try:
-        reports.write(1, Report("result", value))
+        reports.write(1, ExitReport("result", value))
         return reports.read(0), reports.read(1)
     finally:
         reports.close()
@@ -41,8 +41,8 @@ def test_what_has_no_pickle_is_a_sentence():
 
 def test_a_later_report_replaces_a_longer_one():
     reports = Reports("test", 1)
-    reports.write(0, Report("result", "x" * 100_000))
-    reports.write(0, Report("result", "y"))
+    reports.write(0, ExitReport("result", "x" * 100_000))
+    reports.write(0, ExitReport("result", "y"))
     assert reports.read(0).value == "y"
     reports.close()
 

@@ -14,7 +14,7 @@ from shmgpu.attach import spawn
 from shmgpu.broker import daemon
 from shmgpu.broker.launch_config import LaunchConfig
 from shmgpu.cli import main as cli
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 
 
 @shmgpu.function(arrays="numpy")
@@ -77,10 +77,10 @@ class Terminal:
 def test_bars_are_drawn_on_a_terminal_unless_the_variable_says_no(monkeypatch, text, shown):
     monkeypatch.setenv("SHMGPU_PROGRESS", text)
     monkeypatch.setenv("TERM", "xterm")
-    bar = Bar(3, "steps", file=Terminal())
+    bar = ProgressBar(3, "steps", file=Terminal())
     assert bar.shown is shown
     bar.close()
-    assert Bar(3, "steps", show=False, file=Terminal()).shown is False
+    assert ProgressBar(3, "steps", show=False, file=Terminal()).shown is False
 
 
 TRACED = """

@@ -37,7 +37,7 @@ REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """What a client may ask of the edge; see the flags of ``shmgpu serve``.
 
     Attributes:
@@ -178,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         self,
         answer: Answering,
         arena: Arena,
-        limits: Limits,
+        limits: ConnectionLimits,
         scratch: memoryview,
         seen: set[Any],
         take: Callable[[Connection, int], bool],

@@ -15,7 +15,7 @@ import orjson
 
 from shmgpu.serve.frontend.connection import Request, error_body
 from shmgpu.serve.protocol import datatypes, http_codec
-from shmgpu.serve.protocol.types import InferRequest, Limits, OutputTensor, ProtocolError
+from shmgpu.serve.protocol.types import InferRequest, OutputTensor, ProtocolError, RequestLimits
 from shmgpu.serve.scheduling.catalog import ServedModel
 from shmgpu.serve.scheduling.inference import Calls
 from shmgpu.serve.scheduling.statuses import answer_to
@@ -25,7 +25,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 FRESH = b"Cache-Control: no-cache\r\n"
 
 
-def read(found: dict[str, Any], served: ServedModel, limits: Limits) -> InferRequest:
+def read(found: dict[str, Any], served: ServedModel, limits: RequestLimits) -> InferRequest:
     """The inference that a JSON object asks for.
 
     Raises:

@@ -23,7 +23,7 @@ from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
 from shmgpu.serve.frontend.fast_path import FastPath, Lesson, binary_headers
 from shmgpu.serve.protocol import http_codec
-from shmgpu.serve.protocol.types import Limits, ProtocolError
+from shmgpu.serve.protocol.types import ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
 from shmgpu.serve.scheduling.inference import Calls
@@ -62,7 +62,7 @@ class Front:
         calls: Calls,
         catalog: Catalog,
         counters: Counters,
-        limits: Limits,
+        limits: RequestLimits,
         lifecycle: Lifecycle,
         options: argparse.Namespace,
         scratch: memoryview,

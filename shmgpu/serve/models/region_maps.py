@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu.serve.protocol import datatypes
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.regions import RegionLost, open_region
 
 RegionSlice = tuple[int, int, int]  # number of a region, offset in it, bytes
@@ -70,7 +70,7 @@ class _RegionMap:
 class RegionMaps:
     """The regions that one helper has open."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: ControlTable) -> None:
         self.table = table
         self.version = -1
         self.open: dict[int, _RegionMap] = {}

@@ -33,7 +33,7 @@ from shmgpu.serve.models.region_maps import RegionMaps
 from shmgpu.serve.models.sequences import Sequences
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import TensorMetadata
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import FIELDS, INDEX, MOST_MODELS, Counters, batch_offset
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
@@ -97,7 +97,7 @@ class ModelStore:
     def __init__(
         self,
         helper: Helper,
-        table: Table,
+        table: ControlTable,
         counters: Counters,
         writer: int,
         sequences: Sequences,
@@ -365,7 +365,7 @@ class Opening:
 
     def __init__(
         self,
-        table: Table,
+        table: ControlTable,
         counters: Counters,
         first_row: int,
         most_sequences: int,
@@ -396,7 +396,7 @@ class Opening:
         return store
 
 
-def publish(table: Table, source_number: int, described: list[dict[str, Any]]) -> list[int]:
+def publish(table: ControlTable, source_number: int, described: list[dict[str, Any]]) -> list[int]:
     """Enter a source's models into the table, once; the counters' index of each."""
     with table.change() as state:
         source = state["sources"][str(source_number)]

@@ -14,19 +14,19 @@ from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
 from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
-    Limits,
     Parameters,
     RequestedOutput,
+    RequestLimits,
     SharedMemoryRef,
     refusal,
     show_name,
 )
 
 
-class Reader:
+class FieldReader:
     """Reads the descriptions of one request. Every method raises ProtocolError, status 400."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.strings = limits.strings  # BYTES elements that the request may still have
 

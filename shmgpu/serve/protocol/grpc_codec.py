@@ -24,14 +24,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 from shmgpu.serve.protocol import datatypes, http_codec
 from shmgpu.serve.protocol.classification import best_classes
 from shmgpu.serve.protocol.datatypes import DATATYPES, Datatype
-from shmgpu.serve.protocol.fields import Reader
+from shmgpu.serve.protocol.fields import FieldReader
 from shmgpu.serve.protocol.metadata import ModelMetadata
 from shmgpu.serve.protocol.types import (
     InferRequest,
     InputTensor,
-    Limits,
     OutputTensor,
     RequestedOutput,
+    RequestLimits,
     Scalar,
     refusal,
     show_name,
@@ -153,7 +153,7 @@ def _field(number: int, length: int) -> bytes:
 def read_infer(
     request: Any,
     raw: Sequence[memoryview],
-    limits: Limits,
+    limits: RequestLimits,
     model: ModelMetadata | None = None,
 ) -> InferRequest:
     """The request that a ModelInferRequest says, as `protocol.parse_infer` gives it.
@@ -167,7 +167,7 @@ def read_infer(
     Raises:
         ProtocolError: status 400.
     """
-    read = Reader(limits)
+    read = FieldReader(limits)
     for key, entries in (("inputs", request.inputs), ("outputs", request.outputs)):
         read.count(key, len(entries))
     result = read.request(request.id, _values(request.parameters))
@@ -197,7 +197,7 @@ def _values(parameters: Any) -> dict[str, Scalar | None]:
     return values
 
 
-def _input(entry: Any, read: Reader, waiting: list[memoryview], is_raw: bool) -> InputTensor:
+def _input(entry: Any, read: FieldReader, waiting: list[memoryview], is_raw: bool) -> InputTensor:
     described = {
         "name": entry.name,
         "datatype": entry.datatype,

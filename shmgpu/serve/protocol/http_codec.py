@@ -20,17 +20,17 @@ import orjson
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.classification import best_classes
 from shmgpu.serve.protocol.datatypes import DATATYPES
-from shmgpu.serve.protocol.fields import Reader
+from shmgpu.serve.protocol.fields import FieldReader
 from shmgpu.serve.protocol.metadata import ModelMetadata
 from shmgpu.serve.protocol.types import (
     DEFAULT_LIMITS,
     InferRequest,
     InputTensor,
-    Limits,
     OutputTensor,
     Parameters,
     ProtocolError,
     RequestedOutput,
+    RequestLimits,
     SharedMemoryRef,
     refusal,
     show_name,
@@ -40,9 +40,9 @@ from shmgpu.serve.protocol.validation import check_request, raw_request
 __all__ = [
     "InferRequest",
     "InputTensor",
-    "Limits",
     "OutputTensor",
     "ProtocolError",
+    "RequestLimits",
     "RequestedOutput",
     "SharedMemoryRef",
     "build_infer",
@@ -53,7 +53,7 @@ __all__ = [
 def parse_infer(
     body: memoryview | bytes | bytearray,
     header_length: int | None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: RequestLimits = DEFAULT_LIMITS,
     model: ModelMetadata | None = None,
 ) -> InferRequest:
     """Reads the body of an infer request.
@@ -82,7 +82,7 @@ def parse_infer(
     return request
 
 
-def _parse(view: memoryview, header_length: int | None, limits: Limits) -> InferRequest:
+def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -> InferRequest:
     size = len(view) if header_length is None else header_length
     if size < 0 or size > len(view):
         raise refusal(
@@ -99,7 +99,7 @@ def _parse(view: memoryview, header_length: int | None, limits: Limits) -> Infer
     if not isinstance(header, dict):
         raise refusal("the request is no JSON object: send one with 'inputs'")
     _check_depth(header, limits)
-    read = Reader(limits)
+    read = FieldReader(limits)
     request = read.request(header.get("id", ""), header.get("parameters"))
     rest = _Binary(view[size:])
     for entry in _entries(header, "inputs", read):
@@ -129,7 +129,7 @@ def _load(header: memoryview) -> Any:
     )
 
 
-def _check_depth(header: dict[str, Any], limits: Limits) -> None:
+def _check_depth(header: dict[str, Any], limits: RequestLimits) -> None:
     """Refuses JSON that is nested too deeply, tensors' data aside: their shapes bound it."""
     level: list[Any] = [header]
     for _ in range(limits.json_depth):
@@ -174,7 +174,7 @@ class _Binary:
             )
 
 
-def _entries(header: dict[str, Any], key: str, read: Reader) -> list[dict[str, Any]]:
+def _entries(header: dict[str, Any], key: str, read: FieldReader) -> list[dict[str, Any]]:
     entries = header.get(key)
     if entries is None:
         return []
@@ -184,7 +184,7 @@ def _entries(header: dict[str, Any], key: str, read: Reader) -> list[dict[str, A
     return entries
 
 
-def _input(entry: dict[str, Any], rest: _Binary, read: Reader) -> InputTensor:
+def _input(entry: dict[str, Any], rest: _Binary, read: FieldReader) -> InputTensor:
     tensor, datatype, size = read.input(entry)
     whose = f"input {show_name(tensor.name)}"
     if ("data" in entry) + (size is not None) + (tensor.shm is not None) != 1:

@@ -33,7 +33,7 @@ class ProtocolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may ask of the parser; each breach is status 400.
 
     Attributes:
@@ -55,7 +55,7 @@ class Limits:
     header_length: int = 64 << 20
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RequestLimits()
 
 
 @dataclass(slots=True)

@@ -13,13 +13,13 @@ from shmgpu.serve.models import preprocessing
 from shmgpu.serve.protocol import datatypes
 from shmgpu.serve.protocol.metadata import ModelMetadata, TensorMetadata
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.scheduling.rows import Rows, Target
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.scheduling.rows import FunctionRows, ServerFunction
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import FIELDS, INDEX
 from shmgpu.serve.state.repository import MODELS_OF_A_SOURCE
 
 
-class ServedModel(Target):
+class ServedModel(ServerFunction):
     """One version of a model: a target of the port's calls, and its declaration.
 
     Attributes:
@@ -45,7 +45,7 @@ class ServedModel(Target):
         number: int,
         index: int,
         source: dict[str, Any],
-        rows: Rows,
+        rows: FunctionRows,
     ) -> None:
         self.description = description
         name: str = description["name"]
@@ -76,17 +76,19 @@ class ServedModel(Target):
         max_rows = 0 if self.has_bytes else self.max_batch_size
         function = rows.of(description["arrays"], max_rows, description["max_delay_ms"])
         super().__init__(function, source["pool"] or None, name, max_rows)
-        self.together = Target(
+        self.together = ServerFunction(
             rows.infer_together[description["arrays"]], self.pool, name, max_rows
         )
-        self.in_regions = Target(rows.infer_in_regions, self.pool, name)
+        self.in_regions = ServerFunction(rows.infer_in_regions, self.pool, name)
         self.cache: bool = description["cache"]
         self.sequence: bool = description["sequence"]
-        self.in_sequence = Target(rows.infer_in_sequence[description["arrays"]], self.pool, name)
+        self.in_sequence = ServerFunction(
+            rows.infer_in_sequence[description["arrays"]], self.pool, name
+        )
         self.streams: bool = description["streams"]
-        self.opening = Target(rows.open_stream[description["arrays"]], self.pool, name)
-        self.continuing = Target(rows.next_part, self.pool, name)
-        self.closing = Target(rows.close_stream, self.pool, name)
+        self.opening = ServerFunction(rows.open_stream[description["arrays"]], self.pool, name)
+        self.continuing = ServerFunction(rows.next_part, self.pool, name)
+        self.closing = ServerFunction(rows.close_stream, self.pool, name)
 
 
 def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preprocessing.Prepare:
@@ -116,7 +118,7 @@ class Catalog:
         when_changed: functions that are called when the table was seen to have changed.
     """
 
-    def __init__(self, table: Table, rows: Rows) -> None:
+    def __init__(self, table: ControlTable, rows: FunctionRows) -> None:
         self.table = table
         self.when_changed: list[Callable[[], None]] = []
         self.rows = rows

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shmgpu.child.arguments import Options
+from shmgpu.child.arguments import CallOptions
 from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
 from shmgpu.child.tickets import Ticket
@@ -30,7 +30,7 @@ from shmgpu.serve.protocol.types import InferRequest, InputTensor, OutputTensor,
 from shmgpu.serve.scheduling.accounting import Accounting
 from shmgpu.serve.scheduling.cache import Cache, digest
 from shmgpu.serve.scheduling.catalog import Catalog, ServedModel
-from shmgpu.serve.scheduling.rows import Target
+from shmgpu.serve.scheduling.rows import ServerFunction
 from shmgpu.serve.scheduling.templates import RequestTemplate, uses_regions
 from shmgpu.serve.state.regions import Regions
 
@@ -185,7 +185,7 @@ class Calls:
         pending.sent_ns = _now()
         template = pending.template
         in_regions = uses_regions(pending.request) if template is None else template.uses_regions
-        target: Target = served.in_regions if in_regions else served
+        target: ServerFunction = served.in_regions if in_regions else served
         if served.sequence:
             target, options = served.in_sequence, self._pinned(pending, options)
         self.accounting.begin(served)
@@ -248,14 +248,14 @@ class Calls:
             served, result, lambda: self.outputs(served, pending.request, result)
         )
 
-    def _pinned(self, pending: Pending, options: Options | None) -> Options:
+    def _pinned(self, pending: Pending, options: CallOptions | None) -> CallOptions:
         """To the helper of the request's sequence; no priority, which would change the order."""
         served = pending.served
         name = _name_of_sequence(pending.request)
         helper = choose(
             served.name, name, standing(self.pools[served.pool or next(iter(self.pools))])
         )
-        return Options(options.timeout if options else None, placement=1 << helper)
+        return CallOptions(options.timeout if options else None, placement=1 << helper)
 
     def _again(self, pending: Pending) -> bool:
         """Send a call anew whose model was exchanged on its way; False: there is none now."""
@@ -371,13 +371,13 @@ class Calls:
             timeout = asked if timeout is None else min(timeout, asked)
         return timeout
 
-    def options(self, request: InferRequest) -> Options | None:
+    def options(self, request: InferRequest) -> CallOptions | None:
         """Time-out and priority of a request; the protocol's priority 1 comes first."""
         timeout = self.timeout_of(request)
         priority = max(0, MAX_PRIORITY + 1 - request.priority) if request.priority else 0
         if timeout is None and not priority:
             return None
-        return Options(timeout, priority)
+        return CallOptions(timeout, priority)
 
     # ---- inputs --------------------------------------------------------------------------
 
@@ -523,7 +523,7 @@ def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> 
 
 
 def _spec(array: Any) -> Spec:
-    return arrays.Source(array).spec
+    return arrays.ArraySource(array).spec
 
 
 def _check_shape(served: ServedModel, declared: TensorMetadata, shape: Sequence[int]) -> None:

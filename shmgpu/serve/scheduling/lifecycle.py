@@ -16,18 +16,18 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from shmgpu.child.arguments import Options
+from shmgpu.child.arguments import CallOptions
 from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, HelperDied, RemoteError, ShmError
 from shmgpu.serve.models.errors import LoadFailed
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.scheduling.rows import Rows, Target
+from shmgpu.serve.scheduling.rows import FunctionRows, ServerFunction
 from shmgpu.serve.state import repository
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 from shmgpu.serve.state.counters import Counters
-from shmgpu.serve.state.repository import Source, entry_of
+from shmgpu.serve.state.repository import ModelSource, entry_of
 
 LOOK_S = 0.05  # between looks whether a lock is free, or what was pending has been answered
 SETTLE_S = 0.1  # until every worker has surely seen that the table has changed
@@ -58,17 +58,17 @@ class Lifecycle:
     def __init__(
         self,
         port: Port,
-        table: Table,
+        table: ControlTable,
         counters: Counters,
-        rows: Rows,
+        rows: FunctionRows,
         pools: dict[str, list[int]],
         paths: list[str],
     ) -> None:
         self.port = port
         self.table = table
         self.counters = counters
-        self.loads = {name: Target(rows.load, name) for name in pools}
-        self.unloads = {name: Target(rows.unload, name) for name in pools}
+        self.loads = {name: ServerFunction(rows.load, name) for name in pools}
+        self.unloads = {name: ServerFunction(rows.unload, name) for name in pools}
         self.pools = pools
         self.paths = paths
 
@@ -156,7 +156,7 @@ class Lifecycle:
 
     # ---- how it is done --------------------------------------------------------------------
 
-    def _on_disk(self) -> list[Source]:
+    def _on_disk(self) -> list[ModelSource]:
         return repository.in_pools(repository.find_all(self.paths), list(self.pools))
 
     def _entries(self, name: str) -> dict[str, dict[str, Any]]:
@@ -168,7 +168,7 @@ class Lifecycle:
         }
 
     async def _replace(
-        self, name: str, wanted: list[Source], known: dict[str, dict[str, Any]]
+        self, name: str, wanted: list[ModelSource], known: dict[str, dict[str, Any]]
     ) -> None:
         """Load sources in place of entries of the same path; entries without one are retired."""
         old_by_path = {entry["path"]: (number, entry) for number, entry in known.items()}
@@ -263,10 +263,10 @@ class Lifecycle:
     def _helpers(self, number: str) -> list[int]:
         return self.pools[self.table.read()[1]["sources"][number]["pool"]]
 
-    async def _ask(self, targets: dict[str, Target], helper: int, number: int) -> Any:
+    async def _ask(self, targets: dict[str, ServerFunction], helper: int, number: int) -> Any:
         """Call a row in one helper."""
         future = asyncio.get_running_loop().create_future()
-        options = Options(placement=1 << helper)
+        options = CallOptions(placement=1 << helper)
         pool = next(name for name, numbers in self.pools.items() if helper in numbers)
         self.port.submit(targets[pool], (number,), {}, options, _Sink(future), False)
         return await future

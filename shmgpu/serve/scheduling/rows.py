@@ -19,7 +19,7 @@ CAPACITY = 1 << 24  # of a batch; a model of n rows takes CAPACITY // n with eac
 DELAYS_MS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-class Target:
+class ServerFunction:
     """A row as the port calls it: in a pool, with rows of so many units.
 
     Attributes:
@@ -47,7 +47,7 @@ class Target:
         return f"the server has no row for {self.name}: restart it"
 
 
-class Rows:
+class FunctionRows:
     """The rows of one server; made once, before the broker starts.
 
     Args:

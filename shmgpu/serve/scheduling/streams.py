@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.child.arguments import Options
+from shmgpu.child.arguments import CallOptions
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
 from shmgpu.errors import RemoteError
@@ -82,7 +82,7 @@ class Stream:
         self._args = (number, self._token, *inputs)
         calls.accounting.begin(served)
         try:
-            self._send(served.opening, self._args, calls.options(self.request) or Options())
+            self._send(served.opening, self._args, calls.options(self.request) or CallOptions())
         except BaseException:
             calls.accounting.leave(served)
             raise
@@ -98,7 +98,7 @@ class Stream:
             self.is_over = True
             self.end(None)
             return
-        options = self.calls.options(self.request) or Options()
+        options = self.calls.options(self.request) or CallOptions()
         options.placement = 1 << self.helper
         try:
             self._send(self.served.continuing, (self._token,), options)
@@ -158,7 +158,7 @@ class Stream:
         else:
             self.part(outputs)
 
-    def _send(self, target: Any, args: tuple[Any, ...], options: Options) -> None:
+    def _send(self, target: Any, args: tuple[Any, ...], options: CallOptions) -> None:
         calls = self.calls
         self._call = calls.port.submit(target, args, {}, options, self, False, False)
         if options.timeout is not None and self._call is not None and not self.is_over:
@@ -175,7 +175,7 @@ class Stream:
             self.served.closing,
             (self._token,),
             {},
-            Options(placement=1 << self.helper),
+            CallOptions(placement=1 << self.helper),
             _Nobody(self._args),
             False,
             False,

@@ -33,7 +33,7 @@ _HEAD_BYTES = 64
 HALF_BYTES = 4 << 20
 
 
-class Table:
+class ControlTable:
     """The table; made once, before the first fork."""
 
     def __init__(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 from shmgpu.serve.protocol.types import ProtocolError
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 
 LOG: dict[str, bool | int | str] = {
     "log_file": "",
@@ -37,18 +37,18 @@ MOST_TEXT = 64
 _LOG, _TRACE = "log", "trace"
 
 
-def log(table: Table) -> dict[str, Any]:
+def log(table: ControlTable) -> dict[str, Any]:
     """The log settings."""
     return {**LOG, **table.read()[1]["settings"].get(_LOG, {})}
 
 
-def trace(table: Table, model: str = "") -> dict[str, Any]:
+def trace(table: ControlTable, model: str = "") -> dict[str, Any]:
     """The trace settings: all models', or one's."""
     kept = table.read()[1]["settings"].get(_TRACE, {})
     return {**TRACE, **kept.get("", {}), **kept.get(model, {})}
 
 
-def change_log(table: Table, allowed: bool, asked: dict[str, Any]) -> dict[str, Any]:
+def change_log(table: ControlTable, allowed: bool, asked: dict[str, Any]) -> dict[str, Any]:
     """Change some: the log settings then."""
     _permit(allowed)
     for name, value in asked.items():
@@ -63,7 +63,7 @@ def change_log(table: Table, allowed: bool, asked: dict[str, Any]) -> dict[str, 
 
 
 def change_trace(
-    table: Table, allowed: bool, asked: dict[str, Any], model: str = ""
+    table: ControlTable, allowed: bool, asked: dict[str, Any], model: str = ""
 ) -> dict[str, Any]:
     """Change some, or with None take back what was changed: the trace settings then."""
     _permit(allowed)
@@ -81,7 +81,7 @@ def change_trace(
     return trace(table, model)
 
 
-def apply_log(table: Table) -> None:
+def apply_log(table: ControlTable) -> None:
     """Have this process log what the settings say, if they were ever changed."""
     if _LOG not in table.read()[1].get("settings", {}):
         return

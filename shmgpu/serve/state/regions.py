@@ -17,7 +17,7 @@ from typing import Any
 import posix_ipc
 
 from shmgpu.serve.protocol.types import ProtocolError, SharedMemoryRef, refusal, show_name
-from shmgpu.serve.state.control_table import Table
+from shmgpu.serve.state.control_table import ControlTable
 
 # Files of shared memory that are no client's: this package's, semaphores, Triton's own.
 RESERVED = ("shmgpu", "sem.", "triton_python_backend_shm_region_")
@@ -74,7 +74,7 @@ class Regions:
         most: how many there may be.
     """
 
-    def __init__(self, table: Table, allowed: bool, most: int) -> None:
+    def __init__(self, table: ControlTable, allowed: bool, most: int) -> None:
         self.table = table
         self.allowed = allowed
         self.most = most

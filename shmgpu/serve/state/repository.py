@@ -21,7 +21,7 @@ MODELS_OF_A_SOURCE = 64
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """One file that helpers load as a whole; a Python file may declare several models.
 
     Attributes:
@@ -39,7 +39,7 @@ class Source:
     pool: str = ""
 
 
-def entry_of(source: Source, **more: Any) -> dict[str, Any]:
+def entry_of(source: ModelSource, **more: Any) -> dict[str, Any]:
     """A source's entry in the control table.
 
     Its ``state`` is LOADING, READY, UNLOADING or UNAVAILABLE, for which ``reason`` is given;
@@ -58,7 +58,7 @@ def entry_of(source: Source, **more: Any) -> dict[str, Any]:
     }
 
 
-def find(path: str) -> list[Source]:
+def find(path: str) -> list[ModelSource]:
     """The sources at ``PATH`` or ``PATH@POOL``.
 
     A folder is a model repository: ``NAME/VERSION/model.py``, all versions that it has, and
@@ -91,12 +91,12 @@ def _and_pool(path: str) -> tuple[str, str]:
     return text, pool
 
 
-def find_all(paths: Sequence[str]) -> list[Source]:
+def find_all(paths: Sequence[str]) -> list[ModelSource]:
     """The sources at several paths."""
     return [source for path in paths for source in find(path)]
 
 
-def in_pools(sources: Sequence[Source], pools: Sequence[str]) -> list[Source]:
+def in_pools(sources: Sequence[ModelSource], pools: Sequence[str]) -> list[ModelSource]:
     """The same sources, each in a pool that there is: the first, unless it names one.
 
     Raises:
@@ -111,12 +111,12 @@ def in_pools(sources: Sequence[Source], pools: Sequence[str]) -> list[Source]:
     return [replace(source, pool=source.pool or pools[0]) for source in sources]
 
 
-def _flat(path: Path, kind: str, pool: str) -> Source:
+def _flat(path: Path, kind: str, pool: str) -> ModelSource:
     """A file that is no part of a repository; a Python file names its models itself."""
-    return Source(str(path), kind, "" if kind == "python" else path.stem, "1", pool)
+    return ModelSource(str(path), kind, "" if kind == "python" else path.stem, "1", pool)
 
 
-def _inside(path: Path, pool: str) -> list[Source]:
+def _inside(path: Path, pool: str) -> list[ModelSource]:
     """What a folder's entry holds."""
     if path.name.startswith((".", "_")):
         return []
@@ -126,7 +126,7 @@ def _inside(path: Path, pool: str) -> list[Source]:
     return [_flat(path, kind, pool)] if kind is not None else []
 
 
-def _versions(folder: Path, pool: str) -> list[Source]:
+def _versions(folder: Path, pool: str) -> list[ModelSource]:
     found = []
     for inner in sorted(folder.iterdir()):
         if not inner.is_dir() or not re.fullmatch(r"[1-9][0-9]*", inner.name):
@@ -139,7 +139,7 @@ def _versions(folder: Path, pool: str) -> list[Source]:
                 f"{inner} holds {' and '.join(file.name for file in files)}: leave one of them"
             )
         for file in files:
-            found.append(Source(str(file), KINDS[file.suffix], folder.name, inner.name, pool))
+            found.append(ModelSource(str(file), KINDS[file.suffix], folder.name, inner.name, pool))
     return found
 
 
