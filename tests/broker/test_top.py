@@ -312,7 +312,7 @@ async def until(pilot, condition, what):
 
 
 def shown(app, name):
-    rows = app.query_one(f"#{name}", screen.Rows)
+    rows = app.query_one(f"#{name}", screen.RowsView)
     return [rows.render_line(y).text.rstrip() for y in range(rows.size.height)]
 
 
@@ -331,7 +331,7 @@ def test_the_screen_shows_the_rows_and_answers_keys(broker):
 
         await until(pilot, has_double, "a row of the function")
 
-        children = app.query_one("#children", screen.Rows)
+        children = app.query_one("#children", screen.RowsView)
         assert app.focused is children
         assert "calls/s▼" in shown(app, "children")[0]
         while children.sorted_by != 0:
@@ -403,7 +403,7 @@ def test_of_a_thousand_children_only_those_in_sight_are_drawn(idle, monkeypatch)
     many = [{**child, "child": number, "pid": 100_000 + number} for number in range(1000)]
     sample["children"] = many
     drawn = []
-    original = screen.Rows._row
+    original = screen.RowsView._row
 
     def count(self, table, row):
         drawn.append(row.get("child"))
@@ -411,11 +411,11 @@ def test_of_a_thousand_children_only_those_in_sight_are_drawn(idle, monkeypatch)
 
     async def body(app, pilot):
         app.is_paused = True
-        monkeypatch.setattr(screen.Rows, "_row", count)
+        monkeypatch.setattr(screen.RowsView, "_row", count)
         drawn.clear()
         app._show(sample)
         await pilot.pause()
-        children = app.query_one("#children", screen.Rows)
+        children = app.query_one("#children", screen.RowsView)
         seen_now = {number for number in drawn if number is not None}
         assert 0 < len(seen_now) <= children.size.height
         children.scroll_end(animate=False)
@@ -433,7 +433,7 @@ def test_a_narrow_screen_scrolls_sideways(idle):
         assert "restarts" not in shown(app, "children")[0]
 
         def at_the_right():
-            app.query_one("#children", screen.Rows).scroll_to(x=500, animate=False)
+            app.query_one("#children", screen.RowsView).scroll_to(x=500, animate=False)
             return "restarts" in shown(app, "children")[0]
 
         await until(pilot, at_the_right, "the last column")

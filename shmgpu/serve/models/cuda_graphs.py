@@ -33,7 +33,7 @@ FATES = (REPLAYED, NO_DEVICE, NOT_CAPTURED, UNSEEN_SHAPE)
 Shapes = tuple[Any, ...]
 
 
-class Unrecordable(Exception):
+class NotCapturable(Exception):
     """The model cannot be recorded; its words are the reason."""
 
 
@@ -190,7 +190,7 @@ def _filled(torch: Any, one: Any, rows: int) -> Any:
     if one is None:
         return None
     if not len(one):
-        raise Unrecordable("a warm-up sample has no rows")
+        raise NotCapturable("a warm-up sample has no rows")
     return one[torch.arange(rows, device=one.device) % len(one)]
 
 
@@ -198,13 +198,13 @@ def _check(outputs: list[Any], rows: int, inputs: list[Any]) -> None:
     device = next(one.device for one in inputs if one is not None)
     for number, one in enumerate(outputs):
         if getattr(one, "device", None) != device:
-            raise Unrecordable(f"output {number} is no tensor on the helper's device")
+            raise NotCapturable(f"output {number} is no tensor on the helper's device")
         if not one.ndim or len(one) != rows:
-            raise Unrecordable(f"output {number} has the shape {tuple(one.shape)} for {rows} rows")
+            raise NotCapturable(f"output {number} has the shape {tuple(one.shape)} for {rows} rows")
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, Unrecordable):
+    if isinstance(error, NotCapturable):
         return str(error)
     said = (str(error).splitlines() or [""])[0]
     return f"recording failed with {type(error).__name__}: {said[:160]}"
