@@ -1,9 +1,9 @@
-"""Brokers that start by themselves: which one a program shares, and whether it still serves.
+"""Brokers that start by themselves: which one a program shares, and whether it is still current.
 
-Each listens beside the socket of ``shmgpu up``'s, under a name of its own: the digest of what its
-programs have in common (:mod:`shmgpu.attach.identity`). One whose files have changed since it
-loaded them is told to end with its last program, and the next takes its name. Owns the names, that
-question, and the clearing away of what ended ones left. Must never end a broker that somebody uses.
+Each listens beside the socket of ``shmgpu up``, under a name of its own: a digest of what its
+programs have in common (:mod:`shmgpu.attach.identity`). When a file that a broker loaded changes,
+the broker is told to end with its last program, and the next one takes over its name. Owns these
+names, that decision, and the removal of what ended brokers left. Never ends a broker in use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a process hands to a broker that is started by exec: its functions, and its session.
 
-Owns the choice between going by name, where the broker's interpreter imports the module as this one
-did, and going by value, where it cannot: a script's, a notebook's, a prompt's. The package's own
-functions are never carried: every broker has them. Never starts anything.
+Functions go by name where the broker's interpreter can import their module as this one did, and by
+value where it cannot: from a script, a notebook or a prompt. Owns that choice and the pickling. The
+package's own functions are never carried, because every broker has them. Never starts a process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Commands for brokers that run: how many helpers each pool has, which there are, and their end.
+"""Commands for running brokers: change the number of helpers, list brokers, end them.
 
-Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. What a scaling means is C's
-(csrc/broker/process_table.h), and the end is a SIGTERM: the broker drains. Never starts or ends a
-role itself.
+Owns what ``shmgpu scale``, ``shmgpu list`` and ``shmgpu down`` do. C decides what scaling means
+(csrc/broker/process_table.h); a broker is ended by SIGTERM, and drains. Never starts or ends a role
+itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a broker can be joined: the socket's path, its making, and who may connect.
+"""Where a broker can be joined: the socket's path, how it is made, and who may connect.
 
-Owns the path in the user's runtime directory and the listening socket. What is said through it is
-C's (csrc/ipc/attach_handshake.h). Never removes a socket at which a broker listens.
+Owns the path in the user's runtime directory and the listening socket. C defines what is said over
+a connection (csrc/ipc/attach_handshake.h). Never removes a socket at which a broker listens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a network address means this machine.
 
-Owns the reading of GT's ``host`` and ``port``. Asks this machine alone: its name, its interfaces,
-its hosts file. Never a name server, which may be slow, and knows machines that share no memory with
-this.
+Owns the reading of GT's ``host`` and ``port``. Asks only this machine: its name, its interfaces and
+its hosts file. Never asks a name server, which may be slow, and may name machines that share no
+memory with this one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What makes two programs share a broker that starts by itself: one digest says it.
+"""What makes two programs share a broker that starts by itself: they have the same digest.
 
-Programs that only use tensors are alike whatever their source. Those with functions of their own
-are alike where their functions and session function are: of what a module defines that the broker
-imports, the name and the file (whether that has changed, :mod:`shmgpu.attach.sources` says); of
-what is carried by value, code and all values that it refers to. Owns that digest, and a function's
-fingerprint, which says whether two processes have the same code. Never runs anybody's code but what
-pickling runs.
+Programs that only use tensors always match. Programs with functions of their own match if their
+functions and session functions do. A function that the broker imports counts by its name and file
+(:mod:`shmgpu.attach.sources` tells whether the file has changed); one that is carried by value
+counts by its code and every value that it refers to. Owns that digest, and a function's
+fingerprint, by which two processes compare their code. Never runs user code, except what pickling
+runs.
 """
 
 from __future__ import annotations

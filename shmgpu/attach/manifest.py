@@ -1,6 +1,7 @@
-"""What whoever joins a broker must know of it: its functions by name, and its pools.
+"""What a joining program must know of a broker: its functions by name, and its pools.
 
-Owns the form: JSON in a memory file that the endpoint hands over.
+Owns the format, JSON in a memory file whose descriptor the endpoint hands over. Never trusts one
+from another release.
 """
 
 from __future__ import annotations

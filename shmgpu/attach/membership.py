@@ -1,7 +1,7 @@
 """Joining a running broker: ``connect``, ``ensure``, ``claim``, ``disconnect``.
 
-Owns a process's membership: the handshake at the endpoint, the functions' rows while it lasts, and
-its end. A member is a child like any other, but the broker did not fork it and never signals it.
+Owns this process's membership: the handshake, the functions' rows while it lasts, and its end. A
+member is a child like any other, except that the broker did not fork it and never signals it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What a broker that started by itself was made of: every file that its processes imported.
+"""Which files a broker that started by itself was made of: every file that its processes imported.
 
-A script that is edited and run again must not be served by what the last run left behind. So the
-broker and its helpers note each module as it is imported, in a file beside the socket, and who
-comes to join looks whether those files still are what they were. Owns that file, the finder that
-notes, and the comparison. Must never decide who joins what: :mod:`shmgpu.attach.automatic`.
+A script that is edited and run again must not be served by what the previous run loaded. So the
+broker and its helpers record each module they import in a file beside the socket, and a program
+that is about to join checks whether those files are unchanged. Owns that record, the import hook
+that writes it, and the comparison. Never decides who joins what: :mod:`shmgpu.attach.automatic`
+does.
 
-A module of the user's counts as unchanged where its time, size and inode are, or its content. Of
-an installed package its first file stands for all, and an installer gives that a new time.
+One of the user's modules is unchanged if its time, size and inode are, or else its content. The
+first file of an installed package stands for the whole package: installers give it a new time.
 """
 
 from __future__ import annotations

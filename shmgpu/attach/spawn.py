@@ -1,8 +1,8 @@
 """Starting a broker by exec: a fresh interpreter, where forking this one is not safe.
 
-Owns the request that the new process is handed (a memory file), and the wait until it says that it
-serves, or why it does not. What the new process does with it: :mod:`shmgpu.broker.spawn_main`.
-Never goes on in a copy of this process: what it starts has threads, locks and a device of its own.
+Owns the request that the new process receives (a memory file), and the wait until it reports that
+it serves, or why it cannot. :mod:`shmgpu.broker.spawn_main` is the other side. Never continues in a
+copy of this process, whose threads, locks and device the copy would lack.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A broker that stands by itself: ``shmgpu up``.
+"""A broker that runs on its own: ``shmgpu up``.
 
-Owns its life from the loading of modules to the end that a signal asks for: what it tells a service
-manager, and what it reads anew on SIGHUP. It has helpers and slots, and never a child of its own;
+Owns its life from loading the modules to the end that a signal requests: what it tells a service
+manager, and what it reads again on SIGHUP. It has helpers and slots, never a child of its own;
 programs join through its endpoint.
 """
 

@@ -1,9 +1,9 @@
 """What happened to a broker's processes, as one structured line of the log each.
 
-Owns the words: an event of the supervisor becomes a record of the logger ``shmgpu`` whose message
+Owns the wording: an event of the supervisor becomes a record of the logger ``shmgpu`` whose message
 reads ``helper_died role="helper 0" cause="killed by SIGSEGV" action="replaced at once" ...`` and
-whose ``event`` attribute is the dictionary of these fields. Reads two counters of the kernel's;
-never decides or ends anything.
+whose ``event`` attribute is a dictionary of these fields. Reads two of the kernel's counters; never
+decides anything and never ends a process.
 """
 
 from __future__ import annotations

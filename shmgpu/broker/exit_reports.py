@@ -1,8 +1,8 @@
-"""What a role has to say at its end: a result, why there is none, or the stack it died with.
+"""What a role reports at its end: a result, why there is none, or the stack it died with.
 
-Owns anonymous memory files, one for each role, made by the parent before it forks and read by
-it after the role has ended. A role writes its own and closes the others'; nothing of this
-goes through a pipe, so the size of a result does not matter.
+Owns anonymous memory files, one for each role. The parent makes them before it forks, and reads one
+after its role has ended. A role writes its own file and closes the others. Results never pass
+through a pipe, so their size does not matter.
 """
 
 from __future__ import annotations

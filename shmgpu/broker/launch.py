@@ -1,8 +1,8 @@
 """Starting and ending a broker: ``launch``, ``init``, ``shutdown``.
 
-Owns the two ways to start, and the errors raised at the end. In ``launch`` the calling process
-becomes the parent, which never runs anything of the user's; in ``init`` it becomes child 0 of a
-parent forked from it.
+Owns both ways to start, and the errors raised at the end. In ``launch`` the calling process becomes
+the parent, which never runs the user's code; in ``init`` it becomes child 0 of a parent that is
+forked from it.
 """
 
 from __future__ import annotations

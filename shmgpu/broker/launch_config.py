@@ -1,6 +1,6 @@
 """Everything about a broker that is decided, or refused, before the first fork.
 
-Owns the reading of what ``launch`` and ``init`` were asked for. Never forks.
+Owns the configuration made of the settings that were asked for. Never forks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What users and programs that join a broker may use at most, from a small TOML file.
 
-Owns the file's form: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``, each
-with any of ``arena``, ``parked``, ``weight`` and ``window``. A user's or program's value goes
-before the default, and of a user's and a program's the smaller holds, since the kernel says who a
-user is and a program says itself what it is called. Never enforces any: that is C's
+Owns the file's format: a table ``[default]``, and tables ``[user.NAME]`` and ``[program.NAME]``,
+each with any of ``arena``, ``parked``, ``weight`` and ``window``. A value for a user or program
+overrides the default. Where both a user and a program have one, the smaller applies: the kernel
+vouches for the user, but a program chooses its own name. Never enforces a quota; C does
 (csrc/broker/quota.h).
 """
 

@@ -1,8 +1,8 @@
-"""What Python lends the C supervisor: forking, running a role, hearing of events, ending.
+"""What Python does for the C supervisor: fork, run a role, receive events, end.
 
 Owns the life of a forked role under Python, from ``os.fork`` to ``os._exit``, and the parent's
-memory of how roles ended. What events mean to a reader of the log: :mod:`shmgpu.broker.events`.
-Never decides who is replaced, signalled or given up: the supervisor does (csrc/broker/supervise.h).
+record of how roles ended. :mod:`shmgpu.broker.events` words events for the log. Never decides who
+is replaced, signalled or given up: the supervisor does (csrc/broker/supervise.h).
 """
 
 from __future__ import annotations

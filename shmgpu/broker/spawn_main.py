@@ -1,6 +1,7 @@
 """The other end of :mod:`shmgpu.attach.spawn`: what a process started by exec does.
 
-Owns its way from the request to a broker, and the one line on a pipe that says how it went.
+Owns the way from the request to a running broker, and the line on a pipe that reports the outcome.
+Never returns to the program that started it.
 """
 
 from __future__ import annotations

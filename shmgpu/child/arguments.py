@@ -1,6 +1,6 @@
-"""Arguments on their way into the arena: from a call's arguments to a block that can be sent.
+"""From a call's arguments to a parameter block that can be sent.
 
-Owns the look-up of plans, the fast way for arrays that lie in the arena already, the general way
+Owns the look-up of plans, the fast path for arrays that already lie in the arena, the general path
 for any tree, and what functions declare about their results. Never sends, never waits.
 """
 

@@ -1,7 +1,7 @@
-"""What callers hold while a call is out: futures of threads and of event loops.
+"""What callers hold while a call is in flight: futures for threads and for event loops.
 
-Owns how they are told of the end. That may be interrupted anywhere and is then done again (see
-:mod:`shmgpu.child.port`), so each of these does only what is still to be done.
+Owns how they learn of the end. Any step may be interrupted and is then repeated (see
+:mod:`shmgpu.child.port`), so each does only what is still to be done. Never sends a call.
 """
 
 from __future__ import annotations

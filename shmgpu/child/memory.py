@@ -1,9 +1,9 @@
 """The calling process's arena as an allocator: blocks out, blocks back.
 
-Owns two of a kind. :class:`SharedArena` is the real one, allocated by C. :class:`LocalArena`
-serves ``inline=True``, where no other process exists: ordinary memory behind the same face,
-so that the codec and its checks are the same. A block is (buffer, address); it goes back when
-the buffer and all that hold it are garbage.
+Owns two implementations. :class:`SharedArena` is the real one, allocated by C. :class:`LocalArena`
+serves ``inline=True``, where there is no other process: ordinary memory with the same interface, so
+that the codec and its checks are the same. A block is (buffer, address); it goes back when the
+buffer and everything that refers to it are garbage. Never looks at what lies in a block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Replies that have arrived: from C's queue to whoever waits for each, and the thread that reads.
+"""Replies that have arrived: from C's queue to whoever waits for each, and the reader thread.
 
-Owns the tickets of calls that are out, the inboxes that replies pass through, and the reader. The
-discipline that all of this keeps, so that it may be interrupted anywhere, stands at the head of
-:mod:`shmgpu.child.port`.
+Owns the tickets of calls in flight, the inboxes that replies pass through, and the reader. The
+rules that let all of this be interrupted anywhere are at the head of :mod:`shmgpu.child.port`.
+Never runs a user's function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Results on their way back: from a reply to what the caller gets, or the error it raises.
+"""From a reply to what the caller gets, or to the error that is raised.
 
-Owns the reading of what a helper put into a call's output buffer. Arrays of a result
-are views on that buffer, which goes back to the arena when the last of them is garbage.
+Owns the reading of what a helper wrote into a call's output buffer. Arrays of a result are views on
+that buffer, which goes back to the arena when the last of them is garbage. Never trusts that a
+result has the promised layout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What this process is at the moment: the one piece of global state in the package.
 
-Owns ``current``, which a child's start sets and its end clears. A process that the user's code
-forked from a child inherits the memory but not the right to speak: its ``current`` is replaced
-by a reason, and every call raises it, until it claims a slot of its own.
+Owns ``current``, which a child's start sets and its end clears. A process that user code forks from
+a child inherits the memory but not the right to send: its ``current`` is replaced by a reason that
+every call raises, until the process claims a slot of its own. Never sends a call.
 """
 
 from __future__ import annotations

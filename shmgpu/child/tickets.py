@@ -1,9 +1,9 @@
-"""Tickets: one for each submitted call, from ``submit`` to its end, and inboxes for what has come.
+"""Tickets, one for each submitted call from ``submit`` to its end; and inboxes for replies.
 
-A :class:`shmgpu.child.plans.Call` is a block of memory that one call after the other uses; a ticket
-stands for one of those calls and is never used again. So whoever holds a ticket, to cancel the
-call, or to say that its time is over, can never mean another call. Owns both. Never sends. Who may
-do what to a ticket, and when, is said at the head of :mod:`shmgpu.child.port`.
+A :class:`shmgpu.child.plans.Call` is memory that one call after another uses; a ticket stands for
+one of those calls and is never used again. So whoever holds a ticket, to cancel or expire the call,
+cannot hit another call by mistake. Owns both. Never sends. The head of :mod:`shmgpu.child.port`
+says who may do what to a ticket, and when.
 """
 
 from __future__ import annotations

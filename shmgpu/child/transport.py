@@ -1,7 +1,7 @@
-"""What carries messages from a port to helpers, and who hears of their end.
+"""What carries messages from a port to helpers, and reports how they ended.
 
-Owns two faces, so that a port need not know whether a broker runs or, inline, this very process
-serves; and the one of them that speaks to the broker. Never looks into a block: it passes on a
+Owns two interfaces, so that a port need not know whether a broker serves or, inline, this very
+process; and the implementation that talks to the broker. Never looks into a block: it passes on a
 function's row and an address.
 """
 

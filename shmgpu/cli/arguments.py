@@ -1,7 +1,7 @@
-"""What arguments of commands may be: readers that argparse calls.
+"""How commands read their arguments: readers that argparse calls, and flags made of settings.
 
-Owns how a number, a number of seconds, a setting, pools and devices are written on a command line.
-What they cannot read, argparse tells in a sentence, with status 2.
+Owns the command line's notation for numbers, seconds, settings, pools and devices. What a reader
+refuses, argparse reports in a sentence, with exit status 2. Never acts on an argument.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The codec for what stands beside arrays: containers and plain values, as bytes.
+"""Containers and plain values as bytes: everything of a call but its arrays.
 
-A tree of tuples, lists and dicts is taken apart into its *structure* (bytes that do not change
-between the calls of one signature), its arrays, and its plain values in order. Owns that taking
-apart and putting together. Never knows arenas or addresses; what an array is, the caller says. Any
-bytes decode to something or raise BadParams: decoding never evaluates anything, and never unpickles
+A tree of tuples, lists and dicts is flattened into its *structure* (bytes that do not change
+between the calls of one signature), its arrays, and its plain values in order. Owns flattening and
+unflattening. Never knows arenas or addresses; the caller says what counts as an array. Any bytes
+decode to something or raise BadParams: decoding never evaluates anything, and never unpickles
 unless the caller allows it.
 """
 

@@ -1,7 +1,8 @@
-"""The modules that a broker serves: loading them, and what is said of one that cannot be loaded.
+"""The modules that a broker serves: loading them, and explaining why one cannot be loaded.
 
-Owns the sentence (which module, which line, which exception) and the part of the traceback that is
-the user's own. Decorated functions register themselves as their module runs.
+Owns the error's sentence (which module, which line, which exception) and the part of the traceback
+that is the user's own. Decorated functions register themselves as their module runs. Never decides
+what is served.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Seeds of each role: for random, numpy, torch and tensors.
 
-Owns ``TENSORS``, of which each drawing of a tensor takes a seed: helpers draw, and children say
-from what. It lies here because a role is seeded before the files of tensors are loaded.
+Owns ``TENSORS``, from which every random tensor takes its seed: helpers draw, and children say from
+which seed. It lies in this wing because a role is seeded before tensors are imported.
 """
 
 from __future__ import annotations

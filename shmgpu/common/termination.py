@@ -1,11 +1,11 @@
-"""SIGTERM in a child: it unwinds, so that its ``finally`` blocks run; what it forks just ends.
+"""SIGTERM in a child unwinds it, so that ``finally`` blocks run; what a child forks just ends.
 
-An exception out of a signal handler can be lost: hooks after a fork swallow it, and a signal that
-comes while the interpreter sorts itself out there is forgotten. Whoever told such a process to end,
-as ``multiprocessing.Pool`` tells its workers, would wait for ever. So SIGTERM is kept back during a
-fork, and then means what it means to any process.
+An exception raised by a signal handler can be lost: hooks after a fork swallow it, and the
+interpreter forgets a signal that arrives while it sets itself up there. Whoever asked such a
+process to end, as ``multiprocessing.Pool`` asks its workers, would wait forever. So SIGTERM is
+held back during a fork, and has its usual meaning afterwards.
 
-Owns: that handler. Must never: change one that the user's code has set.
+Owns that handler. Never changes one that the user's code has set.
 """
 
 from __future__ import annotations

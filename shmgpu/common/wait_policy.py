@@ -1,15 +1,14 @@
 """How the compute threads of a helper wait: asleep.
 
-Owns what OpenMP and OpenBLAS are told about it. Their threads spin between two parallel regions,
-for milliseconds, on cores that callers and other programs need: beside two busy processes a step of
-training takes forty times the processor time and comes a hundred times less often. Each library
-reads its environment once, when it is loaded or first used; so the environment is set in helpers,
-for what is loaded later, and what is there already, because the program imported it before its
-broker started, is told in the way that library has. What the user's own environment says about
-waiting stands.
+Owns how OpenMP and OpenBLAS are told so. By default their threads spin between two parallel
+regions, for milliseconds, on cores that callers and other programs need: beside two busy processes
+a training step takes forty times the processor time and completes a hundred times less often. Each
+library reads its environment once, when it is loaded or first used. So the environment is set in
+helpers for libraries that are loaded later; libraries that the program imported before its broker
+started are told in the way each of them has. Never overrides what the user's environment says.
 
-GNU's OpenMP (torch's own) has no call for it. Its spin count is a variable of its own, set when it
-is loaded: see :func:`_calm_gnu`.
+GNU's OpenMP (torch's own) has no call for this. Its spin count is an internal variable that is set
+when the library is loaded: see :func:`_calm_gnu`.
 """
 
 from __future__ import annotations

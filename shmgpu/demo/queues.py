@@ -1,8 +1,8 @@
 """The same work through ``multiprocessing``: what a user would write without shmgpu.
 
-Client processes put pickled arrays on one queue of requests; workers, each with the same network,
-take all requests there are up to a batch, answer them as one, and send each client its scores
-through a pipe of its own. Nothing here is handicapped: see :class:`RequestQueue`.
+Client processes put pickled arrays on one request queue. Workers, each with the same network, take
+all waiting requests up to a batch, compute them together, and send each client its scores through a
+pipe of its own. Nothing here is handicapped: see :class:`RequestQueue`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""GPUs: whether helpers find those they want, and room on them.
+"""GPUs: whether helpers find those they are to use, and enough memory on them.
 
-Owns which device each helper gets, and the checks. CUDA is never asked in this process: see
+Owns which device each helper gets, and the checks. Never asks CUDA in this process: see
 :meth:`shmgpu.doctor.machine.Machine.gpus`.
 """
 

@@ -1,6 +1,6 @@
 """Limits: files, processes, pipes, addresses, core files.
 
-Owns the checks of what this process, its user, its cgroup and the system may have.
+Owns the checks of what this process, its user, its cgroup and the system allow.
 """
 
 from __future__ import annotations

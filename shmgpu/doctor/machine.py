@@ -1,8 +1,8 @@
 """What a machine says of itself: limits, cgroups, memory, devices, this interpreter.
 
 Owns the reading of ``/proc``, ``/sys`` and ``/dev``; never judges or changes anything. Every file
-is looked for under ``root``, so that tests can describe machines that nobody has. CUDA is never
-touched in this process: GPUs are asked for in a process of their own.
+is looked up under ``root``, so that tests can describe machines that nobody has. CUDA is never
+touched in this process: a process of its own asks for the GPUs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The launch that is to be judged.
+"""The launch to be judged.
 
-Owns its sizes, and what follows from them alone, in the arithmetic of the core. Knows no machine.
+Owns its sizes, and what follows from them alone, in the arithmetic of the core. Never looks at a
+machine.
 """
 
 from __future__ import annotations

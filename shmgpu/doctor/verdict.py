@@ -1,6 +1,6 @@
 """What a check can say.
 
-Owns the three degrees and the shape of a finding: a sentence, and what mends it.
+Owns the three degrees and the form of a finding: a sentence, and what mends it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Several calls run as one: inputs joined on axis 0, outputs cut apart again.
+"""Several calls run as one: inputs joined on axis 0, outputs split again.
 
-Owns what batching adds to an executor. Never forms a batch: the dispatcher has formed the batch by
-a key that children computed, and children may err or lie: whether its calls fit together is checked
-here.
+Owns what batching adds to an executor. Never forms a batch: the dispatcher does, by a key that
+children compute. Children may err or lie, so this file checks that the calls of a batch match.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Whether large calls that were handed over together are joined, or run one after another.
+"""Whether the large calls of a batch are joined, or run one after another.
 
-Joining copies all arguments into one array, and all results out of one. Beside what a model takes
-that is nothing as a rule; but where a model does little to much, it is more than the model itself,
-and the calls are sooner done one after another, in the arenas where they lie. So what either way
-took is measured. Owns the measurements, by kind of call and about how many there were;
-:class:`shmgpu.helper.batch_executor.BatchExecutor` asks before it runs them, and tells afterwards.
+Joining copies all arguments into one array, and all results out of one. Compared with what a model
+computes, these copies usually cost nothing; but where a model does little to much data, they cost
+more than the model itself, and running the calls one after another, where their arrays lie, is
+faster. So both ways are timed. Owns these measurements, by kind and number of calls;
+:class:`shmgpu.helper.batch_executor.BatchExecutor` asks before it runs calls, and reports
+afterwards. Never runs a call.
 """
 
 from __future__ import annotations

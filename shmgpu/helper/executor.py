@@ -1,9 +1,9 @@
-"""A helper's side of a call: check a private copy of its block, run the function, put the result.
+"""A helper's side of a call: check a private copy of its block, run the function, write the result.
 
-Owns the decoding of what children sent, the views on their arenas, and the results that were too
-large for their output buffers (parked until the child offers larger ones). The same code serves
-``inline=True``. Never trusts a block: the copy is read, every address is held against the arena of
-the child that sent it, and only then is a view made.
+Owns the decoding of what children sent, the views on their arenas, and results that were too large
+for their output buffers (parked until the child offers larger ones). ``inline=True`` uses the same
+code. Never trusts a block: only a private copy is read, every address is checked against the
+sender's own arena, and only then is a view made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the caller is told beside an exception that a function raised in its helper.
+"""Advice that is added to an exception that a function raised in its helper.
 
-Owns the guesses at a misunderstanding of shmgpu itself: a session that was never made, a function
-without a parameter for the helper. A guess stands in parentheses after the exception's own text,
-and is made only where the traceback speaks for it.
+Owns the guesses at misunderstandings of shmgpu itself: a session that was never made, a function
+without a parameter for the helper. A guess follows the exception's own text in parentheses, and is
+made only where the traceback supports it. Never changes the exception.
 """
 
 from __future__ import annotations

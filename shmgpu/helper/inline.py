@@ -1,9 +1,8 @@
 """``inline=True``: functions run in the calling process, through the same codec.
 
-Owns a transport that, instead of sending a message, serves it here. For debuggers, coverage and
-unit
-tests: breakpoints work, and an exception's original is the ``__cause__`` of what is raised. Never
-runs anything in parallel: a submitted call is done when ``submit`` returns.
+Owns a transport that serves a message here instead of sending it. This is for debuggers, coverage
+and unit tests: breakpoints work, and the original exception is the ``__cause__`` of what is raised.
+Never runs anything in parallel: a submitted call is done when ``submit`` returns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""While debugging: whether a function wrote to tensors that it was given to read.
+"""In debug mode: whether a function wrote to tensors that it was given to read.
 
-NumPy's arrays can be read-only, torch's tensors cannot. But each counts how often it, or what
-shares its elements, was written to; so the counts before and after a call tell. Owns the comparison
-and the words. Writing past torch's count (``x.numpy()[...] = 0``) stays unseen.
+NumPy arrays can be read-only, torch tensors cannot. But torch counts how often a tensor's elements
+were written to, so the counts before and after a call tell. Owns the comparison and its sentence.
+Never sees a write that bypasses torch's count (``x.numpy()[...] = 0``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Results that did not fit their output buffers, kept until their callers offer larger ones.
 
-Owns them, bounded in bytes, in time and by number: a caller that offers none cannot fill a helper's
-memory, and a child that forgets what it was told loses its own oldest ones. Knows no function and
-no block; must never lose one of a child that keeps to its window and its quota while there is
-place.
+Owns them, bounded in bytes, in time and in number: a caller that never offers a buffer cannot fill
+a helper's memory, and a child that forgets its requests loses only its own oldest results. Knows no
+function and no block. Never drops a result of a child that keeps to its window and its quota while
+there is space.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The helper process: make the session, then serve until told to end.
 
-Owns the loop between the C helper port and the executor. It runs in the process's only thread that
-matters; what a function raises never leaves it.
+Owns the loop between the C helper port and the executor. The loop runs in the main thread; what a
+function raises never leaves it.
 """
 
 from __future__ import annotations

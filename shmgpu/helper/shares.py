@@ -1,6 +1,6 @@
 """A CPU helper's share of the cores, in compute threads, while helpers come and go.
 
-Owns the count of those who share. Must never touch a number of threads that a session function
+Owns the count of helpers that share. Never changes a number of threads that a session function
 chose.
 """
 

@@ -1,7 +1,7 @@
-"""The flags of ``shmgpu serve``: one table, which is the configuration file's keys too.
+"""The flags of ``shmgpu serve``: one table, from which the configuration file's keys come too.
 
-Owns what can be asked of a server; never needs what only a server needs, so that the command line
-can always say what there is.
+Owns what can be asked of a server. Never imports what only a server needs, so that ``--help``
+always works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A worker: a child of the broker with an event loop, its connections, and its way to helpers.
+"""A worker: a child of the broker with an event loop, its connections, and its port to helpers.
 
-Owns the loop and the order of a worker's end: not ready first, then no new connections, then
-the answers that are out, then the connections. It never imports torch.
+Owns the loop and the order in which a worker ends: first it is not ready, then it takes no new
+connections, then it sends the answers that are due, then it closes its connections. It never
+imports torch.
 """
 
 from __future__ import annotations

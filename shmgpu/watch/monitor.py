@@ -1,12 +1,13 @@
 """A running broker, watched from another process of the same user.
 
 A broker's parent keeps one descriptor of the scoreboard, the memory file of all counters. That
-makes the broker visible under ``/proc`` without a name, a socket or a thread, and nothing stays
-behind when it ends. A watch maps the file read-only: the broker notices nothing, and pays nothing.
+makes the broker visible under ``/proc`` without a name, a socket or a thread, and nothing is left
+behind when it ends. A monitor maps the file read-only: the broker notices nothing, and pays
+nothing.
 
 Owns finding brokers, and what two readings of the counters say together: rates, shares and
-latencies. Must never write to a broker, believe a file that it finds, or draw anything. A process
-can watch one broker at a time, and none while it runs one itself.
+latencies. Never writes to a broker, never believes a file that it finds, never draws. A process can
+watch one broker at a time, and none while it runs one itself.
 """
 
 from __future__ import annotations

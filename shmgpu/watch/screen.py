@@ -1,8 +1,8 @@
 """The screen of ``shmgpu top``, in textual.
 
-Owns the terminal: widgets, keys, when a sample is taken. What is shown of a sample, and how, is
-said in :mod:`shmgpu.watch.tables`. A table draws the lines that are in sight and no others, so a
-thousand children cost what a screenful does. Must never touch a broker but through a watch.
+Owns the terminal: widgets, keys, and when a sample is taken. :mod:`shmgpu.watch.tables` says what
+is shown of a sample. A table draws only the lines in sight, so a thousand children cost no more
+than a screenful. Never touches a broker except through a monitor.
 """
 
 from __future__ import annotations

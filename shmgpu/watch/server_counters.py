@@ -1,10 +1,10 @@
 """Counters that a server of this package lets others of the same user see.
 
-Owns a memory file that says itself what is in it, so that whoever watches needs neither the
-server's code nor its packages: a head (JSON: the fields, and how many writers and models), the
-models' names, then 64-bit numbers by writer, model and field, and by worker and field. Its maker
-maps it and counts in it; a watcher finds it under ``/proc`` as it finds the scoreboard, and reads
-it without mapping it, since its size is another process's to change.
+Owns a memory file that describes its own content, so that a watcher needs neither the server's code
+nor its packages: a head (JSON: the fields, and how many writers and models), the models' names,
+then 64-bit numbers by writer, model and field, and by worker and field. The server maps it and
+counts in it. A watcher finds it under ``/proc``, as it finds the scoreboard, and reads it without
+mapping it, since another process can change its size. Never writes to another server's file.
 """
 
 from __future__ import annotations

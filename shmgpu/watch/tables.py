@@ -1,8 +1,8 @@
-"""What ``shmgpu top`` shows of a sample: its headline, its tables, and how numbers read.
+"""What ``shmgpu top`` shows of a sample: its headline, its tables, and how numbers are written.
 
 Owns the columns, one list for each table, with the text and the order of each; a terminal and a
-plain print-out show the same. Must never read a broker: all is made of one sample of
-:meth:`shmgpu.watch.monitor.Monitor.sample`.
+plain print-out show the same. Never reads a broker: everything is made of one sample
+(:meth:`shmgpu.watch.monitor.Monitor.sample`).
 """
 
 from __future__ import annotations

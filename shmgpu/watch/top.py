@@ -1,7 +1,8 @@
 """The command ``shmgpu top``: which broker, shown how, and with what exit status.
 
-Owns the choice of the broker and what goes to standard output. The terminal's screen is in
-:mod:`shmgpu.watch.screen`, which alone needs textual; ``--once`` does without.
+Owns the choice of the broker and what goes to standard output. The screen is in
+:mod:`shmgpu.watch.screen`, which alone needs textual; ``--once`` works without. Never writes to a
+broker.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from shmgpu.cli import main as cli
 from shmgpu.demo import digits
 from shmgpu.demo.audit import Audit, Process, audit
 from shmgpu.demo.digits import Split
-from shmgpu.demo.report import figures
+from shmgpu.demo.report import measured
 from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
 from shmgpu.demo.stage import Measured, Stage, StageFailed, Traffic, traffic_of
@@ -259,7 +259,7 @@ HONEST = (Traffic("c", 640, 640), Traffic("h", 640, 640), Traffic("p", 1280, 128
 def test_bytes_a_call_are_told_only_where_all_are_known_and_a_call_was_made():
     def told(traffic: tuple[Traffic, ...], calls: int) -> float | None:
         outcome = Measured(9, 10, calls, calls, 1.0, np.ones(10), traffic)
-        return figures(outcome, 1.0, True).get("pipe_bytes_per_call")
+        return measured(outcome, 1.0, True).get("pipe_bytes_per_call")
 
     unknown = (*HONEST, Traffic("x", None, None))
     assert told(HONEST, 10) == 256

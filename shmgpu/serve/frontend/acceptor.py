@@ -1,16 +1,17 @@
-"""In a worker: which new connections it takes, so that all workers have about as many.
+"""In a worker: which new connections it accepts, so that all workers have about as many.
 
-All workers listen at one socket. A new connection wakes them all, and whoever comes first has it:
-a worker that is awake anyway takes many in a row, and clients that keep their connections would
-load it for ever. So each worker's number of connections lies where all see it, and one that has
-clearly more than its share leaves the next connection to the others for a moment, once: then it
-takes it whatever the numbers say. One that hangs, or was killed, costs a client that moment, and
-nobody a connection. A socket for each worker (SO_REUSEPORT) would be no remedy: its queue would be
-stuck with its worker, clients would be dealt out by chance, and Unix sockets have no such thing.
+All workers listen at one socket. A new connection wakes them all, and the first one to accept gets
+it. A worker that is awake anyway would accept many in a row, and clients that keep their
+connections would load it permanently. So each worker's number of connections is visible to all, and
+a worker that has clearly more than its share leaves the next connection to the others for a moment,
+once; after that it accepts whatever the numbers say. A worker that hangs, or was killed, costs a
+client that moment, and never a connection. A socket for each worker (SO_REUSEPORT) would not help:
+its queue would be stuck with its worker, the kernel would distribute clients by chance, and Unix
+sockets have no such option.
 
-Owns the listening sockets of a worker, and the count of its connections. uvloop accepts, since
-each accept in Python would cost as much again; to leave a connection alone, a worker closes its
-server, which costs little, and looks at the socket until there is one for it.
+Owns a worker's listening sockets, and the count of its connections. uvloop accepts, since each
+accept in Python would cost as much again. To leave a connection to others, a worker closes its
+server, which costs little, and polls the socket until a connection is waiting.
 """
 
 from __future__ import annotations

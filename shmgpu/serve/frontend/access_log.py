@@ -1,8 +1,8 @@
 """The access log: a line for each request, in the Common Log Format.
 
-Owns the file. Lines are gathered and written together a few times a second, each time to the file
-that has the name by then, so that it can be rotated by renaming it. Workers write to one file:
-what is appended in one write stays together.
+Owns the file. Lines are collected and written a few times a second, each time to the file that has
+the name at that moment, so the log can be rotated by renaming it. All workers append to one file;
+the lines of one write stay together. Never delays an answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One connection of a worker: HTTP parsed by httptools, bodies received straight into the arena.
 
-Owns the bytes of a connection until they are a :class:`Request`, and the order of its answers.
-The parser is fed from one small buffer that all connections of a worker share, because it is read
-at once. When a head has been parsed whose Content-Length says that more is to come, the rest of
-the body is received by the kernel where helpers will read it; the parser does not see it.
+Owns the bytes of a connection until they are a :class:`Request`, and the order of its answers. The
+parser reads from one small buffer that all connections of a worker share, because each read is
+parsed at once. When a parsed head announces a longer body (Content-Length), the kernel receives the
+rest where helpers will read it; the parser does not see it.
 
 Never knows a route or a model: it is given the function that answers a request.
 """

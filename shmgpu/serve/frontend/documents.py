@@ -1,4 +1,7 @@
-"""Metadata, configuration and statistics as the protocol words them; for both front ends."""
+"""Metadata, configuration and statistics in the protocol's terms, for both front ends.
+
+Owns these documents. Never writes an answer.
+"""
 
 from __future__ import annotations
 

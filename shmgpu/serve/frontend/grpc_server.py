@@ -1,9 +1,9 @@
 """The gRPC front end: the service's calls, answered from the same state as HTTP's.
 
-Owns the table of calls and the server in one worker. grpc is imported, and its threads are begun,
-only here: in a worker, after the fork. Every worker listens at the port, and the kernel deals the
-connections out. What an inference is belongs to :mod:`shmgpu.serve.scheduling.inference`, what a
-request says to :mod:`shmgpu.serve.protocol.grpc_codec`.
+Owns the table of calls and the server in one worker. grpc is imported, and starts its threads, only
+here: in a worker, after the fork. Every worker listens at the port, and the kernel distributes the
+connections. :mod:`shmgpu.serve.scheduling.inference` runs an inference, and
+:mod:`shmgpu.serve.protocol.grpc_codec` reads a request. Never runs a model's code.
 """
 
 from __future__ import annotations

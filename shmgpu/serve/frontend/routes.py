@@ -1,7 +1,7 @@
 """The routes of the HTTP front end: one table from method and path to what answers.
 
-Owns the table and the answers that need nothing but the state. What an inference is belongs to
-:mod:`shmgpu.serve.scheduling.inference`.
+Owns the table, and the answers that need nothing but the state. Never runs an inference itself:
+:mod:`shmgpu.serve.scheduling.inference` does.
 """
 
 from __future__ import annotations

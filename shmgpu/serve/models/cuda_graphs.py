@@ -1,13 +1,13 @@
-"""In helpers: batches of a torch model, recorded as CUDA graphs when it is warmed up.
+"""In helpers: batches of a torch model, captured as CUDA graphs when the model is warmed up.
 
-Owns which sizes are recorded, the arrays that a recording reads, and which batches run as they are
-instead. How a device records is its driver's business (:mod:`shmgpu.engine.cuda`).
+Owns which sizes are captured, the arrays that a graph reads, and which batches run without one.
+Never talks to a device: its driver does (:mod:`shmgpu.engine.cuda`).
 
-A recording is of so many rows: of 1, 2, 4 and so on, and of as many as a batch may have. A batch
-is replayed by the least that has room for it. Its rows are copied over the first ones of the
-recording's inputs; the others stay what they were, rows of earlier batches or of the warm-up
-sample, because those are values that the model can take. What comes out is copied out at once: the
-next replay writes there, and an answer may wait for room in its caller's arena until after that.
+A graph is for so many rows: 1, 2, 4 and so on, and the most that a batch may have. The smallest
+graph that is large enough replays a batch. The batch's rows are copied over the first rows of the
+graph's inputs; the remaining rows keep what they held, from earlier batches or the warm-up sample,
+because those are values that the model can take. Outputs are copied out at once: the next replay
+overwrites them, and an answer may wait for memory in its caller's arena until after that.
 """
 
 from __future__ import annotations

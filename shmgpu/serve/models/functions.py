@@ -1,6 +1,6 @@
-"""The bodies of the functions that the server's workers call: a helper's model store does each.
+"""The bodies of the functions that the server's workers call; a helper's model store does the work.
 
-:mod:`shmgpu.serve.scheduling.rows` declares them, for the workers.
+Owns nothing else. :mod:`shmgpu.serve.scheduling.rows` declares these functions, for the workers.
 """
 
 from __future__ import annotations

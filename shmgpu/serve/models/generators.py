@@ -1,7 +1,8 @@
-"""In a helper: the generators of streaming models that are under way.
+"""In a helper: the running generators of streaming models.
 
-Owns them, by caller and by the caller's number for each. A part is made when the caller asks for
-it: a slow client holds up nobody, and between two parts the helper serves others.
+Owns them, by caller and by the caller's number for each. A part is computed when the caller asks
+for it, so a slow client holds up nobody, and the helper serves others between two parts. Never
+drops one of a caller that is there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What workers do to a request's inputs before helpers get them: a model's ``prepare``.
 
-Owns the finding of that function, which lies in a module of its own so that a worker need not open
-the model's file, and the check of what it returned. It runs in the worker's loop: it is to be as
-short as the tokenising of a sentence is, and not to import torch.
+Owns finding that function, in a module of its own so that a worker need not open the model's file,
+and the check of what it returned. It runs in the worker's loop, so it should take no longer than
+tokenising a sentence, and never import torch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """In a helper: clients' shared-memory regions, mapped here so that their bytes are not copied.
 
-Owns the mappings. A region is opened at its first use, through the descriptor of the worker that
-registered it, because a client may have removed the name since; by name where that worker is gone.
-Either way it must be the very file that was registered. Inputs are read from a mapping that cannot
-be written to; outputs are copied through another one, or made there (``helper.out``). A region
-that is unregistered is let go when the helper next looks at the control table; arrays that a
-running function still has keep their mapping.
+Owns the mappings. A region is opened at its first use through the descriptor of the worker that
+registered it, because the client may have removed its name since; or by name where that worker is
+gone. Either way it must be the very file that was registered. Inputs are read from a mapping that
+is never writable; outputs are copied through another one, or computed there (``helper.out``). A
+region that was unregistered is released when the helper next reads the control table; arrays that a
+running function still holds keep their mapping.
 
-A client that shrinks its file while a function reads it ends this helper (SIGBUS): its calls are
-answered 503, another replaces it.
+A client that shrinks its file while a function reads it kills this helper (SIGBUS): the helper's
+calls are answered 503, and another helper replaces it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """In a helper: models loaded from their files, and run.
 
-Owns a helper's model store: what it has loaded, by number. A source's models have the numbers from
-``source * MODELS_OF_A_SOURCE`` on; a reload is another source, so old and new stand side by side
-until nobody calls the old one. A helper that is started anew loads what the control table lists.
+Owns a helper's model store: what it has loaded, by number. The models of a source are numbered from
+``source * MODELS_OF_A_SOURCE``; a reload is another source, so the old and the new stay loaded side
+by side until nobody calls the old one. A helper that is restarted loads what the control table
+lists. Never knows HTTP or gRPC.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sequences: requests that belong together, and what a model keeps from one to the next.
 
-Owns both ends. Workers choose the helper of a sequence by its name alone, so whichever worker a
-request lands on, it goes to the same one, and nothing has to be shared. That helper keeps the
-state, in a dictionary that the model's function gets. A state lies in one process: when that is
-replaced, or the model is loaded anew, the sequence is lost, and its next request is told so.
+Owns both ends. Workers choose a sequence's helper by the sequence's name alone, so every worker
+chooses the same one, and need not share anything. That helper keeps the state, in a dictionary that
+is passed to the model's function. Never copies a state to another process: when the helper is
+replaced, or the model reloaded, the sequence is lost, and its next request is told so.
 """
 
 from __future__ import annotations

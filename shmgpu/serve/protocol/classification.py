@@ -1,6 +1,6 @@
 """The classification extension: a tensor of scores as its best classes.
 
-Source: Triton's "Classification Extension".
+Owns that conversion. Never looks at a request. Source: Triton's "Classification Extension".
 """
 
 from __future__ import annotations

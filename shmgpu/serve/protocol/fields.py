@@ -1,7 +1,8 @@
-"""Checks of what a request says, before its tensors' bytes: names, shapes, parameters, places.
+"""Checks of what a request says, apart from its tensors' bytes: names, shapes, parameters, regions.
 
-Owns the sentences for each. Both front ends describe a tensor to the reader as JSON does, by
-``name``, ``datatype``, ``shape`` and ``parameters``; where its elements are is theirs to say.
+Owns the error sentence of each. Both front ends describe a tensor as JSON does, by ``name``,
+``datatype``, ``shape`` and ``parameters``; where its elements lie is up to them. Never reads an
+element.
 """
 
 from __future__ import annotations

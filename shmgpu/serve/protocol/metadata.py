@@ -1,7 +1,7 @@
-"""What a model says of itself: the tensors it takes and gives.
+"""What a model declares of itself: the tensors it takes and returns.
 
-Owns the two descriptions that requests are held against and that clients are shown. They are plain
-data: workers hold them for models that only helpers have loaded.
+Owns the two descriptions that requests are checked against and that clients are shown. They are
+plain data: workers hold them for models that only helpers have loaded.
 """
 
 from __future__ import annotations

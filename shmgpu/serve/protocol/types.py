@@ -1,6 +1,6 @@
-"""What is asked for and what is answered, once it has been read: plain values.
+"""Requests and answers as plain values, once they have been read.
 
-Owns the words that both front ends, HTTP and gRPC, and the workers behind them share. Never reads
+Owns the types that both front ends, HTTP and gRPC, and the workers behind them share. Never reads
 bytes, never calls anything.
 """
 

@@ -1,7 +1,7 @@
-"""A request held against the model that it is for.
+"""A request checked against the model that it is for.
 
 Owns what a model's metadata says of a request: names, datatypes and shapes that must agree, and the
-shape of a request that is binary data alone.
+shape of a request that is binary data alone. Never calls a model.
 """
 
 from __future__ import annotations

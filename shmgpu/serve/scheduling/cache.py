@@ -1,11 +1,11 @@
-"""In workers: results of models that always answer the same input with the same, by its hash.
+"""In workers: results of models whose answer depends on their input alone, by the input's hash.
 
-Owns one worker's results, the least recently used dropped first, in private memory of a bounded
-size. Each worker has its own: a shared one would need a lock and a copy in, and a request that is
-known to one worker costs no more than one execution for each of the others.
+Owns one worker's results in private memory of a bounded size; the least recently used are dropped
+first. Workers do not share them: that would need a lock and one more copy, and without it a request
+that one worker knows costs each of the others one execution at most.
 
-A result is known by the model's number, which a reload changes, and by the hash of the inputs'
-shapes and bytes. The request's parameters are no part of it, since no model's function gets them.
+A result's key is the model's number, which a reload changes, and the hash of the inputs' shapes and
+bytes. Parameters of the request do not count, since models never see them.
 """
 
 from __future__ import annotations

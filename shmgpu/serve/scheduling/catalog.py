@@ -1,6 +1,6 @@
 """The models as a worker calls them, by name and version, as the control table has them now.
 
-Owns the look-up, and for each model what the broker's port needs to call it. Never calls one.
+Owns the look-up, and what the worker's port needs to call each model. Never calls one.
 """
 
 from __future__ import annotations

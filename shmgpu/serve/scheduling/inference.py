@@ -1,7 +1,7 @@
 """Inference as a worker does it: a request's tensors to a helper, its answer to the client.
 
-Owns the check of a request against its model's declaration, the call, its bounds (queue, time-out,
-the client's leaving). Never knows HTTP or gRPC: both front ends give it an
+Owns the check of a request against its model's declaration, the call, and its limits (queue,
+deadline, a client that leaves). Never knows HTTP or gRPC: both front ends pass an
 :class:`InferRequest` and a function that takes the outcome.
 """
 

@@ -1,12 +1,12 @@
 """Models come and go while the server runs: load, reload, unload, and the index.
 
-Owns the order in which that is done, from any worker. A new source is loaded helper by helper
-beside the old one, while the others serve; one change of the table then turns all workers to it;
-the old one is forgotten when nothing is pending with it any more. So no request is lost, and none
-is answered by half a model.
+Owns the order of these steps, from any worker. A new source is loaded helper by helper beside the
+old one, while the other helpers serve; one change of the table then turns all workers to it; the
+old source is dropped when no request is pending with it. So no request is lost, and none is
+answered half by one version and half by another.
 
-One worker at a time does any of this: it holds the table's long lock, which the kernel takes from
-a worker that dies. Whoever comes next clears away what that one left half done.
+Never runs in two workers at once: whoever changes models holds the table's long lock, which the
+kernel releases when a worker dies. The next worker cleans up what that one left half done.
 """
 
 from __future__ import annotations

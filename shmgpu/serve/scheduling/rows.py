@@ -1,9 +1,9 @@
 """The functions of the sealed table: ``infer``, ``load`` and ``unload``; models are data.
 
 Owns which rows there are. A row's delay and kind of arrays are fixed when the broker starts, so
-there is an ``infer`` for each of a few delays, and for each kind; a model uses the one that fits.
-How many rows a batch may have differs by model: a batch has room for CAPACITY, and a row of a
-model takes its share of that.
+there is an ``infer`` for each of a few delays and for each kind; a model uses the one that fits.
+How many rows a batch may have differs by model: a batch has CAPACITY units, and a row of a model
+takes its share of them. Never runs a model.
 """
 
 from __future__ import annotations

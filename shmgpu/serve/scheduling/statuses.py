@@ -1,6 +1,7 @@
 """What a client is answered when something went wrong: one table from errors to statuses.
 
-Statuses are those that Triton's HTTP front end uses; gRPC's follow from them.
+Owns the statuses, which are those of Triton's HTTP front end (gRPC's follow from them), and the
+sentences. Never writes an answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """In workers: answers that come in parts, pulled from the helper one by one.
 
-Owns a stream's way: begun on a free helper, continued on that one, closed when the client leaves.
-The front end asks for the next part when it could write the last, so what a slow client has not
-taken is never made. A model that returns its answer at once is a stream of one part.
+Owns the course of a stream: begun on a free helper, continued there, closed when the client leaves.
+The front end asks for the next part when it could write the last one, so nothing is computed that a
+slow client has not made room for. A model that answers at once is a stream of one part. Never knows
+HTTP or gRPC.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns what is remembered of such a request, by its JSON header: where its tensors lie, which is all
 that the next one needs; and the JSON header of its answers, by their shapes. A client that sends
-the same model the same shapes writes the same header each time, and reading it anew would cost
-more than everything else that a worker does.
+one model the same shapes writes the same header each time, and parsing it again would cost more
+than everything else that a worker does. Never sends a call.
 """
 
 from __future__ import annotations

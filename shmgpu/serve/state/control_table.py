@@ -1,12 +1,12 @@
 """The control table: what clients see of the server's state, whichever worker they ask.
 
-Owns one memory file that the parent makes before the first fork and keeps for as long as the
-server lives, so no death of a worker or helper loses it. Whoever changes it holds its lock, which
-the kernel releases at its death, writes the whole state into the half that nobody reads, and then
-moves the version on: readers see the state before or the state after. Reading costs a look at the
-version; only when that has moved is the state decoded.
+Owns one memory file that the parent makes before the first fork and keeps for as long as the server
+lives, so the death of a worker or helper never loses it. A writer holds its lock, which the kernel
+releases if it dies, writes the whole state into the half that nobody reads, and then advances the
+version: readers see the state before or the state after. Reading costs a look at the version; the
+state is decoded only when that has changed.
 
-It must never hold anything that changes with every request: see :mod:`shmgpu.serve.state.counters`.
+Never holds anything that changes with every request: see :mod:`shmgpu.serve.state.counters`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Counters that change with every request: one row a process, summed when somebody asks.
+"""Counters that change with every request: one row for each process, summed on demand.
 
-Owns a shared region with a row for each worker and each helper, so that each number has one
-writer and no lock; a row outlives the process that writes it.
+Owns a shared region with a row for each worker and each helper, so that each number has one writer
+and never needs a lock. A row outlives the process that writes it.
 """
 
 from __future__ import annotations

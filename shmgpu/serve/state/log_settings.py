@@ -1,8 +1,8 @@
 """Trace and log settings: what clients read, and change where that is allowed.
 
 Owns their names and types, which are Triton's, and where they are kept: in the control table, so
-that they are the same for all workers. Log settings decide what workers log; trace settings are
-kept and told, and do nothing: the broker's own trace is always on.
+that all workers have the same. Log settings decide what workers log. Trace settings are stored and
+returned, but never have an effect: the broker's own trace is always on.
 """
 
 from __future__ import annotations

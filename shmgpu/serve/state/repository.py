@@ -1,6 +1,6 @@
 """Where models lie: a file, or a folder of models with versions, as a list of sources.
 
-Owns the reading of names and folders. Never opens a model: only helpers do.
+Owns how names and folders are read. Never opens a model: only helpers do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What Prometheus scrapes: Triton's names for inference, our own for workers, helpers and arenas.
 
-Owns the names and what each is made of. It reads counters that are kept anyway, so whichever
-worker is asked answers for the whole server. Names and units of the ``nv_inference_`` rows are
-those of Triton's metrics page (docs/user_guide/metrics.md), so that dashboards fit.
+Owns the names, and what each is computed from. It reads counters that are kept anyway, so any
+worker answers for the whole server. Names and units of the ``nv_inference_`` rows are those of
+Triton's metrics page (docs/user_guide/metrics.md), so that existing dashboards work. Never counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""In workers: a span of OpenTelemetry for each request, with children for waiting and computing.
+"""In workers: an OpenTelemetry span for each request, with children for waiting and computing.
 
-Owns the way from a request that has ended to its spans. While it runs, a request costs nothing but
-the note of its ``traceparent`` header; afterwards the worker's tending reads the dispatcher's
-trace, which has the times of every call, and gives the spans their own times. They are exported by
-the SDK's thread, to where its environment variables (``OTEL_...``) say.
+Owns the way from a finished request to its spans. While a request runs, it costs nothing but a note
+of its ``traceparent`` header. Later the worker reads the dispatcher's trace, which has the times of
+every call, and gives the spans these times. The SDK's thread exports them to where its environment
+variables (``OTEL_...``) say. Never changes what it measures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the two adapters of torch share: the import, and results as flat lists of tensors."""
+"""What both torch adapters share: the import, and results as flat lists of tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Models that ``torch.jit.save`` wrote.
 
-Such a file names its inputs, and says neither their shapes nor their dtypes: those stand beside it.
-What it gives is found out by running it.
+Such a file names its inputs, but neither their shapes nor their dtypes: a file beside it does. Its
+outputs are found out by running it.
 """
 
 from __future__ import annotations
