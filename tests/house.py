@@ -173,7 +173,12 @@ ops/activations                     any
 ops/normalising                     any
 ops/windows                         any
 ops/ordering                        any
+ops/nonlinearities                  any
+ops/batch_normalising               any
+ops/signals                         any
+ops/resampling                      any
 ops/losses                          any
+ops/distances                       any
 ops/attention                       any
 ops/__init__                        any
 ops/page                            any
@@ -210,9 +215,13 @@ tensors/placement                   child
 tensors/__init__                    child
 
 optim                               child
+nn/functional                       child
 nn/module                           child
+nn/state                            child
 nn/containers                       child
 nn/layers                           child
+nn/convolution                      child
+nn/normalisation                    child
 nn/losses                           child
 nn/simple                           child
 nn/__init__                         child

@@ -1,29 +1,22 @@
-"""Layers that learn. Their parameters begin as PyTorch's do, though not with the same numbers.
+"""Layers that multiply by a matrix, or look rows up. Their parameters begin as PyTorch's do.
 
-Each says which of PyTorch's rules its first values follow; sources are the ``reset_parameters`` of
-PyTorch's layers of the same names.
+Each says which of PyTorch's rules its first values follow, though not with the same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+from shmgpu.nn import functional as F
 from shmgpu.nn.module import Module, Parameter
-from shmgpu.tensors.tensor import FUNCTIONS, Tensor, ones, rand, randn, zeros
+from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.tensor import Tensor, rand, randn, tensor
 
 
-def uniform(bound: float, *size: int) -> Tensor:
-    """A parameter drawn evenly from -bound to bound."""
-    return Parameter(rand(*size) * (2 * bound) - bound)
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return value, value
-    height, width = value
-    return int(height), int(width)
+def uniform(bound: float, *size: int, dtype: Any = None) -> Tensor:
+    """A parameter drawn evenly from -bound to bound; float32 unless another type is given."""
+    return Parameter(rand(*size, dtype=dtype or "float32") * (2 * bound) - bound)
 
 
 class Linear(Module):
@@ -35,9 +28,18 @@ class Linear(Module):
         in_features: length of the input's last axis.
         out_features: that of the output's.
         bias: whether there is one.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        dtype: element type of the parameters, float32 unless given.
     """
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
         super().__init__()
         if in_features < 1 or out_features < 1:
             raise ValueError(
@@ -47,12 +49,12 @@ class Linear(Module):
         self.in_features = in_features
         self.out_features = out_features
         bound = 1 / math.sqrt(in_features)
-        self.weight = uniform(bound, out_features, in_features)
-        self.bias = uniform(bound, out_features) if bias else None
+        self.weight = uniform(bound, out_features, in_features, dtype=dtype)
+        self.register_parameter("bias", uniform(bound, out_features, dtype=dtype) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)."""
-        out: Tensor = FUNCTIONS["linear"](x, self.weight, self.bias)
+        out: Tensor = F.linear(x, self.weight, self.bias)
         return out
 
     def extra_repr(self) -> str:
@@ -61,111 +63,106 @@ class Linear(Module):
         return f"{sizes}, bias={self.bias is not None}"
 
 
-class Conv2d(Module):
-    """Filters over pictures: (count, in_channels, height, width) -> (count, out_channels, ...).
-
-    Weight and bias begin evenly within 1/sqrt(the inputs of one output) of 0.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: filters.
-        kernel_size: height and width of a filter; one number for both, here and below.
-        stride: steps from one place of a filter to the next.
-        padding: zeros around the input; ``"same"`` and ``"valid"`` as in PyTorch.
-        dilation: steps from one element of a filter to the next.
-        groups: parts that channels fall into, each with filters of its own.
-        bias: whether there is one.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] | str = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        if groups < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"Conv2d: groups={groups} must divide in_channels={in_channels} and "
-                f"out_channels={out_channels}"
-            )
-        height, width = _pair(kernel_size)
-        self.sizes = (in_channels, out_channels, (height, width))
-        self.options = {
-            "stride": stride,
-            "padding": padding,
-            "dilation": dilation,
-            "groups": groups,
-        }
-        bound = 1 / math.sqrt(in_channels // groups * height * width)
-        self.weight = uniform(bound, out_channels, in_channels // groups, height, width)
-        self.bias = uniform(bound, out_channels) if bias else None
-
-    def forward(self, x: Tensor) -> Any:
-        """Each filter's answer at each place."""
-        return FUNCTIONS["conv2d"](x, self.weight, self.bias, **self.options)
-
-    def extra_repr(self) -> str:
-        """Its sizes."""
-        return ", ".join(map(str, self.sizes))
-
-
 class Embedding(Module):
     """Rows of a table: whole numbers (...) -> (..., embedding_dim).
 
-    The table begins drawn from the normal distribution.
+    The table begins drawn from the normal distribution; the row ``padding_idx`` with zeros.
 
     Args:
         num_embeddings: rows.
         embedding_dim: length of a row.
-    """
-
-    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
-        super().__init__()
-        self.weight = Parameter(randn(num_embeddings, embedding_dim))
-
-    def forward(self, indices: Any) -> Any:
-        """The rows of these numbers."""
-        return FUNCTIONS["embedding"](indices, self.weight)
-
-    def extra_repr(self) -> str:
-        """Its sizes."""
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
-
-
-class LayerNorm(Module):
-    """Mean 0 and variance 1 over the last axes, then times weight plus bias (Ba et al., 2016).
-
-    Args:
-        normalized_shape: lengths of these axes.
-        eps: added to the variance.
-        elementwise_affine: whether there are weight (ones at first) and bias (zeros).
+        padding_idx: a row that is not learned; it may count from the end.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        dtype: element type of the parameters, float32 unless given.
     """
 
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
-        shape = (
-            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        )
-        self.normalized_shape = shape
-        self.eps = eps
-        self.weight = Parameter(ones(*shape)) if elementwise_affine else None
-        self.bias = Parameter(zeros(*shape)) if elementwise_affine else None
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(
+                    f"Embedding: padding_idx={padding_idx} is none of the {num_embeddings} rows"
+                )
+            padding_idx %= num_embeddings
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = padding_idx
+        self.weight = Parameter(randn(num_embeddings, embedding_dim, dtype=dtype or "float32"))
+        if padding_idx is not None:
+            with no_grad():
+                self.weight[padding_idx] = 0
 
-    def forward(self, x: Tensor) -> Any:
-        """The same shape."""
-        return FUNCTIONS["layer_norm"](x, self.normalized_shape, self.weight, self.bias, self.eps)
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Any, freeze: bool = True, padding_idx: int | None = None
+    ) -> Embedding:
+        """A table of these rows, (rows, length); not learned if ``freeze``."""
+        table = embeddings if isinstance(embeddings, Tensor) else tensor(embeddings)
+        rows, length = table.shape
+        made = cls(rows, length, padding_idx)
+        made.weight = Parameter(table)
+        made.weight.requires_grad_(not freeze)
+        return made
+
+    def forward(self, indices: Any) -> Any:
+        """The rows of these numbers."""
+        return F.embedding(indices, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
         """Its sizes."""
-        return f"{self.normalized_shape}, eps={self.eps}"
+        sizes = f"{self.num_embeddings}, {self.embedding_dim}"
+        return sizes if self.padding_idx is None else f"{sizes}, padding_idx={self.padding_idx}"
+
+
+class Bilinear(Module):
+    """``x1 @ weight @ x2 + bias``: (..., in1), (..., in2) -> (..., out_features).
+
+    Weight and bias begin evenly within 1/sqrt(in1_features) of 0.
+
+    Args:
+        in1_features: length of the first input's last axis.
+        in2_features: that of the second's.
+        out_features: that of the output's.
+        bias: whether there is one.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        dtype: element type of the parameters, float32 unless given.
+    """
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.in1_features, self.in2_features = in1_features, in2_features
+        self.out_features = out_features
+        bound = 1 / math.sqrt(in1_features)
+        self.weight = uniform(bound, out_features, in1_features, in2_features, dtype=dtype)
+        self.register_parameter("bias", uniform(bound, out_features, dtype=dtype) if bias else None)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        """The same leading axes."""
+        first = input1.reshape(-1, 1, 1, self.in1_features) @ self.weight  # (N, out, 1, in2)
+        second = input2.reshape(-1, 1, 1, self.in2_features)
+        out = (first * second).sum((-2, -1))
+        if self.bias is not None:
+            out = out + self.bias
+        found: Tensor = out.reshape(*input1.shape[:-1], self.out_features)
+        return found
+
+    def extra_repr(self) -> str:
+        """Its sizes."""
+        sizes = f"in1_features={self.in1_features}, in2_features={self.in2_features}"
+        return f"{sizes}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,27 +1,83 @@
 """What a layer is: parameters, buffers and layers within, found by their names.
 
-Owns that finding, and the dicts in which a model's state leaves and comes back.
+Owns that finding, the hooks around ``forward``, and the dict in which a model's state leaves and
+comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from shmgpu.codec import arrays
+from shmgpu.codec import arrays, dtypes
+from shmgpu.ops.casting import cast
+from shmgpu.ops.promotion import is_float
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, tensor
 
 State = dict[str, Tensor]
+DEVICES = ("cpu", "cuda", "mps")  # words that begin a device's name
 
 
-def Parameter(data: Any) -> Tensor:
-    """A tensor of its own that collects gradients: what a layer learns."""
-    if isinstance(data, Tensor):
-        return data.detach().requires_grad_()
-    return tensor(data, requires_grad=True)
+class _IsParameter(type):
+    """``isinstance(x, Parameter)`` asks what the tensor does, not how it was made."""
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, Tensor) and one.requires_grad and one.is_leaf
+
+
+class Parameter(Tensor, metaclass=_IsParameter):
+    """A tensor of its own that collects gradients: what a layer learns.
+
+    What is made is a plain :class:`~shmgpu.Tensor`. One with ``requires_grad=False`` does not
+    learn: a module takes it as a parameter by :meth:`Module.register_parameter` only.
+
+    Args:
+        data: a tensor, or what :func:`shmgpu.tensor` takes.
+        requires_grad: whether it collects gradients.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, data: Any, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
+        """A plain tensor."""
+        if isinstance(data, Tensor):
+            return data.detach().requires_grad_(requires_grad)
+        return tensor(data, requires_grad=requires_grad)
+
+
+class Loaded(NamedTuple):
+    """What :meth:`Module.load_state_dict` did not find, or did not need."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Handle:
+    """A hook that was registered; also a context that ends with the hook removed."""
+
+    def __init__(self, hooks: dict[int, Any], number: int) -> None:
+        self._hooks = hooks
+        self._number = number
+
+    def remove(self) -> None:
+        """Do not call the hook any more."""
+        self._hooks.pop(self._number, None)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+_numbers = itertools.count()
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 class Module:
@@ -29,15 +85,21 @@ class Module:
 
     Tensors that collect gradients and are set as attributes are its parameters; modules set as
     attributes are its children. Subclasses say in ``forward`` what it computes.
+
+    Attributes:
+        training: whether layers that behave differently in training do so.
     """
 
     training: bool
 
     def __init__(self) -> None:
-        self.__dict__["_parameters"] = {}
-        self.__dict__["_buffers"] = {}
-        self.__dict__["_modules"] = {}
-        self.__dict__["training"] = True
+        tables = self.__dict__
+        for table in _TABLES:
+            tables[table] = {}
+        tables["_not_in_state"] = set()
+        tables["_hooks"] = {}
+        tables["_pre_hooks"] = {}
+        tables["training"] = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What it computes."""
@@ -46,8 +108,22 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``forward``."""
-        return self.forward(*args, **kwargs)
+        """As ``forward``, with the hooks before and after."""
+        if not self._hooks and not self._pre_hooks:
+            return self.forward(*args, **kwargs)
+        for hook, with_kwargs in list(self._pre_hooks.values()):
+            if with_kwargs:
+                changed = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if changed is None else changed
+            else:
+                changed = hook(self, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        out = self.forward(*args, **kwargs)
+        for hook, with_kwargs in list(self._hooks.values()):
+            changed = hook(self, args, kwargs, out) if with_kwargs else hook(self, args, out)
+            out = out if changed is None else changed
+        return out
 
     # ---- attributes ------------------------------------------------------------------------------
 
@@ -57,78 +133,232 @@ class Module:
             raise AttributeError(
                 f"call super().__init__() before {type(self).__name__}.{name} is set"
             )
-        for table in ("_parameters", "_buffers", "_modules"):
-            known = tables[table].pop(name, None)
-            if known is not None and table == "_buffers" and isinstance(value, Tensor):
-                tables["_buffers"][name] = value
-                return
-        if isinstance(value, Module):
-            tables["_modules"][name] = value
-        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
-            tables["_parameters"][name] = value
-        else:
+        home = self._home(name, value)
+        for table in _TABLES:
+            if table != home:
+                tables[table].pop(name, None)
+        if home is None:
             object.__setattr__(self, name, value)
-            return
-        tables.pop(name, None)
+        else:
+            tables.pop(name, None)
+            tables[home][name] = value
+
+    def _home(self, name: str, value: Any) -> str | None:
+        """The table that the value belongs into; None if it is an attribute like any other."""
+        if isinstance(value, Module):
+            return "_modules"
+        if name in self._buffers and (value is None or isinstance(value, Tensor)):
+            return "_buffers"
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            return "_parameters"
+        if value is None:
+            return next((table for table in _TABLES if name in self.__dict__[table]), None)
+        return None
 
     def __getattr__(self, name: str) -> Any:
-        for table in ("_parameters", "_buffers", "_modules"):
-            found = self.__dict__.get(table, {}).get(name)
-            if found is not None:
-                return found
+        for table in _TABLES:
+            found = self.__dict__.get(table, {})
+            if name in found:
+                return found[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
-        for table in ("_parameters", "_buffers", "_modules"):
-            if self.__dict__[table].pop(name, None) is not None:
+        for table in _TABLES:
+            if name in self.__dict__[table]:
+                del self.__dict__[table][name]
+                self._not_in_state.discard(name)
                 return
         object.__delattr__(self, name)
 
-    def register_buffer(self, name: str, value: Tensor | None) -> None:
-        """A tensor that is part of the state and is not learned."""
-        if value is not None:
-            self._buffers[name] = value
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for table in _TABLES for name in self.__dict__[table])]
+
+    def _free(self, name: str, what: str) -> None:
+        """Refuse a name that cannot be a part's."""
+        taken = name not in self.__dict__[what] and hasattr(self, name)
+        if not name or "." in name or taken:
+            raise KeyError(
+                f"{type(self).__name__}: {name!r} cannot name a part: "
+                + ("there is such an attribute" if taken else "give one letter or more, no dot")
+            )
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """A tensor that is part of the state and is not learned.
+
+        Args:
+            name: its attribute's name.
+            tensor: what it is; None for none yet.
+            persistent: whether ``state_dict`` has it.
+
+        Raises:
+            KeyError: the name is taken, or has a dot.
+        """
+        self._free(name, "_buffers")
+        self._buffers[name] = tensor
+        (self._not_in_state.discard if persistent else self._not_in_state.add)(name)
+
+    def register_parameter(self, name: str, param: Tensor | None) -> None:
+        """A tensor that is learned; None where there is none.
+
+        Raises:
+            KeyError: the name is taken, or has a dot.
+        """
+        self._free(name, "_parameters")
+        self._parameters[name] = param
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """A module within; None where there is none.
+
+        Raises:
+            KeyError: the name is taken, or has a dot.
+        """
+        self._free(name, "_modules")
+        self._modules[name] = module
+
+    register_module = add_module
+
+    def _part(self, target: str, table: str, what: str) -> Any:
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path).__dict__[table]
+        if found.get(name) is None:
+            raise AttributeError(f"{type(self).__name__} has no {what} {target!r}")
+        return found[name]
+
+    def get_submodule(self, target: str) -> Module:
+        """The module of a dotted name; this one for the empty name.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        module: Module = self
+        for name in target.split(".") if target else ():
+            found = module._modules.get(name)
+            if found is None:
+                raise AttributeError(f"{type(self).__name__} has no module {target!r}")
+            module = found
+        return module
+
+    def get_parameter(self, target: str) -> Tensor:
+        """The parameter of a dotted name; AttributeError if there is none."""
+        found: Tensor = self._part(target, "_parameters", "parameter")
+        return found
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer of a dotted name; AttributeError if there is none."""
+        found: Tensor = self._part(target, "_buffers", "buffer")
+        return found
+
+    # ---- hooks -----------------------------------------------------------------------------------
+
+    def _register(self, table: str, hook: Any, prepend: bool, with_kwargs: bool) -> Handle:
+        hooks, number = self.__dict__[table], next(_numbers)
+        before = list(hooks.items()) if prepend else []
+        if prepend:
+            hooks.clear()
+        hooks[number] = (hook, with_kwargs)
+        hooks.update(before)
+        return Handle(hooks, number)
+
+    def register_forward_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> Handle:
+        """Call ``hook(module, args, output)`` after each ``forward``.
+
+        What it returns, unless None, is the output. ``prepend`` has it called before the others;
+        with ``with_kwargs`` it is called with (module, args, kwargs, output).
+        """
+        return self._register("_hooks", hook, prepend, with_kwargs)
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> Handle:
+        """Call ``hook(module, args)`` before each ``forward``.
+
+        What it returns, unless None, are the arguments: a tuple, or the only one. With
+        ``with_kwargs`` it is called with (module, args, kwargs), and returns both.
+        """
+        return self._register("_pre_hooks", hook, prepend, with_kwargs)
 
     # ---- what is in it -------------------------------------------------------------------------
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all within, by their dotted names."""
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """This module and all within, by their dotted names; one that is shared once."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
         yield prefix, self
         for name, module in self._modules.items():
-            yield from module.named_modules(f"{prefix}.{name}" if prefix else name)
+            if module is not None:
+                yield from module.named_modules(memo, _joined(prefix, name), remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
         """This module and all within."""
         for _, module in self.named_modules():
             yield module
 
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly within, by their names; one that is shared once."""
+        seen: set[Module] = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
     def children(self) -> Iterator[Module]:
         """The modules directly within."""
-        yield from self._modules.values()
+        for _, module in self.named_children():
+            yield module
 
-    def _named(self, table: str) -> Iterator[tuple[str, Tensor]]:
+    def _named(
+        self, table: str, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
-        for prefix, module in self.named_modules():
+        within = self.named_modules(prefix=prefix, remove_duplicate=remove_duplicate)
+        for path, module in within if recurse else [(prefix, self)]:
             for name, one in module.__dict__[table].items():
-                if id(one) not in seen:
-                    seen.add(id(one))
-                    yield (f"{prefix}.{name}" if prefix else name), one
+                if one is not None and id(one) not in seen:
+                    if remove_duplicate:
+                        seen.add(id(one))
+                    yield _joined(path, name), one
 
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """All that is learned, by its dotted name."""
-        yield from self._named("_parameters")
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """All that is learned, by its dotted name; what is shared once."""
+        yield from self._named("_parameters", prefix, recurse, remove_duplicate)
 
-    def parameters(self) -> Iterator[Tensor]:
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
         """All that is learned."""
-        for _, one in self.named_parameters():
+        for _, one in self.named_parameters(recurse=recurse):
             yield one
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """All that is part of the state and not learned, by its dotted name."""
+        yield from self._named("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """All that is part of the state and not learned."""
+        for _, one in self.named_buffers(recurse=recurse):
+            yield one
+
+    def apply(self, fn: Callable[[Module], Any]) -> Module:
+        """Call ``fn`` with each module within, and at last with this one."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
 
     # ---- training ------------------------------------------------------------------------------
 
-    def zero_grad(self) -> None:
-        """Forget the gradients collected so far."""
-        for one in self.parameters():
-            one.grad = None
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients collected so far; zeros in their place unless ``set_to_none``."""
+        forget(self.parameters(), set_to_none)
 
     def train(self, mode: bool = True) -> Module:
         """Whether layers that behave differently in training do so."""
@@ -140,48 +370,131 @@ class Module:
         """Not in training."""
         return self.train(False)
 
-    # ---- state ---------------------------------------------------------------------------------
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Whether the parameters collect gradients: False freezes them."""
+        for one in self.parameters():
+            one.requires_grad_(requires_grad)
+        return self
 
-    def state_dict(self) -> State:
-        """Parameters and buffers by their dotted names, as tensors that no longer change."""
-        state: State = {}
-        for prefix, module in self.named_modules():
-            for table in ("_parameters", "_buffers"):
-                for name, one in module.__dict__[table].items():
-                    state[f"{prefix}.{name}" if prefix else name] = one.detach()
-        return state
+    # ---- element types -------------------------------------------------------------------------
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take parameters and buffers from a dict of tensors, arrays or torch tensors.
+    def to(self, *args: Any, **kwargs: Any) -> Module:
+        """Parameters and buffers of floats in another element type; as PyTorch's.
+
+        A device is accepted and changes nothing: tensors live where helpers compute.
+
+        Args:
+            *args: an element type, a device, a tensor whose type is meant, or several of them.
+            **kwargs: ``dtype=``, ``device=``, ``non_blocking=``.
 
         Raises:
-            KeyError: names are missing or unknown (unless ``strict`` is off).
-            ValueError: a shape differs.
+            TypeError: the type is not of floats, or an argument is none of these.
         """
-        own: dict[str, Tensor] = {}
-        for prefix, module in self.named_modules():
-            for table in ("_parameters", "_buffers"):
-                for name, one in module.__dict__[table].items():
-                    own[f"{prefix}.{name}" if prefix else name] = one
-        missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        if strict and (missing or unknown):
-            raise KeyError(
-                f"the state does not fit: missing {missing or 'nothing'}, unknown "
-                f"{unknown or 'nothing'}"
-            )
-        for name, one in own.items():
-            if name in state and tuple(state[name].shape) != one.shape:
-                raise ValueError(
-                    f"{name}: the state has the shape {tuple(state[name].shape)}, the model "
-                    f"{one.shape}"
-                )
+        strange = set(kwargs) - {"dtype", "device", "non_blocking"}
+        if strange:
+            raise TypeError(f"to: {sorted(strange)} are none of its arguments: dtype, device")
+        given = [one for one in (*args, kwargs.get("dtype")) if not _is_device(one)]
+        for one in given:
+            kind = one.dtype if isinstance(one, Tensor) else dtypes.of_any(one)
+            if not is_float(kind):
+                raise TypeError(f"to: a module can be of float types, not of {kind.name}")
+            for part in (*self.parameters(), *self.buffers()):
+                _recast(part, kind)
+        return self
+
+    def float(self) -> Module:
+        """As float32."""
+        return self.to("float32")
+
+    def double(self) -> Module:
+        """As float64."""
+        return self.to("float64")
+
+    def half(self) -> Module:
+        """As float16."""
+        return self.to("float16")
+
+    def bfloat16(self) -> Module:
+        """As bfloat16."""
+        return self.to("bfloat16")
+
+    def cpu(self) -> Module:
+        """The module itself: where tensors live, helpers decide."""
+        return self
+
+    def cuda(self, device: Any = None) -> Module:
+        """The module itself: where tensors live, helpers decide."""
+        return self
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def _state(self, prefix: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """What the state is made of: its name, and the table and the key where it stands."""
+        for table in ("_parameters", "_buffers"):
+            found = self.__dict__[table]
+            for name, one in found.items():
+                if one is not None and name not in self._not_in_state:
+                    yield prefix + name, found, name
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module._state(f"{prefix}{name}.")
+
+    def state_dict(
+        self, destination: State | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> State:
+        """Parameters and buffers by their dotted names, as tensors that no longer change.
+
+        Args:
+            destination: a dict to enter them in; a new one unless given.
+            prefix: what the names begin with.
+            keep_vars: enter the parameters themselves.
+        """
+        state = {} if destination is None else destination
+        for name, table, key in self._state(prefix):
+            state[name] = table[key] if keep_vars else table[key].detach()
+        return state
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Loaded:
+        """Take parameters and buffers from a dict of tensors, arrays or torch tensors.
+
+        Args:
+            state_dict: what ``state_dict`` of the same model gave, of this library or of torch.
+            strict: refuse names that are missing or unexpected.
+            assign: have the model show these tensors, in their element types, in place of its own.
+
+        Returns:
+            The names that were missing, and those that were unexpected.
+
+        Raises:
+            RuntimeError: names are missing or unexpected, or a shape differs. Nothing was taken.
+        """
+        own = {name: (table, key) for name, table, key in self._state("")}
+        missing = [name for name in own if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in own]
+        wrong = []
+        if strict:
+            for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+                if names:
+                    listed = ", ".join(f'"{name}"' for name in names)
+                    wrong.append(f"{what} key(s) in state_dict: {listed}. ")
+        for name, (table, key) in own.items():
+            if name in state_dict:
+                given, have = tuple(state_dict[name].shape), table[key].shape
+                if given != have:
+                    wrong.append(
+                        f"size mismatch for {name}: copying a param with shape {given} from "
+                        f"checkpoint, the shape in current model is {have}."
+                    )
+        if wrong:
+            told = "".join(f"\n\t{one}" for one in wrong)
+            raise RuntimeError(f"Error(s) in loading state_dict for {type(self).__name__}:{told}")
         with no_grad():
-            for name, one in own.items():
-                if name in state:
-                    value = state[name]
-                    if arrays.is_tensor(value):
-                        value = value.detach()
-                    one.copy_(value)
+            for name, (table, key) in own.items():
+                if name in state_dict:
+                    _take(table, key, state_dict[name], assign)
+        return Loaded(missing, unexpected)
 
     def extra_repr(self) -> str:
         """What the module's own line says of it."""
@@ -195,19 +508,42 @@ class Module:
         return "".join(lines) + ("\n)" if self._modules else ")")
 
 
-def state_arrays(state: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """A state as NumPy arrays: what ``safetensors.numpy.save_file`` and ``np.savez`` take.
+def forget(parameters: Iterator[Tensor] | list[Tensor], set_to_none: bool) -> None:
+    """No gradients in these, or zeros."""
+    for one in parameters:
+        if set_to_none or one.grad is None:
+            one.grad = None
+        else:
+            one.grad = one.grad.detach().zero_()
 
-    They are copies of the program's own, which outlive the helper.
-    """
-    return {name: np.array(one.numpy()) for name, one in state.items()}
+
+def _is_device(given: Any) -> bool:
+    """Whether that names a place and not an element type."""
+    if given is None or isinstance(given, (bool, int)):
+        return True
+    return str(getattr(given, "type", given)).partition(":")[0] in DEVICES
 
 
-def state_tensors(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A state as torch tensors on the CPU, copies: what ``load_state_dict`` of torch takes."""
-    made = {}
-    for name, one in state.items():
-        dtype = one.dtype
-        copied = np.array(one.numpy()).view(dtype.storage)
-        made[name] = arrays.torch_view(copied, 0, arrays.Spec(dtype, one.shape))
-    return made
+def _recast(one: Tensor, kind: dtypes.DType) -> None:
+    """The tensor in another float type: it stays the same object, and what it is."""
+    if not is_float(one.dtype) or one.dtype is kind:
+        return
+    collects = one.requires_grad
+    with no_grad():
+        one._become(cast(one._node, kind))
+    if collects:
+        one._collect()
+    if one.grad is not None:
+        one.grad = one.grad.to(kind)
+
+
+def _take(table: dict[str, Any], key: str, value: Any, assign: bool) -> None:
+    """One value of a state into its place."""
+    one: Tensor = table[key]
+    if arrays.is_tensor(value):
+        value = value.detach()
+    if assign:
+        given = value.detach() if isinstance(value, Tensor) else tensor(value)
+        table[key] = given.requires_grad_(one.requires_grad)
+    else:
+        one.copy_(value)

@@ -1,15 +1,19 @@
-"""Layers without parameters: an operation each, so that it can stand in a Sequential."""
+"""Layers without parameters: an operation each, so that it can stand in a Sequential.
+
+The one exception is PReLU, whose operation has a weight.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.nn.module import Module
-from shmgpu.tensors.tensor import FUNCTIONS, Tensor
+from shmgpu.nn import functional as F
+from shmgpu.nn.module import Module, Parameter
+from shmgpu.tensors.tensor import FUNCTIONS, Tensor, full
 
 
 class _Operation(Module):
-    """One operation with settings; the settings are the layer's arguments."""
+    """One operation with settings, which are the layer's arguments and its attributes."""
 
     operation: str
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -19,28 +23,112 @@ class _Operation(Module):
         names = [name for name, _ in self.defaults]
         if len(given) > len(names) or not set(named) <= set(names):
             raise TypeError(f"{type(self).__name__} takes {', '.join(names) or 'no arguments'}")
-        self.settings = {**dict(self.defaults), **dict(zip(names, given, strict=False)), **named}
+        settings = {**dict(self.defaults), **dict(zip(names, given, strict=False)), **named}
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The operation's arguments besides the tensor."""
+        return {name: getattr(self, name) for name, _ in self.defaults}
 
     def forward(self, x: Tensor) -> Any:
         """The operation."""
-        return FUNCTIONS[self.operation](x, **self.settings)
+        call = getattr(F, self.operation, None) or FUNCTIONS[self.operation]
+        return call(x, **self.settings)
 
     def extra_repr(self) -> str:
         """Its settings."""
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return ", ".join(
+            f"{name}={value!r}"
+            for name, value in self.settings.items()
+            if name != "inplace" or value
+        )
+
+
+_INPLACE = ("inplace", False)
+
+
+class Identity(Module):
+    """What goes in comes out. Arguments are taken, and not looked at."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__()
+
+    def forward(self, x: Any) -> Any:
+        """The same."""
+        return x
+
+
+# ---- activations ---------------------------------------------------------------------------------
 
 
 class ReLU(_Operation):
     """Negative elements become 0."""
 
     operation = "relu"
+    defaults = (_INPLACE,)
+
+
+class ReLU6(_Operation):
+    """No element below 0 or above 6."""
+
+    operation = "relu6"
+    defaults = (_INPLACE,)
 
 
 class LeakyReLU(_Operation):
     """Negative elements become a hundredth, or ``negative_slope``, of what they were."""
 
     operation = "leaky_relu"
-    defaults = (("negative_slope", 0.01),)
+    defaults = (("negative_slope", 0.01), _INPLACE)
+
+
+class PReLU(Module):
+    """Negative elements times a weight that is learned (He et al., 2015).
+
+    Args:
+        num_parameters: one for all, or one for each channel of (N, channels, ...).
+        init: what the weights begin with.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        dtype: element type of the weights, float32 unless given.
+    """
+
+    def __init__(
+        self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.num_parameters = num_parameters
+        self.weight = Parameter(full((num_parameters,), init, dtype=dtype or "float32"))
+
+    def forward(self, x: Tensor) -> Any:
+        """The same shape."""
+        return F.prelu(x, self.weight)
+
+    def extra_repr(self) -> str:
+        """Its size."""
+        return f"num_parameters={self.num_parameters}"
+
+
+class ELU(_Operation):
+    """Negative elements become ``alpha * (exp(x) - 1)``."""
+
+    operation = "elu"
+    defaults = (("alpha", 1.0), _INPLACE)
+
+
+class CELU(_Operation):
+    """Negative elements become ``alpha * (exp(x / alpha) - 1)``."""
+
+    operation = "celu"
+    defaults = (("alpha", 1.0), _INPLACE)
+
+
+class SELU(_Operation):
+    """ELU, scaled so that mean 0 and variance 1 persist (Klambauer et al., 2017)."""
+
+    operation = "selu"
+    defaults = (_INPLACE,)
 
 
 class GELU(_Operation):
@@ -54,6 +142,21 @@ class SiLU(_Operation):
     """x times its sigmoid."""
 
     operation = "silu"
+    defaults = (_INPLACE,)
+
+
+class Mish(_Operation):
+    """``x * tanh(softplus(x))`` (Misra, 2019)."""
+
+    operation = "mish"
+    defaults = (_INPLACE,)
+
+
+class Hardswish(_Operation):
+    """x times its hard sigmoid (Howard et al., 2019)."""
+
+    operation = "hardswish"
+    defaults = (_INPLACE,)
 
 
 class Sigmoid(_Operation):
@@ -62,16 +165,69 @@ class Sigmoid(_Operation):
     operation = "sigmoid"
 
 
+class LogSigmoid(_Operation):
+    """The logarithm of the sigmoid."""
+
+    operation = "logsigmoid"
+
+
+class Hardsigmoid(_Operation):
+    """A sigmoid of three straight lines: 0 up to -3, 1 from 3 on."""
+
+    operation = "hardsigmoid"
+    defaults = (_INPLACE,)
+
+
 class Tanh(_Operation):
     """The hyperbolic tangent."""
 
     operation = "tanh"
 
 
+class Hardtanh(_Operation):
+    """No element below ``min_val`` or above ``max_val``."""
+
+    operation = "hardtanh"
+    defaults = (("min_val", -1.0), ("max_val", 1.0), _INPLACE)
+
+
+class Softplus(_Operation):
+    """log(1 + exp(beta x)) / beta; x where ``beta * x`` is above ``threshold``."""
+
+    operation = "softplus"
+    defaults = (("beta", 1.0), ("threshold", 20.0))
+
+
+class Softsign(_Operation):
+    """``x / (1 + abs(x))``."""
+
+    operation = "softsign"
+
+
+class Tanhshrink(_Operation):
+    """``x - tanh(x)``."""
+
+    operation = "tanhshrink"
+
+
+class GLU(_Operation):
+    """The first half of an axis times the sigmoid of the second (Dauphin et al., 2017)."""
+
+    operation = "glu"
+    defaults = (("dim", -1),)
+
+
 class Softmax(_Operation):
     """Shares that sum to 1 along ``dim``."""
 
     operation = "softmax"
+    defaults = (("dim", -1),)
+
+
+class Softmin(_Operation):
+    """Shares that sum to 1 along ``dim``, the greatest for the least."""
+
+    operation = "softmin"
     defaults = (("dim", -1),)
 
 
@@ -82,6 +238,9 @@ class LogSoftmax(_Operation):
     defaults = (("dim", -1),)
 
 
+# ---- shapes --------------------------------------------------------------------------------------
+
+
 class Flatten(_Operation):
     """Axes ``start_dim`` to ``end_dim`` as one."""
 
@@ -89,26 +248,156 @@ class Flatten(_Operation):
     defaults = (("start_dim", 1), ("end_dim", -1))
 
 
-class MaxPool2d(_Operation):
+class Unflatten(Module):
+    """One axis as several.
+
+    Args:
+        dim: the axis.
+        unflattened_size: the lengths of those that it becomes; one may be -1.
+    """
+
+    def __init__(self, dim: int, unflattened_size: Any) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Any:
+        """More axes, the same elements."""
+        if not -x.ndim <= self.dim < x.ndim:
+            raise IndexError(f"Unflatten: dim={self.dim} is out of range for {x.ndim} axes")
+        axis = self.dim % x.ndim
+        return x.reshape(*x.shape[:axis], *self.unflattened_size, *x.shape[axis + 1 :])
+
+    def extra_repr(self) -> str:
+        """Its settings."""
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+class _Pool(_Operation):
+    """A pool, whose stride is its window unless given."""
+
+    kernel_size: Any
+    stride: Any
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self.stride is None:
+            self.stride = self.kernel_size
+
+
+class MaxPool1d(_Pool):
+    """The greatest element of each window of a signal, (N, C, L)."""
+
+    operation = "max_pool1d"
+    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
+
+
+class MaxPool2d(_Pool):
     """The greatest element of each window."""
 
     operation = "max_pool2d"
     defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
 
 
-class AvgPool2d(_Operation):
+class AvgPool1d(_Pool):
+    """The mean of each window of a signal, (N, C, L)."""
+
+    operation = "avg_pool1d"
+    defaults = (("kernel_size", 2), ("stride", None), ("padding", 0))
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        for name, value in self.settings.items():  # one of each axis, as PyTorch has them
+            setattr(self, name, (value,) if isinstance(value, int) else tuple(value))
+
+
+class AvgPool2d(_Pool):
     """The mean of each window."""
 
     operation = "avg_pool2d"
     defaults = (("kernel_size", 2), ("stride", None), ("padding", 0))
 
 
+class AdaptiveAvgPool1d(_Operation):
+    """The means of ``output_size`` windows of a signal, (N, C, L)."""
+
+    operation = "adaptive_avg_pool1d"
+    defaults = (("output_size", 1),)
+
+
+class AdaptiveAvgPool2d(_Operation):
+    """The means of as many windows as ``output_size`` says: one number, or rows and columns."""
+
+    operation = "adaptive_avg_pool2d"
+    defaults = (("output_size", 1),)
+
+
+class AdaptiveMaxPool1d(_Operation):
+    """The greatest elements of ``output_size`` windows of a signal, (N, C, L)."""
+
+    operation = "adaptive_max_pool1d"
+    defaults = (("output_size", 1),)
+
+
+class AdaptiveMaxPool2d(_Operation):
+    """The greatest elements of as many windows as ``output_size`` says."""
+
+    operation = "adaptive_max_pool2d"
+    defaults = (("output_size", 1),)
+
+
+class Upsample(_Operation):
+    """Images, (N, C, ...), of another ``size``, or greater by ``scale_factor``."""
+
+    operation = "interpolate"
+    defaults = (("size", None), ("scale_factor", None), ("mode", "nearest"))
+
+    def extra_repr(self) -> str:
+        """The setting that was given."""
+        by = self.size is None
+        given = f"scale_factor={self.scale_factor!r}" if by else f"size={self.size!r}"
+        return f"{given}, mode={self.mode!r}"
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
 class Dropout(_Operation):
     """In training each element is 0 with probability ``p``, and the others are greater for it."""
 
     operation = "dropout"
-    defaults = (("p", 0.5),)
+    defaults = (("p", 0.5), _INPLACE)
 
     def forward(self, x: Tensor) -> Any:
         """As it is, unless in training."""
-        return FUNCTIONS["dropout"](x, training=self.training, **self.settings)
+        return getattr(F, self.operation)(x, training=self.training, **self.settings)
+
+    def extra_repr(self) -> str:
+        """Its settings."""
+        return f"p={self.p}, inplace={self.inplace}"
+
+
+class Dropout1d(Dropout):
+    """In training each channel of a signal is 0 with probability ``p``."""
+
+    operation = "dropout1d"
+
+
+class Dropout2d(Dropout):
+    """In training each channel of an image is 0 with probability ``p`` (Tompson et al., 2015)."""
+
+    operation = "dropout2d"
+
+
+class CosineSimilarity(Module):
+    """The cosine of the angle between vectors along ``dim``; a norm counts as ``eps`` at least."""
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Any:
+        """Without that axis."""
+        return F.cosine_similarity(x1, x2, self.dim, self.eps)

@@ -313,9 +313,13 @@ def leaky_relu(x: Node, negative_slope: float = 0.01) -> Node:
     return apply(LEAKY_RELU, floats(x), (float(negative_slope),))
 
 
-def softplus(x: Node) -> Node:
-    """log(1 + exp(x)), without overflow."""
-    return add(maximum(x, 0.0), log1p(exp(neg(abs(x)))))
+def softplus(x: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
+    """log(1 + exp(beta x)) / beta, without overflow; x where beta x is above ``threshold``."""
+    if beta == 1:
+        bent = add(maximum(x, 0.0), log1p(exp(neg(abs(x)))))
+        return bent if threshold >= 20 else where(gt(x, threshold), x, bent)
+    scaled = mul(x, beta)
+    return where(gt(scaled, threshold), x, mul(softplus(scaled), 1 / beta))
 
 
 # ---- dropout -------------------------------------------------------------------------------------

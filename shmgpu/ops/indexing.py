@@ -13,9 +13,9 @@ import operator
 from typing import Any
 
 from shmgpu.ops import rules
-from shmgpu.ops.casting import cast
+from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.creation import full, zeros_like
-from shmgpu.ops.elementwise import Operand, where
+from shmgpu.ops.elementwise import Operand, ne, where
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.promotion import CATEGORY, WHOLE, as_node, bool_, int64
 from shmgpu.ops.shaping import flip, reshape, take_slices
@@ -230,15 +230,25 @@ EMBEDDING_BACKWARD: Op = Op(
 )
 
 
-def embedding(input: Node, weight: Node) -> Node:
+def embedding(input: Node, weight: Node, padding_idx: int | None = None) -> Node:
     """The rows of ``weight`` that ``input`` numbers.
 
-    (...) with a weight of (how many, how long) -> (..., how long).
+    (...) with a weight of (how many, how long) -> (..., how long). No gradient flows to the row
+    ``padding_idx``, which may count from the end.
 
     Raises:
         TypeError: ``input`` is not of whole numbers.
+        ValueError: there is no row ``padding_idx``.
     """
-    return apply(EMBEDDING, (whole(input, "embedding"), weight))
+    numbers = whole(input, "embedding")
+    out = apply(EMBEDDING, (numbers, weight))
+    if padding_idx is None:
+        return out
+    rows = weight.spec.shape[0]
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"embedding: padding_idx={padding_idx} is none of the {rows} rows")
+    learns = ne(numbers, padding_idx % rows)
+    return where(reshape(learns, (*numbers.spec.shape, 1)), out, alias(out))
 
 
 # ---- tensors of whole numbers in square brackets -------------------------------------------------

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shmgpu.ops.activations import log_softmax
+from shmgpu.ops.activations import log_softmax, softplus
 from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import abs, add, div, exp, log, log1p, maximum, mul, ne, neg, sub
+from shmgpu.ops.elementwise import abs, add, div, log, maximum, mul, ne, neg, sub, where
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
-from shmgpu.ops.indexing import whole
+from shmgpu.ops.indexing import take, whole
 from shmgpu.ops.promotion import is_float
 from shmgpu.ops.reductions import mean
 from shmgpu.ops.shaping import reshape, unsqueeze
@@ -124,10 +124,13 @@ def l1_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
     return reduced_by(abs(sub(input, target)), reduction)
 
 
-def binary_cross_entropy(input: Node, target: Node, reduction: str = "mean") -> Node:
+def binary_cross_entropy(
+    input: Node, target: Node, reduction: str = "mean", weight: Node | None = None
+) -> Node:
     """Of probabilities, 0 to 1, and targets of their shape, likewise 0 to 1.
 
-    A logarithm is at least -100, as in PyTorch. ``reduction`` as for :func:`mse_loss`.
+    A logarithm is at least -100, as in PyTorch. ``reduction`` as for :func:`mse_loss`; ``weight``
+    is stretched to the input's shape, and each element's loss multiplied by it.
 
     Raises:
         ValueError: the shapes differ.
@@ -135,18 +138,34 @@ def binary_cross_entropy(input: Node, target: Node, reduction: str = "mean") -> 
     _alike(input, target, "binary_cross_entropy")
     yes, no = maximum(log(input), -100.0), maximum(log(sub(1.0, input)), -100.0)
     loss = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
-    return reduced_by(loss, reduction)
+    return reduced_by(_weighted(loss, weight), reduction)
 
 
-def binary_cross_entropy_with_logits(input: Node, target: Node, reduction: str = "mean") -> Node:
+def _weighted(loss: Node, weight: Node | None) -> Node:
+    return loss if weight is None else mul(loss, weight)
+
+
+def binary_cross_entropy_with_logits(
+    input: Node,
+    target: Node,
+    reduction: str = "mean",
+    weight: Node | None = None,
+    pos_weight: Node | None = None,
+) -> Node:
     """:func:`binary_cross_entropy` of the input's sigmoid; safe for great ones.
+
+    ``pos_weight``, stretched to the input's shape, multiplies the part of the targets that are 1.
 
     Raises:
         ValueError: the shapes differ.
     """
     _alike(input, target, "binary_cross_entropy_with_logits")
-    bent = add(maximum(input, 0.0), log1p(exp(neg(abs(input)))))
-    return reduced_by(sub(bent, mul(input, target)), reduction)
+    if pos_weight is None:
+        loss = sub(softplus(input), mul(input, target))
+    else:
+        share = add(mul(sub(pos_weight, 1.0), target), 1.0)
+        loss = add(mul(sub(1.0, target), input), mul(share, softplus(neg(input))))
+    return reduced_by(_weighted(loss, weight), reduction)
 
 
 # ---- classes -------------------------------------------------------------------------------------
@@ -243,7 +262,26 @@ NLL_BACKWARD: Op = Op(
 )
 
 
-def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: int = -100) -> Node:
+def _shares(target: Node, ignore_index: int, weight: Node | None, like: Node, name: str) -> Node:
+    """How much each target counts: by its class's weight, and not at all if it is ignored."""
+    counts = ne(target, ignore_index)
+    if weight is None:
+        return cast(counts, like.spec.dtype)
+    classes = (like.spec.shape[0 if len(like.spec.shape) == 1 else 1],)
+    if weight.spec.shape != classes:
+        raise ValueError(
+            f"{name}: the weight {weight.spec.shape} must be one of each class: {classes}"
+        )
+    return where(counts, take(weight, where(counts, target, 0)), 0.0)
+
+
+def nll_loss(
+    input: Node,
+    target: Node,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    weight: Node | None = None,
+) -> Node:
     """The negative log-likelihood of the right classes.
 
     Args:
@@ -251,6 +289,7 @@ def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: i
         target: numbers of the right classes, (N, ...) or ().
         reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
         ignore_index: a target that does not count.
+        weight: (classes,): how much each class counts.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -263,6 +302,10 @@ def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: i
     if single:
         input, target = unsqueeze(input, 0), reshape(target, (1,))
     loss = apply(NLL, (input, target), (ignore_index,))
+    shares = None
+    if weight is not None:
+        shares = _shares(target, ignore_index, weight, input, "nll_loss")
+        loss = mul(loss, shares)
     if single and reduction == "none":
         return reshape(loss, ())
     if reduction == "none":
@@ -270,7 +313,9 @@ def nll_loss(input: Node, target: Node, reduction: str = "mean", ignore_index: i
     total = sum(loss)
     if reduction == "sum":
         return total
-    return div(total, sum(cast(ne(target, ignore_index), loss.spec.dtype)))
+    if shares is None:
+        shares = _shares(target, ignore_index, None, input, "nll_loss")
+    return div(total, sum(shares))
 
 
 def cross_entropy(
@@ -279,6 +324,7 @@ def cross_entropy(
     reduction: str = "mean",
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
+    weight: Node | None = None,
 ) -> Node:
     """The negative log-likelihood of the right classes, of any scores.
 
@@ -289,6 +335,7 @@ def cross_entropy(
         reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
         ignore_index: a target that does not count.
         label_smoothing: share of the probability that is spread over all classes.
+        weight: (classes,): how much each class counts.
 
     Raises:
         ValueError: the shapes do not fit, or the share is not 0 to 1.
@@ -302,14 +349,23 @@ def cross_entropy(
         _alike(input, target, "cross_entropy")
         if label_smoothing:
             target = add(mul(target, 1.0 - label_smoothing), label_smoothing / classes)
-        return reduced_by(neg(sum(mul(scores, target), axis)), reduction)
-    loss = nll_loss(scores, target, reduction, ignore_index)
+        return reduced_by(neg(sum(mul(_by_class(scores, weight, axis), target), axis)), reduction)
+    loss = nll_loss(scores, target, reduction, ignore_index, weight)
     if not label_smoothing:
         return loss
     counts = cast(ne(target, ignore_index), scores.spec.dtype)
-    even = mul(neg(mean(scores, axis)), counts)
+    even = mul(neg(mean(_by_class(scores, weight, axis), axis)), counts)
     if reduction == "mean":
-        even = div(sum(even), sum(counts))
+        shares = _shares(target, ignore_index, weight, scores, "cross_entropy")
+        even = div(sum(even), sum(shares))
     elif reduction == "sum":
         even = sum(even)
     return add(mul(loss, 1.0 - label_smoothing), mul(even, label_smoothing))
+
+
+def _by_class(scores: Node, weight: Node | None, axis: int) -> Node:
+    """The scores of each class times its weight."""
+    if weight is None:
+        return scores
+    shape = (scores.spec.shape[axis], *[1] * (len(scores.spec.shape) - axis - 1))
+    return mul(scores, reshape(weight, shape))

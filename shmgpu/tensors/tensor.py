@@ -585,7 +585,7 @@ def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
 
 
-def _recording(record: Callable[..., Any]) -> Callable[..., Any]:
+def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
 
     @functools.wraps(record)
@@ -642,7 +642,7 @@ def as_argument(value: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: _recording(getattr(family, name))
+    name: recording(getattr(family, name))
     for family, names in (
         (
             elementwise,

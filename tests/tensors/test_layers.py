@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 
 import numpy as np
@@ -17,6 +18,9 @@ ROWS = RNG.normal(size=(3, 4))
 IMAGES = RNG.normal(size=(2, 4, 6, 6))
 SHARES = RNG.uniform(0.1, 0.9, size=(3, 4))
 CLASSES = np.array([1, 3, 0])
+SIGNALS = RNG.normal(size=(2, 4, 7))
+COUNTS = RNG.integers(0, 5, size=(3, 4)).astype(float)
+SIGNS = np.array([1.0, -1.0, 1.0])
 
 # Arguments of the layer, and what goes in. Two settings at least where there are any, so that one
 # that is not handed on shows.
@@ -48,6 +52,66 @@ LAYERS = [
     ("MaxPool2d", (2,), {"stride": 1, "padding": 1, "dilation": 2}, IMAGES),
     ("AvgPool2d", (2,), {}, IMAGES),
     ("AvgPool2d", ((2, 3), 1, 1), {}, IMAGES),
+    ("Identity", (4,), {"more": 1}, ROWS),
+    ("Embedding", (5, 3), {"padding_idx": -4}, CLASSES),
+    ("LayerNorm", (4,), {"bias": False}, ROWS),
+    ("RMSNorm", (4,), {}, ROWS),
+    ("RMSNorm", ((3, 4),), {"eps": 0.1, "elementwise_affine": False}, ROWS),
+    ("GroupNorm", (2, 4), {}, IMAGES),
+    ("GroupNorm", (4, 4), {"eps": 0.1, "affine": False}, SIGNALS),
+    ("InstanceNorm1d", (4,), {"affine": True}, SIGNALS),
+    ("InstanceNorm2d", (4,), {}, IMAGES),
+    ("InstanceNorm2d", (4,), {"affine": True, "track_running_stats": True}, IMAGES),
+    ("BatchNorm1d", (4,), {}, ROWS),
+    ("BatchNorm1d", (4,), {"momentum": None, "eps": 0.1}, SIGNALS),
+    ("BatchNorm1d", (4,), {"bias": False, "momentum": 0.7}, ROWS),
+    ("BatchNorm2d", (4,), {}, IMAGES),
+    ("BatchNorm2d", (4,), {"affine": False, "track_running_stats": False}, IMAGES),
+    ("Conv1d", (4, 6, 3), {}, SIGNALS),
+    ("Conv1d", (4, 6, 3), {"stride": 2, "padding": 1, "groups": 2, "bias": False}, SIGNALS),
+    ("Conv1d", (4, 6, 2), {"dilation": 2, "padding": "same"}, SIGNALS),
+    ("ConvTranspose1d", (4, 6, 3), {"stride": 2, "output_padding": 1}, SIGNALS),
+    ("ConvTranspose2d", (4, 6, 3), {}, IMAGES),
+    (
+        "ConvTranspose2d",
+        (4, 6, (2, 3)),
+        {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2, "bias": False, "dilation": 2},
+        IMAGES,
+    ),
+    ("MaxPool1d", (3,), {}, SIGNALS),
+    ("MaxPool1d", (2, 1, 1, 2), {}, SIGNALS),
+    ("AvgPool1d", (2,), {}, SIGNALS),
+    ("AvgPool1d", (3, 2, 1), {}, SIGNALS),
+    ("AdaptiveAvgPool1d", (3,), {}, SIGNALS),
+    ("AdaptiveAvgPool2d", (1,), {}, IMAGES),
+    ("AdaptiveAvgPool2d", ((4, None),), {}, IMAGES),
+    ("AdaptiveMaxPool1d", (3,), {}, SIGNALS),
+    ("AdaptiveMaxPool2d", ((5, 2),), {}, IMAGES),
+    ("Upsample", (), {"scale_factor": 2.0}, IMAGES),
+    ("Upsample", ((4, 9),), {}, IMAGES),
+    ("Upsample", (), {"scale_factor": 1.7}, SIGNALS),
+    ("Unflatten", (1, (2, -1)), {}, IMAGES),
+    ("ELU", (), {}, ROWS),
+    ("ELU", (0.3,), {"inplace": False}, ROWS),
+    ("CELU", (0.3,), {}, ROWS),
+    ("SELU", (), {}, ROWS),
+    ("Softplus", (), {}, ROWS),
+    ("Softplus", (2.0, 0.5), {}, ROWS),
+    ("Softplus", (1.0, 0.5), {}, ROWS),
+    ("Softmin", (), {"dim": -1}, ROWS),
+    ("Hardtanh", (), {}, ROWS),
+    ("Hardtanh", (-0.3, 0.4), {}, ROWS),
+    ("ReLU6", (), {}, 6 * ROWS),
+    ("PReLU", (), {}, ROWS),
+    ("PReLU", (4, 0.3), {}, IMAGES),
+    ("Mish", (), {}, ROWS),
+    ("LogSigmoid", (), {}, 9 * ROWS),
+    ("Hardsigmoid", (), {}, 3 * ROWS),
+    ("Hardswish", (), {}, 3 * ROWS),
+    ("Softsign", (), {}, ROWS),
+    ("Tanhshrink", (), {}, ROWS),
+    ("GLU", (), {}, ROWS),
+    ("GLU", (1,), {}, IMAGES),
 ]
 LOSSES = [
     ("MSELoss", ROWS, ROWS[::-1].copy()),
@@ -57,11 +121,47 @@ LOSSES = [
     ("BCELoss", SHARES, SHARES[::-1].copy()),
     ("BCEWithLogitsLoss", ROWS, SHARES),
 ]
+# Losses with settings or more inputs: settings, and what goes in.
+SETTINGS = [
+    ("SmoothL1Loss", {"beta": 0.4}, ROWS, ROWS[::-1].copy()),
+    ("SmoothL1Loss", {"beta": 0.0}, ROWS, ROWS[::-1].copy()),
+    ("HuberLoss", {"delta": 0.4}, ROWS, ROWS[::-1].copy()),
+    ("KLDivLoss", {"reduction": "batchmean"}, np.log(SHARES), SHARES[::-1].copy()),
+    ("KLDivLoss", {"log_target": True, "reduction": "sum"}, np.log(SHARES), np.log(SHARES[::-1])),
+    ("CrossEntropyLoss", {"ignore_index": 3}, ROWS, CLASSES),
+    ("CrossEntropyLoss", {"label_smoothing": 0.2}, ROWS, CLASSES),
+    ("CrossEntropyLoss", {"weight": SHARES[0], "label_smoothing": 0.2}, ROWS, CLASSES),
+    ("CrossEntropyLoss", {"weight": SHARES[0], "ignore_index": 3}, ROWS, CLASSES),
+    ("CrossEntropyLoss", {"weight": SHARES[0], "reduction": "none"}, ROWS, CLASSES),
+    ("CrossEntropyLoss", {"weight": SHARES[0], "reduction": "sum"}, ROWS, SHARES),
+    ("CrossEntropyLoss", {"weight": SHARES[0]}, IMAGES, RNG.integers(0, 4, (2, 6, 6))),
+    ("NLLLoss", {"weight": SHARES[0], "ignore_index": 1}, np.log(SHARES), CLASSES),
+    ("BCELoss", {"weight": SHARES[1]}, SHARES, SHARES[::-1].copy()),
+    ("BCEWithLogitsLoss", {"weight": SHARES[1], "pos_weight": SHARES[0]}, ROWS, SHARES),
+    ("PoissonNLLLoss", {}, ROWS, COUNTS),
+    ("PoissonNLLLoss", {"log_input": False, "full": True}, SHARES, COUNTS),
+    ("GaussianNLLLoss", {}, ROWS, ROWS[::-1].copy(), SHARES),
+    ("GaussianNLLLoss", {"full": True, "eps": 0.5}, ROWS, ROWS[::-1].copy(), SHARES),
+    ("CosineEmbeddingLoss", {}, ROWS, ROWS[::-1].copy(), SIGNS),
+    ("CosineEmbeddingLoss", {"margin": -0.5, "reduction": "none"}, ROWS, SHARES, SIGNS),
+    ("MarginRankingLoss", {"margin": 0.3}, ROWS[0, :3], ROWS[1, :3], SIGNS),
+    ("HingeEmbeddingLoss", {"margin": 1.5}, ROWS[0, :3], SIGNS),
+    ("SoftMarginLoss", {}, ROWS[0, :3], SIGNS),
+    ("TripletMarginLoss", {"swap": True, "margin": 2.0}, ROWS, ROWS[::-1].copy(), SHARES),
+    ("TripletMarginLoss", {"p": 3.0}, ROWS, ROWS[::-1].copy(), SHARES),
+    ("CosineSimilarity", {"dim": 0}, ROWS, SHARES),
+]
 # What is held against torch elsewhere, or stands in no formula: file, and a word of its tests.
 ELSEWHERE = {
     "Dropout": "test_dropout_of_a_layer_is_in_training_only",
+    "Dropout1d": "test_dropout_of_channels_drops_whole_ones",
+    "Dropout2d": "test_dropout_of_channels_drops_whole_ones",
+    "Bilinear": "test_a_bilinear_layer_is_torchs",
     "Sequential": "test_layers_in_a_row",
     "ModuleList": "test_layers_in_a_row",
+    "ModuleDict": "test_modules_by_name",
+    "ParameterList": "test_parameters_in_a_list",
+    "Parameter": "test_parameters_in_a_list",
     "SGD": "test_an_optimiser_goes_on_where_another_run_stopped",
     "Adam": "test_an_optimiser_goes_on_where_another_run_stopped",
     "AdamW": "test_an_optimiser_goes_on_where_another_run_stopped",
@@ -92,33 +192,72 @@ def agree(ours, theirs, given, *targets):
         same(x.grad, want_x.grad, 1e-4)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         same(one.grad, other.grad, 1e-4)
+    ours.zero_grad()
+    theirs.zero_grad()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "settings", "given"),
-    LAYERS,
-    ids=[f"{n}-{a}-{s}" for n, a, s, _ in LAYERS],
-)
-def test_a_layer_does_what_torchs_does(name, arguments, settings, given):
+def of(table):
+    """The rows of a table by their layer: a broker is for all of them."""
+    return {name: [row[1:] for row in table if row[0] == name] for name, *_ in table}.items()
+
+
+@pytest.mark.parametrize(("name", "rows"), of(LAYERS), ids=[name for name, _ in of(LAYERS)])
+def test_a_layer_does_what_torchs_does(name, rows):
     with gt.init(inline=True, arena="16MiB", threads=1):
-        ours = getattr(nn, name)(*arguments, **settings)
-        theirs = getattr(torch.nn, name)(*arguments, **settings)
-        theirs.load_state_dict(nn.state_tensors(ours.state_dict()))
-        agree(ours, theirs, given)
+        for arguments, settings, given in rows:
+            ours = getattr(nn, name)(*arguments, **settings)
+            theirs = getattr(torch.nn, name)(*arguments, **settings)
+            theirs.load_state_dict(nn.state_tensors(ours.state_dict()))
+            assert list(ours.state_dict()) == list(theirs.state_dict())
+            for _ in range(2):  # the second time with what the first one left
+                agree(ours, theirs, given)
+            for key, one in ours.state_dict().items():
+                same(one, theirs.state_dict()[key], 1e-4)
+            agree(ours.eval(), theirs.eval(), given)
+            ours.load_state_dict(theirs.state_dict())
+            assert repr(ours).removesuffix(")") in repr(theirs)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(("name", "given", "target"), LOSSES, ids=[name for name, *_ in LOSSES])
-def test_a_loss_is_torchs(name, given, target, reduction):
+def test_a_loss_is_torchs(name, given, target):
     with gt.init(inline=True, arena="16MiB", threads=1):
-        agree(
-            getattr(nn, name)(reduction),
-            getattr(torch.nn, name)(reduction=reduction),
-            given,
-            target,
-        )
-        if reduction == "mean":
-            agree(getattr(nn, name)(), getattr(torch.nn, name)(), given, target)
+        agree(getattr(nn, name)(), getattr(torch.nn, name)(), given, target)
+        for reduction in ("mean", "sum", "none"):
+            theirs = getattr(torch.nn, name)(reduction=reduction)
+            agree(getattr(nn, name)(reduction), theirs, given, target)
+
+
+@pytest.mark.parametrize(("name", "rows"), of(SETTINGS), ids=[name for name, _ in of(SETTINGS)])
+def test_a_loss_with_settings_is_torchs(name, rows):
+    def made(package, settings, tensors):
+        """The loss, with arrays among its settings as tensors."""
+        known = {k: tensors(v) if isinstance(v, np.ndarray) else v for k, v in settings.items()}
+        return getattr(package, name)(**known)
+
+    with gt.init(inline=True, arena="16MiB", threads=1):
+        for settings, *given in rows:
+            ours = made(nn, settings, lambda v: gt.tensor(v.astype("float32")))
+            theirs = made(torch.nn, settings, lambda v: torch.tensor(v, dtype=torch.float32))
+            agree(ours, theirs, given[0], *given[1:])
+            assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+def test_a_bilinear_layer_is_torchs(engine):
+    ours, theirs = nn.Bilinear(4, 4, 3), torch.nn.Bilinear(4, 4, 3)
+    ours.load_state_dict(theirs.state_dict())
+    agree(ours, theirs, ROWS, SHARES)
+
+
+def test_dropout_of_channels_drops_whole_ones(engine):
+    channels = (50, 40)
+    for layer, places in ((nn.Dropout1d(0.25), (3,)), (nn.Dropout2d(0.25), (3, 2))):
+        x = gt.ones(*channels, *places)
+        out = np.array(layer(x).data).reshape(*channels, -1)
+        assert (out == out[..., :1]).all() and np.isclose(out.max(), 1 / 0.75)
+        assert 0.7 < (out[..., 0] != 0).mean() < 0.8
+        assert (layer.eval()(x).data == 1).all()
+        single = layer.train()(x[0])
+        assert single.shape == x.shape[1:] and (single.data == 0).any()
 
 
 def test_dropout_of_a_layer_is_in_training_only(engine):
@@ -150,9 +289,108 @@ def test_layers_in_a_row(engine):
     assert row(x).shape != listed[1](first(x)).shape
 
 
+def test_layers_with_names_in_a_row(engine):
+    named = {"first": nn.Linear(4, 3), "second": nn.Tanh()}
+    row = nn.Sequential(collections.OrderedDict(named))
+    assert list(row.state_dict()) == ["first.weight", "first.bias"] and row.second is row[1]
+    part = row[:1]
+    assert isinstance(part, nn.Sequential) and list(part) == [row.first]
+    row.insert(0, nn.Identity())
+    assert [type(one).__name__ for one in row] == ["Identity", "Linear", "Tanh"]
+    assert row.pop() is named["second"] and len(row) == 2
+    row[0] = nn.ReLU()
+    del row[1]
+    assert [type(one).__name__ for one in row] == ["ReLU"]
+    assert len(nn.ModuleList([nn.ReLU()]) + nn.ModuleList([nn.Tanh()])) == 2
+    with pytest.raises(IndexError, match="no 3 in a list of 1"):
+        row[3]
+    with pytest.raises(TypeError, match="holds modules, not a float"):
+        row.append(1.0)
+
+
+def test_modules_by_name(engine):
+    found = nn.ModuleDict({"a": nn.Linear(4, 3)})
+    found["b"] = nn.ReLU()
+    found.update([("c", nn.Linear(3, 2, bias=False))])
+    assert list(found) == ["a", "b", "c"] and "b" in found and len(found) == 3
+    assert list(found.state_dict()) == ["a.weight", "a.bias", "c.weight"]
+    assert found.pop("b") is not None and list(found.keys()) == ["a", "c"]
+    assert [name for name, _ in found.items()] == ["a", "c"] and len(list(found.values())) == 2
+    del found["a"]
+    found.clear()
+    assert not len(found)
+
+
+def test_parameters_in_a_list(engine):
+    listed = nn.ParameterList([nn.Parameter(gt.ones(2)), gt.zeros(3)])
+    assert [name for name, _ in listed.named_parameters()] == ["0", "1"]
+    assert all(isinstance(one, nn.Parameter) for one in listed)
+    assert not isinstance(gt.ones(2), nn.Parameter) and not isinstance(1, nn.Parameter)
+    assert not nn.Parameter(gt.ones(2), requires_grad=False).requires_grad
+    listed[0] = gt.ones(4)
+    assert listed[0].requires_grad and listed[0].shape == (4,)
+
+
+def test_an_activation_in_place_changes_what_it_is_given(engine):
+    for name in ("ReLU", "ELU", "Hardtanh", "LeakyReLU", "SiLU"):
+        ours, theirs = both(ROWS, grads=False)
+        out = getattr(nn, name)(inplace=True)(ours)
+        getattr(torch.nn, name)(inplace=True)(theirs)
+        assert out is ours
+        same(ours, theirs)
+    x = gt.ones(50, 50)
+    assert nn.Dropout(0.5, inplace=True)(x) is x and (x.data == 0).any()
+
+
+def test_a_layer_of_another_element_type(engine):
+    assert nn.Linear(4, 3, dtype="float64").weight.dtype.name == "float64"
+    assert nn.Conv2d(4, 3, 2, dtype="float16", device="cpu").bias.dtype.name == "float16"
+    norm = nn.BatchNorm2d(3, dtype="float64")
+    assert {one.dtype.name for one in norm.state_dict().values()} == {"float64", "int64"}
+
+
+def test_an_embedding_of_given_rows_is_frozen(engine):
+    table = nn.Embedding.from_pretrained(ROWS.astype("float32"))
+    assert not table.weight.requires_grad and list(table.state_dict()) == ["weight"]
+    np.testing.assert_array_equal(table(gt.tensor([2])).data[0], ROWS[2].astype("float32"))
+    assert (nn.Embedding(5, 3, padding_idx=-1).weight.data[4] == 0).all()
+
+
+REFUSED = {
+    "an odd GLU": (lambda: nn.GLU()(gt.ones(3)), "must have an even length"),
+    "a batch of one": (lambda: nn.BatchNorm1d(3)(gt.ones(1, 3)), "more than one value"),
+    "an image for BatchNorm1d": (lambda: nn.BatchNorm1d(3)(gt.ones(1, 3, 2, 2)), "2 or 3 axes"),
+    "groups that do not divide": (lambda: nn.GroupNorm(3, 4), "must divide num_channels=4"),
+    "bilinear upsampling": (
+        lambda: nn.Upsample(scale_factor=2, mode="bilinear")(gt.ones(1, 1, 2, 2)),
+        "must be 'nearest'",
+    ),
+    "too great an output_padding": (
+        lambda: nn.ConvTranspose2d(1, 1, 2, output_padding=1)(gt.ones(1, 1, 2, 2)),
+        "must be less than stride",
+    ),
+    "no such padding row": (lambda: nn.Embedding(3, 2, 3), "none of the 3 rows"),
+    "a weight of other classes": (
+        lambda: nn.CrossEntropyLoss(gt.ones(3))(gt.ones(2, 4), gt.tensor([0, 1])),
+        "one of each class",
+    ),
+    "three sizes": (lambda: nn.Conv2d(1, 1, (1, 2, 3)), "must be a number, or 2"),
+    "an adaptive pool of nothing": (lambda: nn.AdaptiveAvgPool2d(0)(gt.ones(1, 2, 2)), "2 numbers"),
+    "a weight of PReLU": (lambda: nn.PReLU(3)(gt.ones(2, 4)), r"\(1,\) or \(4,\)"),
+    "a margin the wrong way round": (lambda: nn.Hardtanh(1.0, 0.0)(gt.ones(1)), "not be above"),
+}
+
+
+def test_layers_refuse_in_sentences(engine):
+    for what, (call, words) in REFUSED.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+            pytest.fail(what)
+
+
 def test_every_layer_and_loss_is_held_against_torchs():
     """Whoever adds one adds a row above, or a test that ELSEWHERE names."""
-    held = {name for name, *_ in [*LAYERS, *LOSSES]} | set(ELSEWHERE)
+    held = {name for name, *_ in [*LAYERS, *LOSSES, *SETTINGS]} | set(ELSEWHERE)
     public = {name for name in nn.__all__ if inspect.isclass(getattr(nn, name))}
     assert public - held == {"Module"}
     assert held <= public and all(callable(globals()[test]) for test in ELSEWHERE.values())

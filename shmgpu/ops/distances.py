@@ -1,0 +1,202 @@
+"""More losses: of distances, angles, rankings and distributions. All are compositions."""
+
+from __future__ import annotations
+
+import math
+
+from shmgpu.ops.activations import softplus
+from shmgpu.ops.elementwise import (
+    abs,
+    add,
+    div,
+    eq,
+    exp,
+    gt,
+    log,
+    lt,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    pow,
+    sqrt,
+    sub,
+    where,
+)
+from shmgpu.ops.graph import Node
+from shmgpu.ops.losses import reduced_by
+from shmgpu.ops.stretching import sum
+
+
+def _from(number: float, name: str, word: str, above: bool) -> None:
+    if number < 0 or (above and number == 0):
+        raise ValueError(f"{name}: {word}={number} must be {'above 0' if above else '0 or more'}")
+
+
+def smooth_l1_loss(input: Node, target: Node, reduction: str = "mean", beta: float = 1.0) -> Node:
+    """The distance less ``beta / 2``; within ``beta`` half its square over ``beta`` (Girshick).
+
+    Raises:
+        ValueError: ``beta`` is negative.
+    """
+    _from(beta, "smooth_l1_loss", "beta", above=False)
+    far = abs(sub(input, target))
+    if beta:
+        far = where(lt(far, beta), mul(mul(far, far), 0.5 / beta), sub(far, 0.5 * beta))
+    return reduced_by(far, reduction)
+
+
+def huber_loss(input: Node, target: Node, reduction: str = "mean", delta: float = 1.0) -> Node:
+    """Half the squared distance; beyond ``delta`` it rises straight (Huber, 1964).
+
+    Raises:
+        ValueError: ``delta`` is not above 0.
+    """
+    _from(delta, "huber_loss", "delta", above=True)
+    far = abs(sub(input, target))
+    bent = where(lt(far, delta), mul(mul(far, far), 0.5), mul(sub(far, 0.5 * delta), delta))
+    return reduced_by(bent, reduction)
+
+
+def kl_div(input: Node, target: Node, reduction: str = "mean", log_target: bool = False) -> Node:
+    """The Kullback-Leibler divergence of ``target`` from what ``input`` has the logarithms of.
+
+    Args:
+        input: log-probabilities.
+        target: probabilities; their logarithms with ``log_target``.
+        reduction: ``"batchmean"`` is the definition's: the sum, by the length of the first axis.
+        log_target: what the target holds.
+    """
+    if log_target:
+        loss = mul(exp(target), sub(target, input))
+    else:
+        # 0 log 0 is 0.
+        safe = where(gt(target, 0), target, 1.0)
+        loss = mul(target, sub(log(safe), input))
+    if reduction == "batchmean":
+        return div(sum(loss), input.spec.shape[0] if input.spec.shape else 1)
+    return reduced_by(loss, reduction)
+
+
+def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
+    """The cosine of the angle between vectors along an axis; a norm counts as ``eps`` at least."""
+
+    def norm(x: Node) -> Node:
+        # The root's slope at 0 is infinite, so it is taken of what is above.
+        return sqrt(maximum(sum(mul(x, x), dim, True), eps * eps))
+
+    return sum(mul(div(x1, norm(x1)), div(x2, norm(x2))), dim)
+
+
+def cosine_embedding_loss(
+    input1: Node, input2: Node, target: Node, margin: float = 0.0, reduction: str = "mean"
+) -> Node:
+    """1 less the cosine where the target is 1; where it is -1, what the cosine has over ``margin``.
+
+    Args:
+        input1: (N, features) or (features,), as ``input2``.
+        input2: the others.
+        target: (N,) or (), of 1 and -1.
+        margin: what the cosine of unlike vectors may be.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+    """
+    cosine = cosine_similarity(input1, input2, -1, 1e-6)
+    alike = where(eq(target, 1), sub(1.0, cosine), 0.0)
+    unlike = where(eq(target, -1), maximum(sub(cosine, margin), 0.0), 0.0)
+    return reduced_by(add(alike, unlike), reduction)
+
+
+def margin_ranking_loss(
+    input1: Node, input2: Node, target: Node, margin: float = 0.0, reduction: str = "mean"
+) -> Node:
+    """What is missing until the first is greater by ``margin``; smaller where the target is -1."""
+    missing = add(mul(neg(target), sub(input1, input2)), margin)
+    return reduced_by(maximum(missing, 0.0), reduction)
+
+
+def hinge_embedding_loss(
+    input: Node, target: Node, margin: float = 1.0, reduction: str = "mean"
+) -> Node:
+    """The distance where the target is 1; where it is -1, what it is short of ``margin``."""
+    alike = where(eq(target, 1), input, 0.0)
+    unlike = where(eq(target, -1), maximum(sub(margin, input), 0.0), 0.0)
+    return reduced_by(add(alike, unlike), reduction)
+
+
+def soft_margin_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
+    """log(1 + exp(-target * input)), of targets 1 and -1."""
+    return reduced_by(softplus(neg(mul(target, input))), reduction)
+
+
+def pairwise_distance(
+    x1: Node, x2: Node, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Node:
+    """The p-norm of the difference along the last axis, to which ``eps`` is added."""
+    apart = add(sub(x1, x2), eps)
+    if p == 2:
+        return sqrt(sum(mul(apart, apart), -1, keepdim))
+    return pow(sum(pow(abs(apart), p), -1, keepdim), 1 / p)
+
+
+def triplet_margin_loss(
+    anchor: Node,
+    positive: Node,
+    negative: Node,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Node:
+    """What is missing until the negative is farther than the positive, by ``margin``.
+
+    With ``swap`` the negative's distance from the positive counts, where it is less.
+    """
+    near, far = (
+        pairwise_distance(anchor, positive, p, eps),
+        pairwise_distance(anchor, negative, p, eps),
+    )
+    if swap:
+        far = minimum(far, pairwise_distance(positive, negative, p, eps))
+    return reduced_by(maximum(add(sub(near, far), margin), 0.0), reduction)
+
+
+def poisson_nll_loss(
+    input: Node,
+    target: Node,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Node:
+    """The negative log-likelihood of counts, of which ``input`` has the (logarithms of the) means.
+
+    With ``full`` Stirling's term is added where the target is above 1.
+    """
+    if log_input:
+        loss = sub(exp(input), mul(target, input))
+    else:
+        loss = sub(input, mul(target, log(add(input, eps))))
+    if full:
+        safe = where(gt(target, 1), target, 1.0)
+        stirling = add(sub(mul(target, log(safe)), target), mul(log(mul(safe, 2 * math.pi)), 0.5))
+        loss = add(loss, where(gt(target, 1), stirling, 0.0))
+    return reduced_by(loss, reduction)
+
+
+def gaussian_nll_loss(
+    input: Node,
+    target: Node,
+    var: Node,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Node:
+    """The negative log-likelihood of normal distributions of these means and variances.
+
+    A variance counts as ``eps`` at least; with ``full`` the constant is added.
+    """
+    safe = maximum(var, eps)
+    apart = sub(input, target)
+    loss = mul(add(log(safe), div(mul(apart, apart), safe)), 0.5)
+    return reduced_by(add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)

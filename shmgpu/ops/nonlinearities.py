@@ -1,0 +1,153 @@
+"""More activations: ELU and its kin, the hard ones, mish, PReLU, GLU. All are compositions."""
+
+from __future__ import annotations
+
+from shmgpu.ops.activations import softmax, softplus
+from shmgpu.ops.elementwise import (
+    abs,
+    add,
+    clamp,
+    div,
+    exp,
+    gt,
+    le,
+    minimum,
+    mul,
+    neg,
+    sigmoid,
+    sub,
+    tanh,
+    where,
+)
+from shmgpu.ops.graph import Node
+from shmgpu.ops.promotion import floats
+from shmgpu.ops.rules import axis_of
+from shmgpu.ops.shaping import chunk, reshape
+
+# Klambauer et al., Self-Normalizing Neural Networks, 2017.
+SELU_ALPHA = 1.6732632423543772848170429916717
+SELU_SCALE = 1.0507009873554804934193349852946
+
+
+def elu(x: Node, alpha: float = 1.0) -> Node:
+    """The positive elements as they are, the others ``alpha * (exp(x) - 1)``."""
+    (x,) = floats(x)
+    return where(gt(x, 0), x, mul(sub(exp(minimum(x, 0.0)), 1.0), alpha))
+
+
+def celu(x: Node, alpha: float = 1.0) -> Node:
+    """The positive elements as they are, the others ``alpha * (exp(x / alpha) - 1)``.
+
+    Raises:
+        ValueError: ``alpha`` is 0.
+    """
+    if alpha == 0:
+        raise ValueError("celu: alpha=0 must be another number: the input is divided by it")
+    (x,) = floats(x)
+    return where(gt(x, 0), x, mul(sub(exp(div(minimum(x, 0.0), alpha)), 1.0), alpha))
+
+
+def selu(x: Node) -> Node:
+    """:func:`elu`, scaled so that mean 0 and variance 1 persist (Klambauer et al., 2017)."""
+    return mul(elu(x, SELU_ALPHA), SELU_SCALE)
+
+
+def mish(x: Node) -> Node:
+    """``x * tanh(softplus(x))`` (Misra, 2019)."""
+    (x,) = floats(x)
+    return mul(x, tanh(softplus(x)))
+
+
+def logsigmoid(x: Node) -> Node:
+    """The logarithm of the sigmoid, without its underflow."""
+    (x,) = floats(x)
+    return neg(softplus(neg(x)))
+
+
+def softsign(x: Node) -> Node:
+    """``x / (1 + abs(x))``."""
+    return div(x, add(abs(x), 1))
+
+
+def tanhshrink(x: Node) -> Node:
+    """``x - tanh(x)``."""
+    return sub(x, tanh(x))
+
+
+def softshrink(x: Node, lambd: float = 0.5) -> Node:
+    """Each element nearer to 0 by ``lambd``, and 0 where it is not farther away than that."""
+    return sub(x, clamp(x, -lambd, lambd))
+
+
+def hardshrink(x: Node, lambd: float = 0.5) -> Node:
+    """The elements as they are, and 0 where they lie within ``lambd`` of 0."""
+    return where(le(abs(x), lambd), mul(x, 0), x)
+
+
+def hardtanh(x: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
+    """No element below ``min_val`` or above ``max_val``.
+
+    Raises:
+        ValueError: ``min_val`` is above ``max_val``.
+    """
+    if min_val > max_val:
+        raise ValueError(f"hardtanh: min_val={min_val} must not be above max_val={max_val}")
+    return clamp(x, min_val, max_val)
+
+
+def relu6(x: Node) -> Node:
+    """No element below 0 or above 6."""
+    return clamp(x, 0, 6)
+
+
+def hardsigmoid(x: Node) -> Node:
+    """A sigmoid of three straight lines: 0 up to -3, 1 from 3 on."""
+    (x,) = floats(x)
+    return mul(clamp(add(x, 3.0), 0.0, 6.0), 1 / 6)
+
+
+def hardswish(x: Node) -> Node:
+    """``x * hardsigmoid(x)`` (Howard et al., 2019)."""
+    return mul(x, hardsigmoid(x))
+
+
+def threshold(x: Node, threshold: float, value: float) -> Node:
+    """The elements above ``threshold`` as they are, ``value`` for the others."""
+    return where(gt(x, threshold), x, value)
+
+
+def softmin(x: Node, dim: int = -1) -> Node:
+    """:func:`softmax` of the negative: the least gets the most."""
+    return softmax(neg(x), dim)
+
+
+def prelu(x: Node, weight: Node) -> Node:
+    """The positive elements as they are, the others times a weight that is learned.
+
+    Args:
+        x: (N, channels, ...), or any shape where the weight is one number.
+        weight: (channels,), or (1,).
+
+    Raises:
+        ValueError: the weight has another length.
+    """
+    shape, have = weight.spec.shape, x.spec.shape
+    if shape not in ((), (1,)):
+        channels = have[1] if len(have) > 1 else 1
+        if shape != (channels,):
+            raise ValueError(f"prelu: the weight {shape} must be (1,) or ({channels},) for {have}")
+        weight = reshape(weight, (channels, *[1] * (len(have) - 2)))
+    return where(gt(x, 0), x, mul(weight, x))
+
+
+def glu(x: Node, dim: int = -1) -> Node:
+    """The first half of an axis times the sigmoid of the second (Dauphin et al., 2017).
+
+    Raises:
+        ValueError: the axis cannot be halved.
+    """
+    axis = axis_of(dim, len(x.spec.shape), "glu")
+    if not x.spec.shape or x.spec.shape[axis] % 2:
+        raise ValueError(f"glu: axis {dim} of {x.spec.shape} must have an even length")
+    first, second = chunk(x, 2, axis)
+    return mul(first, sigmoid(second))
