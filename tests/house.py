@@ -224,6 +224,10 @@ nn/convolution                      child
 nn/normalisation                    child
 nn/losses                           child
 nn/simple                           child
+nn/recurrent                        child
+nn/attention                        child
+nn/init                             child
+nn/utils                            child
 nn/__init__                         child
 debug                               child
 messages                            child

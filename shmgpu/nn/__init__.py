@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmgpu.nn import functional
+from shmgpu.nn import functional, init, utils
+from shmgpu.nn.attention import MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 from shmgpu.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
 from shmgpu.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from shmgpu.nn.layers import Bilinear, Embedding, Linear
@@ -40,6 +41,7 @@ from shmgpu.nn.normalisation import (
     LayerNorm,
     RMSNorm,
 )
+from shmgpu.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from shmgpu.nn.simple import (
     CELU,
     ELU,
@@ -106,6 +108,9 @@ __all__ = [
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
     "SGD",
     "Adam",
@@ -133,6 +138,7 @@ __all__ = [
     "Dropout2d",
     "Embedding",
     "Flatten",
+    "GRUCell",
     "GaussianNLLLoss",
     "GroupNorm",
     "Hardsigmoid",
@@ -145,6 +151,7 @@ __all__ = [
     "InstanceNorm2d",
     "KLDivLoss",
     "L1Loss",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -158,12 +165,14 @@ __all__ = [
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "Parameter",
     "ParameterList",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNCell",
     "ReLU",
     "ReLU6",
     "Sequential",
@@ -177,16 +186,20 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Tanhshrink",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "TripletMarginLoss",
     "Unflatten",
     "Upsample",
     "functional",
+    "init",
     "mse_loss",
     "relu",
     "sigmoid",
     "state_arrays",
     "state_tensors",
     "tanh",
+    "utils",
 ]
 
 

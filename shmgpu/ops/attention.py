@@ -11,7 +11,8 @@ from shmgpu.ops.graph import Node
 from shmgpu.ops.linear import matmul
 from shmgpu.ops.promotion import bool_
 from shmgpu.ops.rearranging import triu
-from shmgpu.ops.shaping import transpose
+from shmgpu.ops.shaping import reshape, transpose, unsqueeze
+from shmgpu.ops.stretching import expand
 
 
 def scaled_dot_product_attention(
@@ -22,6 +23,7 @@ def scaled_dot_product_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Node:
     """softmax(query @ key.T * scale) @ value over the last two axes.
 
@@ -36,6 +38,8 @@ def scaled_dot_product_attention(
         dropout_p: probability with which a weight is dropped.
         is_causal: a place looks at none behind it.
         scale: 1 / sqrt(E) unless given.
+        enable_gqa: key and value have fewer heads (the last axis but two) than the query, each of
+            which several of the query's share (Ainslie et al., 2023).
 
     Returns:
         (..., L, V).
@@ -52,6 +56,8 @@ def scaled_dot_product_attention(
         )
     if is_causal and attn_mask is not None:
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
+    if enable_gqa:
+        key, value = _shared(key, q), _shared(value, q)
     factor = 1.0 / math.sqrt(q[-1]) if scale is None else scale
     scores = matmul(mul(query, factor), transpose(key, -1, -2))
     if is_causal:
@@ -66,3 +72,16 @@ def scaled_dot_product_attention(
     else:
         weights = softmax(add(scores, attn_mask), -1)
     return matmul(dropout(weights, dropout_p), value)
+
+
+def _shared(x: Node, query: tuple[int, ...]) -> Node:
+    """Each head as often as heads of the query share it."""
+    shape = x.spec.shape
+    if len(shape) < 3 or len(query) < 3 or shape[-3] == 0 or query[-3] % shape[-3]:
+        raise ValueError(
+            f"scaled_dot_product_attention: the heads of {shape} (the last axis but two) must "
+            f"divide those of the query {query}"
+        )
+    times = query[-3] // shape[-3]
+    each = expand(unsqueeze(x, -3), (*shape[:-2], times, *shape[-2:]))
+    return reshape(each, (*shape[:-3], query[-3], *shape[-2:]))

