@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from shmgpu.common import seeding
-from shmgpu.tensors import autograd
 from shmgpu.tensors.factories import eye
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, rand, randn
 from shmgpu.tensors.tensor import tensor as tensor_of
 
@@ -70,14 +70,14 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _filled(tensor: Tensor, value: Any) -> Tensor:
-    with autograd.enabled(False):
+    with no_grad():
         tensor.copy_(value)
     return tensor
 
 
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """All of one value."""
-    with autograd.enabled(False):
+    with no_grad():
         tensor.fill_(val)
     return tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from shmgpu.tensors import autograd
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor, tensor
 
 __all__ = [
@@ -36,7 +36,7 @@ def get_total_norm(tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0) -
     listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not listed:
         return tensor(0.0)
-    with autograd.enabled(False):
+    with no_grad():
         if norm_type == math.inf:
             found: Tensor = FUNCTIONS["stack"]([one.abs().amax() for one in listed]).amax()
             return found
@@ -72,7 +72,7 @@ def clip_grad_norm_(
     norm = get_total_norm([one.grad for one in found if one.grad is not None], norm_type)
     if error_if_nonfinite and not math.isfinite(norm.item()):
         raise RuntimeError(f"clip_grad_norm_: the norm of the gradients is {norm.item()}")
-    with autograd.enabled(False):
+    with no_grad():
         share = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for one in found:
             assert one.grad is not None
@@ -84,7 +84,7 @@ def clip_grad_value_(
     parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
     """Have no gradient's element farther from 0 than ``clip_value``."""
-    with autograd.enabled(False):
+    with no_grad():
         for one in _with_gradients(parameters):
             assert one.grad is not None
             one.grad.copy_(one.grad.clamp(-clip_value, clip_value))
@@ -105,7 +105,7 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
             f"{sum(one.numel() for one in listed)} elements of the parameters"
         )
     start = 0
-    with autograd.enabled(False):
+    with no_grad():
         for one in listed:
             one.copy_(vec[start : start + one.numel()].reshape(one.shape))
             start += one.numel()
