@@ -43,7 +43,7 @@ def _word(value: Any, name: str) -> int:
         word = -1
     if not 0 <= word < 1 << 64:
         raise BadParams(
-            f"{name}={shortened(value)} is no address: pass a "
+            f"{name}={shortened(value)} is not an address: pass a "
             f"{'decorated function' if name == 'function' else 'block of shm_malloc()'}, or where "
             "it lies as a whole number"
         )

@@ -49,8 +49,8 @@ def runtime_directory() -> pathlib.Path:
         if given and given not in _warned_of:
             _warned_of.add(given)
             logger.warning(
-                "XDG_RUNTIME_DIR=%s is no directory that you can write to, so the broker's socket "
-                "is looked for in %s",
+                "XDG_RUNTIME_DIR=%s is not a directory that you can write to, so the broker's "
+                "socket is looked for in %s",
                 given,
                 directory,
             )
@@ -85,7 +85,7 @@ def path_of(path: str | bytes | os.PathLike[str] | None) -> pathlib.Path:
         LaunchError: as :func:`runtime_directory`.
     """
     if path is not None and not isinstance(path, (str, bytes, os.PathLike)):
-        raise ConfigError(f"path={path!r} is no path: pass that of the broker's socket, as text")
+        raise ConfigError(f"path={path!r} is not a path: pass that of the broker's socket, as text")
     chosen = os.fsdecode(path) if path else os.environ.get("SHMGPU_SOCKET")
     if chosen and "\0" in chosen:
         raise ConfigError(
@@ -250,7 +250,7 @@ def connect(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket
             for ever.
 
     Raises:
-        ConfigError: what lies there is no broker's socket, or another user's.
+        ConfigError: what lies there is not a broker's socket, or another user's.
         NoAnswer: the queue is full, and stays so.
     """
     name = str(path)
@@ -273,7 +273,9 @@ def connect(path: pathlib.Path | str, wait: float | None = 0.0) -> socket.socket
                 f"the broker at {path} belongs to another user, who has not let you in: start "
                 "one of your own with shmgpu up"
             ) from error
-        raise ConfigError(f"{path} is no broker's socket ({error}): pass the right path=") from None
+        raise ConfigError(
+            f"{path} is not a broker's socket ({error}): pass the right path="
+        ) from None
     except BaseException:
         connection.close()
         raise

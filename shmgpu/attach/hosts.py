@@ -25,7 +25,7 @@ def refuse_others(host: object, port: object) -> None:
     The port is read and not needed: there is no network between processes of one machine.
     """
     if port is not None and not _is_port(port):
-        raise ConfigError(f"port={port!r} is no port: pass a number from 1 to 65535, or none")
+        raise ConfigError(f"port={port!r} is not a port: pass a number from 1 to 65535, or none")
     if host is not None and not isinstance(host, str):
         raise ConfigError(f"host={host!r} is not a host: pass its name or address as text, or none")
     if host and not is_this(host):

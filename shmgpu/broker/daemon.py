@@ -107,7 +107,7 @@ def up(
     if trusted and group is None:
         raise ConfigError(
             "trust_group says that a group's members may run code as you, and no group may join: "
-            "name it, too (--group), or leave trust_group away"
+            "name it, too (--group), or omit trust_group"
         )
     limits = quotas.path_of(quotas_file)
     quotas.read(limits)  # refused early, and read once more when SIGHUP has it read
@@ -130,8 +130,7 @@ def up(
     function_table.register_late()
     if not carried and not function_table.of_users():
         raise ConfigError(
-            f"{', '.join(served)} decorates no function: name the module in which "
-            "@shmgpu.function stands"
+            f"{', '.join(served)} decorates no function: name the module that uses @shmgpu.function"
         )
     if group is not None and not trusted:
         _refuse_pickles()
@@ -267,4 +266,4 @@ def notify(state: str) -> None:
         try:
             connection.sendto(state.encode(), address)
         except OSError as error:
-            logger.warning("the service manager could not be told %s (%s)", state, error)
+            logger.warning("the service manager could not be notified of %s (%s)", state, error)

@@ -46,7 +46,7 @@ class MemoryFiles:
         except OSError as error:
             self.close()
             raise LaunchError(
-                f"{count} {name} processes need more open files than can be had "
+                f"{count} {name} processes need more open files than are allowed "
                 f"({error.strerror}): raise the limit with ulimit -n, or start fewer"
             ) from error
 

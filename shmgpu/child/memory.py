@@ -249,5 +249,5 @@ def checked_size(size_bytes: Any) -> int:
     except (AttributeError, TypeError):
         raise BadParams(f"a size is a whole number of bytes, not {size_bytes!r}") from None
     if not 0 < size < 1 << 63:
-        raise BadParams(f"a block of {size} bytes cannot be had: ask for 1 byte or more")
+        raise BadParams(f"a block of {size} bytes cannot be allocated: ask for 1 byte or more")
     return int(size)

@@ -310,7 +310,7 @@ class Replies:
         if call.out is not None and call.plan.fixed:
             raise BadParams(
                 "the function's result does not have the shape and dtype of out=: pass one "
-                "that has, or leave out= away"
+                "that has, or omit out="
             )
         if needed > self.arena.capacity:
             raise self.arena.refused(needed)
@@ -324,7 +324,7 @@ def _report(tell: Callable[..., None], *what: Any) -> None:
     except BaseException as error:
         if not isinstance(error, Exception) and _is_main_thread():
             raise  # Ctrl-C, most likely: whoever comes next tells it again
-        logger.exception("a reply was lost: what was to hear of it raised")
+        logger.exception("a reply was lost: its handler raised")
 
 
 def _is_main_thread() -> bool:

@@ -29,8 +29,8 @@ def result_of(call: Call, status: int, value: int, cause: BaseException | None) 
         raise core.error_of(core.ETIMEOUT, name)
     if status == core.EBAD_PARAMS and value == core.UNREADABLE:
         raise BadParams(
-            f"{name}: the helper refused the arguments, because what was sent is no call of this "
-            "function there: end a broker that other code started (shmgpu down) and call again; "
+            f"{name}: the helper refused the arguments, because what was sent is not a call of "
+            "this function there: end a broker that other code started (shmgpu down) and call again; "
             "its log says what was found"
         )
     if status == core.EBAD_PARAMS:
@@ -57,7 +57,7 @@ def _read_result(call: Call, value: int) -> Any:
     if out is not None:
         raise BadParams(
             "the function's result does not have the shape and dtype of out=: pass one "
-            "that has, or leave out= away"
+            "that has, or omit out="
         )
     found, values, start = layout.read_result(call.result, value, plan.pickle)
     leaves = [

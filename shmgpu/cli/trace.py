@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
             raise BadTrace(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, BadTrace) as error:
             raise BadTrace(
-                f"{path} is no trace that shmgpu wrote: give a file from launch(trace_path=...)"
+                f"{path} is not a trace that shmgpu wrote: give a file from launch(trace_path=...)"
             ) from error
         print("\n" * (index > 0) + f"{path}\n\n{tensors or trace_summary.describe(summary)}")
         if options.png:

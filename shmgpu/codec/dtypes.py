@@ -138,9 +138,9 @@ def by_name(name: str) -> DType:
         try:
             dtype = np.dtype(name)
         except (TypeError, ValueError, OverflowError):
-            raise BadParams(f"{name!r} is no element type") from None
+            raise BadParams(f"{name!r} is not an element type") from None
         return DType(name, dtype.itemsize, dtype, None)
-    raise BadParams(f"{name[:40]!r} is no element type that an array can have here")
+    raise BadParams(f"{name[:40]!r} is not an element type that an array can have here")
 
 
 @lru_cache(maxsize=1024)
@@ -188,4 +188,4 @@ def of_any(dtype: Any) -> DType:
     try:
         return of_numpy(np.dtype(dtype))
     except (TypeError, ValueError):  # also of a dictionary, or of text that cannot be encoded
-        raise BadParams(f"{dtype!r} is no dtype: use a name such as 'float32'") from None
+        raise BadParams(f"{dtype!r} is not a dtype: use a name such as 'float32'") from None

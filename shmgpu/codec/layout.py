@@ -120,7 +120,7 @@ class Signature:
             raise BadParams("the parameter block's signature has unknown flags")
         arguments = Layout.read(reader)
         if not arguments.tree.is_arguments:
-            raise BadParams("the parameter block's structure is no argument list")
+            raise BadParams("the parameter block's structure is not an argument list")
         hint = Layout.read(reader) if flags & HAS_HINT else None
         if reader.offset != reader.end:
             raise BadParams("the parameter block's signature has bytes left over")

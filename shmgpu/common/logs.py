@@ -77,7 +77,7 @@ def configure() -> None:
         return
     if level not in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
         raise ConfigError(
-            f"SHMGPU_LOG={level!r} is no level: use DEBUG, INFO, WARNING, ERROR or CRITICAL"
+            f"SHMGPU_LOG={level!r} is not a level: use DEBUG, INFO, WARNING, ERROR or CRITICAL"
         )
     logger.setLevel(level)
     if any(getattr(handler, "shmgpu", False) for handler in logger.handlers):

@@ -114,7 +114,9 @@ def _file(name: str, path: pathlib.Path) -> ModuleType:
 
 def _module(name: str) -> ModuleType:
     if not all(name.split(".")):
-        raise ConfigError(f"{name!r} is no module's name: name a module, or a file ending in .py")
+        raise ConfigError(
+            f"{name!r} is not a module's name: name a module, or a file ending in .py"
+        )
     here = working_directory()
     sys.path.insert(0, here)
     try:

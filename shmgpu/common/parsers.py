@@ -53,7 +53,7 @@ def parse_bytes(value: int | str, name: str = "size") -> int:
         match = _SIZE.match(value)
         unit = _UNITS.get(match.group(2).lower()) if match else None
         if match is None or unit is None:
-            raise ConfigError(f"{name}={value!r} is no size: write it like 64MiB, 1GB or 4096")
+            raise ConfigError(f"{name}={value!r} is not a size: write it like 64MiB, 1GB or 4096")
         size = (
             int(float(match.group(1)) * unit)
             if "." in match.group(1)
@@ -134,7 +134,7 @@ def parse_path(value: Any, name: str) -> str:
     except (TypeError, ValueError):
         path = ""
     if not path or "\0" in path:
-        raise ConfigError(f"{name}={value!r} is no path: pass the file's, as text")
+        raise ConfigError(f"{name}={value!r} is not a path: pass the file's, as text")
     return path
 
 

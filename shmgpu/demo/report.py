@@ -61,7 +61,7 @@ def comparison(ours: dict[str, float], theirs: dict[str, float] | None) -> str:
     for label, name, form, factor, compare in _ROWS:
         line = [label]
         for side in (ours, theirs) if theirs else (ours,):
-            line.append(form.format(side[name] * factor) if name in side else "not told")
+            line.append(form.format(side[name] * factor) if name in side else "not measured")
         if theirs:
             known = compare and name in ours and theirs.get(name)
             line.append(f"{ours[name] / theirs[name]:.2f} x" if known else "")
@@ -92,10 +92,10 @@ def proof(audit: Audit) -> str:
                 kind if row.number == 1 else f"{row.number} {plural}",
                 f"{row.frames_out:,}",
                 f"{row.frames_out * FRAME_BYTES:,} B",
-                "not told" if row.written is None else f"{row.written:,} B",
+                "not measured" if row.written is None else f"{row.written:,} B",
                 f"{row.frames_in:,}",
                 f"{row.frames_in * FRAME_BYTES:,} B",
-                "not told" if row.read is None else f"{row.read:,} B",
+                "not measured" if row.read is None else f"{row.read:,} B",
             )
         )
     differences = audit.differences

@@ -48,11 +48,11 @@ def feature(
     def judge(machine: Machine, plan: Plan) -> Verdict:
         why = machine.why_refused(probe)
         if not why:
-            return fine(f"{what} can be had")
+            return fine(f"{what} is available")
         if not is_wanted(plan):
-            return fine(f"{what} cannot be had ({why}), and nothing asks for it")
+            return fine(f"{what} is not available ({why}), and nothing asks for it")
         remedy = SECCOMP_FIX if machine.is_filtered else fix
-        said = f"{what} cannot be had ({why})"
+        said = f"{what} is not available ({why})"
         return warn(f"{said}: {lost}", remedy) if lost else fail(said, remedy)
 
     return judge

@@ -138,7 +138,7 @@ def pipes(machine: Machine, plan: Plan) -> Verdict:
     hard = machine.number("/proc/sys/fs/pipe-user-pages-hard") or 0
     if pages == 0 or (hard and wanted > hard and not is_free):
         return fail(
-            f"{2 * plan.roles:,} pipes cannot be had",
+            f"{2 * plan.roles:,} pipes cannot be made",
             f"sudo sysctl fs.pipe-user-pages-hard={2 * wanted}",
         )
     if is_free:

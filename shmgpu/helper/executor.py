@@ -550,7 +550,7 @@ class Executor:
         self.late_failures += 1
         if self.late_failures & (self.late_failures - 1) == 0:
             logger.error(
-                "work that went on after its call was answered failed (failure %d)",
+                "work that was deferred until its call was answered failed (failure %d)",
                 self.late_failures,
                 exc_info=error,
             )

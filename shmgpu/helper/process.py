@@ -204,7 +204,7 @@ def _look_after(helper: Helper) -> None:
         try:
             look()
         except Exception:
-            logger.exception("what was kept for a child that left could not be let go of")
+            logger.exception("what was kept for a child that left could not be released")
 
 
 def _serve_batch(executor: BatchExecutor, works: Any, view: Any, count: int) -> int:

@@ -240,7 +240,7 @@ def _checked(flag: Flag) -> Callable[[str], Any]:
 
 def _wrong(flag: Flag, value: Any, error: Exception) -> str:
     why = f" ({error})" if isinstance(error, ConfigError) else ""
-    return f"{value!r} is no {flag.metavar or 'true or false'}: {flag.help}{why}"
+    return f"{value!r} is not a valid {flag.metavar or 'switch (true or false)'}: {flag.help}{why}"
 
 
 def _shown(flag: Flag) -> str:
@@ -306,7 +306,7 @@ def _from_file(path: str) -> dict[str, Any]:
     for key, value in read.items():
         flag = by_name.get(key.replace("_", "-"))
         if flag is None:
-            raise ConfigError(f"{key} in {path} is no flag of shmgpu serve: see --help")
+            raise ConfigError(f"{key} in {path} is not a flag of shmgpu serve: see --help")
         name = flag.name.replace("-", "_")
         if name in found:
             raise ConfigError(f"{path} says {name} twice, with an underscore and with a dash")

@@ -73,7 +73,7 @@ def choose(pid: int | None) -> monitor.RunningBroker:
                 return one
         others = ", ".join(str(one.pid) for one in found)
         advice = f"brokers run in {others}" if found else "you have no broker running"
-        raise NotRunning(f"process {pid} is no broker's parent: {advice}")
+        raise NotRunning(f"process {pid} is not a broker's parent: {advice}")
     if not found:
         raise NotRunning(
             "you have no broker running: start one with shmgpu.launch() or shmgpu.init()"

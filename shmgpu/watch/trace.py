@@ -64,7 +64,7 @@ def _checked(records: Any) -> list[dict[str, int]]:
         rows = [records]
     for row in rows:
         if not isinstance(row, dict) or "queued_ns" not in row:
-            raise BadParams("records= are rows of shmgpu.watch.trace.read(): one of them is none")
+            raise BadParams("records= are rows of shmgpu.watch.trace.read(): one of them is not")
     return rows
 
 

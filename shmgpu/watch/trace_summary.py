@@ -17,7 +17,7 @@ from shmgpu.watch.tables import align
 
 
 class BadTrace(ShmError):
-    """A file is no trace that shmgpu wrote."""
+    """A file is not a trace that shmgpu wrote."""
 
 
 @dataclass

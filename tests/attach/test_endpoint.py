@@ -173,7 +173,7 @@ def test_a_socket_of_another_kind_is_no_brokers(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
         other.bind(str(path))
         other.listen()
-        with pytest.raises(shmgpu.ConfigError, match="no broker's socket"):
+        with pytest.raises(shmgpu.ConfigError, match="not a broker's socket"):
             endpoint.Endpoint(path)
     assert path.exists()
 

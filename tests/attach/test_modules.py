@@ -72,7 +72,7 @@ def test_what_is_no_modules_name_is_refused_in_a_sentence(place, name):
     status, _, complained = place.run(*UP, name)
     assert status == 1
     assert complained == (
-        f"shmgpu: {name!r} is no module's name: name a module, or a file ending in .py\n"
+        f"shmgpu: {name!r} is not a module's name: name a module, or a file ending in .py\n"
     )
 
 

@@ -100,7 +100,7 @@ def test_a_table_is_read_as_rows(tmp_path):
         ("[default]\nwindow = 0", "default.window must be a whole number from 1 to 896, not 0"),
         ("[default]\nwindow = true", "default.window must be a whole number"),
         ("[program.x]\nweight = 1001", "program.x.weight must be a whole number from 1 to 1000"),
-        ('[default]\narena = "much"', "default.arena='much' is no size"),
+        ('[default]\narena = "much"', "default.arena='much' is not a size"),
         ("[default]\nparked = 0", "omit it for no limit"),
         ("[user.nobody-is-called-so]\nwindow = 3", "there is no user of that name here"),
         ("user = 3", "user must be tables: write [user.NAME]"),

@@ -43,10 +43,10 @@ def refused(*words):
         ((), "nothing to serve"),
         (("nowhere.py",), "no model at nowhere.py"),
         ((str(pathlib.Path(__file__).parents[1] / "c"),), "holds no model"),
-        ((MODEL, "--workers", "0"), "'0' is no N"),
-        ((MODEL, "--max-body", "much"), "'much' is no SIZE"),
-        ((MODEL, "--port", "65536"), "'65536' is no N"),
-        ((MODEL, "--grpc-port", "99999"), "'99999' is no N"),
+        ((MODEL, "--workers", "0"), "'0' is not a valid N"),
+        ((MODEL, "--max-body", "much"), "'much' is not a valid SIZE"),
+        ((MODEL, "--port", "65536"), "'65536' is not a valid N"),
+        ((MODEL, "--grpc-port", "99999"), "'99999' is not a valid N"),
         ((f"{MODEL}@fast",), "for the pool 'fast'"),
         ((MODEL, "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
         ((MODEL, "--arena", "5"), "use 1MiB or more: a number without a unit is bytes"),
@@ -68,13 +68,13 @@ def test_what_cannot_be_served_is_said_in_a_sentence(words, sentence):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("workers = 2.7", "2.7 is no N"),
-        ("workers = true", "True is no N"),
-        ("timeout = true", "True is no S"),
+        ("workers = 2.7", "2.7 is not a valid N"),
+        ("workers = true", "True is not a valid N"),
+        ("timeout = true", "True is not a valid S"),
         ("host = 5", "5 is no ADDRESS"),
-        ('devices = ["cpu"]', "is no NAMES"),
+        ('devices = ["cpu"]', "is not a valid NAMES"),
         ("arena = 5", "use 1MiB or more"),
-        ("helpers = 1.5", "1.5 is no N"),
+        ("helpers = 1.5", "1.5 is not a valid N"),
         ('allow_repository = "yes"', "is no true or false"),
         ("max_body = 4096\nmax-body = 8192", "says max_body twice"),
         ('models = "model.py"', "must be a list of paths"),
@@ -130,7 +130,7 @@ def test_the_command_line_beats_the_file_and_the_file_the_variables(tmp_path, mo
     found = options.resolve(argparse.Namespace(config=str(config), models=["m.py"], workers=4))
     assert (found.workers, found.arena, found.helpers) == (4, 8 << 20, 5)
     monkeypatch.setenv("SHMGPU_HELPERS", "many")
-    with pytest.raises(ConfigError, match="SHMGPU_HELPERS: 'many' is no N"):
+    with pytest.raises(ConfigError, match="SHMGPU_HELPERS: 'many' is not a valid N"):
         options.resolve(argparse.Namespace(config=None, models=["m.py"]))
 
 

@@ -121,7 +121,7 @@ def test_contents_of_every_datatype_arrive(name):
         ({"shape": [-1]}, "negative"),
         ({"parameters": {"binary_data_size": {"int64_param": 8}}}, "belongs to HTTP"),
         ({"parameters": {"shared_memory_region": {"string_param": "r"}}}, "byte_size"),
-        ({"parameters": {"unset": {}}}, "no string, number or boolean"),
+        ({"parameters": {"unset": {}}}, "not a string, number or boolean"),
     ],
 )
 def test_what_is_wrong_is_said(fields, word):

@@ -318,7 +318,7 @@ class TestRefusals:
         [
             (b"", "not JSON"),
             (b"{", "not JSON"),
-            (b"[]", "no JSON object"),
+            (b"[]", "not a JSON object"),
             (b"{}", "no inputs"),
             (request_body(inputs={}), "no array"),
             (request_body(inputs=[1]), "no array"),
@@ -348,8 +348,8 @@ class TestRefusals:
                 ),
                 "take 8",
             ),
-            (one_input(parameters=[]), "no object"),
-            (one_input(parameters={"a": [1]}), "no string, number or boolean"),
+            (one_input(parameters=[]), "not an object"),
+            (one_input(parameters={"a": [1]}), "not a string, number or boolean"),
             (one_input(parameters={str(n): n for n in range(99)}), "99 parameters"),
         ],
     )
@@ -373,9 +373,9 @@ class TestRefusals:
 
     def test_names_are_given_once(self):
         entry = json.loads(one_input())["inputs"][0]
-        assert "'x' is there twice" in refusal(request_body(inputs=[entry, entry]))
+        assert "'x' is given twice" in refusal(request_body(inputs=[entry, entry]))
         outputs = [{"name": "y"}, {"name": "y"}]
-        assert "'y' is there twice" in refusal(request_body(inputs=[entry], outputs=outputs))
+        assert "'y' is given twice" in refusal(request_body(inputs=[entry], outputs=outputs))
 
     def test_too_many_tensors_and_too_deep_json_are_refused(self):
         entry = json.loads(one_input())["inputs"][0]

@@ -258,10 +258,10 @@ def test_the_offset_of_the_region_counts(triton, region):
 @pytest.mark.parametrize(
     ("said", "word"),
     [
-        ({"byte_size": 64}, "'key' is no name"),
-        ({"key": "/../etc/passwd", "byte_size": 64}, "'key' is no name"),
-        ({"key": "..", "byte_size": 64}, "'key' is no name"),
-        ({"key": "", "byte_size": 64}, "'key' is no name"),
+        ({"byte_size": 64}, "'key' is not a name"),
+        ({"key": "/../etc/passwd", "byte_size": 64}, "'key' is not a name"),
+        ({"key": "..", "byte_size": 64}, "'key' is not a name"),
+        ({"key": "", "byte_size": 64}, "'key' is not a name"),
         ({"key": "/shmgpu-x", "byte_size": 64}, "reserved name"),
         ({"key": "sem.x", "byte_size": 64}, "reserved name"),
         ({"key": "/triton_python_backend_shm_region_1", "byte_size": 64}, "reserved name"),

@@ -96,4 +96,4 @@ def test_a_damaged_debug_part_ends_in_a_sentence(saved, capsys):
     del held["shmgpu_debug"]["messages"]
     saved.write_text(json.dumps(held))
     assert cli.main(["trace", str(saved)]) == 1
-    assert "is no trace that shmgpu wrote" in capsys.readouterr().err
+    assert "is not a trace that shmgpu wrote" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_what_is_no_trace_ends_in_a_sentence(text, tmp_path, capsys):
     path.write_text(text)
     assert cli.main(["trace", str(path)]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"shmgpu: {path} is no trace")
+    assert said.startswith(f"shmgpu: {path} is not a trace")
     assert said.count("\n") == 1
 
 

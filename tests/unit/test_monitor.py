@@ -97,7 +97,7 @@ def test_without_a_broker_the_command_says_so_and_fails(monkeypatch, capsys):
     assert cli.main(["top", "--once"]) == 1
     assert capsys.readouterr().err.startswith("shmgpu: you have no broker running: start one")
     assert cli.main(["top", "4711", "--once", "--json"]) == 1
-    assert "process 4711 is no broker's parent" in capsys.readouterr().err
+    assert "process 4711 is not a broker's parent" in capsys.readouterr().err
 
 
 def test_of_several_brokers_one_must_be_named(monkeypatch, capsys):

@@ -282,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.close()
         except httptools.HttpParserError as error:
             if not self.is_closing:
-                self._refuse(400, f"the request is no HTTP ({error})")
+                self._refuse(400, f"the request is not HTTP ({error})")
         request = self.request
         if is_first and request is not None:  # empty lines are no beginning
             self.since = monotonic()

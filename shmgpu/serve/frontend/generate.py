@@ -53,7 +53,7 @@ def read(found: dict[str, Any], served: ServedModel, limits: RequestLimits) -> I
             parameters[key] = value
         else:
             raise ProtocolError(
-                400, f"'{key}' is no input of the model, and as a parameter it must be plain"
+                400, f"'{key}' is not an input of the model, and as a parameter it must be plain"
             )
     body = orjson.dumps({"id": request_id, "parameters": parameters, "inputs": inputs})
     return http_codec.parse_infer(memoryview(body), None, limits, served.metadata)

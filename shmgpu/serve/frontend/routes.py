@@ -276,7 +276,9 @@ def decoded(body: Any, encoding: bytes, most_bytes: int) -> bytes:
     if not reading.eof:
         raise ProtocolError(400, "the body's compressed data end too early")
     if reading.unused_data:
-        raise ProtocolError(400, "the body goes on behind its compressed data: send one piece")
+        raise ProtocolError(
+            400, "the body continues after its compressed data: send it as one piece"
+        )
     return found
 
 
@@ -417,7 +419,7 @@ def _object(request: Request) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise ProtocolError(400, f"the request is not JSON ({error})") from None
     if not isinstance(found, dict):
-        raise ProtocolError(400, "the request is no JSON object")
+        raise ProtocolError(400, "the request is not a JSON object")
     return found
 
 

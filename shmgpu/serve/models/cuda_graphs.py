@@ -198,7 +198,7 @@ def _check(outputs: list[Any], rows: int, inputs: list[Any]) -> None:
     device = next(one.device for one in inputs if one is not None)
     for number, one in enumerate(outputs):
         if getattr(one, "device", None) != device:
-            raise NotCapturable(f"output {number} is no tensor on the helper's device")
+            raise NotCapturable(f"output {number} is not a tensor on the helper's device")
         if not one.ndim or len(one) != rows:
             raise NotCapturable(f"output {number} has the shape {tuple(one.shape)} for {rows} rows")
 

@@ -210,7 +210,7 @@ class Model:
         if self.sequence and (size or self.streams):
             raise ConfigError(
                 f"model {self.name!r} keeps a state for each sequence, so its requests run one by "
-                "one: leave max_batch_size= away, and return what it would yield"
+                "one: omit max_batch_size=, and return what it would yield"
             )
         if self.cache and (self.sequence or self.streams):
             raise ConfigError(

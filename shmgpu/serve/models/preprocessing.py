@@ -48,7 +48,7 @@ def find(reference: str, model: str) -> Prepare:
         found = getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f'prepare="{reference}" of {model} cannot be had ({error}): name a module beside the '
+            f'prepare="{reference}" of {model} cannot be found ({error}): name a module beside the '
             "model, or one that is installed, and a function of it"
         ) from None
     if not callable(found):

@@ -126,7 +126,7 @@ class ModelStore:
             return  # the helper was started anew meanwhile, and loaded it then
         source = self.table.read()[1]["sources"].get(str(source_number))
         if source is None:
-            raise Unloaded("the model was taken away")
+            raise Unloaded("the model was unloaded")
         helper = Helper(
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )

@@ -31,7 +31,7 @@ def best_classes(output: OutputTensor, classes: int) -> np.ndarray[Any, Any]:
     datatype = DATATYPES[output.datatype]
     if datatype.name in UNORDERED or output.array is None:
         raise ValueError(
-            f"is {datatype.name}, of which there are no best classes: leave 'classification' away"
+            f"is {datatype.name}, of which there are no best classes: omit 'classification'"
         )
     array = output.array
     if isinstance(array, memoryview):

@@ -87,7 +87,7 @@ def of_dtype(dtype: Any) -> Datatype:
 
     Raises:
         ValueError: the protocol has no such elements (complex numbers, dates).
-        BadParams: that is no dtype at all.
+        BadParams: that is not a dtype at all.
     """
     if isinstance(dtype, np.dtype) and dtype.kind in "OSU":
         return DATATYPES["BYTES"]
@@ -233,7 +233,7 @@ def from_json(datatype: Datatype, shape: Sequence[int], data: Any) -> np.ndarray
         ValueError: a count, a type or a range is wrong; a clause to follow the tensor's name.
     """
     if not isinstance(data, list):
-        raise ValueError("has 'data' that is no array: give a list of its elements")
+        raise ValueError("has 'data' that is not an array: give a list of its elements")
     flat = _flatten(data, shape)
     kinds = set(map(type, flat))
     if not kinds <= _JSON_TYPES[datatype.kind]:
@@ -304,7 +304,7 @@ def _ints(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     except OverflowError:
         pass
     raise ValueError(
-        f"has a number that is no {datatype.name}, which go from {info.min} to {info.max}"
+        f"has a number outside {datatype.name}, which goes from {info.min} to {info.max}"
     )
 
 
@@ -334,7 +334,7 @@ def _texts(datatype: Datatype, flat: Sequence[Any]) -> np.ndarray[Any, Any]:
     try:
         array[:] = [text.encode() for text in flat]
     except UnicodeEncodeError:
-        raise ValueError("has text that is no Unicode: send it as binary data") from None
+        raise ValueError("has text that is not Unicode: send it as binary data") from None
     return array
 
 
@@ -394,7 +394,7 @@ def to_json(datatype: Datatype, array: np.ndarray[Any, Any]) -> bytes:
                     element = element.decode()
                 except UnicodeDecodeError:
                     raise ValueError(
-                        "holds bytes that are no UTF-8 text, which JSON cannot carry: ask for it "
+                        "holds bytes that are not UTF-8 text, which JSON cannot carry: ask for it "
                         "with binary_data"
                     ) from None
             elif not isinstance(element, str):

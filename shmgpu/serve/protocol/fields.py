@@ -100,8 +100,8 @@ class FieldReader:
         classes = _natural(parameters, "classification", whose) or 0
         if shm is not None and classes:
             raise refusal(
-                f"{whose} asks for a classification in shared memory: leave one of "
-                "'classification' and 'shared_memory_region' away"
+                f"{whose} asks for a classification in shared memory: omit either "
+                "'classification' or 'shared_memory_region'"
             )
         binary = _flag(parameters, "binary_data", whose, binary)
         for read in ("classification", "binary_data"):
@@ -154,7 +154,7 @@ class FieldReader:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise refusal(f"{what} is no Unicode text: correct it") from None
+                raise refusal(f"{what} is not Unicode text: correct it") from None
         return value
 
     def _shape(self, value: Any, whose: str) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ class FieldReader:
         if not value and (value is None or type(value) is dict):
             return {}
         if type(value) is not dict:
-            raise refusal(f"the 'parameters' of {whose} are no object: give names and values")
+            raise refusal(f"the 'parameters' of {whose} are not an object: give names and values")
         if len(value) > self.limits.parameters:
             raise refusal(
                 f"{whose} has {len(value)} parameters, and this server takes "
@@ -194,7 +194,7 @@ class FieldReader:
             self._text(key, f"a parameter's name of {whose}")
             if type(item) not in _SCALARS:
                 raise refusal(
-                    f"parameter {show_name(key)} of {whose} is no string, number or boolean: "
+                    f"parameter {show_name(key)} of {whose} is not a string, number or boolean: "
                     "give one"
                 )
         return value
@@ -216,7 +216,7 @@ def _natural(parameters: Parameters, key: str, whose: str) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise refusal(f"'{key}' of {whose} is no whole number from 0: correct it")
+        raise refusal(f"'{key}' of {whose} is not a whole number from 0: correct it")
     return value
 
 
@@ -231,4 +231,4 @@ def _once(noun: str, names: Sequence[str]) -> None:
     if len(set(names)) == len(names):
         return
     twice = next(name for name in names if names.count(name) > 1)
-    raise refusal(f"{noun} {show_name(twice)} is there twice: give each {noun} once")
+    raise refusal(f"{noun} {show_name(twice)} is given twice: give each {noun} once")

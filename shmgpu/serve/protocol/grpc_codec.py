@@ -94,7 +94,7 @@ def split_request(data: bytes) -> tuple[Any, list[memoryview]]:
         return _InferRequest.FromString(b"".join(rest)), raw
     except (IndexError, message.DecodeError):
         raise refusal(
-            "the request is no ModelInferRequest: send one as the protocol has it"
+            "the request is not a ModelInferRequest: send one as the protocol has it"
         ) from None
 
 
@@ -211,7 +211,7 @@ def _input(entry: Any, read: FieldReader, waiting: list[memoryview], is_raw: boo
         raise refusal(f"{whose} has 'binary_data_size', which belongs to HTTP: omit it")
     if tensor.shm is not None:
         if has_contents:
-            raise refusal(f"{whose} has contents and lies in shared memory: leave one of them away")
+            raise refusal(f"{whose} has contents and lies in shared memory: omit one of them")
         return tensor
     try:
         if is_raw:

@@ -97,7 +97,7 @@ def _parse(view: memoryview, header_length: int | None, limits: RequestLimits) -
         )
     header = _load(view[:size])
     if not isinstance(header, dict):
-        raise refusal("the request is no JSON object: send one with 'inputs'")
+        raise refusal("the request is not a JSON object: send one with 'inputs'")
     _check_depth(header, limits)
     read = FieldReader(limits)
     request = read.request(header.get("id", ""), header.get("parameters"))
@@ -179,7 +179,7 @@ def _entries(header: dict[str, Any], key: str, read: FieldReader) -> list[dict[s
     if entries is None:
         return []
     if not isinstance(entries, list) or not all(type(entry) is dict for entry in entries):
-        raise refusal(f"'{key}' is no array of objects: give each tensor as one object")
+        raise refusal(f"'{key}' is not an array of objects: give each tensor as one object")
     read.count(key, len(entries))
     return entries
 

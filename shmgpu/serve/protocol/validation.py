@@ -44,7 +44,7 @@ def check_request(request: InferRequest, model: ModelMetadata) -> None:
         if output.classification and found.datatype in UNORDERED:
             raise refusal(
                 f"output {show_name(output.name)} is {found.datatype}, of which there are no best "
-                "classes: leave 'classification' away"
+                "classes: omit 'classification'"
             )
 
 

@@ -244,7 +244,7 @@ def _key(key: Any) -> str:
         or word in (".", "..")
     ):
         raise refusal(
-            "'key' is no name of shared memory: give the name that shm_open takes, such as "
+            "'key' is not a name of shared memory: give the name that shm_open takes, such as "
             "'/images'"
         )
     if word.startswith(RESERVED):

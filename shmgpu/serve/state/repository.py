@@ -147,6 +147,7 @@ def _kind(path: Path) -> str:
     kind = KINDS.get(path.suffix)
     if kind is None:
         raise ConfigError(
-            f"{path.name} is no model that can be served: its name must end in {' or '.join(KINDS)}"
+            f"{path.name} is not a model that can be served: its name must end in "
+            f"{' or '.join(KINDS)}"
         )
     return kind

@@ -36,7 +36,9 @@ def load(helper: Any, path: str) -> Model:
     found = [_tensor(leaves[index].name, values[leaves[index].name]) for index in indices]
     given = [one.arg for one in program.graph_signature.output_specs if one.kind.name == _OUTPUT]
     if not all(type(one).__name__ == "TensorArgument" for one in given):
-        raise ConfigError(f"{path} gives what is no tensor: export a module that gives tensors")
+        raise ConfigError(
+            f"{path} returns something other than tensors: export a module that returns tensors"
+        )
     structure = program.call_spec.out_spec
     names = (
         [str(key) for key in structure.context]

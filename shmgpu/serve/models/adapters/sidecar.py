@@ -192,7 +192,9 @@ class Config:
                     for tensor in inputs
                 )
             except (TypeError, ValueError) as error:
-                raise ConfigError(f"{self.path}: a warmup sample is no arrays ({error})") from None
+                raise ConfigError(
+                    f"{self.path}: a warmup sample does not hold arrays ({error})"
+                ) from None
             for tensor, array in zip(inputs, sample, strict=True):
                 if not fits(tensor.shape, array.shape):
                     raise ConfigError(
