@@ -40,6 +40,6 @@ class Former(ModuleType):
 
 
 def answer() -> None:
-    """Let the former paths be found by who asks for them by name, as unpickling does."""
+    """Let imports by name, such as unpickling, find the former paths."""
     for path in MOVED:
         sys.modules.setdefault(path, Former(path))

@@ -55,7 +55,7 @@ def give_way() -> None:
 
 
 def what_to_do() -> str:
-    """For who has no compiled core: the end of a sentence that says how to come by one."""
+    """The end of a sentence for users without a compiled core: how to get one."""
     import sysconfig  # not before it is needed: each import of the package would pay
 
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -28,7 +28,7 @@ DIGITS = 10  # of the key, in a socket's name; the manifest has all of it
 KEPT_LOGS = 16  # of brokers that have ended
 KEPT_BROKERS = 3  # that outlive their programs, each with its helpers' memory
 MAX_HELPERS = 16  # that gpu_workers() and shmgpu scale may have it make, unless it starts with more
-MOST_SLOTS = 64  # of a broker whose slots nobody has counted
+MOST_SLOTS = 64  # of a broker whose slots were not set
 DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would take a second
 LEFT = (".log", ".sources", ".lock", ".starting")
 
@@ -86,7 +86,7 @@ class Shared:
         return False
 
     def start(self, timeout: float | None) -> None:
-        """Start it, in place of one that does not fit; for who holds the lock.
+        """Start it, in place of one that does not fit; the caller holds the lock.
 
         Raises:
             SessionError, LaunchError, ConfigError: as the broker did.

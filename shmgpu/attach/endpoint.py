@@ -215,7 +215,7 @@ def locked(path: pathlib.Path, suffix: str = ".lock", limit: float | None = None
                         "path="
                     )
                 time.sleep(LOOK_AGAIN_S)
-            if _is_called(file, descriptor):  # else who had it has cleared it away
+            if _is_called(file, descriptor):  # otherwise its last holder has removed it
                 yield
                 return
         finally:
@@ -313,7 +313,7 @@ def _is_no_socket(name: str) -> bool:
 
 
 def is_trusted(connection: socket.socket) -> bool:
-    """Whether the broker at the other end is this user's own, or root's, who may do all anyway."""
+    """Whether the broker at the other end is this user's own, or root's."""
     credentials = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
     )
@@ -361,7 +361,7 @@ class PrivateEndpoint:
         return self._socket.fileno()
 
     def release(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._socket.close()
 
     close = release
@@ -420,7 +420,7 @@ class Endpoint:
         return self._socket.fileno()
 
     def release(self) -> None:
-        """In a forked role: let go of the descriptor only."""
+        """In a forked role: close the descriptor only."""
         self._socket.close()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ READ_BY_LIBRARIES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "CUBLAS_", "CUDNN_", "OMP_", "GOMP_", "KMP_", "MKL_"),
     *("OPENBLAS_", "TORCH", "PYTORCH_", "ATEN_", "LD_", "PYTHON", "HF_", "TRANSFORMERS_"),
 )
-# Settings that are no part of what a broker is: the caller's own, or such as it can be given later.
+# Settings that do not shape a broker: the caller's own, or those that can be changed later.
 NOT_THE_BROKER_S = {
     *("auto", "helpers", "idle_timeout", "log", "progress", "debug", "debug_dir", "tick_rate_ms"),
     *("children", "restart", "max_restarts"),
@@ -298,7 +298,7 @@ class _Digest:
 
 
 def _plain(kind: type, value: Any) -> str:
-    # In decimal a number of thousands of digits cannot be had.
+    # Python refuses to write a number of thousands of digits in decimal.
     return f"{kind.__name__} {value:x}" if kind is int else f"{kind.__name__} {value!r}"
 
 

@@ -79,7 +79,7 @@ class Manifest:
         return not own or any(not _differ(known, own) for known in self.sessions.values())
 
     def write(self) -> int:
-        """Into a memory file that nobody can change any more; a descriptor for reading it."""
+        """Write it to a memory file and seal that; a descriptor for reading it."""
         descriptor = os.memfd_create("shmgpu-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             with open(descriptor, "wb", closefd=False) as file:

@@ -30,7 +30,7 @@ from typing import Any
 
 from shmgpu.common.logs import logger
 
-INSTALLERS = {"site-packages", "dist-packages"}  # folders that nobody edits
+INSTALLERS = {"site-packages", "dist-packages"}  # folders whose files are not edited
 LARGEST = 64 << 20  # bytes of a module whose content is looked at
 
 

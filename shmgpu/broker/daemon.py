@@ -39,7 +39,7 @@ SHOWN = ("progress", "trace_path")  # settings of what is seen of it
 
 
 def _held(run: Callable[P, None]) -> Callable[P, None]:
-    """SIGHUP, which would end this process, does nothing until there are quotas to read anew."""
+    """SIGHUP, which would end this process, does nothing until there are quotas to read again."""
 
     @functools.wraps(run)
     def runs(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -232,7 +232,7 @@ def serve(
 
 
 def reload_quotas(limits: pathlib.Path | None, status: str) -> None:
-    """Read the file anew; what cannot be read leaves the limits as they are, and is told of.
+    """Read the file again; if it cannot be read, the limits stay, and the log says so.
 
     Args:
         limits: the file.

@@ -121,7 +121,7 @@ def helper_failed(event: dict[str, int], *, cause: str, **_: Any) -> None:
 
 
 def helper_died(event: dict[str, int], *, cause: str, stack: str, **_: Any) -> None:
-    """A helper ended that nobody had asked to."""
+    """A helper ended unasked."""
     name = core.function_name(event["function"]) if event["function"] else None
     emit(
         logging.ERROR,
@@ -187,7 +187,7 @@ def helper_delayed(event: dict[str, int], **_: Any) -> None:
 
 
 def child_delayed(event: dict[str, int], **_: Any) -> None:
-    """A child could not be forked anew."""
+    """A child could not be forked again."""
     _delayed("child", event)
 
 
@@ -254,7 +254,7 @@ def draining(event: dict[str, int], **_: Any) -> None:
 
 
 def idle(event: dict[str, int], **_: Any) -> None:
-    """The broker ends because nobody needs it."""
+    """The broker ends because no program is joined."""
     emit(
         logging.INFO,
         "idle",

@@ -93,7 +93,7 @@ class Stacks(MemoryFiles):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(f"{name}-stack", count)
         for descriptor in self._descriptors:
-            # The memory to write is shared with whoever had the slot before, the end is not.
+            # Processes of one slot share the memory that they write, but not its end.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
 
     def descriptor(self, index: int) -> int:

@@ -153,7 +153,9 @@ class RoleHost(core.Host):
         runtime.stop(NotRunning(runtime.IN_HELPER))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.endpoint is not None:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the broker's: it reads its files anew
+            signal.signal(
+                signal.SIGHUP, signal.SIG_IGN
+            )  # the broker handles it: it reads its files again
         seed_all(plan.seed, f"helper {helper_number}")
         if not wait_policy.calm() and setup.threads > 1 and not plan.threads_given:
             logger.info("compute threads would spin while they wait: this helper has one")
@@ -378,7 +380,7 @@ def flush() -> None:
 
 
 def _tell_terminal(sentence: str) -> None:
-    """Say it to whoever sits there; to nobody where standard error is none's."""
+    """Print it to standard error, if there is one."""
     try:
         if sys.stderr.isatty():
             print(sentence, file=sys.stderr, flush=True)

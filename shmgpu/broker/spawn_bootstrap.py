@@ -36,7 +36,7 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
     if request["outlives"]:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are quotas to read anew
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are quotas to read again
         told, tell = os.pipe()
         broker = os.fork()
         if broker:  # its number comes first, for who gives up waiting and ends it

@@ -42,7 +42,7 @@ class StartReport:
             while line:
                 line = line[os.write(self.descriptor, line) :]
         except BrokenPipeError:
-            pass  # nobody waits any more
+            pass  # nobody waits for it any more
         os.close(self.descriptor)
         self.descriptor = -1
 

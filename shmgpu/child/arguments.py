@@ -404,7 +404,7 @@ class Arguments:
         call.set_output(size, buffer, address)
 
     def allocate_small_output(self, call: Call) -> None:
-        """Where the expected size cannot be had: a little; a result that needs more asks for it.
+        """Where memory is short: a small buffer; a result that needs more asks for it.
 
         Raises ArenaFull as :meth:`allocate_output` did when that does not help.
         """

@@ -61,7 +61,7 @@ class _Condition(threading.Condition):
         waiter.acquire()
         seconds = -1 if timeout is None else max(timeout, 0.0)
         woken = False
-        self._waiters.append(waiter)  # left there it harms nobody
+        self._waiters.append(waiter)  # harmless if it stays there
         if self.has_told:  # a handler of this thread ended the future after it was looked at
             return True
         try:  # nothing before the release can raise, and nothing stands before the lock below
@@ -95,7 +95,7 @@ class CallFuture(concurrent.futures.Future[R]):
 
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
-        if not super().cancel():  # from here on its end is nobody's
+        if not super().cancel():  # from here on nobody is told of its end
             return False
         ticket = self._ticket
         if ticket is not None:
@@ -212,7 +212,7 @@ class LoopSink:
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a sink of the port is told."""
-        import asyncio  # has been, by whoever has a loop
+        import asyncio  # already imported by whoever runs a loop
 
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class LoopSink:
         else:
             try:
                 self.loop.call_soon_threadsafe(self._set, result, error)
-            except RuntimeError:  # it is closed: nobody will ever ask
+            except RuntimeError:  # the loop is closed: nobody will ever ask
                 readers.forget(self.loop)
 
     def _set(self, result: Any, error: BaseException | None) -> None:

@@ -67,7 +67,7 @@ class Arena:
         return self._insist(size_bytes)
 
     def shrink(self, buffer: Any, size_bytes: int) -> None:
-        """Give back the tail of a block's memory; nobody may use it any more."""
+        """Free the tail of a block's memory, which must not be used any more."""
 
     def _insist(self, size_bytes: int) -> tuple[Any, Any, int]:
         for reclaim in self.reclaimers:
@@ -108,7 +108,7 @@ class Arena:
         raise NotImplementedError
 
     def refused(self, size_bytes: int) -> ShmError:
-        """The error of an allocation that could not be had."""
+        """The error of an allocation that failed."""
         stats = self.stats()
         free, largest = stats["free_bytes"], stats["largest_free_bytes"]
         capacity = stats["capacity_bytes"]

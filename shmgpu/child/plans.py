@@ -24,7 +24,7 @@ from shmgpu.codec.layout import RESULT_AT, Layout, Signature
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
 
-FIRST_OUTPUT_BYTES = 4096  # bytes set aside for a result that nobody has seen yet
+FIRST_OUTPUT_BYTES = 4096  # bytes allocated for a result of unknown size
 MAX_IDLE = 64  # calls kept ready for each plan
 MAX_PLANS = 256  # plans kept for each function
 _uses = itertools.count(1)
@@ -159,7 +159,7 @@ class CallPlan:
             )
 
     def make_do(self) -> bool:
-        """Expect little from now on, as more memory cannot be had; False where that is fixed."""
+        """Expect little from now on, as memory is short; False where the result was declared."""
         if self.fixed or max(self.signature.output_bytes, self.output_bytes) <= FIRST_OUTPUT_BYTES:
             return False
         self.expect(None)
@@ -335,8 +335,8 @@ class PlanTable(OrderedDict[Any, CallPlan]):
 
 # ---- loans ---------------------------------------------------------------------------------
 
-# id -> (array, who borrows it, was writeable). Lending twice to one borrower is lending once, and
-# so is returning: whoever was interrupted in either does it again.
+# id -> (array, who borrows it, was writeable). Lending twice to one borrower equals lending once,
+# and returning likewise, so an interrupted call to either is simply repeated.
 _on_loan: dict[int, tuple[Any, set[Any], bool]] = {}
 _loans_lock = threading.RLock()
 

@@ -273,7 +273,7 @@ class Port(Replies):
             self._out.pop(STRUCK, None)
 
     def _keep(self, call: Call, sequence: int, keep: Any, done: list[Any]) -> None:
-        """Its reply comes late: until then nobody else has its memory.
+        """Its reply comes late: its memory stays reserved until then.
 
         ``done`` notes each step in one with it: neither may be taken twice, because the reply may
         have come in between.
@@ -362,7 +362,7 @@ class Port(Replies):
             self._start_reader()
 
     def _withdraw(self, ticket: Ticket) -> None:
-        """Its submission was broken off: nobody will ever ask for it."""
+        """Its submission was interrupted: nobody will ever ask for it."""
         ticket.sink = None
         if ticket.sequence:
             self.transport.cancel(ticket.sequence)  # does nothing where it has ended
@@ -375,7 +375,7 @@ class Port(Replies):
         try:
             with self._lock, mine:
                 if self._pumper.locked() and not self.transport.immediate:
-                    return  # an outer frame of this thread is at it, and goes on
+                    return  # an outer frame of this thread is sending, and will continue
                 self._pumper = mine
                 queue, out = self._queue, self._out
                 while queue:
@@ -464,7 +464,7 @@ class Port(Replies):
         self._settle(False)
 
     def _unqueue(self, ticket: Ticket) -> None:
-        """Let go of what was not sent, and never will be: nobody wants it."""
+        """Drop what was never sent because nobody wants it any more."""
         with self._lock:
             if ticket.sent[0]:
                 return

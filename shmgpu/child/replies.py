@@ -27,7 +27,7 @@ from shmgpu.errors import BadParams, ShmError
 SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
 LINGER_NS = 50_000_000  # how long the reader waits for the next reply before it looks around
-# Keys of _out that are nobody's. An exception struck:
+# Keys of _out that stand for no ticket. An exception struck:
 LEFT = 0  # and work was left behind;
 STRUCK = -1  # and what it struck is in _struck.
 ENDS = (1 << 32) - 1  # the part of what await_replies says that counts ends of calls
@@ -80,7 +80,7 @@ class Replies:
         return done
 
     def _settle(self, looks: bool) -> int:
-        """Tell of what has come, and go on where others were interrupted: how much, or a status."""
+        """Report what has arrived, continuing interrupted work: how much, or a status."""
         done = ready = 0
         mine = threading.Lock()
         try:
@@ -107,7 +107,7 @@ class Replies:
         return done
 
     def _claim(self, mine: Any) -> list[Inbox]:
-        """All inboxes that nobody is at, and at least one."""
+        """All inboxes that no thread is emptying, and at least one."""
         with self._lock:
             claimed = [inbox for inbox in self._inboxes if not inbox.owner.locked()]
             if not claimed:
@@ -246,7 +246,7 @@ class Replies:
             self._read()
 
     def _call_reader(self) -> None:
-        """An exception has struck here: another thread is to go on."""
+        """An exception struck here: have another thread continue."""
         if self._reader is None and not self.transport.immediate:
             try:
                 self._start_reader()
@@ -323,7 +323,7 @@ def _report(tell: Callable[..., None], *what: Any) -> None:
         tell(*what)
     except BaseException as error:
         if not isinstance(error, Exception) and _is_main_thread():
-            raise  # Ctrl-C, most likely: whoever comes next tells it again
+            raise  # Ctrl-C, most likely: the next thread reports it again
         logger.exception("a reply was lost: its handler raised")
 
 

@@ -29,9 +29,9 @@ def result_of(call: Call, status: int, value: int, cause: BaseException | None) 
         raise core.error_of(core.ETIMEOUT, name)
     if status == core.EBAD_PARAMS and value == core.UNREADABLE:
         raise BadParams(
-            f"{name}: the helper refused the arguments, because what was sent is not a call of "
-            "this function there: end a broker that other code started (shmgpu down) and call again; "
-            "its log says what was found"
+            f"{name}: the helper refused the arguments, because what was sent is not a call "
+            "of this function there: end a broker that other code started (shmgpu down) and "
+            "call again; its log says what was found"
         )
     if status == core.EBAD_PARAMS:
         raise core.error_of(status, f"{name}: the helper refused the arguments")

@@ -5,14 +5,14 @@ A parameter block, little endian, lies in the caller's arena::
     0   u32  bytes of the whole block      24        u64  address of each array
     4   u16  version                       24 + 8n   u32  bytes of the signature part
     6   u16  n, how many arrays            28 + 8n   u32  bytes of the values part
-    8   u64  where the result goes         32 + 8n   signature: flags, arguments' layout,
-    16  u64  room for it, bytes                      and perhaps the result's
+    8   u64  address of the output buffer  32 + 8n   signature: flags, arguments' layout,
+    16  u64  bytes of the output buffer              and perhaps the result's
                                            ...       plain values
 
 The signature part is the same for all calls of one signature, so a helper reads it once.
 A *layout* is a tree's structure and the specs of its arrays. A result that has exactly the
 layout that the block promised is just its arrays, each at the next multiple of 64; any other
-is preceded by a description of itself. In a *letter* the two parts are what caller and function
+is preceded by a description of itself. In a *raw call* the two parts are what caller and function
 have agreed on, and the result is arrays that both know.
 
 Owns reading and writing those bytes, and checks everything that can be checked without knowing an
@@ -237,7 +237,7 @@ def result_bytes(description: bytes, layout: Layout) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _plain(structure: bytes) -> Layout:
-    """A layout of plain values alone: those of a function's results are alike."""
+    """A layout of plain values alone: those of one function's results are alike."""
     return Layout(structure, ())
 
 

@@ -292,7 +292,7 @@ class PinnedArenas:
     def let_go_of_old(self) -> None:
         """Unregister the memory of those who have left."""
         for child in [child for child in self._pinned | self._refused if self._is_old(child)]:
-            self._refused.discard(child)  # for who comes next it is tried again
+            self._refused.discard(child)  # tried again for the next child
             if child in self._pinned:
                 self._pinned.discard(child)
                 status = int(self._cudart.cudaHostUnregister(self._regions[child][0]))
@@ -381,7 +381,7 @@ class CudaDevice(Failures):
         core.count_bytes(core.BYTES_HOST_TO_DEVICE, tensor.nbytes)
 
     def _join_in(self, *tensors: Any) -> None:
-        """What is computed next must wait for the copies in, and they for nobody's memory."""
+        """Make what is computed next wait for the copies in."""
         current = self.torch.cuda.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors:
@@ -453,7 +453,7 @@ class CudaDevice(Failures):
         return event
 
     def empty_cache(self) -> None:
-        """Give back what PyTorch's allocator holds and nobody uses."""
+        """Free what PyTorch's allocator holds unused."""
         self.torch.cuda.empty_cache()
 
     def is_beyond_use(self) -> bool:

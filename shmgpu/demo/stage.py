@@ -299,7 +299,7 @@ class Stage:
             self._words[0] = _LEAVING
 
     def _all_at(self, phase: int, meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Wait for every client; False when there is nobody left to wait for."""
+        """Wait for every client; False when no client is left to wait for."""
         while self._reached.min() < phase:
             meanwhile()
             time.sleep(_TICK_S)

@@ -212,7 +212,7 @@ def file_size(machine: Machine, plan: Plan) -> Verdict:
 
 
 def processor_time(machine: Machine, plan: Plan) -> Verdict:
-    """RLIMIT_CPU kills whoever has used it up: helpers, sooner or later."""
+    """RLIMIT_CPU kills a process that has used it up: helpers, eventually."""
     soft, _ = machine.limit("Max cpu time")
     if soft is None:
         return fine("processor time is not limited")

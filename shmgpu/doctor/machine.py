@@ -67,7 +67,7 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes, or tasks, that can still be had, of how many in all, and who limits them."""
+    """How many bytes or tasks are left, of how many in all, and what limits them."""
 
     left: int
     total: int
@@ -301,7 +301,7 @@ class Machine:
         return ""
 
     def pipe_bytes(self) -> int:
-        """As :func:`shmgpu.doctor.probes.pipe_bytes`; 0 when no pipe can be had."""
+        """As :func:`shmgpu.doctor.probes.pipe_bytes`; 0 when no pipe can be made."""
         try:
             return probes.pipe_bytes()
         except OSError:

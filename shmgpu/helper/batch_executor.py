@@ -100,7 +100,7 @@ class BatchExecutor(Executor):
         return groups
 
     def _run_group(self, target: ServedFunction, group: list[_Taken]) -> list[tuple[int, int]]:
-        """Run calls that go together: joined, unless they are sooner done one after another."""
+        """Run calls of one kind: joined, unless running them one after another is faster."""
         first, calls = group[0][1], len(group)
         strategy = None
         if first.nbytes >= LARGE_BYTES and calls > 1 and not self.device.is_cuda:

@@ -73,7 +73,7 @@ class InlineTransport:
         return status
 
     def abandon(self, sequence: int) -> int:
-        """No call is ever out when its caller goes on."""
+        """No call is ever in flight when its caller continues."""
         with self._lock:
             self.executor.grow(0, 0, 0, 0, sequence)
         return core.ENOT_RUNNING

@@ -199,7 +199,7 @@ def _go_on(executor: BatchExecutor, works: Any) -> int:
 
 
 def _look_after(helper: Helper) -> None:
-    """A child may have left: what was kept for it is let go of."""
+    """A child may have left: release what was kept for it."""
     for look in helper.when_children_leave:
         try:
             look()
@@ -310,7 +310,7 @@ def _start(executor: BatchExecutor, view: Any, count: int) -> _Started:
 
 
 def _end(executor: BatchExecutor) -> int:
-    """The helper cannot go on; the C helper port writes the last replies when it is closed."""
+    """The helper cannot continue; the C helper port writes the last replies when it is closed."""
     error = executor.last_error
     if isinstance(error, SystemExit):
         logger.warning("a function called sys.exit(): the helper ends and is replaced")

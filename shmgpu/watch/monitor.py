@@ -249,7 +249,7 @@ class Monitor:
         self.close()
 
     def _child(self, index: int, row: Row, before: Row | None, seconds: float) -> Row:
-        # Those whose caller died over them count for the slot, whoever has it by now.
+        # Calls whose caller died count for the slot, whichever process holds it by now.
         outstanding = row["submitted"] - row["answered"] - row["dropped"]
         return {
             "child": index,
@@ -317,7 +317,7 @@ def _name(names: Sequence[str], state: int) -> str:
 
 
 def _rates(row: Row, before: Row | None, seconds: float) -> dict[str, float]:
-    """Growth a second of every number that only grows; not below 0, should one start anew."""
+    """Growth per second of every number that only grows; at least 0, should one restart."""
     return {
         name: max(0, value - (before[name] if before else 0)) / seconds
         for name, value in row.items()

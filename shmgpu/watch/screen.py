@@ -187,7 +187,7 @@ class Top(App[None]):
         self._let_go()
 
     def action_pause(self) -> None:
-        """Stand still, or go on."""
+        """Pause or continue."""
         self.is_paused = not self.is_paused
         self._head()
 

@@ -89,13 +89,13 @@ class CounterFile:
         )
 
     def name(self, model: int, name: str) -> None:
-        """Say whose numbers those of ``model`` are."""
+        """Name the model that a row of numbers belongs to."""
         start = _NAMES_AT + model * _NAME_BYTES
         kept = name.encode()[: _NAME_BYTES - 1]
         self._memory[start : start + _NAME_BYTES] = kept.ljust(_NAME_BYTES, b"\0")
 
     def close(self) -> None:
-        """Have nobody find it any more; the numbers stay readable here."""
+        """Make it impossible to find; the numbers stay readable here."""
         self._memory[: _START.size] = bytes(_START.size)
 
 
@@ -111,7 +111,7 @@ def find(pid: int) -> str | None:
 
 
 def _is_closed(path: str) -> bool:
-    """Whether its maker goes on without it."""
+    """Whether its maker continues without it."""
     with open(path, "rb", buffering=0) as file:
         return file.read(_START.size) == bytes(_START.size)
 

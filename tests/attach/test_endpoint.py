@@ -105,7 +105,9 @@ def test_a_socket_whose_group_cannot_be_set_is_taken_away(tmp_path, monkeypatch)
     assert [one.name for one in tmp_path.iterdir()] == ["broker.sock.lock"]
 
 
-@pytest.mark.parametrize(("path", "sentence"), [(5, "is no path"), ("\0abc", "holds a zero byte")])
+@pytest.mark.parametrize(
+    ("path", "sentence"), [(5, "is not a path"), ("\0abc", "holds a zero byte")]
+)
 def test_what_is_no_path_is_refused_in_a_sentence(path, sentence):
     with pytest.raises(shmgpu.ConfigError, match=sentence):
         shmgpu.connect(path)
@@ -123,7 +125,7 @@ def test_who_only_looks_for_a_broker_makes_nothing_and_hears_of_a_bad_directory(
         shmgpu.connect()
     assert list(nowhere.iterdir()) == []
     said = [one.getMessage() for one in caplog.records if "XDG_RUNTIME_DIR" in one.getMessage()]
-    assert len(said) == 1 and f"XDG_RUNTIME_DIR={nowhere / 'missing'} is no directory" in said[0]
+    assert len(said) == 1 and f"XDG_RUNTIME_DIR={nowhere / 'missing'} is not a directory" in said[0]
 
 
 def test_who_starts_one_makes_the_users_directory(nowhere):

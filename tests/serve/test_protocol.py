@@ -293,8 +293,8 @@ class TestJsonTensors:
             ("FP32", [1], "1 elements"),
             ("FP32", [[1, 2]], "dimension 0"),
             ("FP32", [[1], 2], "deeper"),
-            ("FP32", {"0": 1}, "no array"),
-            ("FP32", "12", "no array"),
+            ("FP32", {"0": 1}, "not an array"),
+            ("FP32", "12", "not an array"),
         ],
     )
     def test_wrong_elements_are_refused_in_a_sentence(self, datatype, data, word):
@@ -320,8 +320,8 @@ class TestRefusals:
             (b"{", "not JSON"),
             (b"[]", "not a JSON object"),
             (b"{}", "no inputs"),
-            (request_body(inputs={}), "no array"),
-            (request_body(inputs=[1]), "no array"),
+            (request_body(inputs={}), "not an array"),
+            (request_body(inputs=[1]), "not an array"),
             (one_input(name=...), "no name"),
             (one_input(name=7), "not text"),
             (one_input(name="x" * 2000), "2000 characters"),

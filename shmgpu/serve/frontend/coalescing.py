@@ -177,7 +177,7 @@ class Coalescer:
         self._leave.clear()
 
     def _left(self, index: int) -> None:
-        """A client has left; where all have, nobody wants the call any more."""
+        """A client has left; when all have, the call is not wanted any more."""
         accounting = self._calls.accounting
         self.gone += 1
         accounting.leave(self.served)

@@ -121,7 +121,7 @@ class Request:
         content_type: bytes = b"application/json",
         headers: bytes = b"",
     ) -> None:
-        """Answer: buffers that are written in order, and that nobody changes from now on."""
+        """Answer with buffers that are written in order and must not change from now on."""
         self.connection.reply(self, status, body, content_type, headers)
 
     def begin(self, status: int, content_type: bytes, headers: bytes = b"") -> None:

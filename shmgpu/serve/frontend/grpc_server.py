@@ -266,7 +266,7 @@ def _id_of(data: bytes) -> str:
 
 
 def _failed(error: Exception, request_id: str) -> bytes:
-    """An error as a stream tells it: the stream goes on."""
+    """An error as a stream reports it: the stream continues."""
     _, sentence = answer_to(error)
     data: bytes = _StreamResponse(
         error_message=sentence, infer_response=_InferResponse(id=request_id)
@@ -323,7 +323,7 @@ def index(front: Front, request: Any) -> dict[str, Any]:
 
 
 async def load(front: Front, request: Any) -> dict[str, Any]:
-    """Load a model, or load it anew."""
+    """Load or reload a model."""
     check_control(front)
     if request.parameters:
         raise ProtocolError(400, NO_PARAMETERS)
@@ -363,7 +363,7 @@ def cuda_shared_memory(front: Front, request: Any) -> dict[str, Any]:
 
 
 def register_cuda(front: Front, request: Any) -> dict[str, Any]:
-    """Another process's device memory cannot be had here."""
+    """Another process's device memory is not available here."""
     raise ProtocolError(501, NO_CUDA)
 
 

@@ -388,7 +388,7 @@ def index(front: Front, request: Request) -> None:
 
 
 def load(front: Front, request: Request, name: str) -> None:
-    """Load a model, or load it anew."""
+    """Load or reload a model."""
     check_control(front)
     if _object(request).get("parameters"):
         raise ProtocolError(400, NO_PARAMETERS)
@@ -452,7 +452,7 @@ def cuda_shared_memory(front: Front, request: Request, name: str = "") -> None:
 
 
 def register_cuda(front: Front, request: Request, name: str) -> None:
-    """Another process's device memory cannot be had here."""
+    """Another process's device memory is not available here."""
     raise ProtocolError(501, NO_CUDA)
 
 

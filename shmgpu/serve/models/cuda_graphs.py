@@ -186,7 +186,7 @@ def _first(one: Any, rows: int) -> Any:
 
 
 def _filled(torch: Any, one: Any, rows: int) -> Any:
-    """So many rows, in memory of their own: those of the sample over and over."""
+    """So many rows in memory of their own: the sample's rows, repeated."""
     if one is None:
         return None
     if not len(one):

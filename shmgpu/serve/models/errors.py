@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class Unloaded(Exception):
-    """A call came for a model that was taken away while the call was on its way."""
+    """A call arrived for a model that was unloaded while the call was on its way."""
 
 
 class LoadFailed(Exception):
@@ -20,7 +20,7 @@ class StreamLost(Exception):
 
 
 class SequenceLost(Exception):
-    """A request goes on with a sequence that is not here."""
+    """A request continues a sequence that is not here."""
 
 
 class TooManySequences(Exception):

@@ -123,7 +123,7 @@ class ModelStore:
     def load(self, source_number: int) -> None:
         """Load one source of the table, warm its models up, publish them."""
         if source_number * MODELS_OF_A_SOURCE in self.loaded:
-            return  # the helper was started anew meanwhile, and loaded it then
+            return  # the helper was restarted meanwhile, and loaded it then
         source = self.table.read()[1]["sources"].get(str(source_number))
         if source is None:
             raise Unloaded("the model was unloaded")

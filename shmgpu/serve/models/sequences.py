@@ -53,7 +53,7 @@ class Sequences:
         self._kept: OrderedDict[Key, tuple[float, dict[Any, Any]]] = OrderedDict()  # oldest first
 
     def state(self, key: Key, model: str, starts: bool) -> dict[Any, Any]:
-        """What a sequence keeps; an empty dictionary at its start, even of one that goes on.
+        """What a sequence keeps; an empty dictionary at its start, even if it exists.
 
         Raises:
             SequenceLost: it was not begun here.

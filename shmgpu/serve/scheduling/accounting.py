@@ -166,6 +166,6 @@ class Accounting:
         counters[base + _EXPIRED] += isinstance(error, CallTimeout)
 
     def cancelled(self, served: ServedModel, started_ns: int) -> None:
-        """A request that has left ends because nobody wants its answer any more."""
+        """A request that has left ends because its answer is not wanted any more."""
         self.counters[served.base + _CANCEL] += 1
         self.counters[served.base + _CANCEL_NS] += _now() - started_ns

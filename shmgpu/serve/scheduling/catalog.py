@@ -92,7 +92,7 @@ class ServedModel(ServerFunction):
 
 
 def _prepare_of(description: dict[str, Any], source: dict[str, Any]) -> preprocessing.Prepare:
-    """The function; one that refuses, where it cannot be had in this process."""
+    """The function; or one that refuses, where this process cannot import it."""
     try:
         return preprocessing.find(description["prepare"], source["path"])
     except Exception as error:

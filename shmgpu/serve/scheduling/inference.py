@@ -98,7 +98,7 @@ class Pending:
         self.calls.ended(self, result, error)
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """The answer is not wanted any more."""
         self.calls.cancel(self)
 
 
@@ -258,7 +258,7 @@ class Calls:
         return CallOptions(options.timeout if options else None, placement=1 << helper)
 
     def _again(self, pending: Pending) -> bool:
-        """Send a call anew whose model was exchanged on its way; False: there is none now."""
+        """Send a call again whose model was replaced on its way; False: there is none now."""
         old = pending.served
         try:
             served = self.catalog.find(old.name, old.version)

@@ -92,7 +92,7 @@ class Lifecycle:
         return sorted(found, key=lambda one: (one["name"], int(one["version"])))
 
     async def load(self, name: str) -> None:
-        """Load a model, or load it anew, all versions that the repository has now.
+        """Load or reload a model, in all versions that the repository has now.
 
         Raises:
             ProtocolError: 400: there is no such model, or it cannot be loaded.
@@ -124,7 +124,7 @@ class Lifecycle:
             await self._retire(known)
 
     async def reload_when_asked(self) -> None:
-        """Load everything anew, as the repository is now, if SIGHUP asked for it.
+        """Reload everything, as the repository is now, if SIGHUP asked for it.
 
         What cannot be loaded stays as it is, and the log says why.
         """
@@ -195,7 +195,7 @@ class Lifecycle:
             if isinstance(error, RemoteError):
                 is_told = any(map(error.matches, _TOLD))
                 reason = error.message if is_told else f"{error.type_name}: {error.message}"
-                # Where a model's own code is at fault, the place; else the sentence says it all.
+                # Where a model's own code is at fault, the traceback; else the sentence is enough.
                 has_code = any(one.kind == "python" for one in wanted)
                 where = error.traceback_text.rstrip() if has_code else reason
                 logger.error("a model could not be loaded: %s", where)

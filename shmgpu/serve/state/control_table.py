@@ -59,7 +59,7 @@ class ControlTable:
             version, *sizes = _HEAD.unpack_from(self._memory, 0)
             start = _HEAD_BYTES + (version & 1) * HALF_BYTES
             data = self._memory[start : start + sizes[version & 1]]
-            if version == self.version:  # two changes later this half would be written anew
+            if version == self.version:  # two changes later this half would be overwritten
                 self._state = orjson.loads(data)
                 self._seen = version
         return self._seen, self._state
@@ -116,7 +116,7 @@ class ControlTable:
         self._memory[_DRAINING] = 1
 
     def ask_reload(self) -> None:
-        """All models are to be loaded anew; a worker will see to it."""
+        """Ask for a reload of all models, which a worker will do."""
         _U64.pack_into(self._memory, _ASKED, self.reloads_asked + 1)
 
     @property

@@ -109,11 +109,11 @@ class Counters:
         return int(self.rows[:, model, INDEX["pending_0"] + parity].sum())
 
     def close(self) -> None:
-        """Have nobody find them any more."""
+        """Make them impossible to find."""
         self.file.close()
 
     def clear_held(self, writer: int) -> None:
-        """A worker starts anew: what its predecessor held is not pending, nor open, any more."""
+        """A worker restarts: what its predecessor held is neither pending nor open any more."""
         self.rows[writer, :, INDEX["pending_0"] : INDEX["pending_1"] + 1] = 0
         self.own[writer, [IS_ACCEPTING, CONNECTIONS]] = 0
 

@@ -112,7 +112,7 @@ def in_pools(sources: Sequence[ModelSource], pools: Sequence[str]) -> list[Model
 
 
 def _flat(path: Path, kind: str, pool: str) -> ModelSource:
-    """A file that is no part of a repository; a Python file names its models itself."""
+    """A file outside a repository; a Python file names its models itself."""
     return ModelSource(str(path), kind, "" if kind == "python" else path.stem, "1", pool)
 
 

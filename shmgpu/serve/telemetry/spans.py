@@ -130,7 +130,7 @@ class Spans:
         """Make what is left, and wait until it has been exported, as long as CLOSE_S."""
         self.make()
         self._export(self._late, {})
-        # Without a collector the SDK would go on trying, longer than a server may take to end.
+        # Without a collector the SDK would keep trying, longer than a server may take to end.
         giving_up = threading.Timer(CLOSE_S, self._exporter.shutdown)
         giving_up.start()
         self._provider.shutdown()
