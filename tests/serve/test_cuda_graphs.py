@@ -101,7 +101,7 @@ def test_an_input_that_was_left_away_in_a_sample_may_be():
         (lambda x: x if x.sum().item() else -x, "not permitted when stream is capturing"),
         (lambda x: x.sum(), "output 0 has the shape () for 8 rows"),
         (lambda x: (x, x[:1]), "output 1 has the shape (1, 3) for 8 rows"),
-        (lambda x: x.numpy(), "output 0 is no tensor"),
+        (lambda x: x.numpy(), "output 0 is not a tensor"),
     ],
     ids=["host", "scalar", "fewer", "array"],
 )

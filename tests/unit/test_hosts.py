@@ -87,7 +87,7 @@ def test_an_address_is_told_from_a_path():
 
 @pytest.mark.parametrize("port", ["zzz", 0, 65536, -1, 1.5, True, ""])
 def test_a_port_that_is_none_is_refused(port):
-    with pytest.raises(ConfigError, match="is no port"):
+    with pytest.raises(ConfigError, match="is not a port"):
         hosts.refuse_others("localhost", port)
     hosts.refuse_others("localhost", "29500")
     hosts.refuse_others(None, 1)
