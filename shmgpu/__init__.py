@@ -189,8 +189,8 @@ __version__ = "0.1.0"
 # a program that only calls functions does without.
 _LAZY_MODULES = frozenset({"debug", "nn", "optim", "serve"})
 _TENSOR_NAMES = {
-    name: room
-    for room, names in {
+    name: module
+    for module, names in {
         "tensors.tensor": "Data Tensor from_numpy full grad manual_seed ones rand randn "
         "set_verbosity tensor zeros",
         "tensors.factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
@@ -212,7 +212,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY_MODULES:
         return importlib.import_module(f"shmgpu.{name}")
     if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
-        # ``from shmgpu import room`` asks here first, also from within what tensors import.
+        # ``from shmgpu import module`` asks here first, also from within what tensors import.
         raise AttributeError(f"shmgpu.{name} is a module: import it")
     if name in _TENSOR_NAMES:
         found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)

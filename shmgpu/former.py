@@ -33,9 +33,9 @@ class Former(ModuleType):
     """Stands for a module that has moved; knows the public names alone."""
 
     def __getattr__(self, name: str) -> Any:
-        for place, names in MOVED[self.__name__].items():
+        for module, names in MOVED[self.__name__].items():
             if name in names:
-                return getattr(importlib.import_module(place), name)
+                return getattr(importlib.import_module(module), name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
 

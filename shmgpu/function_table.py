@@ -317,7 +317,7 @@ def _refuse_kinds(body: Callable[..., Any]) -> None:
 
 
 def _without_helper(body: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature that callers see; raises ConfigError where the helper has no place."""
+    """The signature that callers see; raises ConfigError where the function takes no helper."""
     try:
         signature = inspect.signature(body)
     except (TypeError, ValueError):

@@ -98,8 +98,8 @@ def _package_in(entry: str) -> str:
 def _differs(folder: str) -> bool:
     """Whether a module here is another one there."""
     names = [
-        os.path.relpath(os.path.join(place, name), HERE)
-        for place, _, files in os.walk(HERE)
+        os.path.relpath(os.path.join(folder, name), HERE)
+        for folder, _, files in os.walk(HERE)
         for name in files
         if name.endswith(".py")
     ]

@@ -101,7 +101,7 @@ class Spawned:
     def abandon(self) -> None:
         """Nobody waits for one that was to outlive this process: have it end, however far it is.
 
-        Returns when it has, for whoever comes next starts another in its place.
+        Returns when it has ended, because the next program may start another one there.
         """
         if not self._pid:
             return

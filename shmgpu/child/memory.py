@@ -54,7 +54,7 @@ class Arena:
         try:
             return self._allocate(size_bytes)
         except MemoryError:
-            pass  # what is raised in its place says all that it does
+            pass  # the error that is raised instead says as much
         _, buffer, address = self._insist(size_bytes)
         return buffer, address
 

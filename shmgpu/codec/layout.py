@@ -156,8 +156,8 @@ def address_writer(arity: int, shift: int) -> Callable[..., None]:
     if not shift:
         return pack
 
-    def pack_shifted(block: Any, offset: int, room: int, size: int, *addresses: int) -> None:
-        pack(block, offset, room + shift if room else 0, size, *(a + shift for a in addresses))
+    def pack_shifted(block: Any, offset: int, output: int, size: int, *addresses: int) -> None:
+        pack(block, offset, output + shift if output else 0, size, *(a + shift for a in addresses))
 
     return pack_shifted
 

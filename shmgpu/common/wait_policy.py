@@ -120,9 +120,9 @@ def spin_counts(path: str) -> tuple[ctypes.c_uint64, ctypes.c_uint64] | None:
         for index, word in enumerate(words):
             if word in found:
                 found[word].append(aligned + 8 * index)
-    if [len(places) for places in found.values()] != [1, 1]:
+    if [len(addresses) for addresses in found.values()] != [1, 1]:
         return None
-    spins, of_many = (ctypes.c_uint64.from_address(place) for [place] in found.values())
+    spins, of_many = (ctypes.c_uint64.from_address(address) for [address] in found.values())
     return spins, of_many
 
 

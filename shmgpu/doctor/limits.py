@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from shmgpu.broker.launch_config import descriptors_needed
 from shmgpu.doctor.gpus import devices_of
-from shmgpu.doctor.machine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Machine, Room
+from shmgpu.doctor.machine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Headroom, Machine
 from shmgpu.doctor.plan import GIB, PAGE, Plan, size
 from shmgpu.doctor.processors import helper_threads
 from shmgpu.doctor.verdict import Verdict, fail, fine, warn
@@ -58,23 +58,23 @@ def system_files(machine: Machine, plan: Plan) -> Verdict:
     )
 
 
-def _tasks(machine: Machine, plan: Plan, room: Room, fix: Callable[[int], str]) -> Verdict:
+def _tasks(machine: Machine, plan: Plan, spare: Headroom, fix: Callable[[int], str]) -> Verdict:
     """Whether a limit on tasks has room for all roles, and for their threads."""
     tasks = plan.children + helper_threads(machine, plan)
-    wanted = room.total - room.left + tasks
-    if room.left < plan.roles:
+    wanted = spare.total - spare.left + tasks
+    if spare.left < plan.roles:
         return fail(
-            f"{room.limited_by} allows {room.total:,} tasks and has room for {room.left:,}, "
+            f"{spare.limited_by} allows {spare.total:,} tasks and has room for {spare.left:,}, "
             f"and {plan.roles:,} processes are to be forked",
             fix(wanted),
         )
-    if room.left < tasks:
+    if spare.left < tasks:
         return warn(
-            f"{room.limited_by} has room for {room.left:,} tasks: all {plan.roles:,} processes, "
+            f"{spare.limited_by} has room for {spare.left:,} tasks: all {plan.roles:,} processes, "
             f"but not all {tasks:,} threads",
             fix(wanted),
         )
-    return fine(f"{room.limited_by} has room for {room.left:,} tasks; {tasks:,} are needed")
+    return fine(f"{spare.limited_by} has room for {spare.left:,} tasks; {tasks:,} are needed")
 
 
 def user_processes(machine: Machine, plan: Plan) -> Verdict:
@@ -87,28 +87,28 @@ def user_processes(machine: Machine, plan: Plan) -> Verdict:
     if machine.is_capable(CAP_SYS_RESOURCE, CAP_SYS_ADMIN) or (is_root and whole):
         return fine("the limit on the user's processes does not hold for this user")
     used = machine.tasks_of_user()
-    room = Room(max(0, soft - used), soft, "the limit on the user's processes")
+    spare = Headroom(max(0, soft - used), soft, "the limit on the user's processes")
     lift = "" if hard is None or hard > soft else "as root; "
     return _tasks(
         machine,
         plan,
-        room,
+        spare,
         lambda wanted: f"ulimit -u {wanted} ({lift}for good: nproc in /etc/security/limits.conf)",
     )
 
 
 def cgroup_processes(machine: Machine, plan: Plan) -> Verdict:
     """pids.max of the cgroups over us."""
-    room = machine.task_room_of_cgroup()
-    if room is None:
+    spare = machine.task_headroom_of_cgroup()
+    if spare is None:
         return fine("no cgroup limits the number of processes")
     return _tasks(
         machine,
         plan,
-        room,
+        spare,
         lambda wanted: (
             f"docker run --pids-limit {wanted}, TasksMax={wanted} of a service, or "
-            f"echo {wanted} | sudo tee {room.limited_by}"
+            f"echo {wanted} | sudo tee {spare.limited_by}"
         ),
     )
 
@@ -117,15 +117,17 @@ def system_processes(machine: Machine, plan: Plan) -> Verdict:
     """Tasks and numbers of processes of the whole system."""
     running = machine.text("/proc/loadavg").split()
     used = int(running[3].partition("/")[2]) if len(running) > 3 else 0
-    rooms = []
+    spares = []
     for name in ("kernel.threads-max", "kernel.pid_max"):
         most = machine.number("/proc/sys/" + name.replace(".", "/"))
         if most is not None:
-            rooms.append(Room(max(0, most - used), most, name))
-    if not rooms:
+            spares.append(Headroom(max(0, most - used), most, name))
+    if not spares:
         return fine("the system does not limit the number of processes")
-    room = min(rooms, key=lambda room: room.left)
-    return _tasks(machine, plan, room, lambda wanted: f"sudo sysctl {room.limited_by}={2 * wanted}")
+    spare = min(spares, key=lambda spare: spare.left)
+    return _tasks(
+        machine, plan, spare, lambda wanted: f"sudo sysctl {spare.limited_by}={2 * wanted}"
+    )
 
 
 def pipes(machine: Machine, plan: Plan) -> Verdict:

@@ -66,7 +66,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Room:
+class Headroom:
     """How many bytes or tasks are left, of how many in all, and what limits them."""
 
     left: int
@@ -191,9 +191,9 @@ class Machine:
                 for depth in range(len(parts), -1, -1):
                     yield "/".join([root, *parts[:depth]]), is_v2
 
-    def memory_room_of_cgroup(self) -> Room | None:
+    def memory_headroom_of_cgroup(self) -> Headroom | None:
         """The tightest memory limit over us, page cache that would be given back left out."""
-        rooms = []
+        spares = []
         for directory, is_v2 in self.cgroup_directories("memory"):
             limit_name, usage_name, cache_name = (
                 ("memory.max", "memory.current", "inactive_file")
@@ -208,49 +208,51 @@ class Machine:
                 key, _, value = line.partition(" ")
                 if key == cache_name:
                     used -= min(used, _number(value) or 0)
-            rooms.append(Room(max(0, limit - used), limit, f"the cgroup's limit in {directory}"))
-        return min(rooms, key=lambda room: room.left, default=None)
+            spares.append(
+                Headroom(max(0, limit - used), limit, f"the cgroup's limit in {directory}")
+            )
+        return min(spares, key=lambda spare: spare.left, default=None)
 
-    def memory_throttle(self) -> Room | None:
+    def memory_throttle(self) -> Headroom | None:
         """The tightest ``memory.high``, above which the kernel slows processes down."""
-        rooms = []
+        spares = []
         for directory, is_v2 in self.cgroup_directories("memory"):
             high = self.number(f"{directory}/memory.high") if is_v2 else None
             if high is not None:
                 used = self.number(f"{directory}/memory.current") or 0
-                rooms.append(Room(max(0, high - used), high, f"{directory}/memory.high"))
-        return min(rooms, key=lambda room: room.left, default=None)
+                spares.append(Headroom(max(0, high - used), high, f"{directory}/memory.high"))
+        return min(spares, key=lambda spare: spare.left, default=None)
 
-    def task_room_of_cgroup(self) -> Room | None:
+    def task_headroom_of_cgroup(self) -> Headroom | None:
         """The tightest limit on tasks over us."""
-        rooms = []
+        spares = []
         for directory, _ in self.cgroup_directories("pids"):
             limit = self.number(f"{directory}/pids.max")
             if limit is not None:
                 used = self.number(f"{directory}/pids.current") or 0
-                rooms.append(Room(max(0, limit - used), limit, f"{directory}/pids.max"))
-        return min(rooms, key=lambda room: room.left, default=None)
+                spares.append(Headroom(max(0, limit - used), limit, f"{directory}/pids.max"))
+        return min(spares, key=lambda spare: spare.left, default=None)
 
     # -- memory --
 
-    def memory_rooms(self) -> list[Room]:
+    def memory_headrooms(self) -> list[Headroom]:
         """What each limit leaves, the tightest first, as csrc/memory/available.c reckons it."""
-        rooms = []
+        spares = []
         available = self.kib_field("/proc/meminfo", "MemAvailable")
         if available is not None:
             available += self.kib_field("/proc/meminfo", "SwapFree") or 0
             total = self.kib_field("/proc/meminfo", "MemTotal") or available
-            rooms.append(Room(available, total, "the machine"))
-        cgroup = self.memory_room_of_cgroup()
+            spares.append(Headroom(available, total, "the machine"))
+        cgroup = self.memory_headroom_of_cgroup()
         if cgroup is not None:
-            rooms.append(cgroup)
+            spares.append(cgroup)
         if self.number("/proc/sys/vm/overcommit_memory") == 2:
             limit = self.kib_field("/proc/meminfo", "CommitLimit")
             if limit is not None:
                 used = self.kib_field("/proc/meminfo", "Committed_AS") or 0
                 left = max(0, limit - used)
-                rooms.append(Room(left, limit, "the commit limit (vm.overcommit_memory=2)"))
-        return sorted(rooms, key=lambda room: room.left)
+                spares.append(Headroom(left, limit, "the commit limit (vm.overcommit_memory=2)"))
+        return sorted(spares, key=lambda spare: spare.left)
 
     # -- processors --
 

@@ -7,7 +7,7 @@ an estimate is never more than a warning.
 from __future__ import annotations
 
 from shmgpu.doctor.gpus import devices_of
-from shmgpu.doctor.machine import Machine, Room
+from shmgpu.doctor.machine import Headroom, Machine
 from shmgpu.doctor.plan import GIB, MIB, PAGE, Plan, size
 from shmgpu.doctor.verdict import Verdict, fail, fine, warn
 
@@ -19,31 +19,31 @@ CUDA_HELPER_BYTES = 1 * GIB  # what a CUDA context keeps in the host's memory
 
 def arenas(machine: Machine, plan: Plan) -> Verdict:
     """What ``launch`` refuses before it touches anything."""
-    rooms = machine.memory_rooms()
-    if not rooms:
+    spares = machine.memory_headrooms()
+    if not spares:
         return warn(
             "how much memory there is cannot be read, so arenas may be larger than it",
             "mount -t proc proc /proc",
         )
-    room, wanted = rooms[0], plan.payload
-    if wanted <= room.left:
+    spare, wanted = spares[0], plan.payload
+    if wanted <= spare.left:
         return fine(
-            f"arenas and scratch regions have {size(wanted)}; {room.limited_by} "
-            f"has {size(room.left)} to give"
+            f"arenas and scratch regions have {size(wanted)}; {spare.limited_by} "
+            f"has {size(spare.left)} to give"
         )
-    least = max(PAGE, (room.left - plan.helpers * plan.scratch) // plan.children // MIB * MIB)
+    least = max(PAGE, (spare.left - plan.helpers * plan.scratch) // plan.children // MIB * MIB)
     return fail(
-        f"arenas and scratch regions have {size(wanted)}, and {room.limited_by} "
-        f"has {size(room.left)} to give",
-        f'arena="{least // MIB or 1}MiB" or fewer children{_raise_memory(room)}',
+        f"arenas and scratch regions have {size(wanted)}, and {spare.limited_by} "
+        f"has {size(spare.left)} to give",
+        f'arena="{least // MIB or 1}MiB" or fewer children{_raise_memory(spare)}',
     )
 
 
-def _raise_memory(room: Room) -> str:
-    if "commit" in room.limited_by:
+def _raise_memory(spare: Headroom) -> str:
+    if "commit" in spare.limited_by:
         return "; or sudo sysctl vm.overcommit_memory=0"
     return "; or more memory for the container (docker run --memory, MemoryMax=)" * (
-        "cgroup" in room.limited_by
+        "cgroup" in spare.limited_by
     )
 
 
@@ -60,14 +60,14 @@ def _estimate(machine: Machine, plan: Plan) -> int:
 
 def everything(machine: Machine, plan: Plan) -> Verdict:
     """Arenas are not all: an estimate with the processes in it."""
-    rooms = machine.memory_rooms()
+    spares = machine.memory_headrooms()
     wanted = _estimate(machine, plan)
-    if not rooms or wanted <= rooms[0].left:
+    if not spares or wanted <= spares[0].left:
         return fine(f"with all processes it will be about {size(wanted)}, models not counted")
     return warn(
         f"with all processes it will be about {size(wanted)}, models not counted, and "
-        f"{rooms[0].limited_by} has {size(rooms[0].left)}: the kernel would end processes",
-        f"smaller arenas or fewer children{_raise_memory(rooms[0])}",
+        f"{spares[0].limited_by} has {size(spares[0].left)}: the kernel would end processes",
+        f"smaller arenas or fewer children{_raise_memory(spares[0])}",
     )
 
 
@@ -93,15 +93,15 @@ def pressure(machine: Machine, plan: Plan) -> Verdict:
             "above it the kernel slows all processes down",
             f"echo max | sudo tee {high.limited_by} (MemoryHigh= of a service)",
         )
-    room = machine.memory_room_of_cgroup()
-    if room is None:
+    spare = machine.memory_headroom_of_cgroup()
+    if spare is None:
         return fine("no cgroup limits memory")
-    if room.left < room.total // 10:
+    if spare.left < spare.total // 10:
         return warn(
-            f"{room.limited_by} is {size(room.total)} and {size(room.left)} of it are left",
+            f"{spare.limited_by} is {size(spare.total)} and {size(spare.left)} of it are left",
             "docker run --memory, MemoryMax= of a service; or end what else runs there",
         )
-    return fine(f"{room.limited_by} is {size(room.total)}, and {size(room.left)} of it are left")
+    return fine(f"{spare.limited_by} is {size(spare.total)}, and {size(spare.left)} of it are left")
 
 
 def overcommit(machine: Machine, plan: Plan) -> Verdict:
@@ -111,12 +111,15 @@ def overcommit(machine: Machine, plan: Plan) -> Verdict:
         return fine(f"the kernel promises memory before it is used (vm.overcommit_memory={mode})")
     own = machine.kib_field("/proc/self/status", "VmData") or 0
     wanted = plan.payload + plan.roles * own
-    room = next((room for room in machine.memory_rooms() if "commit" in room.limited_by), None)
-    if room is None or wanted <= room.left:
+    spare = next(
+        (spare for spare in machine.memory_headrooms() if "commit" in spare.limited_by),
+        None,
+    )
+    if spare is None or wanted <= spare.left:
         return fine("the commit limit has room for the arenas and for every fork")
     return warn(
         f"vm.overcommit_memory=2 charges each of {plan.roles:,} forks with the parent's "
-        f"{size(own)}: about {size(wanted)} in all, of which {size(room.left)} are left",
+        f"{size(own)}: about {size(wanted)} in all, of which {size(spare.left)} are left",
         "sudo sysctl vm.overcommit_memory=0",
     )
 

@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# In a smaller arena not even small requests find room beside what a worker keeps there.
+# In a smaller arena not even small requests fit beside what a worker keeps there.
 LEAST_ARENA = 1 << 20
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pathlib
@@ -191,11 +190,5 @@ def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, t
     if helpers:
         monkeypatch.setattr(devices, "cores", lambda: cores)
         monkeypatch.setattr(devices, "openmp_pool_is_used", lambda: False)
-        plan = LaunchConfig(
-            **dict.fromkeys(settings_of_broker()) | {"children": 1, "helpers": helpers}
-        )
+        plan = LaunchConfig(children=1, helpers=helpers)
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
-
-
-def settings_of_broker():
-    return [name for name in inspect.signature(LaunchConfig).parameters if name != "slots"]

@@ -422,7 +422,7 @@ def test_memory_is_counted_as_the_core_counts_it():
     with pytest.raises(errors.LaunchError) as refused:
         core.check_memory(1 << 62)
     [told] = re.findall(r"has (\d+) MiB to give", str(refused.value))
-    assert Machine().memory_rooms()[0].left / MIB == pytest.approx(int(told), rel=0.1)
+    assert Machine().memory_headrooms()[0].left / MIB == pytest.approx(int(told), rel=0.1)
 
 
 @pytest.mark.parametrize("huge_pages", [False, True])

@@ -194,13 +194,13 @@ async def infer_in_stream(
     front: Front, received: AsyncIterator[bytes], traceparent: bytes
 ) -> AsyncGenerator[bytes, None]:
     """Requests as they come; answers in the requests' order, errors among them."""
-    room = asyncio.Semaphore(STREAM_AHEAD)
+    ahead = asyncio.Semaphore(STREAM_AHEAD)
     out: asyncio.Queue[_Asked | _Parts | bytes | None] = asyncio.Queue()
 
     async def ask() -> None:
         try:
             async for data in received:
-                await room.acquire()
+                await ahead.acquire()
                 out.put_nowait(_asked(front, data, traceparent))
         finally:
             out.put_nowait(None)
@@ -218,7 +218,7 @@ async def infer_in_stream(
                             yield answer
                 except Exception as error:
                     yield _failed(error, asked.id)
-            room.release()
+            ahead.release()
         await asking
     finally:
         asking.cancel()

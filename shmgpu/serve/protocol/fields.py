@@ -131,7 +131,7 @@ class FieldReader:
         text = self._text(region, f"'shared_memory_region' of {whose}")
         if not text or size is None:
             raise refusal(
-                f"{whose} lies in shared memory without its place: give 'shared_memory_region' "
+                f"{whose} lies in shared memory that is not named: give 'shared_memory_region' "
                 "and 'shared_memory_byte_size'"
             )
         return SharedMemoryRef(text, offset or 0, size)

@@ -149,7 +149,7 @@ def remember(
         return
     pieces = []
     offset = len(header)
-    first = len(args) - len(served.inputs)  # before the inputs: the number, and outputs' places
+    first = len(args) - len(served.inputs)  # before the inputs: the number, and where outputs go
     for one in request.inputs:
         if one.shm is not None:
             continue

@@ -37,9 +37,9 @@ def open_region(region: dict[str, Any], flags: int) -> int:
         RegionLost: nothing does.
     """
     holder = f"/proc/{region['pid']}/fd/{region['descriptor']}"
-    for attempt, place in ((os.open, holder), (_open, region["key"])):
+    for attempt, path in ((os.open, holder), (_open, region["key"])):
         try:
-            descriptor = attempt(place, flags | os.O_CLOEXEC)
+            descriptor = attempt(path, flags | os.O_CLOEXEC)
         except (OSError, posix_ipc.Error):
             continue
         if identity(os.fstat(descriptor)) == region["identity"]:
