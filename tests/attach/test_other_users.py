@@ -48,7 +48,7 @@ def test_another_user_is_refused(open_folder):
         assert path.stat().st_mode & 0o777 == 0o600
         out = said(CALL.format(str(path)), before=as_nobody())
         assert out.startswith("ConfigError") and "belongs to another user" in out
-        path.chmod(0o666)  # the file lets everybody knock: the broker itself still looks
+        path.chmod(0o666)  # the file lets everybody connect: the broker itself still looks
         out = said(CALL.format(str(path)), before=as_nobody())
         assert out.startswith("LaunchError") and "belongs to another user" in out
     with brokers.up(path, helpers=1, group=GROUP):

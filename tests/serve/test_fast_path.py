@@ -77,7 +77,7 @@ ALIKE = 12  # by the third a request is known, and soon it has a lane
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("lanes") / "models.py"
+    path = tmp_path_factory.mktemp("fast_path") / "models.py"
     path.write_text(MODEL)
     return path
 
@@ -307,7 +307,7 @@ def test_an_error_is_told_to_all_that_came_together(server):
 
 def test_errors_do_not_end_the_joining(server):
     crowd = Crowd(server, CROWD)
-    for _ in range(10):  # more than there are benches
+    for _ in range(10):  # more than there are coalescers
         assert crowd.ask([-1] * CROWD) == [(500, ())] * CROWD
     before = calls(server)
     assert crowd.ask([3] * CROWD) == [(200, (6, 6))] * CROWD

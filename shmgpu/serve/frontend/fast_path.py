@@ -193,8 +193,8 @@ class RequestSlot(Pending):
             self.prepared.slots -= 1
 
 
-class Lesson:
-    """What a request in flight will teach when it is answered."""
+class Candidate:
+    """A request in flight that becomes a prepared one if its answer allows."""
 
     __slots__ = ("_fast_path", "_head", "_json", "_prepared")
 
@@ -206,8 +206,8 @@ class Lesson:
         self._json = json
         self._prepared = prepared
 
-    def learn(self, answer: list[Any]) -> None:
-        """From the answer's body: its JSON, then the outputs."""
+    def answered(self, answer: list[Any]) -> None:
+        """Take the answer's body: its JSON, then the outputs."""
         prepared, plan = self._prepared, self._prepared.plan
         hint = plan.hint
         if hint is None or plan.fixed or hint.tree.value_count:
@@ -337,7 +337,7 @@ class FastPath:
         self._calls.loop.call_soon(coalescer.send)
         return coalescer
 
-    def lesson(self, request: Request, pending: Pending) -> Lesson | None:
+    def candidate(self, request: Request, pending: Pending) -> Candidate | None:
         """What may become a prepared request: a known one, just started, that begins the buffer."""
         connection, ticket = request.connection, pending.call
         call = None if ticket is None else ticket.call
@@ -363,7 +363,9 @@ class FastPath:
         timeout = self._calls.timeout_of(pending.request)
         prepared = PreparedRequest(pending, call, timeout, self._catalog.version)
         middle = end + header_length
-        return Lesson(self, self._view[:end].tobytes(), self._view[end:middle].tobytes(), prepared)
+        return Candidate(
+            self, self._view[:end].tobytes(), self._view[end:middle].tobytes(), prepared
+        )
 
     def open(self, head: bytes, json: bytes, prepared: PreparedRequest) -> None:
         """From now on, requests of that head and JSON take the fast path."""

@@ -21,7 +21,7 @@ import orjson
 from shmgpu.serve.frontend import documents
 from shmgpu.serve.frontend import generate as generating
 from shmgpu.serve.frontend.connection import Refusal, Request, error_body
-from shmgpu.serve.frontend.fast_path import FastPath, Lesson, binary_headers
+from shmgpu.serve.frontend.fast_path import Candidate, FastPath, binary_headers
 from shmgpu.serve.protocol import http_codec
 from shmgpu.serve.protocol.types import ProtocolError, RequestLimits
 from shmgpu.serve.scheduling import templates
@@ -182,7 +182,7 @@ class Front:
                         )
                         request.on_disconnect = pending.cancel
                         pending.traceparent = traceparent
-                        answering.lesson = self.fast_path.lesson(request, pending)
+                        answering.candidate = self.fast_path.candidate(request, pending)
                         return
             view = memoryview(body)
             parsed = http_codec.parse_infer(
@@ -212,19 +212,19 @@ class Front:
 class _Answering:
     """Takes the outcome of a known request, whose body is ready to be sent."""
 
-    __slots__ = ("lesson", "request")
+    __slots__ = ("candidate", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.lesson: Lesson | None = None
+        self.candidate: Candidate | None = None
 
     def __call__(self, answer: Any, error: BaseException | None) -> None:
         if error is not None:
             fail(self.request, error)
         else:
             reply(self.request, answer)
-            if self.lesson is not None:
-                self.lesson.learn(answer[0])
+            if self.candidate is not None:
+                self.candidate.answered(answer[0])
 
 
 def reply(request: Request, answer: tuple[Sequence[Any], int | None]) -> None:
