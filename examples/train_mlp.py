@@ -40,11 +40,7 @@ def draw(rng, count):
 
 def checkpoint(model, adam):
     """Arrays of the program's own, which outlive the helper. To outlive the program: np.savez."""
-    saved = adam.state_dict()
-    state = [
-        {k: np.array(v) if k != "step" else v for k, v in one.items()} for one in saved["state"]
-    ]
-    return {k: np.array(v) for k, v in model.state_dict().items()}, {**saved, "state": state}
+    return nn.state_arrays(model.state_dict()), nn.state_arrays(adam.state_dict())
 
 
 def restore(weights, state):

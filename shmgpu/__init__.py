@@ -79,7 +79,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     is_grad_enabled  whether this thread records for gradients
     manual_seed     seed the random numbers
     nn              layers and losses
-    optim           optimisers: SGD, Adam and AdamW, which are also in ``shmgpu``
+    optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
     set_backend     which library computes, and where
     gpu_workers     on how many helpers tensors live
     set_verbosity   how much is logged

@@ -214,7 +214,13 @@ tensors/factories                   child
 tensors/placement                   child
 tensors/__init__                    child
 
-optim                               child
+optim/optimizer                     child
+optim/rules                         child
+optim/schedules                     child
+optim/cycles                        child
+optim/combined                      child
+optim/lr_scheduler                  child
+optim/__init__                      child
 nn/functional                       child
 nn/module                           child
 nn/state                            child

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from shmgpu.codec import arrays, dtypes
 from shmgpu.ops.casting import cast
 from shmgpu.ops.promotion import is_float
+from shmgpu.optim.optimizer import forget
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, tensor
 
@@ -506,15 +507,6 @@ class Module:
             inner = repr(module).replace("\n", "\n  ")
             lines.append(f"\n  ({name}): {inner}")
         return "".join(lines) + ("\n)" if self._modules else ")")
-
-
-def forget(parameters: Iterator[Tensor] | list[Tensor], set_to_none: bool) -> None:
-    """No gradients in these, or zeros."""
-    for one in parameters:
-        if set_to_none or one.grad is None:
-            one.grad = None
-        else:
-            one.grad = one.grad.detach().zero_()
 
 
 def _is_device(given: Any) -> bool:

@@ -1,0 +1,235 @@
+"""What all optimisers share: groups of parameters, their state, and its way out and back.
+
+A step is recorded like anything else, so forward, backward and step travel as one program. Numbers
+that change from step to step go beside it: another learning rate makes no other program.
+
+A step replaces each parameter and each tensor of its state by one operation in place: where what it
+follows from fails, all of them stay what they were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shmgpu.codec import arrays
+from shmgpu.ops.promotion import is_float
+from shmgpu.tensors import current
+from shmgpu.tensors.grad_mode import enable_grad, no_grad
+from shmgpu.tensors.tensor import Tensor, full, tensor
+
+Group = dict[str, Any]
+
+# What says how torch computes a step, and with what it begins. Nothing here depends on it.
+HINTS = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
+COUNTS = ("step", "mu_product")  # plain numbers of a state; tensors of one element for torch
+
+
+class Optimizer:
+    """A rule by which steps change parameters.
+
+    Attributes:
+        param_groups: dicts, each with a list of parameters (``params``) and the settings of these,
+            which may be changed between steps.
+        state: for each parameter what is kept of it: tensors, and counts.
+        defaults: the settings of a group that does not say otherwise.
+    """
+
+    hints: tuple[str, ...] = ("foreach", "capturable", "differentiable")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: Mapping[str, Any],
+        hints: Mapping[str, Any] | None = None,
+    ) -> None:
+        name = type(self).__name__
+        strange = set(hints or {}) - set(self.hints)
+        if strange:
+            raise TypeError(f"{name} has no settings {', '.join(sorted(strange))}")
+        if isinstance(params, Tensor):
+            raise TypeError(f"{name}: give a list of parameters, as in [weight]")
+        self.defaults = {**defaults, **{key: HINTS[key] for key in self.hints}, **(hints or {})}
+        self.param_groups: list[Group] = []
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        listed = list(params)
+        if not listed:
+            raise ValueError(f"{name}: there are no parameters to change")
+        for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Change these parameters, too.
+
+        Args:
+            param_group: ``params``, a tensor or several, and settings other than the usual ones.
+
+        Raises:
+            ValueError: one of them collects no gradients, or is changed already.
+        """
+        name = type(self).__name__
+        params = param_group["params"]
+        listed = [params] if isinstance(params, Tensor) else list(params)
+        for one in listed:
+            if not isinstance(one, Tensor) or not one.is_leaf or not one.requires_grad:
+                raise ValueError(
+                    f"{name}: each parameter must be a tensor made with requires_grad=True"
+                )
+        known = [id(one) for group in self.param_groups for one in group["params"]]
+        known += [id(one) for one in listed]
+        if len(set(known)) < len(known):
+            raise ValueError(f"{name}: a parameter is given twice")
+        self.param_groups.append({**self.defaults, **param_group, "params": listed})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients collected so far; zeros in their place unless ``set_to_none``."""
+        for group in self.param_groups:
+            forget(group["params"], set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss and its gradients first; what it returns is returned.
+        """
+        loss = None
+        if closure is not None:
+            with enable_grad():
+                loss = closure()
+        with no_grad():
+            for group in self.param_groups:
+                for one in group["params"]:
+                    if one.grad is not None:
+                        grad = -one.grad if group.get("maximize") else one.grad
+                        self._change(one, grad, self.state.setdefault(one, {}), group)
+        current.recorder().step_done()
+        return loss
+
+    def _change(self, one: Tensor, grad: Tensor, state: dict[str, Any], group: Group) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and state, the parameters by their places: as of torch's optimiser.
+
+        ``nn.state_tensors`` makes of it what ``load_state_dict`` of that takes.
+        """
+        places: dict[int, int] = {}
+        groups = []
+        for group in self.param_groups:
+            numbers = [places.setdefault(id(one), len(places)) for one in group["params"]]
+            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": numbers})
+        kept = {places[id(one)]: _given(state) for one, state in self.state.items() if state}
+        return {"state": dict(sorted(kept.items())), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take groups and state from another run of the same model, of this library or of torch.
+
+        Args:
+            state_dict: what ``state_dict`` gave; tensors, torch tensors or arrays.
+
+        Raises:
+            ValueError: it is of other numbers of groups or parameters.
+        """
+        saved = state_dict["param_groups"]
+        counts = [
+            [len(group["params"]) for group in groups] for groups in (saved, self.param_groups)
+        ]
+        if counts[0] != counts[1]:
+            raise ValueError(
+                f"the saved state is of groups of {counts[0]} parameters, this of {counts[1]}"
+            )
+        by_place: dict[Any, Tensor] = {}
+        for group, other in zip(self.param_groups, saved, strict=True):
+            by_place.update(zip(other["params"], group["params"], strict=True))
+        self.param_groups = [
+            {**group, **{k: v for k, v in other.items() if k != "params"}}
+            for group, other in zip(self.param_groups, saved, strict=True)
+        ]
+        self.state = {
+            by_place[place]: {k: _taken(k, v, by_place[place]) for k, v in state.items()}
+            for place, state in state_dict["state"].items()
+        }
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} ("]
+        for number, group in enumerate(self.param_groups):
+            lines.append(f"Parameter Group {number}")
+            lines += [f"    {k}: {group[k]}" for k in sorted(group) if k != "params"]
+        return "\n".join([*lines, ")"])
+
+
+def forget(parameters: Iterable[Tensor], set_to_none: bool) -> None:
+    """No gradients in these, or zeros."""
+    for one in parameters:
+        if set_to_none or one.grad is None:
+            one.grad = None
+        else:
+            one.grad = one.grad.detach().zero_()
+
+
+def _given(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a parameter, on its way out: counts as tensors, as torch has them."""
+    found = {}
+    for key, value in state.items():
+        if key in COUNTS:
+            value = tensor(float(value))
+        found[key] = value.detach() if isinstance(value, Tensor) else value
+    return found
+
+
+def _taken(key: str, value: Any, one: Tensor) -> Any:
+    """A saved value: a count, or a tensor of the parameter's element type."""
+    if key in COUNTS:
+        return float(value)
+    if isinstance(value, Tensor):
+        value = value.detach()
+    elif arrays.is_array(value):
+        value = tensor(value)
+    else:
+        return value
+    return value.to(one.dtype) if is_float(value.dtype) else value
+
+
+def check(name: str, **numbers: float) -> None:
+    """ValueError for a setting that is not a number from 0 on."""
+    for key, number in numbers.items():
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{name}: {key}={number!r} must be a number, 0 or more")
+
+
+def check_betas(name: str, betas: tuple[float, float]) -> None:
+    """ValueError for shares that are not from 0 to 1."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"{name}: betas={betas} must be at least 0 and below 1")
+
+
+def kept(state: dict[str, Any], key: str, one: Tensor, begin: float = 0.0) -> Tensor:
+    """A tensor of the state, in the parameter's shape; made when it is first asked for."""
+    if key not in state:
+        state[key] = full(one.shape, begin, dtype=one.dtype)
+    found: Tensor = state[key]
+    return found
+
+
+def count(state: dict[str, Any]) -> float:
+    """One step more: how many it makes."""
+    state["step"] = state.get("step", 0.0) + 1.0
+    found: float = state["step"]
+    return found
+
+
+def follow(state: dict[str, Any], key: str, value: Tensor, share: float, one: Tensor) -> Tensor:
+    """A running mean: ``share`` of it as it was, the rest of what is new."""
+    found = kept(state, key, one)
+    return found.copy_((found * share).add(value, alpha=1 - share))
+
+
+def decayed(one: Tensor, grad: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """The parameter and its gradient with the decay of weights: it is either one's."""
+    decay = group["weight_decay"]
+    if not decay:
+        return one, grad
+    if group.get("decoupled_weight_decay"):
+        return one * (1 - group["lr"] * decay), grad
+    return one, grad.add(one, alpha=decay)
