@@ -16,6 +16,7 @@ from attach.commands import Place, until
 from crash.programs import is_alive
 
 import shmgpu
+from shmgpu.attach import spawn
 
 JOIN = """
 import numpy as np, served_here, shmgpu
@@ -443,3 +444,15 @@ def test_a_notebook_uses_init_with_functions_of_its_cells(place):
     assert lines[1].startswith("late was decorated after the broker had started")
     assert lines[2].startswith("f was decorated after the broker had started")
     assert lines[3:] == ["1"]
+
+
+def test_what_is_not_found_there_even_when_it_was_carried_is_an_error_and_not_tried_for_ever():
+    tried = []
+
+    def begin(by_value):
+        tried.append(set(by_value))
+        raise spawn.NotFoundThere("there is no such module", "served_here")
+
+    with pytest.raises(spawn.NotFoundThere, match="no such module"):
+        spawn._until_found(begin)
+    assert len(tried) == len({frozenset(one) for one in tried})  # each time with more by value

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 
 #include "base/passing.h"
+#include "broker/quota.h"
 #include "ipc/attach_handshake.h"
 
 static struct sockaddr_un address;
@@ -572,5 +573,13 @@ TEST(quotas_bound_what_a_guest_gets_and_the_smallest_of_those_that_name_it_holds
   rows[0].window = 100000;
   CHECK_EQ(shm_set_quotas(rows, 1), SHM_EBAD_CONFIG);
   with_guests(1, bounded);
+  /* Each column by itself: one that is not said bounds nothing. */
+  shm_quota_t arena = {.arena_bytes = 4096}, parked = {.parked_bytes = 8192};
+  CHECK_EQ(shm_set_quotas(&arena, 1), SHM_OK);
+  CHECK_EQ(shmi_quota_of(getuid(), "guest").arena_bytes, 4096);
+  CHECK_EQ(shmi_quota_of(getuid(), "guest").parked_bytes, 0);
+  CHECK_EQ(shm_set_quotas(&parked, 1), SHM_OK);
+  CHECK_EQ(shmi_quota_of(getuid(), "guest").arena_bytes, 0);
+  CHECK_EQ(shmi_quota_of(getuid(), "guest").parked_bytes, 8192);
   CHECK_EQ(shm_set_quotas(NULL, 0), SHM_OK);
 }

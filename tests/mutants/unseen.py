@@ -20,6 +20,36 @@ class Unseen(NamedTuple):
 
 UNSEEN: list[Unseen] = [
     Unseen(
+        "csrc/ipc/function_table.c",
+        "return (uint32_t)((address * UINT64_C(0x9E3779B97F4A7C15)) >> 40) % HASH_SLOTS;",
+        "return (uint32_t)((address * UINT64_C(0x9E3779B97F4A7C15)) << 40) % HASH_SLOTS;",
+        "Another place in the table to begin the search at: it is found from any.",
+    ),
+    Unseen(
+        "csrc/child/port.c",
+        "port.spins = 0;",
+        "port.spins = 1;",
+        "How long it is looked for an answer before sleeping: the same answer comes.",
+    ),
+    Unseen(
+        "csrc/broker/supervise.c",
+        "BACKOFF_FIRST_MS = 50,",
+        "BACKOFF_FIRST_MS = 51,",
+        "A wait that no test may measure.",
+    ),
+    Unseen(
+        "shmgpu/child/raw_calls.py",
+        "super().__init__(row, pool, _EMPTY, None, False, None, False, 0, name, port=port)",
+        "super().__init__(row, pool, _EMPTY, None, True, None, False, 0, name, port=port)",
+        "Whether results are torch's: of a raw call the caller reads them itself.",
+    ),
+    Unseen(
+        "shmgpu/helper/batch_executor.py",
+        "if any(call.kind != kind for call in calls):",
+        "if any((call.kind == kind) for call in calls):",
+        "Results are then cut one by one: the same comes out, more slowly.",
+    ),
+    Unseen(
         "csrc/child/port.c",
         "futex_raise(&port.room_futex);",
         ";",

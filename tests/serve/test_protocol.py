@@ -374,6 +374,8 @@ class TestRefusals:
     def test_names_are_given_once(self):
         entry = json.loads(one_input())["inputs"][0]
         assert "'x' is given twice" in refusal(request_body(inputs=[entry, entry]))
+        other = {**entry, "name": "another"}
+        assert "'x' is given twice" in refusal(request_body(inputs=[other, entry, entry]))
         outputs = [{"name": "y"}, {"name": "y"}]
         assert "'y' is given twice" in refusal(request_body(inputs=[entry], outputs=outputs))
 

@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 import shmgpu as gt
 from shmgpu import nn, ops, optim
@@ -203,3 +204,32 @@ def test_what_a_step_wrote_over_before_memory_ran_out_is_lost_and_nothing_else(m
                 _ = (weight + 1).data
         assert keeps.sum().item() == 2000
         assert (keeps * 2).sum().item() == 4000
+
+
+@pytest.mark.parametrize("place", [4, -5])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x, at: x[at],
+        lambda x, at: x.gather(0, at),
+        lambda x, at: gt.embedding(at, x.to(gt.float32).unsqueeze(1)),
+    ],
+    ids=["index", "gather", "embedding"],
+)
+def test_an_index_one_beyond_either_end_is_out_of_range(engine, look, place):
+    x = gt.arange(4)
+    with pytest.raises(gt.RemoteError, match=r"IndexError|RuntimeError"):
+        _ = look(x, gt.tensor([0, place])).data
+
+
+def test_no_steps_between_two_numbers_are_none(engine):
+    assert gt.linspace(0, 1, 0).tolist() == torch.linspace(0, 1, 0).tolist() == []
+
+
+def test_structures_that_take_turns_stay_known_to_the_helper(engine):
+    """The child remembers thousands of programs, and numbers each once."""
+    for _ in range(4):
+        assert (gt.ones(3) + 1).tolist() == [2, 2, 2]
+        assert (gt.ones(3) * 4).tolist() == [4, 4, 4]
+    (row,) = gt.debug.get_worker_stats().values()
+    assert row["programs"] <= 4

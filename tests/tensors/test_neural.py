@@ -180,6 +180,14 @@ def test_losses_of_two_classes(engine, reduction):
     agree(lambda f, x, y: f.l1_loss(x, y, reduction=reduction), draw(3), draw(3))
 
 
+def test_a_target_of_minus_a_hundred_counts_for_nothing_unless_another_number_is_said(engine):
+    logits = torch.linspace(-1, 1, 6).reshape(2, 3).log_softmax(1)
+    targets = torch.tensor([2, -100])
+    expected = torch.nn.functional.nll_loss(logits, targets).item()
+    ours = gt.nll_loss(gt.tensor(logits.numpy()), gt.tensor(targets.numpy()))
+    assert ours.item() == pytest.approx(expected)
+
+
 def test_a_class_that_there_is_not_is_an_error(engine):
     with pytest.raises(Exception, match=r"(?i)target"):
         OURS.cross_entropy(st.zeros(2, 3), st.tensor([0, 3])).item()
