@@ -168,6 +168,7 @@ ops/elementwise                     any
 ops/reductions                      any
 ops/linear                          any
 ops/indexing                        any
+ops/views                           any
 ops/rearranging                     any
 ops/activations                     any
 ops/normalising                     any

@@ -15,7 +15,7 @@ from shmgpu.ops.casting import cast
 from shmgpu.ops.promotion import is_float
 from shmgpu.optim.optimizer import forget
 from shmgpu.tensors.grad_mode import no_grad
-from shmgpu.tensors.tensor import Tensor, tensor
+from shmgpu.tensors.tensor import Tensor, snapshot, tensor
 
 State = dict[str, Tensor]
 DEVICES = ("cpu", "cuda", "mps")  # words that begin a device's name
@@ -44,7 +44,7 @@ class Parameter(Tensor, metaclass=_IsParameter):
     def __new__(cls, data: Any, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
         """A plain tensor."""
         if isinstance(data, Tensor):
-            return data.detach().requires_grad_(requires_grad)
+            return snapshot(data).requires_grad_(requires_grad)
         return tensor(data, requires_grad=requires_grad)
 
 
@@ -452,7 +452,7 @@ class Module:
         """
         state = {} if destination is None else destination
         for name, table, key in self._state(prefix):
-            state[name] = table[key] if keep_vars else table[key].detach()
+            state[name] = table[key] if keep_vars else snapshot(table[key])
         return state
 
     def load_state_dict(

@@ -17,7 +17,7 @@ from shmgpu.codec import arrays
 from shmgpu.ops.promotion import is_float
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import enable_grad, no_grad
-from shmgpu.tensors.tensor import Tensor, full, tensor
+from shmgpu.tensors.tensor import Tensor, full, snapshot, tensor
 
 Group = dict[str, Any]
 
@@ -174,7 +174,7 @@ def _given(state: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in state.items():
         if key in COUNTS:
             value = tensor(float(value))
-        found[key] = value.detach() if isinstance(value, Tensor) else value
+        found[key] = snapshot(value) if isinstance(value, Tensor) else value
     return found
 
 
@@ -183,7 +183,7 @@ def _taken(key: str, value: Any, one: Tensor) -> Any:
     if key in COUNTS:
         return float(value)
     if isinstance(value, Tensor):
-        value = value.detach()
+        value = snapshot(value)
     elif arrays.is_array(value):
         value = tensor(value)
     else:

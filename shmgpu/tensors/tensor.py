@@ -38,6 +38,7 @@ from shmgpu.ops import (
     reductions,
     shaping,
     stretching,
+    views,
     windows,
 )
 from shmgpu.ops.casting import alias, cast
@@ -52,7 +53,7 @@ from shmgpu.ops.promotion import (
     number,
 )
 from shmgpu.tensors import autograd, current, interop
-from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.grad_mode import Mode, no_grad
 from shmgpu.tensors.message import Held, LostValue
 
 DTYPES = {one.name: one for one in TYPES}
@@ -73,11 +74,13 @@ class Tensor:
         grad: sum of the gradients that :meth:`backward` has added, or None.
     """
 
-    __slots__ = ("__weakref__", "_node", "grad")
+    __slots__ = ("__weakref__", "_node", "_shared", "_view", "grad")
     __array_priority__ = 1000
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._shared: Shared | None = None  # with views of it, or with what it is a view of
+        self._view: views.Chain | None = None  # of what is shared; None: it is that itself
         self.grad: Tensor | None = None
         current.show(node)
 
@@ -135,7 +138,7 @@ class Tensor:
     @property
     def T(self) -> Tensor:
         """The tensor with its axes in reverse order."""
-        return Tensor(shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
+        return view(self, shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""
@@ -242,7 +245,7 @@ class Tensor:
             raise RuntimeError(
                 "a tensor that gradients flow through cannot be copied: copy tensor.detach()"
             )
-        made = memo[id(self)] = self.detach()
+        made = memo[id(self)] = snapshot(self)
         if self._node.needs_grad:
             made.requires_grad_()
         if self.grad is not None:
@@ -289,8 +292,11 @@ class Tensor:
         self._node.leaf = weakref.ref(self)
 
     def detach(self) -> Tensor:
-        """The same elements, through which no gradients flow."""
-        return Tensor(alias(self._node))
+        """The same elements, through which no gradients flow.
+
+        A change in place of one is seen in the other, as in PyTorch; see :meth:`clone`.
+        """
+        return view(self, alias(self._node))
 
     def clone(self) -> Tensor:
         """A separate tensor with the same elements."""
@@ -341,13 +347,8 @@ class Tensor:
         current.show(node)
 
     def _updated(self, node: Node) -> Tensor:
-        """Take the result of an in-place operation."""
+        """Take the result of an in-place operation: whoever shares the elements shows it, too."""
         before = self._node
-        collects = before.leaf is not None
-        if collects and graph.grad_mode.enabled:
-            raise RuntimeError(
-                "a tensor that collects gradients was changed in place: do it under no_grad()"
-            )
         if node.spec.shape != before.spec.shape:
             raise ValueError(
                 f"in place: the result's shape {node.spec.shape} is not the tensor's {self.shape}"
@@ -360,13 +361,28 @@ class Tensor:
                     "which cannot hold it: write x = x + y instead of x += y, or convert"
                 )
             node = cast(node, dtype)
+        if self._shared is None:
+            self._replace(node)
+        else:
+            self._shared.write(self, node)
+        return self
+
+    def _replace(self, node: Node, checks: bool = True) -> None:
+        """Show another node instead of this one; the other again where it cannot be computed."""
+        before = self._node
+        collects = before.leaf is not None
+        if collects and checks and graph.grad_mode.enabled:
+            raise RuntimeError(
+                "a tensor that collects gradients was changed in place: do it under no_grad()"
+            )
+        if collects and (node.needs_grad or node.owners):  # its own, to be marked
+            node = alias(node)
         if node.value is None and node is not before:
             node.undo = (weakref.ref(self), before)
         self._become(node)
         if collects:
-            self._node.needs_grad = True
-            self._node.leaf = before.leaf
-        return self
+            node.needs_grad = True
+            node.leaf = before.leaf
 
     def zero_(self) -> Tensor:
         """Set all elements to 0."""
@@ -388,11 +404,129 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         if isinstance(index, (list, np.ndarray)):
             index = _places(index, self.shape)
-        return Tensor(indexing.getitem(self._node, _as_index(index)))
+        return view(self, indexing.getitem(self._node, _as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        value = as_operand(value, None)
-        self._updated(indexing.setitem(self._node, _as_index(index), value))
+        index = _as_index(index)
+        if type(value) is Tensor and self._is_part(index, value):
+            return  # ``x[index] += y`` has done so
+        self._updated(indexing.setitem(self._node, index, as_operand(value, None)))
+
+    def _is_part(self, index: Any, value: Tensor) -> bool:
+        """Whether that tensor is the view which the index names."""
+        if value._shared is None or value._shared is not self._shared:
+            return False
+        chain = views.chain_from(self._node, indexing.getitem(self._node, index))
+        return chain is not None and value._view == (*(self._view or ()), *chain)
+
+
+# ---- tensors that share their elements ---------------------------------------------------------
+
+
+class Shared:
+    """What a tensor and the views of it share: a change of one in place is seen in all of them.
+
+    Nothing is shared in memory: the changed part is put back into the whole, and each view shows
+    its part of that anew, when it is looked at. So a step in place costs the view's bytes.
+    """
+
+    __slots__ = ("_most", "_views", "_whole", "shape")
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = weakref.ref(whole)
+        self._views: list[weakref.ref[Tensor]] = []
+        self._most = 16  # until those that are gone are looked for
+        self.shape = whole.shape
+
+    def add(self, one: Tensor) -> None:
+        """One more view."""
+        if len(self._views) >= self._most:
+            self._views = [known for known in self._views if known() is not None]
+            self._most = 16 + 2 * len(self._views)
+        self._views.append(weakref.ref(one))
+
+    def alive(self) -> list[Tensor]:
+        """Those that are still there."""
+        return [one for known in self._views if (one := known()) is not None]
+
+    def write(self, changed: Tensor, node: Node) -> None:
+        """One of them was changed in place.
+
+        Raises:
+            RuntimeError: that cannot be seen where it should be.
+        """
+        whole, chain = self._whole(), changed._view
+        if chain is None:
+            changed._replace(node)
+            self._show_again(changed)
+            return
+        place = views.layout(self.shape, chain)
+        if place is not None and views.overlaps_itself(place):
+            raise RuntimeError(
+                "several elements of an expanded tensor are one: clone() it before it is changed "
+                "in place"
+            )
+        if whole is None:
+            self._write_alone(changed, node, chain)
+            return
+        root, is_detached = whole._node, any(op is casting.ALIAS for op, _ in chain)
+        if is_detached and root.needs_grad and root.leaf is None:
+            raise RuntimeError(
+                "a detached view of a tensor that gradients flow through was changed in place: "
+                "change a clone() of it"
+            )
+        if root.leaf is not None and not is_detached and graph.grad_mode.enabled:
+            raise RuntimeError(
+                "a view of a tensor that collects gradients was changed in place: do it under "
+                "no_grad()"
+            )
+        with Mode(graph.grad_mode.enabled and not is_detached):
+            whole._replace(views.put_back(root, chain, node), checks=False)
+            self._show_again(whole)
+
+    def _show_again(self, whole: Tensor) -> None:
+        for one in self.alive():
+            assert one._view is not None
+            one._replace(views.again(whole._node, one._view), checks=False)
+
+    def _write_alone(self, changed: Tensor, node: Node, chain: views.Chain) -> None:
+        """Nobody shows the whole any more: fine, unless another view shows the same elements."""
+        for other in self.alive():
+            if other is not changed and views.overlap(self.shape, chain, other._view or ()):
+                raise RuntimeError(
+                    "two views share elements of a tensor that is gone, and one was changed in "
+                    "place: keep the tensor itself, or clone() the view"
+                )
+        changed._shared = changed._view = None
+        changed._replace(node)
+
+
+def snapshot(of: Tensor) -> Tensor:
+    """The same elements now, through which no gradients flow, in a tensor of its own."""
+    return Tensor(alias(of._node))
+
+
+def view(of: Tensor, node: Node) -> Tensor:
+    """The tensor that shows the node: a view where its elements lie among those of another.
+
+    Where PyTorch would copy (an order of elements that one stride an axis cannot tell), it is a
+    tensor of its own.
+    """
+    made = Tensor(node)
+    chain = views.chain_from(of._node, node)
+    if chain is None:
+        return made
+    shared = of._shared
+    if shared is None:
+        shared = of._shared = Shared(of)
+    elif of._view is not None:
+        chain = (*of._view, *chain)
+    if any(op is shaping.RESHAPE for op, _ in chain[1:]):
+        if views.layout(shared.shape, chain) is None:
+            return made
+    made._shared, made._view = shared, chain
+    shared.add(made)
+    return made
 
 
 # ---- from and to what callers have -------------------------------------------------------------
@@ -585,8 +719,15 @@ def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tenso
 _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
 
 
+# What shows elements of its first argument: a change in place of one is seen in the other.
+_VIEWS = frozenset(
+    "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind".split()
+)
+
+
 def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
+    is_view = record.__name__ in _VIEWS
 
     @functools.wraps(record)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -598,7 +739,9 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
             **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         if type(out) is Node:
-            return Tensor(out)
+            return view(args[0], out) if is_view and type(args[0]) is Tensor else Tensor(out)
+        if is_view and type(args[0]) is Tensor:
+            return tuple([view(args[0], one) for one in out])
         made = [Tensor(one) for one in out]
         return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
 
@@ -739,15 +882,15 @@ def _add_methods() -> None:
 
     def permute(self: Tensor, *dims: Any) -> Tensor:
         """The axes in another order; name each once, as arguments or in one sequence."""
-        return Tensor(shaping.permute(self._node, _dims(dims)))
+        return view(self, shaping.permute(self._node, _dims(dims)))
 
     def reshape(self: Tensor, *shape: Any) -> Tensor:
         """The same elements in another shape; one length may be -1, and is then inferred."""
-        return Tensor(shaping.reshape(self._node, _dims(shape)))
+        return view(self, shaping.reshape(self._node, _dims(shape)))
 
     def expand(self: Tensor, *shape: Any) -> Tensor:
         """Axes of length 1 expanded to these lengths; -1 keeps an axis as it is."""
-        return Tensor(stretching.expand(self._node, _dims(shape)))
+        return view(self, stretching.expand(self._node, _dims(shape)))
 
     for made in (permute, reshape, expand):
         setattr(Tensor, made.__name__, made)
