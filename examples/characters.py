@@ -16,7 +16,7 @@ import numpy as np
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 
 WIDTH, HEADS, LAYERS, PLACES, BATCH = 64, 4, 2, 64, 16
 MODULES = ("argparse", "ast", "functools", "inspect", "pathlib", "textwrap", "typing")
@@ -155,7 +155,7 @@ def run(steps, alone=False, progress=None):
                 batches(text, steps),
             )
         )
-    with Bar(steps, "training", "steps", progress) as bar:
+    with ProgressBar(steps, "training", "steps", progress) as bar:
         for each in zip(*runs, strict=True):
             losses.append(each[0])
             theirs.append(each[-1])

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 
 EPOCHS, BATCH = 40, 64
 
@@ -57,7 +57,7 @@ def train(progress=None):
     adam = optim.Adam(model.parameters(), lr=2e-3)
     losses, accuracies = [], []
     steps = len(images) // BATCH
-    with Bar(EPOCHS * steps, "training", "steps", progress) as bar:
+    with ProgressBar(EPOCHS * steps, "training", "steps", progress) as bar:
         for _ in range(EPOCHS):
             order = rng.permutation(len(images))
             for step in range(steps):

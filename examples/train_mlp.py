@@ -14,7 +14,7 @@ import numpy as np
 
 import shmgpu as gt
 from shmgpu import nn, optim
-from shmgpu.common.progress import Bar
+from shmgpu.common.progress import ProgressBar
 
 EPOCHS, STEPS, BATCH = 6, 150, 128
 DIES_IN = 3  # epoch in which the helper is killed
@@ -75,7 +75,7 @@ def main():
     adam = optim.Adam(model.parameters(), lr=0.02)
     saved = checkpoint(model, adam)
     epoch, killer = 0, kill_the_helper
-    with Bar(EPOCHS * STEPS, "training", "steps") as bar:
+    with ProgressBar(EPOCHS * STEPS, "training", "steps") as bar:
         while epoch < EPOCHS:
             try:
                 loss = train(model, adam, rng, bar, killer if epoch == DIES_IN else None)
