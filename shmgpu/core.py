@@ -120,11 +120,6 @@ CHILD_STATES = _words("shm_child_state", "SHM_CHILD_")
 HELPER_STATES = _words("shm_helper_state", "SHM_HELPER_")
 BYTES_NAMES = [word.replace(" ", "_") for word in _words("shm_bytes_kind", "SHM_BYTES_")][:-1]
 
-
-class HelperRetired(errors.NoHelpers):
-    """The helper that the call was bound to has ended, because its pool was scaled down."""
-
-
 _ERRORS: dict[int, type[errors.ShmError]] = {
     EARENA_FULL: errors.ArenaFull,
     EBAD_FREE: errors.BadFree,
@@ -150,7 +145,7 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     EBAD_POOL: errors.ConfigError,
     EPLACEMENT: errors.ConfigError,
     ENO_HELPERS: errors.NoHelpers,
-    EHELPER_GONE: HelperRetired,
+    EHELPER_GONE: errors.NoHelpers,
     ETOO_LARGE: errors.ResultTooLarge,
 }
 
@@ -192,7 +187,9 @@ def error_of(status: int, about: str = "", detail: str = "") -> errors.ShmError:
         sentence = f"{about}: {sentence}"
     if detail:
         sentence = f"{sentence} ({detail})"
-    return _ERRORS.get(status, errors.ShmError)(sentence)
+    error = _ERRORS.get(status, errors.ShmError)(sentence)
+    error._status = status
+    return error
 
 
 def fail(status: int, about: str = "", detail: str = "") -> NoReturn:
@@ -205,6 +202,11 @@ def check(status: int, about: str = "") -> int:
     if status < 0:
         raise error_of(status, about)
     return status
+
+
+def is_of(error: BaseException, status: int) -> bool:
+    """Whether :func:`error_of` made it for that status, where several share a class."""
+    return isinstance(error, errors.ShmError) and error._status == status
 
 
 # ---- memory ---------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ def __dir__() -> list[str]:
 class ShmError(Exception):
     """The root of the tree: any error that shmgpu itself detects."""
 
+    _status = 0  # of the C core; see core.is_of
+
 
 class ConfigError(ShmError, ValueError):
     """A setting, from an argument or a ``SHMGPU_*`` variable, is out of range."""

@@ -562,7 +562,7 @@ def _is_death(error: BaseException) -> bool:
 
 def _is_let_go(error: BaseException) -> bool:
     """Whether that says that the helper is not there because its pool was scaled."""
-    return isinstance(error, core.HelperRetired)
+    return core.is_of(error, core.EHELPER_GONE)
 
 
 def _end_of(life: HelperIncarnation) -> str:
