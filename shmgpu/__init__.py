@@ -80,6 +80,11 @@ Tensors, computed by helpers, in PyTorch's spelling:
     manual_seed     seed the random numbers
     nn              layers and losses
     optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
+    amp             mixed precision: ``autocast`` and ``GradScaler``
+    checkpoint      call a function, and compute it again for its gradients
+    compile         the function itself: every step is compiled as it is
+    save            tensors, however they are nested, into a file of safetensors
+    load            what ``save`` wrote, or another file of safetensors
     set_backend     which library computes, and where
     gpu_workers     on how many helpers tensors live
     set_verbosity   how much is logged
@@ -187,7 +192,7 @@ __version__ = "0.1.0"
 
 # Tensors, what is made of them, and the server's declarations are loaded when they are first named:
 # a program that only calls functions does without.
-_LAZY_MODULES = frozenset({"debug", "nn", "optim", "serve"})
+_LAZY_MODULES = frozenset({"amp", "debug", "nn", "optim", "serve"})
 _TENSOR_NAMES = {
     name: module
     for module, names in {
@@ -197,6 +202,8 @@ _TENSOR_NAMES = {
         "randn_like zeros_like",
         "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
         "optim": "SGD Adam AdamW",
+        "saving": "load save",
+        "tensors.recomputing": "checkpoint compile",
         "tensors.placement": "gpu_workers set_backend",
     }.items()
     for name in names.split()

@@ -178,6 +178,7 @@ ops/nonlinearities                  any
 ops/batch_normalising               any
 ops/signals                         any
 ops/resampling                      any
+ops/recomputing                     any
 ops/losses                          any
 ops/distances                       any
 ops/attention                       any
@@ -209,9 +210,11 @@ tensors/debug/tape                  child
 tensors/debug/ticks                 child
 tensors/debug/saved                 child
 tensors/debug/__init__              child
+tensors/autocasting                 child
 tensors/current                     child
 tensors/tensor                      child
 tensors/factories                   child
+tensors/recomputing                 child
 tensors/placement                   child
 tensors/__init__                    child
 
@@ -222,6 +225,8 @@ optim/cycles                        child
 optim/combined                      child
 optim/lr_scheduler                  child
 optim/__init__                      child
+amp                                 child
+saving                              child
 nn/functional                       child
 nn/module                           child
 nn/state                            child

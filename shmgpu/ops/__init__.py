@@ -24,6 +24,7 @@ from shmgpu.ops import (
     normalising,
     ordering,
     rearranging,
+    recomputing,
     reductions,
     resampling,
     shaping,
@@ -54,6 +55,7 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     indexing,
     rearranging,
     ordering,
+    recomputing,
 )
 
 TABLE: dict[str, Op] = {}

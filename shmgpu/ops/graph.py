@@ -113,6 +113,7 @@ class Node:
         needs_grad: some leaf under it wants a gradient.
         owners: how many tensors show it; while there are any its value must be kept.
         is_released: its gradient was taken, and will not be taken again.
+        again: of a checkpoint only: (gradient, node) -> the gradients of its inputs but the first.
         leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
             way back ends here, even where the node was computed (a weight that was updated).
         undo: of what an operation in place made, until it is computed: a weak reference to the
@@ -120,6 +121,7 @@ class Node:
     """
 
     __slots__ = (
+        "again",
         "inputs",
         "is_released",
         "leaf",
@@ -132,6 +134,8 @@ class Node:
         "undo",
         "value",
     )
+
+    again: Callable[[Node, Node], list[Node]]
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ from shmgpu.ops.promotion import (
     is_float,
     number,
 )
-from shmgpu.tensors import autograd, current, interop
+from shmgpu.tensors import autocasting, autograd, current, interop
 from shmgpu.tensors.grad_mode import Mode, no_grad
 from shmgpu.tensors.message import Held, LostValue
 
@@ -728,10 +728,11 @@ _VIEWS = frozenset(
 def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
     is_view = record.__name__ in _VIEWS
+    follow = autocasting.following(record)
 
     @functools.wraps(record)
     def call(*args: Any, **kwargs: Any) -> Any:
-        out = record(
+        out = follow(
             *[
                 a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
                 for a in args

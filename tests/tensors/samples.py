@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from shmgpu.tensors import factories
 from shmgpu.tensors import tensor as tensors
+from shmgpu.tensors.recomputing import checkpoint
 
 _RNG = np.random.default_rng(11)
 
@@ -219,6 +220,13 @@ SAMPLES: dict[str, Sample] = {
     # rearranging
     "tril": Sample(lambda f, x: f.tril(x, 1), (spread(2, 3, 4),)),
     "triu": Sample(lambda f, x: f.triu(x, -1), (spread(2, 3, 4),)),
+    # recomputing
+    "checkpoint": Sample(
+        lambda f, x: checkpoint(f.tanh, x.detach().requires_grad_()),
+        (spread(2, 3),),
+        grads=False,
+        compare=False,
+    ),
     # ordering
     "argmax": over("argmax", grads=False),
     "argmin": over("argmin", grads=False),

@@ -15,7 +15,7 @@ import shmgpu
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILDER = ROOT / ".site" / "build.py"
-MODULES = ("arena", "debug", "errors", "nn", "optim", "serve")
+MODULES = ("amp", "arena", "debug", "errors", "nn", "optim", "serve")
 
 pytestmark = pytest.mark.skipif(
     not BUILDER.exists() or not (ROOT / "shmgpu").is_dir(),
