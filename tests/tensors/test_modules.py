@@ -130,6 +130,10 @@ def test_a_module_changes_its_element_type_and_stays_itself(pair):
         assert getattr(model, call)().scale.dtype.name == kind
     assert model.double().cpu().cuda(0).to(gt.ones(1)).scale.dtype.name == "float32"
     assert model.to(torch.device("cpu")).to(torch.float64).scale.dtype.name == "float64"
+    before = model.scale.detach()
+    model.float()
+    model.scale.fill_(3.0)
+    assert before.dtype.name == "float64" and (before.data == 1).all()
     with pytest.raises(TypeError, match="not of int64"):
         model.to("int64")
     with pytest.raises(TypeError, match="none of its arguments"):

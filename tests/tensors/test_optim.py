@@ -156,3 +156,15 @@ def test_settings_out_of_range_are_refused(engine):
         with pytest.raises(error, match=words):
             call()
     assert optim.Adam([weight], foreach=True, fused=False).param_groups[0]["foreach"] is True
+
+
+def test_a_saved_state_stays_what_it_was(engine):
+    weight = gt.tensor(START, requires_grad=True)
+    step, other = (optim.Adam([weight], lr=0.1) for _ in range(2))
+    run(weight, step, 1)
+    saved = step.state_dict()
+    before = np.array(saved["state"][0]["exp_avg"].data)
+    other.load_state_dict(saved)
+    run(weight, step, 2)
+    run(weight, other, 2)
+    np.testing.assert_array_equal(saved["state"][0]["exp_avg"].data, before)
