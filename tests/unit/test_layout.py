@@ -77,7 +77,7 @@ def test_random_bytes_as_a_block_are_an_error_at_worst(data):
         pass
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_a_damaged_block_is_an_error_at_worst(data):
     hint = Layout(b"A", [Spec(by_name("int64"), (2, 3))])
