@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Spec
 from shmgpu.ops.program import Program, Step
 
@@ -166,6 +167,9 @@ def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
     known: dict[tuple[Op, tuple[int, ...], str], int] = {}
     for slot, step in enumerate(program.steps, first):
         inputs = tuple([plan.same_as.get(one, one) for one in step.inputs])
+        if step.op is ALIAS:  # its history is the child's affair: the value is its input's
+            plan.same_as[slot] = inputs[0]
+            continue
         # As text, in which 0.0 and -0.0 differ, and 1 and True.
         before = known.setdefault((step.op, inputs, repr(step.params)), slot) if reuse else slot
         if before == slot:
