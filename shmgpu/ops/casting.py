@@ -36,7 +36,12 @@ CAST = Op("to", _rule, numpy=_numpy, torch=_torch, gradients=(_gradient,))
 
 def cast(x: Node, dtype: DType) -> Node:
     """The same elements in another type, as PyTorch's ``Tensor.to``."""
-    return x if x.spec.dtype is dtype else apply(CAST, (x,), (dtype,))
+    if x.spec.dtype is dtype:
+        return x
+    made = apply(CAST, (x,), (dtype,))
+    if made.needs_grad and not dtype.name.startswith(("float", "bfloat")):
+        made.needs_grad = False  # no gradient flows through whole numbers
+    return made
 
 
 def refuse_strange(dtype: DType) -> None:

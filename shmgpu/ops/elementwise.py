@@ -10,12 +10,13 @@ from typing import Any
 
 from shmgpu.ops import rules
 from shmgpu.ops.casting import cast
-from shmgpu.ops.graph import Gradient, Node, Op, apply
+from shmgpu.ops.graph import Gradient, Node, Op, Scalar, apply
 from shmgpu.ops.kernels import Binder, named, numpy_erf
 from shmgpu.ops.promotion import (
     as_node,
     bool_,
     floats,
+    int64,
     is_float,
     number,
     result_type,
@@ -75,11 +76,47 @@ DIV = _row(
     numpy="divide",
     saves="io",
 )
+
+
+def _base_gradient(g: Node, n: Node) -> Node:
+    """To the power of 0 there is no slope, at 0 neither."""
+    base, exponent = n.inputs
+    slope = mul(g, mul(exponent, pow(base, sub(exponent, 1))))
+    if type(exponent.value) is Scalar and exponent.value.number:
+        return slope
+    return where(eq(exponent, 0), 0.0, slope)
+
+
+def _exponent_gradient(g: Node, n: Node) -> Node:
+    base, exponent = n.inputs
+    is_flat = logical_and(eq(base, 0), ge(exponent, 0))
+    return mul(g, where(is_flat, 0.0, mul(n, log(base))))
+
+
+def _numpy_pow(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    if is_float(out.dtype):
+        return np.power
+
+    def power(a: Any, b: Any, out: Any = None) -> Any:
+        """Of whole numbers: 1 and -1 have powers below 0, and those of others are 0."""
+        below = np.less(b, 0)
+        if not below.any():
+            return np.power(a, b, out=out)
+        unit = np.where(np.equal(a, 1), 1, np.where(np.equal(a, -1), 1 - 2 * (b & 1), 0))
+        found = np.where(below, unit, np.power(a, np.where(below, 0, b))).astype(a.dtype)
+        if out is None:
+            return found
+        out[...] = found
+        return out
+
+    return power
+
+
 POW = _row(
     "pow",
-    lambda g, n: mul(g, mul(n.inputs[1], pow(n.inputs[0], sub(n.inputs[1], 1)))),
-    lambda g, n: mul(g, where(eq(n.inputs[0], 0), 0.0, mul(n, log(n.inputs[0])))),
-    numpy="power",
+    _base_gradient,
+    _exponent_gradient,
+    numpy=_numpy_pow,
     saves="io",
     bools=False,
 )
@@ -100,7 +137,7 @@ MINIMUM = _row(
 REMAINDER = _row(
     "remainder",
     lambda g, n: g,
-    lambda g, n: neg(mul(g, floor(div(n.inputs[0], n.inputs[1])))),
+    lambda g, n: neg(mul(g, floor_divide(n.inputs[0], n.inputs[1]))),
     saves="i",
     bools=False,
     may_fail=True,
@@ -109,9 +146,9 @@ FLOOR_DIVIDE = _row("floor_divide", bools=False, may_fail=True)
 
 
 def _share(a: Node, b: Node) -> Node:
-    """1 where a is greater than b, half where they are equal, as in PyTorch."""
+    """1 where a is not below b (where one is NaN, too), half where they are equal."""
     dtype = a.spec.dtype
-    return mul(add(cast(gt(a, b), dtype), cast(ge(a, b), dtype)), 0.5)
+    return sub(1, mul(add(cast(lt(a, b), dtype), cast(le(a, b), dtype)), 0.5))
 
 
 def _numpy_add_scaled(np: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -168,7 +205,7 @@ def pow(a: Operand, b: Operand) -> Node:
         TypeError: both are bools.
         ValueError: a whole number to the power of a plain one that is negative.
     """
-    if isinstance(a, Node) and not isinstance(b, Node):
+    if isinstance(a, Node) and a.spec.dtype is not bool_ and not isinstance(b, Node):
         if b == 2:
             return mul(a, a)
         if b == 1:
@@ -336,6 +373,21 @@ def bitwise_not(x: Node) -> Node:
 # ---- one number ----------------------------------------------------------------------------------
 
 
+def _numpy_sign(np: Any, specs: Any, params: Any, out: Any) -> Any:
+    """0 of NaN, as torch has it."""
+    if not is_float(out.dtype):
+        return np.sign
+
+    def sign(x: Any, out: Any = None) -> Any:
+        strange = np.isnan(x)
+        found = np.asarray(np.sign(x, out=out))
+        if strange.any():
+            found[strange] = 0
+        return found
+
+    return sign
+
+
 def _numpy_relu(np: Any, specs: Any, params: Any, out: Any) -> Any:
     zero = np.zeros((), out.dtype.numpy)
     return lambda x, out=None: np.maximum(x, zero, out=out)
@@ -364,7 +416,7 @@ def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
 
 NEG = _row("neg", lambda g, n: neg(g), numpy="negative")
 ABS = _row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i", bools=False)
-SIGN = _row("sign", lambda g, n: mul(g, 0))
+SIGN = _row("sign", lambda g, n: mul(g, 0), numpy=_numpy_sign)
 FLOOR = _row("floor", lambda g, n: mul(g, 0))
 CEIL = _row("ceil", lambda g, n: mul(g, 0))
 ROUND = _row("round", lambda g, n: mul(g, 0))
@@ -382,7 +434,7 @@ SIGMOID = _row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_s
 
 
 def _numpy_relu_backward(np: Any, specs: Any, params: Any, out: Any) -> Any:
-    return lambda g, y, out=None: np.multiply(g, y > 0, out=out)
+    return lambda g, y, out=None: np.multiply(g, ~(y <= 0), out=out)  # 1 at NaN, as in torch
 
 
 def _torch_relu_backward(torch: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -523,8 +575,8 @@ WHERE = _row(
 
 
 def square(x: Node) -> Node:
-    """``x * x``."""
-    return mul(x, x)
+    """``x * x``; of bools int64."""
+    return mul(x, x) if x.spec.dtype is not bool_ else cast(x, int64)
 
 
 def reciprocal(x: Node) -> Node:

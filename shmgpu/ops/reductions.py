@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from shmgpu.ops import rules
-from shmgpu.ops.casting import cast
+from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.creation import full, ones_like
-from shmgpu.ops.elementwise import add, div, eq, exp, log, mul, sqrt, sub
+from shmgpu.ops.elementwise import add, div, eq, exp, isfinite, log, mul, sqrt, sub, where
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply
 from shmgpu.ops.kernels import numpy_reduction, torch_reduction
-from shmgpu.ops.promotion import bool_, floats, int64, is_float
+from shmgpu.ops.promotion import bool_, floats, int64, is_float, uint8
 from shmgpu.ops.shaping import cat, narrow, permute, reshape, stack, take_slices
 from shmgpu.ops.stretching import Dim, stretched, stretched_back, sum
 
@@ -43,18 +43,20 @@ AMIN = Op(
 )
 
 
-ALL = Op(
-    "all",
-    rules.reduction(lambda dtype: bool_),
-    numpy=numpy_reduction("all"),
-    torch=torch_reduction("all"),
-)
-ANY = Op(
-    "any",
-    rules.reduction(lambda dtype: bool_),
-    numpy=numpy_reduction("any"),
-    torch=torch_reduction("any"),
-)
+def _truth(name: str) -> Op:
+    """Whether all or any are true: bool, but of uint8 uint8, which torch took for bools once."""
+
+    def bind(np: Any, specs: Any, params: Params, out: Spec) -> Any:
+        reduce, dtype = numpy_reduction(name)(np, specs, params, out), out.dtype.numpy
+        return lambda x: np.asarray(reduce(x)).astype(dtype)
+
+    bind.__dict__["library_name"] = name
+    rule = rules.reduction(lambda dtype: dtype if dtype is uint8 else bool_)
+    return Op(name, rule, numpy=bind, torch=torch_reduction(name))
+
+
+ALL = _truth("all")
+ANY = _truth("any")
 
 
 def _numpy_prod(np: Any, specs: Any, params: Params, out: Spec) -> Any:
@@ -116,12 +118,18 @@ PROD = Op(
 
 
 def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """Whether all elements are true (not 0), over an axis, several, or all of them; bool."""
+    """Whether all elements are true (not 0), over an axis, several, or all of them.
+
+    bool; of uint8 uint8.
+    """
     return apply(ALL, (x,), (rules.axes_of(dim, len(x.spec.shape), "all"), keepdim))
 
 
 def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """Whether an element is true (not 0), over an axis, several, or all of them; bool."""
+    """Whether an element is true (not 0), over an axis, several, or all of them.
+
+    bool; of uint8 uint8.
+    """
     return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
 
 
@@ -164,8 +172,10 @@ def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) ->
 
 
 def std(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
-    """The square root of :func:`var`."""
-    return sqrt(var(x, dim, keepdim, correction))
+    """The square root of :func:`var`; where that is 0, so is the gradient."""
+    square = var(x, dim, keepdim, correction)
+    is_flat = eq(square, 0)
+    return where(is_flat, 0.0, sqrt(where(is_flat, 1.0, square)))
 
 
 def _refuse_empty(x: Node, axes: tuple[int, ...], name: str) -> None:
@@ -196,10 +206,16 @@ def amin(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
 
 
 def logsumexp(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """``log(sum(exp(x)))`` over an axis, several, or all of them, without overflow."""
+    """``log(sum(exp(x)))`` over an axis, several, or all of them, without overflow.
+
+    Of no elements it is minus infinity.
+    """
     (x,) = floats(x)
     axes = rules.axes_of(dim, len(x.spec.shape), "logsumexp")
-    most = amax(x, axes, True)
+    if not count(x, axes):
+        return log(sum(exp(x), axes, keepdim))
+    most = alias(amax(x, axes, True))  # whatever is taken off is put back: no gradient of its own
+    most = where(isfinite(most), most, 0.0)
     out = log(sum(exp(sub(x, most)), axes, True))
     total = add(out, most)
     return total if keepdim else reshape(total, rules.reduced(x.spec.shape, axes, False))

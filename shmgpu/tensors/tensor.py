@@ -152,6 +152,12 @@ class Tensor:
         """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    def __iter__(self) -> Any:
+        """Its parts along the first axis, as views."""
+        if not self.shape:
+            raise TypeError("a tensor without axes cannot be iterated over: use item()")
+        return iter(FUNCTIONS["unbind"](self))
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("a tensor without axes has no length")

@@ -1,0 +1,110 @@
+"""Infinities, NaN, zeros of both signs and no elements at all: values and gradients are torch's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import shmgpu as gt
+
+INF, NAN = np.inf, np.nan
+
+
+def f32(*values):
+    return np.array(values, np.float32)
+
+
+CASES = {
+    "logsumexp of an infinity": (lambda f, x: x.logsumexp(0), f32(INF, 1)),
+    "logsumexp of minus infinities": (lambda f, x: x.logsumexp(0), f32(-INF, -INF)),
+    "logsumexp of nothing": (lambda f, x: x.logsumexp(1), np.zeros((3, 0), np.float32)),
+    "to the power of 0": (lambda f, x: x**0, f32(0, 1, -2)),
+    "powers of 0": (lambda f, x: 0**x, f32(0, 1, -2, 3)),
+    "powers": (lambda f, x, y: f.pow(x, y), f32(0, 0, 2, -1), f32(0, 2, 3, 2)),
+    "a cast through whole numbers": (lambda f, x: x.to(f.int64).to(f.float32) + x, f32(1.5, 2)),
+    "maximum": (lambda f, x, y: f.maximum(x, y), f32(NAN, 1, 2, 3), f32(1, NAN, 2, 1)),
+    "minimum": (lambda f, x, y: f.minimum(x, y), f32(NAN, 1, 2, 3), f32(1, NAN, 2, 1)),
+    "a square of bools": (lambda f, x: x.square(), np.array([True, False])),
+    "a power of bools": (lambda f, x: x**2, np.array([True, False])),
+    "any of bytes": (lambda f, x: x.any(), np.array([1, 0], np.uint8)),
+    "all of bytes": (lambda f, x: x.all(0), np.array([[1, 0], [2, 3]], np.uint8)),
+    "powers of whole numbers below 0": (
+        lambda f, x, y: f.pow(x, y),
+        np.array([1, -1, -1, 2, 3]),
+        np.array([-1, -3, -2, -1, 2]),
+    ),
+    "products without elements": (
+        lambda f, x, w: x @ w,
+        np.zeros((4, 0), np.float32),
+        np.ones((0, 3), np.float32),
+    ),
+    "the greatest of NaN": (lambda f, x: x.amax(0), f32(NAN, 1, 2)),
+    "a variance of one": (lambda f, x: x.var(0), f32(2)),
+    "a deviation of equals": (lambda f, x: x.std(), f32(1, 1, 1)),
+    "clamp": (lambda f, x: x.clamp(0, 1), f32(NAN, -1, 0.5, 2, 0, 1)),
+    "softmax": (lambda f, x: x.softmax(0), f32(INF, 1)),
+    "log_softmax": (lambda f, x: x.log_softmax(0), f32(-INF, 1)),
+    "sqrt": (lambda f, x: x.sqrt(), f32(0, 4, -1)),
+    "rsqrt": (lambda f, x: x.rsqrt(), f32(0, 4, -1)),
+    "abs": (lambda f, x: x.abs(), f32(0, -0.0, -1, NAN)),
+    "sign": (lambda f, x: x.sign(), f32(0, -0.0, -1, NAN)),
+    "relu": (lambda f, x: x.relu(), f32(0, -0.0, -1, NAN)),
+    "remainder": (lambda f, x, y: x % y, f32(7, -7, INF, 1, 5), f32(2, 2, 2, 0, INF)),
+    "a quotient by 0": (lambda f, x, y: x / y, f32(1, 0, -1), f32(0, 0, 0)),
+    "log": (lambda f, x: x.log(), f32(0, -1, INF)),
+    "where": (lambda f, x, y: f.where(x > 0, x, y), f32(NAN, 1), f32(1, NAN)),
+    "sigmoid": (lambda f, x: x.sigmoid(), f32(-200, 200, NAN, -INF)),
+    "tanh": (lambda f, x: x.tanh(), f32(INF, -INF, NAN)),
+    "cumsum": (lambda f, x: x.cumsum(0), f32(INF, -INF, 1)),
+    "sort": (lambda f, x: x.sort()[0], f32(1, NAN, 3, -INF)),
+    "a mean of nothing": (lambda f, x: x.mean(), np.zeros((0,), np.float32)),
+    "the root of a sum of squares": (lambda f, x: (x * x).sum().sqrt(), f32(0, 0)),
+}
+
+
+def outcome(f, call, arrays):
+    tensors = [f.tensor(one) for one in arrays]
+    wanted = [
+        t.requires_grad_() for t, one in zip(tensors, arrays, strict=True) if one.dtype.kind == "f"
+    ]
+    out = call(f, *tensors)
+    found = [np.asarray(out.detach().numpy())]
+    if out.requires_grad:
+        out.sum().backward()
+        found += [np.asarray(one.grad.numpy()) for one in wanted]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_they_are_what_torch_makes_of_them(engine, name):
+    call, *arrays = CASES[name]
+    theirs, ours = outcome(torch, call, arrays), outcome(gt, call, arrays)
+    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["maximum", "relu", "where", "abs"])
+def test_loops_in_c_do_the_same(name):
+    """Chains that repeat are compiled."""
+    call, *arrays = CASES[name]
+    arrays = [np.tile(one, 4096) for one in arrays]
+
+    def chain(f, *tensors):
+        return (call(f, *tensors) * 2 + 1) * 0.5
+
+    theirs = outcome(torch, chain, arrays)
+    with gt.init(inline=True, arena="64MiB"):
+        for _ in range(6):
+            ours = outcome(gt, chain, arrays)
+            for one, other in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tensor_is_iterated_over_by_its_first_axis_and_one_without_axes_is_not(engine):
+    assert [row.tolist() for row in gt.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
+    with pytest.raises(TypeError, match="without axes"):
+        list(gt.tensor(1.0))
