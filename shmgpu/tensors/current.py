@@ -6,6 +6,7 @@ other from its first message on, where ``SHMGPU_DEBUG`` asks for that.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,6 +95,8 @@ def show(node: Node) -> None:
     node.owners += 1
     if node.value is None:
         here = recorder()
+        if here.thread != (thread := threading.get_ident()):
+            here.recorded_by(thread)
         pending = here.pending
         pending.append(node)
         if len(pending) > MAX_PENDING:

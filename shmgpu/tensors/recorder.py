@@ -95,6 +95,8 @@ class Recorder:
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._order = itertools.count(1)
         self._lock = threading.RLock()
+        self.thread = threading.get_ident()  # that recorded last
+        self._threads = {self.thread}  # all that recorded and may do so again
         reclaim = weakref.WeakMethod(self._reclaim)
         runtime.require().arena.reclaimers.append(lambda: bool((found := reclaim()) and found()))
 
@@ -118,6 +120,21 @@ class Recorder:
         """What would be computed now, inputs first."""
         with self._lock:
             return needed([node for node in self.pending if node.owners and node.value is None])
+
+    def recorded_by(self, thread: int) -> None:
+        """Another thread than the last one records."""
+        self._threads.add(thread)
+        self.thread = thread
+
+    def _is_shared(self) -> bool:
+        """Whether another thread may record while this one sends.
+
+        It may then hold what no tensor shows any more, between one operation and the next: so
+        nothing is taken for unneeded, and no history is cut off, of what might be asked for again.
+        """
+        if len(self._threads) > 1:
+            self._threads.intersection_update(one.ident for one in threading.enumerate())
+        return len(self._threads) > 1
 
     # ---- when ----------------------------------------------------------------------------------
 
@@ -185,7 +202,8 @@ class Recorder:
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
         alive = message.alive
-        done = [node for node in order if node not in alive]
+        shared = self._is_shared()
+        done = [n for n in order if n not in alive and not (shared and n.value is None)]
         if not wait:
             message.cleared = [(node, node.inputs) for node in done]
         for node in done:  # computed, and no gradient to come: needs no history
@@ -375,7 +393,8 @@ class Recorder:
         message.tries = 0
         message.read = read
         message.kept = kept = [node for node in kept if node not in read]
-        message.known = self._known(draft.settled(kept, _unneeded(draft, alive)))
+        unneeded_now = [] if self._is_shared() else _unneeded(draft, alive)
+        message.known = self._known(draft.settled(kept, unneeded_now))
         unneeded = message.life.unneeded
         message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
         message.nodes = order

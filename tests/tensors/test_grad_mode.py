@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
@@ -174,10 +175,13 @@ def test_a_thread_evaluates_while_another_trains():
                     wrong.append(error)
 
         thread = threading.Thread(target=evaluate)
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
         thread.start()
         try:
             together = train(beside)
         finally:
+            sys.setswitchinterval(interval)
             trained.set()
             thread.join(30)
         assert wrong == []
