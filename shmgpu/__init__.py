@@ -73,6 +73,20 @@ Tensors, computed by helpers, in PyTorch's spelling:
     arange          numbers from one to another
     linspace        a given count of evenly spaced numbers
     eye             ones on the diagonal
+    randint         whole numbers between two
+    randperm        the whole numbers up to one, in random order
+    normal          normally distributed, with means and deviations
+    bernoulli       1 with a probability, else 0
+    multinomial     places, drawn by weights
+    meshgrid        coordinates of a grid
+    as_tensor       the tensor itself, or a new one
+    nonzero         where elements are not 0
+    masked_select   the elements where a mask holds
+    unique          the different elements
+    allclose        whether all are near each other
+    equal           whether shapes and elements are the same
+    is_tensor       whether something is a tensor
+    numel           the number of elements
     grad            gradients of outputs with respect to inputs
     no_grad         a context in which nothing is recorded for gradients
     enable_grad     a context that records again; also set_grad_enabled
@@ -101,7 +115,11 @@ Operations are functions and methods of tensors:
     max_pool2d avg_pool2d scaled_dot_product_attention mse_loss l1_loss nll_loss cross_entropy
     binary_cross_entropy binary_cross_entropy_with_logits gather scatter_add index_select take
     embedding masked_fill tril triu pad roll one_hot argmax argmin max min argsort sort topk
-    cumsum
+    cumsum mm bmm mv outer addmm addmv baddbmm tensordot einsum ravel unflatten select swapaxes
+    broadcast_to tile repeat_interleave concat vstack hstack diagonal diag take_along_dim index_add
+    index_copy index_fill scatter diff absolute clip trunc fmod log2 log10 tan sinh cosh logaddexp
+    logical_xor lerp addcmul addcdiv nan_to_num isclose count_nonzero norm cosine_similarity
+    var_mean std_mean aminmax median reshape
 
 Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64
 
@@ -200,6 +218,8 @@ _TENSOR_NAMES = {
         "set_verbosity tensor zeros",
         "tensors.factories": "arange empty empty_like eye full_like linspace ones_like rand_like "
         "randn_like zeros_like",
+        "tensors.whole": "allclose as_tensor bernoulli equal is_tensor masked_select meshgrid "
+        "multinomial nonzero normal numel randint randperm unique",
         "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
         "optim": "SGD Adam AdamW",
         "saving": "load save",

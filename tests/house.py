@@ -169,11 +169,14 @@ ops/reductions                      any
 ops/linear                          any
 ops/indexing                        any
 ops/views                           any
+ops/products                        any
+ops/arranging                       any
 ops/rearranging                     any
 ops/activations                     any
 ops/normalising                     any
 ops/windows                         any
 ops/ordering                        any
+ops/formulas                        any
 ops/nonlinearities                  any
 ops/batch_normalising               any
 ops/signals                         any
@@ -214,6 +217,7 @@ tensors/autocasting                 child
 tensors/current                     child
 tensors/tensor                      child
 tensors/factories                   child
+tensors/whole                       child
 tensors/recomputing                 child
 tensors/placement                   child
 tensors/__init__                    child

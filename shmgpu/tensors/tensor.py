@@ -24,16 +24,19 @@ from shmgpu.common import seeding as seeds
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.ops import (
     activations,
+    arranging,
     attention,
     casting,
     creation,
     elementwise,
+    formulas,
     graph,
     indexing,
     linear,
     losses,
     normalising,
     ordering,
+    products,
     rearranging,
     reductions,
     shaping,
@@ -47,6 +50,7 @@ from shmgpu.ops.promotion import (
     CATEGORY,
     OF_NUMBER,
     TYPES,
+    bool_,
     category_of_number,
     float32,
     is_float,
@@ -139,6 +143,62 @@ class Tensor:
     def T(self) -> Tensor:
         """The tensor with its axes in reverse order."""
         return view(self, shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
+
+    @property
+    def mT(self) -> Tensor:
+        """The matrices of the last two axes, transposed."""
+        return view(self, shaping.transpose(self._node, -2, -1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._node.spec.nbytes
+
+    def t(self) -> Tensor:
+        """A matrix transposed; a vector as it is. ValueError for more axes."""
+        if self.ndim > 2:
+            raise ValueError(f"t: takes at most two axes, not {self.shape}: use mT or permute")
+        return self.T
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        """Whether the elements are floats."""
+        return is_float(self.dtype)
+
+    def cpu(self) -> Tensor:
+        """The tensor itself: its elements are read where the program runs."""
+        return self
+
+    def view_as(self, other: Tensor) -> Tensor:
+        """The same elements in another tensor's shape."""
+        return view(self, shaping.reshape(self._node, other.shape))
+
+    def expand_as(self, other: Tensor) -> Tensor:
+        """Axes of length 1 expanded to another tensor's shape."""
+        return view(self, stretching.expand(self._node, other.shape))
+
+    def type_as(self, other: Tensor) -> Tensor:
+        """In another tensor's element type."""
+        return Tensor(cast(self._node, other.dtype))
+
+    def new_tensor(self, data: Any, dtype: Any = None) -> Tensor:
+        """A tensor with a copy of the data, of this one's element type unless given."""
+        return tensor(data, dtype=self.dtype if dtype is None else dtype)
+
+    def new_zeros(self, *size: Any, dtype: Any = None) -> Tensor:
+        """Zeros of this tensor's element type unless another is given."""
+        return zeros(*size, dtype=self.dtype if dtype is None else dtype)
+
+    def new_ones(self, *size: Any, dtype: Any = None) -> Tensor:
+        """Ones of this tensor's element type unless another is given."""
+        return ones(*size, dtype=self.dtype if dtype is None else dtype)
+
+    def new_full(self, size: Sequence[int], fill_value: complex, dtype: Any = None) -> Tensor:
+        """One value, of this tensor's element type unless another is given."""
+        return full(size, fill_value, dtype=self.dtype if dtype is None else dtype)
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""
@@ -403,11 +463,23 @@ class Tensor:
         """Set all elements to a number."""
         return self._updated(creation.full(self.shape, value, self.dtype))
 
+    def uniform_(self, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Draw all elements anew, uniformly from ``low`` (included) to ``high`` (excluded)."""
+        drawn = rand(*self.shape, dtype=self.dtype) * (high - low) + low
+        return self._updated(drawn._node)
+
+    def normal_(self, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        """Draw all elements anew, from a normal distribution."""
+        drawn = randn(*self.shape, dtype=self.dtype) * std + mean
+        return self._updated(drawn._node)
+
     def contiguous(self) -> Tensor:
         """Return the tensor itself: the helper decides how elements lie in memory."""
         return self
 
     def __getitem__(self, index: Any) -> Tensor:
+        if type(index) is Tensor and index.dtype is bool_ and index.ndim:
+            index = index.numpy()  # it is looked at: the shape depends on its elements
         if isinstance(index, (list, np.ndarray)):
             index = _places(index, self.shape)
         return view(self, indexing.getitem(self._node, _as_index(index)))
@@ -727,7 +799,8 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorc
 
 # What shows elements of its first argument: a change in place of one is seen in the other.
 _VIEWS = frozenset(
-    "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind".split()
+    "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
+    "ravel unflatten select swapaxes broadcast_to".split()
 )
 
 
@@ -816,6 +889,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (indexing, "gather scatter_add index_select take embedding masked_fill"),
         (rearranging, "tril triu pad roll one_hot"),
         (ordering, "argmax argmin max min argsort sort topk cumsum"),
+        (products, "mm bmm mv outer addmm addmv baddbmm tensordot einsum"),
+        (arranging, "ravel unflatten select swapaxes broadcast_to tile repeat_interleave concat"),
+        (arranging, "vstack hstack diagonal diag take_along_dim index_add index_copy index_fill"),
+        (arranging, "scatter diff"),
+        (shaping, "reshape"),
+        (formulas, "absolute clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp"),
+        (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm cosine_similarity"),
+        (formulas, "var_mean std_mean aminmax median"),
     )
     for name in names.split()
 }
@@ -825,7 +906,8 @@ _NOT_METHODS = {
     "where", "cat", "stack", "permute", "gelu", "silu", "leaky_relu", "softplus", "dropout",
     "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
-    "binary_cross_entropy_with_logits", "pad", "one_hot",
+    "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
+    "cosine_similarity", "reshape", "tile",
 }  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
@@ -868,7 +950,27 @@ def _in_place(name: str) -> Callable[..., Any]:
     return update
 
 
+# Those that have a form in place, with an underscore.
+_CHANGING = (
+    "abs addcdiv addcmul ceil clamp clip exp floor floor_divide index_add index_copy index_fill "
+    "lerp log masked_fill neg pow reciprocal relu remainder round rsqrt scatter scatter_add "
+    "sigmoid sign sqrt square tanh tril triu trunc"
+)
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    call = FUNCTIONS[name]
+
+    def update(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        return self._updated(call(self, *args, **options)._node)
+
+    update.__doc__ = f"As :func:`shmgpu.{name}`; this tensor becomes the result."
+    return update
+
+
 def _add_methods() -> None:
+    for name in _CHANGING.split():
+        setattr(Tensor, f"{name}_", _changing(name))
     for name, call in FUNCTIONS.items():
         if name not in _NOT_METHODS:
             setattr(Tensor, name, call)
@@ -899,7 +1001,18 @@ def _add_methods() -> None:
         """Axes of length 1 expanded to these lengths; -1 keeps an axis as it is."""
         return view(self, stretching.expand(self._node, _dims(shape)))
 
-    for made in (permute, reshape, expand):
+    def repeat(self: Tensor, *sizes: Any) -> Tensor:
+        """Put beside itself so many times along each axis."""
+        sizes = _dims(sizes)
+        if len(sizes) < self.ndim:
+            raise ValueError(f"repeat: {sizes} says nothing of some of the {self.ndim} axes")
+        return Tensor(arranging.tile(self._node, sizes))
+
+    def tile(self: Tensor, *dims: Any) -> Tensor:
+        """Put beside itself so many times along each axis; missing ones count as 1."""
+        return Tensor(arranging.tile(self._node, _dims(dims)))
+
+    for made in (permute, reshape, expand, repeat, tile):
         setattr(Tensor, made.__name__, made)
     Tensor.view = reshape  # type: ignore[attr-defined]
 

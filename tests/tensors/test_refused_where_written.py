@@ -99,5 +99,6 @@ def test_a_mask_whose_elements_are_known_selects(engine):
     assert np.array_equal(x.grad.data, a > 2)
     with pytest.raises(IndexError, match=r"the mask's shape \(3,\) is not a prefix of \(2, 3\)"):
         x[np.ones(3, bool)]
+    assert np.array_equal(x[x > 2].data, a[a > 2])  # a tensor is looked at
     with pytest.raises(TypeError, match=r"x\[mask.numpy\(\)\]"):
-        x[x > 2]
+        x[x > 2, 0]

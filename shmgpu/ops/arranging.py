@@ -1,0 +1,198 @@
+"""Elements repeated, put beside each other, or picked by place, under torch's names.
+
+Each is recorded as moves, joins and picks that have rows. Owns no row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shmgpu.ops import rules
+from shmgpu.ops.creation import arange, zeros_like
+from shmgpu.ops.elementwise import mul, ne, sub
+from shmgpu.ops.graph import Node
+from shmgpu.ops.indexing import gather, getitem, index_select, scatter_add, setitem
+from shmgpu.ops.promotion import bool_, int64
+from shmgpu.ops.shaping import cat, narrow, permute, reshape, squeeze, transpose, unsqueeze
+from shmgpu.ops.stretching import expand
+
+Shape = tuple[int, ...]
+
+
+def ravel(x: Node) -> Node:
+    """All elements along one axis."""
+    return reshape(x, (-1,)) if x.spec.shape != () else reshape(x, (1,))
+
+
+def unflatten(x: Node, dim: int, sizes: Sequence[int]) -> Node:
+    """One axis as several, of these lengths; one of them may be -1."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "unflatten")
+    shape = x.spec.shape
+    length, known = shape[axis], math.prod(n for n in sizes if n != -1)
+    inner = [length // known if n == -1 and known else n for n in sizes]
+    if math.prod(inner) != length or any(n < 0 for n in inner):
+        raise ValueError(f"unflatten: {tuple(sizes)} do not make the {length} of axis {axis}")
+    return reshape(x, (*shape[:axis], *inner, *shape[axis + 1 :]))
+
+
+def select(x: Node, dim: int, index: int) -> Node:
+    """One part along an axis, without it; IndexError where there is none."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "select")
+    have = x.spec.shape[axis]
+    if not -have <= index < have:
+        raise IndexError(f"select: {index} lies not within the {have} of axis {axis}")
+    return squeeze(narrow(x, axis, index % have, 1), axis)
+
+
+def swapaxes(x: Node, axis0: int, axis1: int) -> Node:
+    """With two axes exchanged."""
+    return transpose(x, axis0, axis1)
+
+
+def broadcast_to(x: Node, size: Sequence[int]) -> Node:
+    """Stretched to a shape."""
+    return expand(x, tuple(size))
+
+
+def tile(x: Node, dims: Sequence[int]) -> Node:
+    """Put beside itself so many times along each axis; missing ones count as 1."""
+    counts = [1] * (len(x.spec.shape) - len(dims)) + [*dims]
+    if any(n < 0 for n in counts):
+        raise ValueError(f"tile: {tuple(dims)} must be 0 or more")
+    shape = (1,) * (len(counts) - len(x.spec.shape)) + x.spec.shape
+    apart = reshape(x, tuple(n for length in shape for n in (1, length)))
+    wide = expand(apart, tuple(n for pair in zip(counts, shape, strict=True) for n in pair))
+    return reshape(wide, tuple(n * m for n, m in zip(counts, shape, strict=True)))
+
+
+def repeat_interleave(x: Node, repeats: int, dim: int | None = None) -> Node:
+    """Each element, or part along an axis, so many times one after the other."""
+    if dim is None:
+        x, dim = ravel(x), 0
+    axis = rules.axis_of(dim, len(x.spec.shape), "repeat_interleave")
+    if rules.whole(repeats, "repeat_interleave", "repeats") < 0:
+        raise ValueError(f"repeat_interleave: repeats={repeats} must be 0 or more")
+    shape = x.spec.shape
+    apart = reshape(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    wide = expand(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+    return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+
+
+def _rows(tensors: Sequence[Node]) -> list[Node]:
+    return [one if one.spec.shape else reshape(one, (1,)) for one in tensors]
+
+
+def concat(tensors: Sequence[Node], dim: int = 0) -> Node:
+    """As :func:`shmgpu.cat`."""
+    return cat(tensors, dim)
+
+
+def vstack(tensors: Sequence[Node]) -> Node:
+    """One below the other; vectors are rows."""
+    return cat([unsqueeze(x, 0) if len(x.spec.shape) == 1 else x for x in _rows(tensors)], 0)
+
+
+def hstack(tensors: Sequence[Node]) -> Node:
+    """One beside the other: vectors end to end, others along their second axis."""
+    listed = _rows(tensors)
+    return cat(listed, 0 if len(listed[0].spec.shape) == 1 else 1)
+
+
+def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    """The diagonal of matrices that two axes make, ``offset`` places to the right, as last axis."""
+    ndim = len(x.spec.shape)
+    one, two = rules.axis_of(dim1, ndim, "diagonal"), rules.axis_of(dim2, ndim, "diagonal")
+    if one == two:
+        raise ValueError("diagonal: dim1 and dim2 must be two axes")
+    rest = [axis for axis in range(ndim) if axis not in (one, two)]
+    rows, columns = x.spec.shape[one], x.spec.shape[two]
+    down, right = max(-offset, 0), max(offset, 0)
+    length = max(min(rows - down, columns - right), 0)
+    lead = tuple(x.spec.shape[axis] for axis in rest)
+    flat = reshape(permute(x, (*rest, one, two)), (*lead, rows * columns))
+    start = down * columns + right if length else 0
+    return index_select(flat, len(rest), arange(start, columns + 1, length, int64))
+
+
+def diag(x: Node, diagonal: int = 0) -> Node:
+    """Of a vector the matrix that has it on a diagonal, of a matrix that diagonal."""
+    if len(x.spec.shape) == 2:
+        return _diagonal(x, diagonal)
+    if len(x.spec.shape) != 1:
+        raise ValueError(f"diag: takes a vector or a matrix, not {x.spec.shape}")
+    n = x.spec.shape[0]
+    size = n + abs(diagonal)
+    down, right = max(-diagonal, 0), max(diagonal, 0)
+    places = arange(down * size + right, size + 1, n, int64)
+    flat = scatter_add(_zeros(x, size * size), 0, places, x)
+    return reshape(flat, (size, size))
+
+
+_diagonal = diagonal  # one of diag's arguments has that name
+
+
+def _zeros(x: Node, count: int) -> Node:
+    return expand(reshape(zeros_like(narrow(ravel(x), 0, 0, 1)), (1,)), (count,))
+
+
+def take_along_dim(x: Node, indices: Node, dim: int) -> Node:
+    """As :func:`shmgpu.gather`, shapes stretched to each other outside of the axis."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "take_along_dim")
+    shapes = [(*one.spec.shape[:axis], 1, *one.spec.shape[axis + 1 :]) for one in (x, indices)]
+    lead = rules.broadcast(shapes, "take_along_dim")
+    x = expand(x, (*lead[:axis], x.spec.shape[axis], *lead[axis + 1 :]))
+    indices = expand(indices, (*lead[:axis], indices.spec.shape[axis], *lead[axis + 1 :]))
+    return gather(x, axis, indices)
+
+
+def index_add(x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Node:
+    """With the parts of ``source`` added where ``index`` numbers an axis; twice where it does."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "index_add")
+    shape = source.spec.shape
+    wide = reshape(index, (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1))
+    part = source if alpha == 1 else mul(source, alpha)
+    return scatter_add(x, axis, expand(wide, shape), part)
+
+
+def index_copy(x: Node, dim: int, index: Node, source: Node) -> Node:
+    """With the parts of ``source`` where ``index`` numbers an axis."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "index_copy")
+    return setitem(x, (*[slice(None)] * axis, index), source)
+
+
+def index_fill(x: Node, dim: int, index: Node, value: float) -> Node:
+    """With a number where ``index`` numbers an axis."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "index_fill")
+    return setitem(x, (*[slice(None)] * axis, index), value)
+
+
+def scatter(x: Node, dim: int, index: Node, src: Node | float) -> Node:
+    """``x`` with ``src`` (elements, or a number) where ``index`` numbers an axis.
+
+    Of several elements for one place one is taken, any of them.
+    """
+    axis = rules.axis_of(dim, len(x.spec.shape), "scatter")
+    shape = index.spec.shape
+    if isinstance(src, Node):
+        src = getitem(src, tuple(slice(n) for n in shape))
+    places = []
+    for number, length in enumerate(shape):
+        if number == axis:
+            places.append(index)
+        else:
+            line = arange(0, 1, length, int64)
+            at = reshape(line, (1,) * number + (length,) + (1,) * (len(shape) - number - 1))
+            places.append(expand(at, shape))
+    return setitem(x, tuple(places), src)
+
+
+def diff(x: Node, n: int = 1, dim: int = -1) -> Node:
+    """Each element less the one before it, ``n`` times over; of bools whether they differ."""
+    axis = rules.axis_of(dim, len(x.spec.shape), "diff")
+    for _ in range(n):
+        have = x.spec.shape[axis]
+        ahead = narrow(x, axis, min(1, have), max(have - 1, 0))
+        behind = narrow(x, axis, 0, max(have - 1, 0))
+        x = ne(ahead, behind) if x.spec.dtype is bool_ else sub(ahead, behind)
+    return x

@@ -1,0 +1,231 @@
+"""Formulas over elements and reductions that have names in torch: norms, means of two, other logs.
+
+Each is recorded as the operations that its docstring names. Owns no row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from shmgpu.ops import elementwise as e
+from shmgpu.ops import reductions, rules
+from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.graph import Node
+from shmgpu.ops.ordering import Found, sort
+from shmgpu.ops.promotion import floats, int64, is_float
+from shmgpu.ops.shaping import narrow, reshape, squeeze
+from shmgpu.ops.stretching import Dim, sum
+
+Operand = Node | complex
+
+
+class Extremes(NamedTuple):
+    """The least and the greatest."""
+
+    min: Node
+    max: Node
+
+
+def absolute(x: Node) -> Node:
+    """As :func:`shmgpu.abs`."""
+    return e.abs(x)
+
+
+def clip(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
+    """As :func:`shmgpu.clamp`."""
+    return e.clamp(x, min, max)
+
+
+def trunc(x: Node) -> Node:
+    """Without what stands behind the point."""
+    if not is_float(x.spec.dtype):
+        return x
+    return e.where(e.lt(x, 0), e.ceil(x), e.floor(x))
+
+
+def fmod(a: Node, b: Operand) -> Node:
+    """What is left of a division, with the sign of ``a`` (as C has it)."""
+    left = e.remainder(e.abs(a), e.abs(b) if isinstance(b, Node) else abs(b))
+    return e.where(e.lt(a, 0), e.neg(left), left)
+
+
+def log2(x: Node) -> Node:
+    """The logarithm to base 2."""
+    return e.mul(e.log(x), 1 / math.log(2))
+
+
+def log10(x: Node) -> Node:
+    """The logarithm to base 10."""
+    return e.mul(e.log(x), 1 / math.log(10))
+
+
+def tan(x: Node) -> Node:
+    """The tangent."""
+    return e.div(e.sin(x), e.cos(x))
+
+
+def cosh(x: Node) -> Node:
+    """The hyperbolic cosine."""
+    (x,) = floats(x)
+    return e.mul(e.add(e.exp(x), e.exp(e.neg(x))), 0.5)
+
+
+def sinh(x: Node) -> Node:
+    """The hyperbolic sine: ``tanh(x) * cosh(x)``, which is exact near 0."""
+    return e.mul(e.tanh(x), cosh(x))
+
+
+def logaddexp(a: Node, b: Node) -> Node:
+    """``log(exp(a) + exp(b))`` without overflow."""
+    a, b = floats(a, b)
+    most = alias(e.maximum(a, b))
+    most = e.where(e.isfinite(most), most, 0.0)
+    return e.add(e.log(e.add(e.exp(e.sub(a, most)), e.exp(e.sub(b, most)))), most)
+
+
+def logical_xor(a: Node, b: Operand) -> Node:
+    """Where one of two is true (not 0) and the other is not, bool."""
+    return e.ne(e.ne(a, 0), e.ne(b, 0) if isinstance(b, Node) else bool(b))
+
+
+def lerp(start: Node, end: Node, weight: Operand) -> Node:
+    """Between two: ``start + weight * (end - start)``."""
+    return e.add(start, e.mul(weight, e.sub(end, start)))
+
+
+def addcmul(x: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
+    """``x + value * tensor1 * tensor2``."""
+    return e.add(x, e.mul(tensor1, tensor2), alpha=value)
+
+
+def addcdiv(x: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
+    """``x + value * tensor1 / tensor2``."""
+    return e.add(x, e.div(tensor1, tensor2), alpha=value)
+
+
+def nan_to_num(
+    x: Node, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Node:
+    """With numbers for NaN and the infinities: by default 0 and the type's greatest and least."""
+    if not is_float(x.spec.dtype):
+        return x
+    most = _MOST[x.spec.dtype.name]
+    found = e.where(e.isnan(x), nan, x)
+    found = e.where(e.eq(x, math.inf), most if posinf is None else posinf, found)
+    return e.where(e.eq(x, -math.inf), -most if neginf is None else neginf, found)
+
+
+_MOST = {  # the greatest finite number of each type
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
+
+
+def isclose(
+    a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Node:
+    """Where ``abs(a - b) <= atol + rtol * abs(b)``, or they are equal infinities; bool."""
+    near = e.le(e.abs(e.sub(a, b)), e.add(e.mul(e.abs(b), rtol), atol))
+    found = e.logical_or(e.eq(a, b), e.logical_and(near, e.isfinite(b)))
+    if equal_nan:
+        found = e.logical_or(found, e.logical_and(e.isnan(a), e.isnan(b)))
+    return found
+
+
+# ---- over axes -----------------------------------------------------------------------------------
+
+
+def count_nonzero(x: Node, dim: Dim = None) -> Node:
+    """How many elements are not 0, int64."""
+    return sum(cast(e.ne(x, 0), int64), dim)
+
+
+def norm(x: Node, p: float | str = 2, dim: Dim = None, keepdim: bool = False) -> Node:
+    """``sum(abs(x) ** p) ** (1 / p)`` over an axis, several, or all of them.
+
+    ``p`` of 2, or "fro", is Euclid's; ``inf`` and ``-inf`` are the greatest and least of the
+    absolute values; 0 counts those that are not 0.
+
+    Raises:
+        TypeError: the tensor is not of floats.
+    """
+    if not is_float(x.spec.dtype):
+        raise TypeError(f"norm: the tensor is {x.spec.dtype.name}, and a norm needs floats")
+    p = 2 if p == "fro" else p
+    if isinstance(p, str):
+        raise ValueError(f"norm: p={p!r} must be a number or 'fro'")
+    if p == math.inf:
+        return reductions.amax(e.abs(x), dim, keepdim)
+    if p == -math.inf:
+        return reductions.amin(e.abs(x), dim, keepdim)
+    if p == 0:
+        return sum(cast(e.ne(x, 0), x.spec.dtype), dim, keepdim)
+    if p == 1:
+        return sum(e.abs(x), dim, keepdim)
+    total = sum(e.mul(x, x) if p == 2 else e.pow(e.abs(x), p), dim, keepdim)
+    is_flat = e.eq(total, 0)  # where the gradient is 0, as in torch
+    whole = e.where(is_flat, 1.0, total)
+    return e.where(is_flat, 0.0, e.sqrt(whole) if p == 2 else e.pow(whole, 1 / p))
+
+
+def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
+    """The cosine between vectors along an axis; no length counts as less than ``eps``."""
+    one = e.clamp(norm(x1, 2, dim, True), eps)
+    two = e.clamp(norm(x2, 2, dim, True), eps)
+    return sum(e.mul(e.div(x1, one), e.div(x2, two)), dim)
+
+
+def var_mean(
+    x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1
+) -> tuple[Node, ...]:
+    """The variance and the mean."""
+    return reductions.var(x, dim, keepdim, correction), reductions.mean(x, dim, keepdim)
+
+
+def std_mean(
+    x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1
+) -> tuple[Node, ...]:
+    """The standard deviation and the mean."""
+    return reductions.std(x, dim, keepdim, correction), reductions.mean(x, dim, keepdim)
+
+
+def aminmax(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
+    """The least and the greatest."""
+    return Extremes(reductions.amin(x, dim, keepdim), reductions.amax(x, dim, keepdim))
+
+
+def median(x: Node, dim: int | None = None, keepdim: bool = False) -> Node | Found:
+    """The middle element, of an even number the lower; over one axis (values, indices).
+
+    NaN where one is.
+    """
+    if dim is None:
+        flat = reshape(x, (-1,))
+        found = _middle(flat, 0)
+        return reshape(_or_nan(flat, found.values, 0), ())
+    axis = rules.axis_of(dim, len(x.spec.shape), "median")
+    found = _middle(x, axis)
+    found = Found(_or_nan(x, found.values, axis), found.indices)
+    if keepdim or not x.spec.shape:
+        return found
+    return Found(squeeze(found.values, axis), squeeze(found.indices, axis))
+
+
+def _middle(x: Node, axis: int) -> Found:
+    if not x.spec.shape:
+        return sort(x)
+    if x.spec.shape[axis] == 0:
+        raise ValueError(f"median: of no elements there is none (the shape is {x.spec.shape})")
+    values, indices = sort(x, axis)
+    at = (x.spec.shape[axis] - 1) // 2
+    return Found(narrow(values, axis, at, 1), narrow(indices, axis, at, 1))
+
+
+def _or_nan(x: Node, values: Node, axis: int) -> Node:
+    if not is_float(x.spec.dtype) or not x.spec.shape:
+        return values
+    strange = reductions.any(e.isnan(x), axis, True)
+    return e.where(strange, math.nan, values)

@@ -1,0 +1,215 @@
+"""Functions under torch's names that are made of others: values, types and gradients agree."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import shmgpu as gt
+
+RNG = np.random.default_rng(11)
+A, B = RNG.uniform(-2, 2, (3, 4)), RNG.uniform(-2, 2, (3, 4))
+BATCH, OTHER = RNG.uniform(-1, 1, (2, 3, 4)), RNG.uniform(-1, 1, (2, 4, 5))
+V, W = RNG.uniform(-1, 1, 4), RNG.uniform(-1, 1, 3)
+SQUARE = RNG.uniform(-1, 1, (2, 4, 4))
+INTS = np.array([[3, 0, -5, 0], [7, 2, 0, 1], [0, 0, 4, 4]])
+PLACES = np.array([2, 0])
+
+CASES = {
+    "mm": (lambda f, a, b: f.mm(a, b.T), A, B),
+    "bmm": (lambda f, a, b: f.bmm(a, b), BATCH, OTHER),
+    "mv": (lambda f, a, b: f.mv(a, b), A, V),
+    "outer": (lambda f, a, b: f.outer(a, b), V, W),
+    "addmm": (lambda f, c, a, b: f.addmm(c, a, b.T, beta=0.5, alpha=2), W, A, B),
+    "addmm without": (lambda f, a, b: f.addmm(a[:, :3] * math.nan, a, b.T, beta=0).detach(), A, B),
+    "addmv": (lambda f, c, a, b: f.addmv(c, a, b), W, A, V),
+    "baddbmm": (lambda f, c, a, b: f.baddbmm(c[:, :, :1], a, b), BATCH, BATCH, OTHER),
+    "tensordot": (lambda f, a, b: f.tensordot(a, b, 1), BATCH, RNG.uniform(-1, 1, (4, 2))),
+    "tensordot of axes": (lambda f, a, b: f.tensordot(a, b, ([0, 2], [0, 1])), BATCH, OTHER),
+    "einsum product": (lambda f, a, b: f.einsum("bij,bjk->bik", a, b), BATCH, OTHER),
+    "einsum of three": (lambda f, a, b, v: f.einsum("bij,bjk,j->ki", a, b, v), BATCH, OTHER, V),
+    "einsum without arrow": (lambda f, a, b: f.einsum("ij,kj", a, b), A, B),
+    "einsum sum": (lambda f, a: f.einsum("ij->", a), A),
+    "einsum dots": (lambda f, a, b: f.einsum("...ij,...jk->...ik", a, b), BATCH, OTHER),
+    "einsum dots of unlike": (lambda f, a, v: f.einsum("...j,j->...", a, v), BATCH, V),
+    "einsum diagonal": (lambda f, a: f.einsum("bii->bi", a), SQUARE),
+    "einsum trace": (lambda f, a: f.einsum("bii->b", a), SQUARE),
+    "einsum outer": (lambda f, a, b: f.einsum("i,j->ji", a, b), V, W),
+    "einsum turned": (lambda f, a: f.einsum("bij->jbi", a), BATCH),
+    "ravel": (lambda f, a: f.ravel(a), A),
+    "unflatten": (lambda f, a: f.unflatten(a, 1, (2, -1)), A),
+    "select": (lambda f, a: f.select(a, 1, -2), A),
+    "swapaxes": (lambda f, a: f.swapaxes(a, 0, 2), BATCH),
+    "broadcast_to": (lambda f, a: f.broadcast_to(a, (2, 3, 4)), A),
+    "tile": (lambda f, a: f.tile(a, (2, 1, 3)), A),
+    "repeat": (lambda f, a: a.repeat(2, 3, 1), A),
+    "repeat_interleave": (lambda f, a: f.repeat_interleave(a, 3, 1), A),
+    "repeat_interleave of all": (lambda f, a: f.repeat_interleave(a, 2), A),
+    "concat": (lambda f, a, b: f.concat([a, b], 1), A, B),
+    "vstack": (lambda f, a, b: f.vstack([a, b]), V, A),
+    "hstack": (lambda f, a, b: f.hstack([a, b]), A, B),
+    "hstack of vectors": (lambda f, a, b: f.hstack([a, b]), V, W),
+    "diagonal": (lambda f, a: f.diagonal(a, 1, 0, 2), BATCH),
+    "diagonal below": (lambda f, a: f.diagonal(a, -2), A),
+    "diag": (lambda f, a: f.diag(a), V),
+    "diag beside": (lambda f, a: f.diag(a, -2), V),
+    "diag of a matrix": (lambda f, a: f.diag(a, 1), A),
+    "take_along_dim": (lambda f, a, i: f.take_along_dim(a, i[:, None], 0), A, PLACES),
+    "index_add": (lambda f, a, b, i: f.index_add(a, 0, i, b[:2], alpha=3), A, B, PLACES),
+    "index_copy": (lambda f, a, b, i: f.index_copy(a, 0, i, b[:2]), A, B, PLACES),
+    "index_fill": (lambda f, a, i: f.index_fill(a, 1, i, 7.0), A, PLACES),
+    "scatter": (lambda f, a, b, i: f.scatter(a, 1, i.unsqueeze(0), b), A, B[:1, :2], PLACES),
+    "scatter of a number": (lambda f, a, i: f.scatter(a, 0, i.unsqueeze(1), 2.5), A, PLACES),
+    "diff": (lambda f, a: f.diff(a, 2, dim=1), A),
+    "clip": (lambda f, a: f.clip(a, -1, 0.5), A),
+    "absolute": (lambda f, a: f.absolute(a), A),
+    "trunc": (lambda f, a: f.trunc(a), A),
+    "fmod": (lambda f, a, b: f.fmod(a, b), A, B),
+    "fmod of a number": (lambda f, a: f.fmod(a, -0.7), A),
+    "log2": (lambda f, a: f.log2(a.abs()), A),
+    "log10": (lambda f, a: f.log10(a.abs()), A),
+    "tan": (lambda f, a: f.tan(a), A),
+    "sinh": (lambda f, a: f.sinh(a), A),
+    "cosh": (lambda f, a: f.cosh(a), A),
+    "logaddexp": (lambda f, a, b: f.logaddexp(a * 100, b), A, B),
+    "lerp": (lambda f, a, b: f.lerp(a, b, 0.3), A, B),
+    "addcmul": (lambda f, a, b: f.addcmul(a, a, b, value=0.1), A, B),
+    "addcdiv": (lambda f, a, b: f.addcdiv(a, a, b, value=0.1), A, B),
+    "nan_to_num": (lambda f, a: f.nan_to_num(a / 0.0, 1.0, 2.0, 3.0), np.array([1.0, -1.0, 0.0])),
+    "isclose": (lambda f, a, b: f.isclose(a, b, 0.5, 0.1), A, B),
+    "logical_xor": (lambda f, a, b: f.logical_xor(a, b), INTS, INTS[::-1].copy()),
+    "count_nonzero": (lambda f, a: f.count_nonzero(a, 1), INTS),
+    "norm": (lambda f, a: f.norm(a), A),
+    "norm 1": (lambda f, a: f.norm(a, 1, 1), A),
+    "norm 3": (lambda f, a: f.norm(a, 3, 0, True), A),
+    "norm inf": (lambda f, a: f.norm(a, math.inf, 1), A),
+    "norm of zeros": (lambda f, a: f.norm(a * 0), A),
+    "median": (lambda f, a: f.median(a), A),
+    "median of an axis": (lambda f, a: f.median(a, 1)[0], A),
+    "aminmax": (lambda f, a: f.aminmax(a)[1], A),
+    "masked_select": (lambda f, a: f.masked_select(a, a > 0), A),
+    "reshape": (lambda f, a: f.reshape(a, (2, -1)), A),
+    "where it is": (lambda f, a: a[a > 0], A),
+    "mT": (lambda f, a: a.mT, BATCH),
+    "t": (lambda f, a: a.t(), A),
+    "view_as": (lambda f, a, b: a.view_as(b.T), A, B),
+    "expand_as": (lambda f, a, b: a[:1].expand_as(b), A, B),
+    "type_as": (lambda f, a, i: a.type_as(i), A, PLACES),
+}
+
+
+def outcome(f, call, arrays):
+    tensors = [f.tensor(one) for one in arrays]
+    wanted = [
+        tensor.requires_grad_()
+        for tensor, one in zip(tensors, arrays, strict=True)
+        if one.dtype.kind == "f"
+    ]
+    out = call(f, *tensors)
+    found = [np.asarray(out.detach().numpy())]
+    if out.requires_grad:
+        weights = f.arange(out.numel()).to(f.float64).reshape(out.shape) + 1
+        (out * weights).sum().backward()
+        found += [np.asarray(one.grad.numpy()) for one in wanted if one.grad is not None]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_torchs(engine, name):
+    call, *arrays = CASES[name]
+    theirs, ours = outcome(torch, call, arrays), outcome(gt, call, arrays)
+    assert [(one.dtype, one.shape) for one in ours] == [(one.dtype, one.shape) for one in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "abs_()", "clamp_(-1, 1)", "exp_()", "floor_()", "neg_()", "pow_(2)", "relu_()", "round_()",
+        "sigmoid_()", "sqrt_()", "square_()", "tanh_()", "tril_()", "trunc_()", "lerp_(a, 0.5)",
+        "masked_fill_(a > 0, 3.0)", "index_fill_(0, i, 2.0)", "addcmul_(a, a, value=2)",
+        "scatter_(0, i.unsqueeze(1), 5.0)", "index_add_(0, i, a[:2])",
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_in_place_they_change_the_tensor_and_give_it_back(engine, step):
+    ends = []
+    for f in (torch, gt):
+        x, a, i = f.tensor(A), f.tensor(B), f.tensor(PLACES)
+        got = eval(f"x.{step}")
+        assert got is x
+        ends.append(np.asarray(x.numpy()))
+        assert a is not x and i is not x
+    np.testing.assert_allclose(*ends, rtol=1e-9)
+
+
+def test_what_depends_on_elements_is_looked_at(engine):
+    x, theirs = gt.tensor(INTS), torch.tensor(INTS)
+    assert gt.nonzero(x).tolist() == torch.nonzero(theirs).tolist()
+    for one, other in zip(gt.nonzero(x, as_tuple=True), theirs.nonzero(as_tuple=True), strict=True):
+        assert one.tolist() == other.tolist()
+    for one, other in zip(
+        gt.unique(x, return_inverse=True, return_counts=True),
+        torch.unique(theirs, return_inverse=True, return_counts=True),
+        strict=True,
+    ):
+        assert one.tolist() == other.tolist()
+    assert gt.equal(x, x.clone()) and not gt.equal(x, x + 1) and not gt.equal(x, x[:1])
+    assert gt.allclose(x.float(), x.float() + 1e-9) and not gt.allclose(x.float(), x.float() + 1)
+    assert gt.is_tensor(x) and not gt.is_tensor(INTS) and gt.numel(x) == 12
+    assert gt.as_tensor(x) is x and gt.as_tensor(INTS).tolist() == INTS.tolist()
+    for indexing in ("ij", "xy"):
+        ours = gt.meshgrid(gt.tensor(V), gt.tensor(W), indexing=indexing)
+        others = torch.meshgrid(torch.tensor(V), torch.tensor(W), indexing=indexing)
+        for one, other in zip(ours, others, strict=True):
+            assert one.tolist() == other.tolist()
+
+
+def test_random_choices_are_within_their_bounds_and_follow_their_weights(engine):
+    gt.manual_seed(5)
+    drawn = gt.randint(-2, 3, (2000,))
+    assert drawn.dtype is gt.int64 and sorted(set(drawn.tolist())) == [-2, -1, 0, 1, 2]
+    assert gt.randint(4, (3, 2)).shape == (3, 2)
+    assert sorted(gt.randperm(50).tolist()) == list(range(50))
+    assert gt.randperm(50).tolist() != gt.randperm(50).tolist()
+    centred = gt.normal(gt.full((4000,), 3.0), 0.5)
+    assert abs(centred.mean().item() - 3) < 0.1 and abs(centred.std().item() - 0.5) < 0.1
+    assert gt.normal(0.0, 1.0, (2, 3)).shape == (2, 3)
+    chosen = gt.bernoulli(gt.full((4000,), 0.25))
+    assert set(chosen.tolist()) == {0, 1} and abs(chosen.mean().item() - 0.25) < 0.05
+    weights = gt.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 0.0]])
+    many = gt.multinomial(weights, 2000, replacement=True).data
+    assert abs((many[0] == 2).mean() - 0.75) < 0.05 and (many[1] == 1).all()
+    few = gt.multinomial(weights[0], 2).tolist()
+    assert sorted(few) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda x: gt.mm(x, x[0]), ValueError, "mm: takes tensors of"),
+        (lambda x: gt.bmm(x[None], gt.zeros(2, 4, 3)), ValueError, "equally many"),
+        (lambda x: gt.einsum("ij,jk->ik", x), ValueError, "of 2 tensors, not of 1"),
+        (lambda x: gt.einsum("ijk->i", x), ValueError, "does not fit the axes"),
+        (lambda x: gt.einsum("ij->k", x), ValueError, "letters that say nothing"),
+        (lambda x: gt.einsum("ij,ik->jk", x, x[:2]), ValueError, "'i' is 3 and 2"),
+        (lambda x: gt.tensordot(x, x, 1), ValueError, "differ in axes"),
+        (lambda x: gt.select(x, 0, 3), IndexError, "select: 3 lies not within"),
+        (lambda x: gt.unflatten(x, 1, (3, -1)), ValueError, "do not make the 4"),
+        (lambda x: gt.diag(gt.zeros(2, 2, 2)), ValueError, "a vector or a matrix"),
+        (lambda x: gt.randint(3, 3, (2,)), ValueError, "low < high"),
+        (lambda x: gt.multinomial(x, 9), ValueError, "cannot be drawn"),
+        (lambda x: gt.norm(gt.tensor([1, 2])), TypeError, "needs floats"),
+        (lambda x: x.repeat(2), ValueError, "says nothing of some"),
+        (lambda x: gt.normal(), TypeError, "give size="),
+        (lambda x: gt.addmm(gt.zeros(2, 3, 3), x, x.T), ValueError, "is not stretched"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(engine, call, error, says):
+    with pytest.raises(error, match=says):
+        call(gt.tensor(A))
