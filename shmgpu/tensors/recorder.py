@@ -370,7 +370,11 @@ class Recorder:
         """What the message would have made will not be."""
         if observer is not None:
             observer.failed(message, error)
-        for node in (*message.kept, *message.read):
+        made = {*message.kept, *message.read}
+        for node in message.nodes:  # inputs first: nobody goes back to what is lost as well
+            if node.value is None or node in made:
+                _lose(node, error)
+        for node in made.difference(message.nodes):  # moved, or only looked at
             _lose(node, error)
 
     # ---- what is sent --------------------------------------------------------------------------

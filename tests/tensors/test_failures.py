@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -233,3 +235,24 @@ def test_structures_that_take_turns_stay_known_to_the_helper(engine):
         assert (gt.ones(3) * 4).tolist() == [4, 4, 4]
     (row,) = gt.debug.get_worker_stats().values()
     assert row["programs"] <= 4
+
+
+def test_steps_that_nobody_read_are_lost_with_their_helper_and_the_error_says_so():
+    """Several steps are one message: what was in between them is nothing to go back to."""
+    with gt.init(helpers=1, devices="cpu", arena="16MiB"):
+        weight = gt.ones(2000, requires_grad=True)
+        stepping = optim.Adam([weight], lr=0.1)
+        assert weight.sum().item() == 2000
+        dies = gt.stats()["helpers"][0]["pid"]
+        for turn in range(12):
+            stepping.zero_grad()
+            (weight * 2).sum().backward()
+            stepping.step()
+            if turn == 5:
+                os.kill(dies, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(gt.HelperDied, match="with it went tensors"):
+                _ = weight.data
+        again = gt.ones(2000, requires_grad=True)
+        (again * 2).sum().backward()
+        assert again.grad.data[0] == 2
