@@ -243,7 +243,7 @@ class _BatchNorm(_Running):
 class BatchNorm1d(_BatchNorm):
     """Each feature to mean 0 and variance 1 over the batch (Ioffe and Szegedy, 2015).
 
-    In training the batch's statistics are used, and the running ones follow them; after ``eval()``
+    In training the batch's statistics are used, and the running ones follow them; in evaluation
     the running ones are used.
 
     Args:
@@ -252,7 +252,7 @@ class BatchNorm1d(_BatchNorm):
         momentum: share of the way that the running statistics go; None for the mean of all batches.
         affine: whether there are weight (ones at first) and bias (zeros).
         track_running_stats: whether there are running statistics; without, the batch's are used
-            after ``eval()``, too.
+            in evaluation, too.
         device: accepted, and changes nothing: tensors live where helpers compute.
         dtype: element type of parameters and statistics, float32 unless given.
         bias: whether there is a bias, if there is a weight.
@@ -320,7 +320,7 @@ class InstanceNorm2d(_InstanceNorm):
         eps: added to the variance.
         momentum: share of the way that the running statistics go.
         affine: whether there are weight (ones at first) and bias (zeros).
-        track_running_stats: whether there are running statistics, which are used after ``eval()``.
+        track_running_stats: whether there are running statistics, which are used in evaluation.
         device: accepted, and changes nothing: tensors live where helpers compute.
         dtype: element type of parameters and statistics, float32 unless given.
         bias: whether there is a bias, if there is a weight.
