@@ -35,7 +35,7 @@ from pygments.util import ClassNotFound
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
-MODULES = ("", "arena", "debug", "errors", "nn", "optim", "serve")  # in shmgpu, itself first
+MODULES = ("", "amp", "arena", "debug", "errors", "nn", "optim", "serve")  # in shmgpu, itself first
 LEFT_OUT = {"build", "dist", "node_modules"}  # built, or written by others
 # What calls return: users get these classes, and never call them.
 NOT_CONSTRUCTED = """
@@ -174,6 +174,7 @@ class Reference:
 _CLASS = re.compile(
     r'<span class="n">shmgpu</span>(?:<span class="o">\.</span><span class="n">\w+</span>)+'
     r'|(?<=<span class="annotation">: )shmgpu(?:\.\w+)+'
+    r'|(?<=<span class="base">)shmgpu(?:\.\w+)+'
 )
 
 
