@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -306,34 +307,37 @@ def test_a_record_that_is_anothers_or_unreadable_counts_as_changed(record, modul
     assert sources.changed(record.path, record.instance) == str(record.path)
 
 
+@contextlib.contextmanager
+def files_of_at_most(most):
+    """Files are as short as on a disk that is full: for a moment, as the tests' log is one, too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("room", [0, 10])
 def test_a_disk_that_is_full_lets_imports_go_on_and_the_record_vouches_for_nothing(
-    record, module, limit_on_files, caplog, room
+    record, module, caplog, room
 ):
     assert sources.changed(record.path, record.instance) == ""
     (module.parent / "of_a_user_too.py").write_text("VALUE = 1\n")
-    limit_on_files(record.path.stat().st_size + room)
     try:
-        assert importlib.import_module("of_a_user_too").VALUE == 1
+        with files_of_at_most(record.path.stat().st_size + room):
+            value = importlib.import_module("of_a_user_too").VALUE
+        assert value == 1
     finally:
         del sys.modules["of_a_user_too"]
     assert sources.changed(record.path, record.instance) == str(record.path)
     assert "cannot be written" in caplog.text
 
 
-def test_a_record_that_cannot_be_begun_leaves_nothing(tmp_path, limit_on_files):
-    limit_on_files(5)
-    with pytest.raises(OSError):
+def test_a_record_that_cannot_be_begun_leaves_nothing(tmp_path):
+    with files_of_at_most(5), pytest.raises(OSError):
         sources.Record(tmp_path / "record")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def limit_on_files():
-    """Makes files as short as they are on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_bytecode_of_the_same_second_is_not_taken_for_the_source_s(record, module):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 
 import numpy as np
 
 from shmgpu.serve import Tensor, model
 
-count = itertools.count(1)
+count = itertools.count(time.monotonic_ns() % 1_000_000)  # another one after a reload
 
 
 @model(
