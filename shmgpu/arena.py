@@ -7,6 +7,7 @@ they, and all views of them, are garbage.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ def __dir__() -> list[str]:
 
 
 Shape = int | tuple[int, ...]
+
+NOWHERE = -(1 << 62)  # an address that lies in no arena, whatever is added to it
 
 
 def _spec(shape: Any, dtype: Any) -> Spec:
@@ -75,6 +78,22 @@ def array(data: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
 
 def placed(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any], int]:
     """As :func:`array`: the copy, and its address."""
+    return _copied(data, dtype, runtime.joined().arena.allocate)
+
+
+def kept(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any], int]:
+    """As :func:`placed`; in ordinary memory, at NOWHERE, while the arena is crowded."""
+    arena = runtime.joined().arena
+
+    def allocate(nbytes: int) -> tuple[Any, int]:
+        return (bytearray(nbytes), NOWHERE) if arena.is_crowded(nbytes) else arena.allocate(nbytes)
+
+    return _copied(data, dtype, allocate)
+
+
+def _copied(
+    data: Any, dtype: DType | None, allocate: Callable[[int], tuple[Any, int]]
+) -> tuple[np.ndarray[Any, Any], int]:
     if type(data) is not np.ndarray and not arrays.is_array(data):
         data = np.asarray(data)
     if type(data) is np.ndarray:
@@ -86,7 +105,7 @@ def placed(data: Any, dtype: DType | None = None) -> tuple[np.ndarray[Any, Any],
             data = data.view(kind.numpy)
     target = dtype or kind
     nbytes = data.size * target.itemsize
-    buffer, address = runtime.joined().arena.allocate(nbytes or 1)
+    buffer, address = allocate(nbytes or 1)
     made = np.ndarray(data.shape, target.numpy, buffer)
     made[...] = data
     core.count_bytes(core.BYTES_COPIED_IN, nbytes)

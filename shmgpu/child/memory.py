@@ -20,6 +20,8 @@ from typing import Any
 from shmgpu import core
 from shmgpu.errors import ArenaFull, BadParams, NotRunning, ShmError
 
+LOOKED_AT = 16384  # bytes that are kept between two looks at a crowded arena
+
 
 def _nothing() -> bool:
     return False
@@ -48,6 +50,8 @@ class Arena:
         self.set_aside = 0
         self.awaits: Callable[[], bool] = _nothing
         self._searched = (0.0, 0.0)  # when a search for garbage ended in vain, what it took
+        self._unseen = self.capacity  # bytes kept since it was last looked how full it is
+        self._crowded = False
 
     def allocate(self, size_bytes: int) -> tuple[Any, int]:
         """A block of exactly that many bytes: (buffer, address); raises ArenaFull."""
@@ -68,6 +72,19 @@ class Arena:
 
     def shrink(self, buffer: Any, size_bytes: int) -> None:
         """Free the tail of a block's memory, which must not be used any more."""
+
+    def is_crowded(self, size_bytes: int) -> bool:
+        """Whether half of it is in use: what nobody sends is better kept in ordinary memory.
+
+        To be asked for whatever is kept, with its size. Looking takes longer than a small
+        operation: it looks once for each sixteenth of the arena, and once for each copy of a few
+        pages while it is crowded.
+        """
+        self._unseen += (size_bytes + 63) & -64
+        if self._unseen > (LOOKED_AT if self._crowded else self.capacity >> 4):
+            self._unseen = 0
+            self._crowded = self.stats()["free_bytes"] < self.capacity >> 1
+        return self._crowded
 
     def _insist(self, size_bytes: int) -> tuple[Any, Any, int]:
         for reclaim in self.reclaimers:

@@ -18,7 +18,10 @@ from shmgpu.ops.program import Draft
 
 
 class Held:
-    """A value that lies in this child's arena at ``address``, and is not changed any more."""
+    """A value that is not changed any more: in this child's arena, at ``address``.
+
+    Or elsewhere, if that address is not the arena's: whoever sends it places it there.
+    """
 
     __slots__ = ("address", "array")
 

@@ -19,9 +19,10 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from shmgpu import core
-from shmgpu.arena import placed
+from shmgpu.arena import NOWHERE, placed
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
+from shmgpu.child.memory import Arena
 from shmgpu.child.port import Port
 from shmgpu.child.raw_calls import RawCall
 from shmgpu.codec import arrays
@@ -531,9 +532,9 @@ class Recorder:
         """The message as it is sent."""
         arena = port.arena
         addresses = []
-        for value in message.arrays:
-            if not arena.base <= value.address < arena.end:  # of a broker that was left since
-                value.array, value.address = placed(value.array)
+        for place, value in enumerate(message.arrays):
+            if not arena.base <= value.address < arena.end:  # or of a broker that was left since
+                value = message.arrays[place] = self._placed(value, arena)
             addresses.append(value.address)
         room = 0
         for node in message.read:
@@ -542,11 +543,21 @@ class Recorder:
         letter.fill(message.head, code, addresses, room, arena)
         return letter
 
+    def _placed(self, value: Held, arena: Arena) -> Held:
+        """One from elsewhere, in the arena: for this message alone while that is crowded."""
+        array, address = placed(value.array)
+        if arena.is_crowded(array.nbytes):
+            return Held(array, address)
+        value.array, value.address = array, address
+        return value
+
     def _ask(self, message: Message, code: bytes, port: Port) -> None:
         """Send it, wait, and take in what was read: the arrays lie one after the other."""
         letter = self._letter(message, code, port)
         address = letter.output_address
         room = port.send(letter, self._execute, message.arrays)
+        if port.arena.is_crowded(len(room)):
+            room, address = memoryview(bytearray(room)), NOWHERE
         place = 0
         for node in message.read:
             spec = node.spec

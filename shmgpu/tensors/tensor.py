@@ -637,7 +637,7 @@ def _leaf(data: Any, dtype: Any) -> Node:
         dtype = dtypes.of_any(dtype)
     elif is_listed and data.dtype is _FLOAT64:
         dtype = float32  # as PyTorch takes Python's floats
-    copied, address = arena.placed(data, dtype)
+    copied, address = arena.kept(data, dtype)
     return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied, address))
 
 
