@@ -193,6 +193,7 @@ ops/program_message                 any
 engine/cuda                         helper
 engine/backends                     helper
 engine/plan                         helper
+engine/foresight                    helper
 engine/expressions                  helper
 engine/fusion                       helper
 engine/native                       helper

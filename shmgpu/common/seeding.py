@@ -13,14 +13,36 @@ import sys
 import numpy as np
 
 _64_BITS = (1 << 64) - 1
-
-TENSORS = random.Random()  # of the system's numbers, until it is known from what they follow
-
-_AFRESH, _OF_ROLE, _OF_USER = range(3)
-_from = _AFRESH
+_63_BITS = (1 << 63) - 1
 
 
-def _mixed(number: int) -> int:
+class Seeds:
+    """One number for each draw, each greater by one than the last: so helpers can draw ahead.
+
+    Whoever draws mixes it (:func:`mixed`): neighbours share nothing but that.
+
+    Attributes:
+        state: the next number, of 63 bits.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, seed: int | None) -> None:
+        """Begin where that seed says; None: anywhere."""
+        system = int.from_bytes(os.urandom(8), "little")
+        self.state = mixed(system if seed is None else seed) & _63_BITS
+
+    def next(self) -> int:
+        """The number of one draw."""
+        number = self.state
+        self.state = number + 1 & _63_BITS
+        return number
+
+
+def mixed(number: int) -> int:
     """SplitMix64's next number (Steele, Lea and Flood, OOPSLA 2014): every bit depends on all."""
     number = number + 0x9E3779B97F4A7C15 & _64_BITS
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
@@ -28,15 +50,21 @@ def _mixed(number: int) -> int:
     return number ^ number >> 31
 
 
+TENSORS = Seeds()  # of the system's numbers, until it is known from what they follow
+
+_AFRESH, _OF_ROLE, _OF_USER = range(3)
+_from = _AFRESH
+
+
 def of_role(seed: int, role: str) -> int:
     """A seed for that role, of 63 bits: different in each, repeatable.
 
     With plain numbers: a hash of hashlib's writes to 110 KiB of pages that each child inherited.
     """
-    mixed = _mixed(seed & _64_BITS)
+    made = mixed(seed & _64_BITS)
     for byte in role.encode():
-        mixed = _mixed(mixed ^ byte)
-    return mixed >> 1
+        made = mixed(made ^ byte)
+    return made >> 1
 
 
 def seed_all(seed: int, role: str) -> None:
@@ -79,7 +107,7 @@ def draw_afresh() -> None:
 
 def _seed_tensors(seed: int | None, origin: int) -> None:
     global _from
-    TENSORS.seed(seed)
+    TENSORS.begin(seed)
     _from = origin
 
 

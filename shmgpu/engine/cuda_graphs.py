@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from shmgpu.engine.backends import Backend, Driver
 from shmgpu.engine.compile import Compiled, Pool, compiled
 from shmgpu.engine.cuda import WARM_UPS
+from shmgpu.engine.foresight import seeds_of
 from shmgpu.engine.plan import Options
 from shmgpu.ops.creation import DRAWN
 from shmgpu.ops.graph import Op, Params, Spec, spec_of
@@ -132,17 +133,6 @@ class Seed:
 
     place: int
     kernel: Any
-
-
-def seeds_of(program: Program) -> set[int]:
-    """Places of numbers that do nothing but seed."""
-    first = len(program.arrays)
-    seeds: set[int] = set()
-    others: set[int] = set()
-    for step in program.steps:
-        drawn = step.op in DRAWN
-        (seeds if drawn else others).update(one - first for one in step.inputs)
-    return {one for one in seeds - others if 0 <= one < len(program.numbers)}
 
 
 def recordable(

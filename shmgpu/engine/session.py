@@ -6,6 +6,7 @@ and numbers are its own: never can one name another's.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import traceback
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from typing import Any
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
 from shmgpu.engine.cuda_graphs import Graphs, as_one
+from shmgpu.engine.foresight import Draws, Foresight
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams, ShmError
 from shmgpu.ops.graph import Spec
@@ -35,7 +37,7 @@ MAX_BUFFER_BYTES = 2 << 30  # that their buffers may hold
 MAX_KNOWN = 4096  # programs that a child may have here: as many as it knows itself
 FUSE_AT_RUN = 3  # the run at which a program proves to be one that repeats
 
-Later = Callable[[Callable[[], None], Callable[[BaseException], None]], None]
+Later = Callable[[Callable[[], None], Callable[[BaseException], None] | None], None]
 
 Sent = Callable[[int, Spec], Any]
 
@@ -62,6 +64,7 @@ class Ready:
     Attributes:
         program: as it was sent.
         compiled: as it runs now; None when it had to make room, until it is asked for again.
+        draws: its random numbers.
         fused: the same with loops in C, while these are being compiled.
         numbers: how its plain numbers are packed.
         given: of each array (whether it is resident, its place among those that are or among
@@ -79,6 +82,7 @@ class Ready:
         "code_bytes",
         "compiled",
         "donated",
+        "draws",
         "flags",
         "fused",
         "given",
@@ -107,6 +111,7 @@ class Ready:
         self.donated = tuple([(slot, sum(program.resident[:slot])) for slot in program.donated])
         specs = program.specs
         self.kept_bytes = sum(specs[slot].nbytes for slot in program.kept)
+        self.draws = Draws.of(program, backend)
         self.runs = 0
         self.code_bytes = code_bytes
 
@@ -117,17 +122,28 @@ class Tenant:
     Attributes:
         arrays: resident ones by handle.
         failed: why there is none, by handle.
+        foresight: what it is expected to draw next.
         nbytes: of these.
         programs: by the child's number of them, the oldest first.
         code_bytes: of these.
         runs, steps: programs that were run, and operations in these.
     """
 
-    __slots__ = ("arrays", "code_bytes", "failed", "nbytes", "programs", "runs", "steps")
+    __slots__ = (
+        "arrays",
+        "code_bytes",
+        "failed",
+        "foresight",
+        "nbytes",
+        "programs",
+        "runs",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.arrays: dict[int, Any] = {}
         self.failed: dict[int, str] = {}
+        self.foresight = Foresight()
         self.nbytes = 0
         self.programs: OrderedDict[int, Ready] = OrderedDict()
         self.code_bytes = 0
@@ -294,6 +310,9 @@ class Engine:
             numbers = ready.numbers.unpack_from(packed)
         except struct.error as error:
             raise BadParams("the program's head is damaged") from error
+        foresight = tenant.foresight
+        if ready.draws.places:
+            numbers = foresight.meet(ready.draws, numbers)
         if ready.fused is not None or ready.runs < self.fuse_at_run:
             self._grow_fast(ready)
         compiled = ready.compiled
@@ -331,12 +350,19 @@ class Engine:
                 lambda: self._finish(tenant, rest, kept, first),
                 lambda error: tenant.fail(first, last, error),
             )
+        if later is not None and ready.draws.places and foresight.is_likely:
+            later(lambda: self._draw(foresight), None)
         return read
 
     def _finish(self, tenant: Tenant, rest: Rest, live: Sequence[Any], first: int) -> None:
         with self.backend.running():
             kept = rest(live)
         tenant.take(first, kept)
+
+    def _draw(self, foresight: Foresight) -> None:
+        # What could not be drawn ahead is drawn when it is asked for, and fails there.
+        with self.backend.running(), contextlib.suppress(Exception):
+            foresight.draw()
 
     def _given(
         self,

@@ -104,7 +104,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 
 def _generator() -> np.random.Generator:
     """Follows the seed of tensors, as each draw of theirs does."""
-    return np.random.Generator(np.random.Philox(seeding.TENSORS.getrandbits(63)))
+    return np.random.Generator(np.random.Philox(seeding.mixed(seeding.TENSORS.next())))
 
 
 def trunc_normal_(

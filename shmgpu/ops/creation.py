@@ -107,6 +107,15 @@ def eye(n: int, m: int, dtype: DType) -> Node:
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 
+class DrawnAhead:
+    """What a seed gave, in its place."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
 class Drawn:
     """A kernel of torch that draws, seeded by its input.
 
@@ -129,7 +138,7 @@ class Drawn:
 
     def seed(self, number: int) -> None:
         """What is drawn next follows from that number."""
-        self.generator.manual_seed(int(number))
+        self.generator.manual_seed(seeding.mixed(int(number)))
 
     def draw(self) -> Any:
         """The next numbers."""
@@ -137,6 +146,8 @@ class Drawn:
 
     def __call__(self, seed: Any) -> Any:
         """What that seed gives."""
+        if type(seed) is DrawnAhead:
+            return seed.array
         self.seed(seed)
         return self.draw()
 
@@ -145,9 +156,11 @@ def _drawn(name: str, numpy_draw: Any, torch_draw: Any) -> Op:
     """Drawn from a generator of its own, seeded by the one input: the same in every run."""
 
     def numpy(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
-        return lambda seed: numpy_draw(
-            np.random.Generator(np.random.Philox(int(seed))), out, params[0]
-        )
+        def draw(seed: Any) -> Any:
+            philox = np.random.Philox(seeding.mixed(int(seed)))
+            return numpy_draw(np.random.Generator(philox), out, params[0])
+
+        return draw
 
     def torch(module: Any, specs: Specs, params: Params, out: Spec) -> Any:
         return Drawn(module, lambda generator: torch_draw(module, generator, out))
@@ -181,4 +194,4 @@ DRAWN = (RANDN, RAND)
 
 def random(op: Op, shape: Shape, dtype: DType) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(seeding.TENSORS.getrandbits(63), int64),), (dtype, shape))
+    return apply(op, (number(seeding.TENSORS.next(), int64),), (dtype, shape))

@@ -52,7 +52,7 @@ def checkpoint(
     """
     if not grad_mode.enabled:
         return function(*args, **kwargs)
-    seeds = seeding.TENSORS.getstate() if preserve_rng_state else None
+    seeds = seeding.TENSORS.state if preserve_rng_state else None
     fresh = _fresh(args)
     out = function(*fresh, **kwargs)
     given = {id(one): old for one, old in zip(fresh, args, strict=True)}
@@ -135,15 +135,15 @@ class _Again:
     def _found(self, g: Node, node: Node) -> list[Node]:
         function, args, kwargs = self._call
         fresh = _fresh(args)
-        now = seeding.TENSORS.getstate()
+        now = seeding.TENSORS.state
         if self._seeds is not None:
-            seeding.TENSORS.setstate(self._seeds)
+            seeding.TENSORS.state = self._seeds
         try:
             with enable_grad():
                 out = function(*fresh, **kwargs)
         finally:
             if self._seeds is not None:
-                seeding.TENSORS.setstate(now)
+                seeding.TENSORS.state = now
         one = out if self._place < 0 else out[self._place]
         shares = autograd.gradients([one._node], [g], create_graph=False, retain_graph=True)
         by_owner = {id(leaf.leaf()): share for leaf, share in shares.items()}

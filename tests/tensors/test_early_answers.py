@@ -131,11 +131,11 @@ def test_an_arena_without_room_waits_for_what_is_still_read(helper, gate):
     assert row()["goes_on"] == 1
     del x
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        second = pool.submit(gt.tensor, values[1])
+        second = pool.submit(gt.arena.array, values[1])
         with pytest.raises(concurrent.futures.TimeoutError):
             second.result(timeout=0.5)
         gate.open()
-        assert second.result(timeout=20).sum().item() == 2 * (4 << 20)
+        assert second.result(timeout=20).sum() == 2 * (4 << 20)
     np.testing.assert_allclose(rest.data, 2, rtol=1e-4)
 
 

@@ -10,10 +10,10 @@ from shmgpu.common import seeding
 
 @pytest.fixture(autouse=True)
 def _own_numbers(monkeypatch):
-    before = seeding.TENSORS.getstate()
+    before = seeding.TENSORS.state
     monkeypatch.setattr(seeding, "_from", seeding._AFRESH)
     yield
-    seeding.TENSORS.setstate(before)
+    seeding.TENSORS.state = before
 
 
 def draw(rank=0):
