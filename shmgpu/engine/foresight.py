@@ -1,14 +1,13 @@
 """Random numbers that are drawn while nobody waits for them.
 
-A child that has run the same program twice in a row, with seeds that follow on each other, will most
-likely run it with the next ones: these are drawn when the second run has been answered. What was
-drawn for one seed is what that seed gives, so a guess that fails costs time and changes nothing.
+A child that has run the same program twice in a row, with seeds that follow on each other, will
+most likely run it with the next ones: these are drawn when the second run has been answered. What
+was drawn for one seed is what that seed gives: a guess that fails costs time and changes nothing.
 Owns the guess, and what was drawn for it. Never decides what a seed gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +80,7 @@ class Foresight:
         self._arrays: list[DrawnAhead] = []
         self.is_likely = False
 
-    def meet(self, draws: Draws, numbers: Sequence[Any]) -> Sequence[Any]:
+    def meet(self, draws: Draws, numbers: tuple[Any, ...]) -> tuple[Any, ...]:
         """A run with these numbers: they, with what was drawn already in the place of its seed."""
         seeds = [numbers[place] for place in draws.places]
         self.is_likely = draws is self._draws and seeds == self._seeds
@@ -89,7 +88,7 @@ class Foresight:
             given = list(numbers)
             for place, array in zip(draws.places, self._arrays, strict=True):
                 given[place] = array
-            numbers = given
+            numbers = tuple(given)
         self._draws = draws
         self._seeds = [seed + len(seeds) for seed in seeds]
         self._arrays = []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shmgpu.codec import arrays
+from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import is_float
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import enable_grad, no_grad
@@ -222,7 +223,15 @@ def count(state: dict[str, Any]) -> float:
 def follow(state: dict[str, Any], key: str, value: Tensor, share: float, one: Tensor) -> Tensor:
     """A running mean: ``share`` of it as it was, the rest of what is new."""
     found = kept(state, key, one)
-    return found.copy_((found * share).add(value, alpha=1 - share))
+    return put(found, (found * share).add(value, alpha=1 - share)._node)
+
+
+def put(one: Tensor, made: Node) -> Tensor:
+    """Have a tensor become what was computed for it.
+
+    The node of that, so that no other tensor shows it: ``copy_`` would have to mark a copy.
+    """
+    return one._updated(made)
 
 
 def decayed(one: Tensor, grad: Tensor, group: Group) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from shmgpu.optim.optimizer import (
     decayed,
     follow,
     kept,
+    put,
 )
 from shmgpu.tensors.tensor import FUNCTIONS, Tensor
 
@@ -81,9 +82,9 @@ class SGD(Optimizer):
         if momentum:
             share = 1 - group["dampening"] if "momentum_buffer" in state else 1.0
             last = kept(state, "momentum_buffer", one)
-            last.copy_((last * momentum).add(grad, alpha=share))
+            put(last, (last * momentum).add(grad, alpha=share)._node)
             grad = grad.add(last, alpha=momentum) if group["nesterov"] else last
-        one.copy_(before.add(grad, alpha=-group["lr"]))
+        put(one, before.add(grad, alpha=-group["lr"])._node)
 
 
 class Adam(Optimizer):
@@ -142,9 +143,9 @@ class Adam(Optimizer):
         square = follow(state, "exp_avg_sq", grad * grad, beta2, one)
         if group["amsgrad"]:
             greatest = kept(state, "max_exp_avg_sq", one)
-            square = greatest.copy_(maximum(greatest, square))
+            square = put(greatest, maximum(greatest, square)._node)
         root = square.sqrt() * (1 / math.sqrt(1 - beta2**steps)) + group["eps"]
-        one.copy_(before.add(mean / root, alpha=-group["lr"] / (1 - beta1**steps)))
+        put(one, before.add(mean / root, alpha=-group["lr"] / (1 - beta1**steps))._node)
 
 
 class AdamW(Adam):
@@ -228,8 +229,8 @@ class RMSprop(Optimizer):
         change = grad / (spread.sqrt() + group["eps"])
         if group["momentum"]:
             last = kept(state, "momentum_buffer", one)
-            change = last.copy_(last * group["momentum"] + change)
-        one.copy_(before.add(change, alpha=-group["lr"]))
+            change = put(last, (last * group["momentum"] + change)._node)
+        put(one, before.add(change, alpha=-group["lr"])._node)
 
 
 class Adagrad(Optimizer):
@@ -285,9 +286,9 @@ class Adagrad(Optimizer):
         steps = count(state)
         before, grad = decayed(one, grad, group)
         total = kept(state, "sum", one, group["initial_accumulator_value"])
-        total.copy_(total + grad * grad)
+        put(total, (total + grad * grad)._node)
         rate = group["lr"] / (1 + (steps - 1) * group["lr_decay"])
-        one.copy_(before.add(grad / (total.sqrt() + group["eps"]), alpha=-rate))
+        put(one, before.add(grad / (total.sqrt() + group["eps"]), alpha=-rate)._node)
 
 
 class Adadelta(Optimizer):
@@ -330,7 +331,7 @@ class Adadelta(Optimizer):
         square = follow(state, "square_avg", grad * grad, rho, one)
         change = (kept(state, "acc_delta", one) + eps).sqrt() / (square + eps).sqrt() * grad
         follow(state, "acc_delta", change * change, rho, one)
-        one.copy_(before.add(change, alpha=-group["lr"]))
+        put(one, before.add(change, alpha=-group["lr"])._node)
 
 
 class _Moments(Optimizer):
@@ -386,8 +387,8 @@ class Adamax(_Moments):
         before, grad = decayed(one, grad, group)
         mean = follow(state, "exp_avg", grad, beta1, one)
         greatest = kept(state, "exp_inf", one)
-        greatest.copy_(maximum(greatest * beta2, grad.abs() + group["eps"]))
-        one.copy_(before.add(mean / greatest, alpha=-group["lr"] / (1 - beta1**steps)))
+        put(greatest, maximum(greatest * beta2, grad.abs() + group["eps"])._node)
+        put(one, before.add(mean / greatest, alpha=-group["lr"] / (1 - beta1**steps))._node)
 
 
 class NAdam(_Moments):
@@ -432,7 +433,7 @@ class NAdam(_Moments):
         square = follow(state, "exp_avg_sq", grad * grad, beta2, one)
         root = (square * (1 / (1 - beta2**steps))).sqrt() + group["eps"]
         before = before.add(grad / root, alpha=-group["lr"] * (1 - now) / (1 - product))
-        one.copy_(before.add(mean / root, alpha=-group["lr"] * ahead / (1 - product * ahead)))
+        put(one, before.add(mean / root, alpha=-group["lr"] * ahead / (1 - product * ahead))._node)
 
 
 class RAdam(_Moments):
@@ -474,8 +475,8 @@ class RAdam(_Moments):
         most = 2 / (1 - beta2) - 1
         length = most - 2 * steps * beta2**steps / rest  # of the mean, in steps
         if length <= 5:
-            one.copy_(before.add(mean, alpha=-rate))
+            put(one, before.add(mean, alpha=-rate)._node)
             return
         share = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
         root = square.sqrt() + group["eps"]
-        one.copy_(before.add(mean / root, alpha=-rate * math.sqrt(share * rest)))
+        put(one, before.add(mean / root, alpha=-rate * math.sqrt(share * rest))._node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -210,7 +211,7 @@ class Tensor:
 
     def numel(self) -> int:
         """The number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self._node.spec.shape)
 
     def __iter__(self) -> Any:
         """Its parts along the first axis, as views."""
