@@ -134,7 +134,9 @@ def _follow(running: Tensor | None, value: Tensor, share: Any) -> None:
     """A running statistic goes that share of the way to the batch's."""
     if running is not None:
         with no_grad():
-            running.copy_(running * (1 - share) + value.detach() * share)
+            before, value = running * (1 - share), value.detach()
+            is_number = not isinstance(share, Tensor)
+            running.copy_(before.add(value, alpha=share) if is_number else before + value * share)
 
 
 def batch_norm(

@@ -1,21 +1,28 @@
 """Normalising over examples, groups of channels, or by the root of the mean square.
 
-Compositions. Groups and single channels are normalised by the row of :func:`layer_norm`.
+Over examples with rows of its own: mean and variance are one, since the output, its gradients and
+the running statistics all need them. The others are compositions; groups and single channels are
+normalised by the row of :func:`layer_norm`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from shmgpu.ops import graph
+from shmgpu.ops.casting import cast
+from shmgpu.ops.creation import full
 from shmgpu.ops.elementwise import abs, add, div, maximum, mul, pow, rsqrt, sqrt, sub
-from shmgpu.ops.graph import Node
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.normalising import layer_norm
-from shmgpu.ops.promotion import is_float
+from shmgpu.ops.promotion import as_node, float32, is_float
 from shmgpu.ops.reductions import mean
-from shmgpu.ops.shaping import reshape
+from shmgpu.ops.shaping import narrow, reshape
 from shmgpu.ops.stretching import sum
+
+Specs = tuple[Spec, ...]
 
 
 class Normalised(NamedTuple):
@@ -45,6 +52,178 @@ def _check(x: Node, name: str, least: int) -> None:
         raise TypeError(f"{name}: the tensor is {x.spec.dtype.name}, and must be of floats")
 
 
+# ---- rows of the batch's own ----------------------------------------------------------------
+
+
+def _axes(ndim: int) -> tuple[int, ...]:
+    return (0, *range(2, ndim))
+
+
+def _row(pair: Node, place: int) -> Node:
+    """(channels,) of (2, channels)."""
+    return reshape(narrow(pair, 0, place, 1), pair.spec.shape[1:])
+
+
+def _pair(specs: Specs, params: Params) -> Spec:
+    """(2, channels), of halves in float32."""
+    x = specs[0]
+    return spec_of(float32 if x.dtype.itemsize == 2 else x.dtype, (2, x.shape[1]))
+
+
+def _numpy_moments(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    axes, dtype = _axes(len(specs[0].shape)), out.dtype.numpy
+
+    def moments(x: Any) -> Any:
+        x = x.astype(dtype, copy=False)
+        return np.stack([x.mean(axes), x.var(axes)])
+
+    return moments
+
+
+def _torch_moments(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    dtype = out.dtype.torch
+    axes = _axes(len(specs[0].shape))
+
+    def moments(x: Any) -> Any:
+        if x.device.type == "cpu":  # in a third of var_mean's time
+            middle, spread = torch.batch_norm_update_stats(x, None, None, 0.0)
+        else:
+            spread, middle = torch.var_mean(x.to(dtype), axes, correction=0)
+        return torch.stack((middle.to(dtype), spread.to(dtype)))
+
+    return moments
+
+
+def _stretched(values: Any, ndim: int) -> Any:
+    return values.reshape(-1, *[1] * (ndim - 2))
+
+
+def _numpy_batch_norm(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    ndim, (eps,) = len(out.shape), params
+
+    def kernel(x: Any, w: Any, b: Any, moments: Any) -> Any:
+        middle, spread = moments
+        h = (x - _stretched(middle, ndim)) / _stretched(np.sqrt(spread + eps), ndim)
+        return (h * _stretched(w, ndim) + _stretched(b, ndim)).astype(out.dtype.numpy, copy=False)
+
+    return kernel
+
+
+def _torch_batch_norm(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (eps,) = params
+    dtype = specs[3].dtype.torch  # torch wants weights and moments of one type
+
+    def kernel(x: Any, w: Any, b: Any, moments: Any) -> Any:
+        middle, spread = moments
+        return torch.batch_norm(x, w.to(dtype), b.to(dtype), middle, spread, False, 0.0, eps, False)
+
+    return kernel
+
+
+def _numpy_sums(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    ndim, (eps,), dtype = len(specs[0].shape), params, out.dtype.numpy
+    axes = _axes(ndim)
+
+    def kernel(g: Any, x: Any, moments: Any) -> Any:
+        middle, spread = moments
+        g = g.astype(dtype, copy=False)
+        centred = x - _stretched(middle, ndim)
+        return np.stack([(g * centred).sum(axes) / np.sqrt(spread + eps), g.sum(axes)])
+
+    return kernel
+
+
+def _torch_sums(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (eps,), dtype = params, out.dtype.torch
+    backward = torch.ops.aten.native_batch_norm_backward.default
+    mask = [False, True, True]
+
+    def kernel(g: Any, x: Any, moments: Any) -> Any:
+        middle, spread = moments
+        scale = torch.rsqrt(spread + eps)
+        _, to_weight, to_bias = backward(
+            g, x, torch.ones_like(scale), None, None, middle, scale, True, eps, mask
+        )
+        return torch.stack((to_weight, to_bias)).to(dtype)
+
+    return kernel
+
+
+def _numpy_input(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    ndim, (eps,) = len(out.shape), params
+    axes = _axes(ndim)
+
+    def kernel(g: Any, x: Any, w: Any, moments: Any) -> Any:
+        middle, spread = moments
+        scale = _stretched(1 / np.sqrt(spread + eps), ndim)
+        h = (x - _stretched(middle, ndim)) * scale
+        rest = g.mean(axes, keepdims=True) + h * (g * h).mean(axes, keepdims=True)
+        made = (g - rest) * scale * _stretched(w, ndim)
+        return made.astype(out.dtype.numpy, copy=False)
+
+    return kernel
+
+
+def _torch_input(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    (eps,), dtype = params, specs[3].dtype.torch
+    backward = torch.ops.aten.native_batch_norm_backward.default
+    mask = [True, False, False]
+
+    def kernel(g: Any, x: Any, w: Any, moments: Any) -> Any:
+        middle, spread = moments
+        scale = torch.rsqrt(spread + eps)
+        return backward(g, x, w.to(dtype), None, None, middle, scale, True, eps, mask)[0]
+
+    return kernel
+
+
+BATCH_MOMENTS = Op("batch_norm_moments", _pair, numpy=_numpy_moments, torch=_torch_moments)
+BATCH_NORM_SUMS = Op("batch_norm_sums", _pair, numpy=_numpy_sums, torch=_torch_sums)
+BATCH_NORM_INPUT = Op(
+    "batch_norm_input", lambda specs, params: specs[1], numpy=_numpy_input, torch=_torch_input
+)
+
+
+def _normal(n: Node) -> tuple[Node, Node, tuple[int, ...]]:
+    """The input normalised, one over its deviation, and the axes: in parts."""
+    x = n.inputs[0]
+    axes = _axes(len(x.spec.shape))
+    centred = sub(x, mean(x, axes, True))
+    scale = rsqrt(add(mean(mul(centred, centred), axes, True), n.params[0]))
+    return mul(centred, scale), scale, axes
+
+
+def _to_input(g: Node, n: Node) -> Node:
+    x, w, _, moments = n.inputs
+    if graph.grad_mode.enabled:
+        h, scale, axes = _normal(n)
+        g = mul(g, _along_channels(x, w))
+        rest = add(mean(g, axes, True), mul(h, mean(mul(g, h), axes, True)))
+        return mul(sub(g, rest), scale)
+    return apply(BATCH_NORM_INPUT, (g, x, w, moments), n.params)
+
+
+def _to_parameter(place: int) -> Any:
+    def gradient(g: Node, n: Node) -> Node:
+        x, w, _, moments = n.inputs
+        if graph.grad_mode.enabled:
+            h, _, axes = _normal(n)
+            return sum(g if place else mul(g, h), axes)
+        return cast(_row(apply(BATCH_NORM_SUMS, (g, x, moments), n.params), place), w.spec.dtype)
+
+    return gradient
+
+
+BATCH_NORM = Op(
+    "batch_norm",
+    lambda specs, params: specs[0],
+    numpy=_numpy_batch_norm,
+    torch=_torch_batch_norm,
+    gradients=(_to_input, _to_parameter(0), _to_parameter(1), None),
+    saves="i",
+)
+
+
 def batch_norm_in_training(
     x: Node, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5
 ) -> Normalised:
@@ -70,19 +249,17 @@ def batch_norm_in_training(
             f"batch_norm: in training it needs more than one value of each channel, and {shape} "
             "has one: give more examples, or call eval()"
         )
-    axes = (0, *range(2, len(shape)))
-    middle = mean(x, axes, True)
-    centred = sub(x, middle)
-    spread = mean(mul(centred, centred), axes, True)
-    scale = rsqrt(add(spread, eps))
-    if weight is not None:
-        scale = mul(scale, _along_channels(x, weight))
-    out = mul(centred, scale)
-    if bias is not None:
-        out = add(out, _along_channels(x, bias))
     channels = (shape[1],)
-    unbiased = mul(spread, count / max(count - 1, 1))
-    return Normalised(out, reshape(middle, channels), reshape(unbiased, channels))
+    dtype = x.spec.dtype
+    moments = apply(BATCH_MOMENTS, (x,), ())
+    if count:
+        w = full(channels, 1, dtype) if weight is None else as_node(weight, dtype)
+        b = full(channels, 0, dtype) if bias is None else as_node(bias, dtype)
+        out = apply(BATCH_NORM, (x, w, b, moments), (float(eps),))
+    else:
+        out = x
+    unbiased = mul(_row(moments, 1), count / max(count - 1, 1))
+    return Normalised(out, _row(moments, 0), unbiased)
 
 
 def batch_norm_by(

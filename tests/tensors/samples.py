@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from shmgpu import nn
 from shmgpu.tensors import factories
 from shmgpu.tensors import tensor as tensors
 from shmgpu.tensors.recomputing import checkpoint
@@ -28,6 +29,8 @@ class Ours:
     def __getattr__(self, name: str) -> Any:
         if name in tensors.FUNCTIONS:
             return tensors.FUNCTIONS[name]
+        if name == "nn":
+            return nn
         return getattr(factories, name, None) or getattr(tensors, name)
 
 
@@ -115,6 +118,11 @@ _norm = Sample(
     (spread(2, 3, 2), positive(3, 2), spread(3, 2)),
 )
 _norm_back = dataclasses.replace(_norm, back=True)
+_batch = Sample(
+    lambda f, x, w, b: f.nn.functional.batch_norm(x, None, None, w, b, True),
+    (np.sin(np.arange(24.0)).reshape(3, 2, 4), np.array([0.5, 1.5]), np.array([0.2, -0.7])),
+)
+_batch_back = dataclasses.replace(_batch, back=True)
 _nll = Sample(lambda f, x, t: f.nll_loss(x, t, ignore_index=1), (spread(4, 3, 2), whole(3, 4, 2)))
 _table = Sample(lambda f, i, w: f.embedding(i, w), (np.array([[0, 2], [2, 1]]), spread(4, 3)))
 
@@ -192,6 +200,10 @@ SAMPLES: dict[str, Sample] = {
     "layer_norm_moments": _norm_back,
     "layer_norm_input": _norm_back,
     "layer_norm_weight": _norm_back,
+    "batch_norm": _batch,
+    "batch_norm_moments": _batch_back,
+    "batch_norm_input": _batch_back,
+    "batch_norm_sums": _batch_back,
     # windows
     "conv2d": _conv,
     "conv2d_input": _conv_back,

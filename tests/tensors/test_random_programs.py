@@ -123,6 +123,13 @@ ONE = {
     "places": lambda f, x, r: (f.argmax(x, 0) - f.argmin(x, 0)).double() * 0.1 if x.ndim else x,
     "sorted": lambda f, x, r: f.sort(x.detach(), -1)[0] if x.ndim else x,
     "any": lambda f, x, r: x * 0.5 + f.any(x > 1).double() - f.all(x > -1).double(),
+    "batch_norm": lambda f, x, r: (
+        f.nn.functional.batch_norm(
+            x, None, None, ramp(f, x.shape[1]) + f.mean(x), ramp(f, x.shape[1]), True
+        )
+        if x.ndim > 1 and x.numel() > x.shape[1]
+        else x
+    ),
     "layer_norm": lambda f, x, r: (
         f.layer_norm(x, tuple(x.shape[-1:]), ramp(f, x.shape[-1]) + f.mean(x), ramp(f, x.shape[-1]))
         if x.ndim and x.shape[-1] > 1
