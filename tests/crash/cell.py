@@ -220,6 +220,8 @@ def one_call(rank):
 def next_broker_works(cell):
     if cell.way is by_launch:
         return all(shmgpu.launch(one_call, children=1, helpers=1, **cell.plain))
+    # The thread that read replies may still be ending, and beside a thread init() does not fork.
+    await_(lambda: threading.active_count() == 1, GONE_S)
     with shmgpu.init(helpers=1, **cell.plain):
         return one_call(0)
 
