@@ -82,7 +82,13 @@ def test_requests_without_a_place_or_time_are_rejected(tmp_path):
             client.InferenceServerClient(server.address, concurrency=2)
         ) as triton:
             asked = triton.async_infer("held", [path])
-            servers.until(lambda: of_model(server.samples(), waiting, "held") == 1, "it waits")
+            # This client's loop, which sends the request, runs only while the client is asked.
+            servers.until(
+                lambda: (
+                    triton.is_server_live() and of_model(server.samples(), waiting, "held") == 1
+                ),
+                "it waits",
+            )
             with pytest.raises(client.InferenceServerException, match="maximum queue size"):
                 triton.infer("held", [path])
             file.touch()
