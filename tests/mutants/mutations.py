@@ -114,7 +114,8 @@ class Python(ast.NodeVisitor):
         if name.rpartition(".")[2] in ("cast", "TypeVar", "ParamSpec", "NewType"):
             return
         plain = [one for one in node.args if not isinstance(one, ast.Starred)]
-        if len(plain) >= 2 and len(plain) == len(node.args):
+        is_ordered = name.rpartition(".")[2] != "suppress"
+        if is_ordered and len(plain) >= 2 and len(plain) == len(node.args):
             other = copy.copy(node)
             other.args = [node.args[1], node.args[0], *node.args[2:]]
             self._add(node, other, "arguments swapped")

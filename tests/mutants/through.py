@@ -5,6 +5,9 @@ test that runs; then the tests run once. What a fixture passes through, and the 
 that it started, counts for the file of tests; so does what a file does when it is imported, such as
 to make the parameters of its tests.
 
+Statements outside of functions have no mark: whichever test imports their file first passes through
+them, and that tells nothing of which test depends on what they made.
+
 Python only. Runs nothing, and knows nothing of what is then done with the tests.
 """
 
@@ -16,6 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 NOTES = "shmgpu/_notes.py"  # in the copy
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MARK = '__import__("shmgpu._notes", None, None, ["note"]).note({number})'
 WRITER = """
 import os
@@ -65,27 +69,40 @@ def first_line(node: ast.stmt) -> int:
 
 
 def statement(tree: ast.Module, text: str, at: int) -> ast.stmt | None:
-    """The innermost one around a position before which another can stand; None: there is none."""
+    """The innermost one of a function around a position, before which another can stand, if any.
+
+    Of an argument's default it is the first one of its function: every call passes through that.
+    """
     lines = text.splitlines(keepends=True)
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.encode()))
     offset = len(text[:at].encode())
 
+    def begin(node: ast.stmt) -> int:
+        return starts[node.lineno - 1] + node.col_offset
+
+    def has_own_line(node: ast.stmt) -> bool:
+        line = lines[node.lineno - 1]
+        return not line.lstrip().startswith("elif ") and not line[: node.col_offset].strip()
+
     found = None
-    nodes: list[ast.AST] = [tree]
+    nodes: list[tuple[ast.AST, bool]] = [(tree, False)]  # whether it is within a function
     while nodes:
-        node = nodes.pop()
+        node, is_within = nodes.pop()
+        if isinstance(node, FUNCTIONS):
+            body = node.body[ast.get_docstring(node, clean=False) is not None :]
+            if begin(node) <= offset < begin(node.body[0]):
+                return body[0] if body and has_own_line(body[0]) else None
+            is_within = is_within or offset >= begin(node)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 end = starts[(child.end_lineno or 1) - 1] + (child.end_col_offset or 0)
                 if not starts[first_line(child) - 1] <= offset <= end:
                     continue
-                line = lines[child.lineno - 1]
-                is_elif = line.lstrip().startswith("elif ")
-                if not is_elif and not line[: child.col_offset].strip():
+                if is_within and has_own_line(child):
                     found = child
-            nodes.append(child)
+            nodes.append((child, is_within))
     return found
 
 

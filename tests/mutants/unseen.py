@@ -93,4 +93,28 @@ UNSEEN: list[Unseen] = [
         "if ticket is not None and 1 < ticket.deadline_ns <= now:",
         "0 stands for no deadline, and the clock's first nanosecond is long past.",
     ),
+    Unseen(
+        "shmgpu/child/port.py",
+        "self._settle(False)",
+        "self._settle(True)",
+        "Replies that have come are taken in now, too, and not by whoever waits for them.",
+    ),
+    Unseen(
+        "shmgpu/child/arguments.py",
+        "call.release()",
+        "pass",
+        "After an error: the next call makes another block, and this one's memory is given back.",
+    ),
+    Unseen(
+        "csrc/broker/dispatch.c",
+        "if (d->holding_several != 0 && d->now_ns >= d->look_ns) {",
+        "if (d->holding_several != 0 && d->now_ns > d->look_ns) {",
+        "The look is one nanosecond later.",
+    ),
+    Unseen(
+        "csrc/broker/schedule.c",
+        "return best < 0 ? -1 : s->config.pools + best;",
+        "return best < 0 ? -2 : s->config.pools + best;",
+        "No queue: callers look at the sign alone.",
+    ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import textwrap
 
 import pytest
 from mutants import mutations, nearest, through
@@ -120,9 +121,9 @@ def test_the_nearest_tests_are_those_of_the_room(file, inside, test):
     assert not any("test_layering" in name for name in nearest.nearest(file, inside))
 
 
-MARKED = {  # the text before, at a word of which a place is; the line that the mark stands before
+MARKED = {  # of a function's text, at a word of which a place is: the line after the mark
     "x = 1\ny = 2": "y = 2",
-    "def f(\n    a=2,\n): ...": "def f(",
+    "def f(\n    a=2,\n):\n    'Says.'\n    return a": "    return a",
     "@cache(2)\n@other\ndef f():\n    return 1": "@cache(2)",
     "if x:\n    a()\nelif 2:\n    b()": "if x:",
     "if x:\n    a()\nelse:\n    if y:\n        b(2)": "        b(2)",
@@ -133,14 +134,30 @@ MARKED = {  # the text before, at a word of which a place is; the line that the 
 }
 
 
-@pytest.mark.parametrize("text", MARKED)
-def test_a_mark_stands_before_the_statement_around_a_place(text):
+@pytest.mark.parametrize("inner", MARKED)
+def test_a_mark_stands_before_the_statement_around_a_place(inner):
+    text = "def outer():\n" + textwrap.indent(inner, "    ")
     changed, numbers = through.marked(text, {7: text.index("2")})
     added = [line for line in changed.splitlines() if line not in text.splitlines()]
     assert numbers == {7} and [line.strip() for line in added] == [through.MARK.format(number=7)]
     ast.parse(changed)
     lines = changed.splitlines()
-    assert lines[lines.index(added[0]) + 1] == MARKED[text]
+    assert lines[lines.index(added[0]) + 1] == "    " + MARKED[inner]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 2",
+        "class A:\n    x = 2",
+        "@cache(2)\ndef f():\n    return 1",
+        "def f(a=2): ...",
+        "def f(a=2):\n    'Says.'",
+        "f = lambda: 2",
+    ],
+)
+def test_what_is_done_when_a_file_is_imported_has_no_mark(text):
+    assert through.marked(text, {7: text.index("2")}) == (text, set())
 
 
 def test_what_was_noted_is_of_a_test_or_of_a_file(tmp_path):
