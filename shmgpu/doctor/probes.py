@@ -58,8 +58,7 @@ def memory_file() -> None:
     try:
         os.ftruncate(descriptor, PAGE)
         fcntl.fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-        with mmap.mmap(descriptor, PAGE) as mapped:
-            mapped[0] = 1
+        mmap.mmap(descriptor, PAGE).close()
         try:
             os.ftruncate(descriptor, 0)
         except PermissionError:

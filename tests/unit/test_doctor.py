@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
+import itertools
 import json
+import mmap
 import os
 import pathlib
 import platform
 import pty
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -356,6 +363,11 @@ def test_a_check_says_what_is_wrong_and_what_mends_it(
     assert "\n" not in found.sentence + found.fix
 
 
+def test_checks_of_a_group_stand_together():
+    groups = [group for group, _ in itertools.groupby(check.group for check in doctor.CHECKS)]
+    assert groups == ["kernel", "limits", "memory", "processors", "GPUs", "forking"]
+
+
 def test_every_check_that_can_complain_is_made_to():
     assert {check.name for check in doctor.CHECKS} - {row[0] for row in ROWS} == {"settings"}
     complained = {row[0] for row in ROWS if row[3] != OK}
@@ -410,6 +422,50 @@ def test_sizes_are_said_in_binary_units(count, text):
 def test_kernel_features_work_where_these_tests_do():
     needed = set(probes.PROBES) - {"precise_wait", "populate", "oom_score"}
     assert {name: probes.why_refused(name) for name in needed} == dict.fromkeys(needed, "")
+
+
+def refused(*_, **__):
+    raise PermissionError(errno.EPERM, "not in here")
+
+
+@pytest.mark.parametrize(
+    ("probe", "module", "call"),
+    [
+        ("memory_file", os, "memfd_create"),
+        ("memory_file", fcntl, "fcntl"),
+        ("memory_file", mmap, "mmap"),
+        ("process_descriptor", os, "pidfd_open"),
+        ("process_descriptor", select, "epoll"),
+        ("process_descriptor", signal, "pidfd_send_signal"),
+        ("process_descriptor", os, "waitid"),
+        ("populate", mmap, "mmap"),
+    ],
+)
+def test_each_call_that_a_feature_takes_may_be_refused(probe, module, call, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(module, call, refused)
+        found = probes.why_refused(probe)
+    assert found == "not in here"
+
+
+@pytest.mark.parametrize("probe", ["death_signal", "futex", "precise_wait"])
+def test_what_the_c_library_is_refused_is_told(probe, monkeypatch):
+    class Library:
+        def refuses(self, *_):
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+        prctl = syscall = refuses
+
+    monkeypatch.setattr(probes, "_libc", Library)
+    assert probes.why_refused(probe) == os.strerror(errno.EPERM)
+
+
+def test_a_memory_file_that_its_seals_do_not_protect_is_none(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "fcntl", lambda *_: 0)
+        found = probes.why_refused("memory_file")
+    assert found == "a sealed file could be shrunk"
 
 
 def test_a_probe_that_fails_says_why():
