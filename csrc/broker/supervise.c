@@ -185,8 +185,8 @@ static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
   begin_closing();
 }
 
+/* Hand calls out again when it is time; from then on this changes nothing. */
 static void release(uint64_t at_ns, uint64_t *next_ns) {
-  if (now.release_ns == 0) return;
   if (at_ns >= now.release_ns) {
     now.release_ns = 0;
     shmi_dispatch_hold(crew.dispatch, 0);

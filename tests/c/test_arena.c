@@ -1,6 +1,7 @@
 /* Arenas: the arithmetic before, who sees what, and that nothing is left. */
 #include "harness.h"
 
+#include <fcntl.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -178,6 +179,47 @@ TEST(nobody_can_shrink_an_arena_under_its_readers) {
   }
   CHECK_EQ(tried, 1);
   shmi_arena_destroy();
+}
+
+/* A memory file; without bytes, something else. */
+static int file_of(size_t bytes, int seals) {
+  int ends[2];
+  if (bytes == 0) {
+    CHECK_SYS(pipe2(ends, O_CLOEXEC));
+    close(ends[1]);
+    return ends[0];
+  }
+  int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  CHECK_SYS(fd);
+  CHECK_SYS(ftruncate(fd, (off_t)bytes));
+  CHECK_SYS(fcntl(fd, F_ADD_SEALS, seals));
+  return fd;
+}
+
+TEST(a_guest_maps_only_what_cannot_end_it) {
+  static const struct {
+    size_t bytes;
+    int seals;
+    size_t told_bytes;
+    int expected;
+  } offered[] = {
+      {MIB, F_SEAL_SHRINK, MIB, SHM_OK},
+      {2 * MIB, F_SEAL_SHRINK | F_SEAL_GROW, MIB, SHM_OK},
+      {MIB, 0, MIB, SHM_EREFUSED},
+      {MIB, F_SEAL_GROW, MIB, SHM_EREFUSED},
+      {MIB, F_SEAL_SHRINK, MIB + 1, SHM_EREFUSED},
+      {MIB, F_SEAL_SHRINK, 0, SHM_EREFUSED},
+      {0, 0, MIB, SHM_EREFUSED},
+  };
+  for (size_t i = 0; i < sizeof offered / sizeof *offered; i++) {
+    int fd = file_of(offered[i].bytes, offered[i].seals);
+    CHECK_EQ(shmi_arena_join(fd, 0, UINT64_C(1) << 40, offered[i].told_bytes), offered[i].expected);
+    if (offered[i].expected == SHM_OK) {
+      arena(0)[MIB - 1] = 1;
+      shmi_arena_destroy();
+    }
+    close(fd);
+  }
 }
 
 static void populates_and_changes_nothing(void) {
