@@ -30,7 +30,7 @@ FOUND: dict[str, Callable[..., Any]] = {
         (signals, "conv1d conv_transpose1d conv_transpose2d max_pool1d avg_pool1d"),
         (resampling, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d"),
         (resampling, "adaptive_max_pool2d interpolate"),
-        (distances, "cosine_similarity cosine_embedding_loss margin_ranking_loss"),
+        (distances, "cosine_embedding_loss margin_ranking_loss"),
         (distances, "hinge_embedding_loss soft_margin_loss pairwise_distance poisson_nll_loss"),
         (distances, "triplet_margin_loss gaussian_nll_loss kl_div smooth_l1_loss huber_loss"),
     )
@@ -41,7 +41,8 @@ FOUND |= {
     name: FUNCTIONS[name]
     for name in (
         "relu sigmoid tanh softmax log_softmax gelu silu leaky_relu softplus layer_norm linear "
-        "conv2d max_pool2d avg_pool2d scaled_dot_product_attention mse_loss l1_loss pad"
+        "conv2d max_pool2d avg_pool2d scaled_dot_product_attention mse_loss l1_loss pad "
+        "cosine_similarity"
     ).split()
 }
 _IN_PLACE = (

@@ -171,13 +171,6 @@ def norm(x: Node, p: float | str = 2, dim: Dim = None, keepdim: bool = False) ->
     return e.where(is_flat, 0.0, e.sqrt(whole) if p == 2 else e.pow(whole, 1 / p))
 
 
-def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
-    """The cosine between vectors along an axis; no length counts as less than ``eps``."""
-    one = e.clamp(norm(x1, 2, dim, True), eps)
-    two = e.clamp(norm(x2, 2, dim, True), eps)
-    return sum(e.mul(e.div(x1, one), e.div(x2, two)), dim)
-
-
 def var_mean(
     x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1
 ) -> tuple[Node, ...]:

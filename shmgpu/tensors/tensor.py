@@ -29,6 +29,7 @@ from shmgpu.ops import (
     attention,
     casting,
     creation,
+    distances,
     elementwise,
     formulas,
     graph,
@@ -896,7 +897,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (arranging, "scatter diff"),
         (shaping, "reshape"),
         (formulas, "absolute clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp"),
-        (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm cosine_similarity"),
+        (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm"),
+        (distances, "cosine_similarity"),
         (formulas, "var_mean std_mean aminmax median"),
     )
     for name in names.split()
