@@ -106,8 +106,9 @@ class Function(DeclaredFunction, Generic[P, R]):
         """Call with each item (or tuple of items) and yield the results in order.
 
         Args:
-            iterables: one for each positional argument, read as results are taken.
-            in_flight: the most calls in flight; by default twice the window.
+            iterables: one for each positional argument, read as results are taken; the shortest
+                ends it, as with :func:`map`.
+            in_flight: the most calls in flight; by default twice the window, and 16 at least.
             progress: draw a bar; None means on a terminal only.
 
         Example:

@@ -54,11 +54,11 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Sequence[int] | None = None) -
         std: the deviation of each, likewise.
         size: the shape, where both are numbers.
     """
-    given = [one for one in (mean, std) if isinstance(one, Tensor)]
     if size is None:
-        if not given:
+        both = mean + std
+        if not isinstance(both, Tensor):
             raise TypeError("normal: give size=, or a tensor for mean or std")
-        size = (mean + std).shape if len(given) == 2 else given[0].shape
+        size = both.shape
     drawn: Tensor = randn(*size) * std + mean
     return drawn
 

@@ -53,6 +53,7 @@ def test_another_user_is_refused(open_folder):
         assert out.startswith("LaunchError") and "belongs to another user" in out
     with brokers.up(path, helpers=1, group=GROUP):
         assert path.stat().st_mode & 0o777 == 0o660
+        assert (path.stat().st_uid, path.stat().st_gid) == (os.geteuid(), GROUP)
         assert said(CALL.format(str(path)), before=as_nobody(str(GROUP))) == "[1.0]"
         out = said(CALL.format(str(path)), before=as_nobody())
         assert "belongs to another user" in out

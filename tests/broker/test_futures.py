@@ -233,6 +233,7 @@ def test_map_yields_in_order(running):
     assert [int(r[0]) for r in results] == list(range(1, 301))
     assert list(sleep.map([0, 0], ["a", "b"])) == ["a", "b"]
     assert list(add_one.map([])) == []
+    assert list(sleep.map([0, 0, 0], iter("ab"))) == ["a", "b"]
 
 
 def test_map_reads_its_iterable_as_results_are_taken(running):
@@ -247,6 +248,16 @@ def test_map_reads_its_iterable_as_results_are_taken(running):
     next(results)
     assert len(taken) <= 11
     results.close()
+
+
+@pytest.mark.parametrize(("window", "most"), [(2, 16), (8, 16), (9, 18)])
+def test_map_has_twice_the_window_in_flight_and_16_at_least(window, most):
+    taken = []
+    with shmgpu.init(helpers=1, devices="cpu", arena="4MiB", window=window):
+        results = add_one.map(taken.append(n) or np.zeros(1) for n in range(100))
+        next(results)
+        assert len(taken) == most
+        results.close()
 
 
 def test_map_raises_what_a_call_raised(running):

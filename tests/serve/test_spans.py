@@ -155,6 +155,19 @@ def test_the_parts_of_a_stream_that_lasts_are_not_forgotten(exported):
     assert servers.until(lambda: len(exported.below(span)) == 2, "its parts")
 
 
+def test_a_request_whose_client_leaves_while_it_runs_has_a_span_that_says_so(exported, gate):
+    server = exported.server
+    path = {"name": "path", "datatype": "BYTES", "shape": [1], "data": [str(gate)]}
+    connection = http.client.HTTPConnection(server.host, server.port)
+    with contextlib.closing(connection):
+        asked = json.dumps({"inputs": [path]})
+        connection.request("POST", "/v2/models/held/infer", asked, HEADERS)
+        servers.until(lambda: server.pending() == 1, "it runs")
+    (span,) = servers.until(lambda: exported.of("held"), "it has a span")
+    gate.touch()
+    assert is_error(span, "the client has left") and span["parent_id"] == f"0x{PARENT}"
+
+
 def test_requests_of_a_grpc_stream_have_spans_below_its_own(exported):
     told = queue.SimpleQueue()
     with contextlib.closing(grpc_client.InferenceServerClient(exported.server.grpc_address)) as one:

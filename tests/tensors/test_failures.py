@@ -13,6 +13,7 @@ import torch
 import shmgpu as gt
 from shmgpu import nn, ops, optim
 from shmgpu.engine import session
+from shmgpu.tensors import recorder
 
 RNG = np.random.default_rng(0)
 BATCHES = [
@@ -179,7 +180,9 @@ def test_a_large_tensor_is_not_written_over_before_all_that_may_fail_is_done(whe
         assert x.sum().item() == 2000 * (1 + turn)
 
 
-def test_what_a_step_wrote_over_before_memory_ran_out_is_lost_and_nothing_else(monkeypatch):
+@pytest.fixture
+def full(monkeypatch):
+    """What it is given: the next message that is executed runs out of memory at its end."""
     compiled, full = session.compiled, []
 
     def breaks_off(*args, **options):
@@ -196,6 +199,23 @@ def test_what_a_step_wrote_over_before_memory_ran_out_is_lost_and_nothing_else(m
         return made
 
     monkeypatch.setattr(session, "compiled", breaks_off)
+    return full
+
+
+def test_what_could_not_be_read_is_an_error_and_nothing_else_is_lost(full):
+    with gt.init(inline=True, arena="16MiB", debug=True):
+        keeps, x = gt.ones(2000) * 3, gt.ones(2000) * 2
+        assert x.sum().item() == 4000 and keeps.sum().item() == 6000
+        full.append("there is no more")
+        for _ in range(2):
+            with pytest.raises(gt.RemoteError, match="there is no more"):
+                _ = x.data
+        assert keeps.data[0] == 3
+        failed = [sent for sent in recorder.observer.messages if sent.error]
+        assert len(failed) == 1 and "there is no more" in failed[0].error
+
+
+def test_what_a_step_wrote_over_before_memory_ran_out_is_lost_and_nothing_else(full):
     with gt.init(inline=True, arena="16MiB"):
         keeps, weight = gt.ones(2000), gt.ones(2000)
         assert weight.sum().item() == keeps.sum().item() == 2000

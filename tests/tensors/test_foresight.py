@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import shmgpu as gt
-from shmgpu.engine.foresight import MAX_BYTES, MIN_BYTES, Draws, Foresight
+from shmgpu.codec.arrays import Spec
+from shmgpu.engine.foresight import MAX_BYTES, MIN_BYTES, Draws, Foresight, seeds_of
+from shmgpu.ops.creation import RAND
+from shmgpu.ops.elementwise import ADD
+from shmgpu.ops.program import Program, Step
 
 SIDE = 70  # 19,600 bytes: enough to be drawn ahead
 
@@ -41,6 +45,16 @@ def alone(numbers):
         c = a + b * 100.0
         found.append((gt.reshape(c, (1,) * (n % 5) + (SIDE, SIDE))).data.reshape(SIDE, SIDE))
     return found
+
+
+def test_the_seeds_of_a_program_are_its_numbers_that_nothing_else_reads():
+    vector, seed = Spec(gt.float32, (3,)), Spec(gt.int64, ())
+    draws = [Step(RAND, (place,), (), vector) for place in (1, 2, 3)]  # the array is at 0
+    program = Program(
+        arrays=(vector,), resident=(False,), donated=(), numbers=(seed,) * 3,
+        steps=(*draws, Step(ADD, (0, 2), (), vector)), kept=(), read=(7,),
+    )  # fmt: skip
+    assert seeds_of(program) == {0, 2}
 
 
 def test_a_loop_draws_what_its_seeds_give(engine):

@@ -179,7 +179,10 @@ def test_random_choices_are_within_their_bounds_and_follow_their_weights(engine)
     assert gt.randperm(50).tolist() != gt.randperm(50).tolist()
     centred = gt.normal(gt.full((4000,), 3.0), 0.5)
     assert abs(centred.mean().item() - 3) < 0.1 and abs(centred.std().item() - 0.5) < 0.1
-    assert gt.normal(0.0, 1.0, (2, 3)).shape == (2, 3)
+    assert gt.normal(0.0, 1.0, (2, 3)).shape == gt.normal(size=(2, 3)).shape == (2, 3)
+    rows, row = gt.normal(gt.zeros(2, 1), gt.ones(3)), gt.normal(std=gt.ones(3))
+    assert rows.shape == (2, 3) and len(set(rows.flatten().tolist())) == 6  # each its own
+    assert row.shape == gt.normal(row).shape == (3,)
     chosen = gt.bernoulli(gt.full((4000,), 0.25))
     assert set(chosen.tolist()) == {0, 1} and abs(chosen.mean().item() - 0.25) < 0.05
     weights = gt.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 0.0]])
@@ -187,6 +190,18 @@ def test_random_choices_are_within_their_bounds_and_follow_their_weights(engine)
     assert abs((many[0] == 2).mean() - 0.75) < 0.05 and (many[1] == 1).all()
     few = gt.multinomial(weights[0], 2).tolist()
     assert sorted(few) == [0, 2]
+
+
+def test_a_tensor_is_drawn_anew_as_torch_draws_by_default(engine):
+    x = gt.zeros(4000, 2)
+    for draw, mean, deviation in (
+        (x.uniform_, 0.5, 12**-0.5),
+        (x.normal_, 0.0, 1.0),
+        (lambda: x.uniform_(2.0), 1.5, 12**-0.5),
+        (lambda: x.normal_(2.0), 2.0, 1.0),
+    ):
+        assert draw() is x
+        assert abs(x.mean().item() - mean) < 0.1 and abs(x.std().item() - deviation) < 0.1
 
 
 @pytest.mark.parametrize(

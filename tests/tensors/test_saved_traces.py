@@ -63,8 +63,11 @@ def draw(path):
     assert f"{picture}: a timeline of" in done.stdout
 
 
-def test_a_timeline_has_every_run_and_every_move(saved):
+def test_a_timeline_is_drawn(saved):
     draw(saved)
+
+
+def test_a_timeline_has_every_run_and_every_move(saved):
     bars, arrows = timeline.parts(json.loads(saved.read_text())["traceEvents"])
     assert {bar.helper for bar in bars} == {0, 1} and len(bars) == 4
     assert [(one.source != one.target, one.nbytes) for one in arrows] == [(True, 3600)]
