@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from shmgpu import core, function_table
+from shmgpu import core
 from shmgpu.attach import endpoint, manifest, sources
 from shmgpu.attach.endpoint import PrivateEndpoint
 from shmgpu.broker import daemon, launch_config
@@ -139,7 +139,6 @@ def _serve_one(request: Mapping[str, Any], report: StartReport) -> None:
     outputs = {name: wanted.pop(name) for name in ("progress", "trace_path")}
     slots = 1 + parsers.parse_slots(wanted.pop("slots"), "slots")
     plan = launch_config.LaunchConfig(children=0, slots=slots, **wanted)
-    function_table.register_late()
     host = RoleHost(plan, [], (), outputs["progress"], outputs["trace_path"])
     host.on_ready = report.ready
     host.lent = [report.descriptor]

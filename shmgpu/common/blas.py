@@ -39,22 +39,21 @@ class BlasThreads:
     """The number of threads before a broker started, to be put back when it has ended."""
 
     def __init__(self) -> None:
-        self._libraries = _find()
-        self._before = [int(getter()) for getter, _ in self._libraries]
+        self._libraries = [(getter, setter, int(getter())) for getter, setter in _find()]
 
     def set(self, count: int) -> None:
-        """Use that many threads."""
-        for (getter, setter), before in zip(self._libraries, self._before, strict=True):
+        """Use that many threads, or as many as before where that is fewer."""
+        for getter, setter, before in self._libraries:
             wanted = min(count, before)
             if int(getter()) != wanted:
                 setter(wanted)
 
     def restore(self) -> None:
         """Use as many threads as before."""
-        for (getter, setter), before in zip(self._libraries, self._before, strict=True):
+        for getter, setter, before in self._libraries:
             if int(getter()) != before:
                 setter(before)
 
     def counts(self) -> list[int]:
         """How many threads each library uses now."""
-        return [int(getter()) for getter, _ in self._libraries]
+        return [int(getter()) for getter, _, _ in self._libraries]

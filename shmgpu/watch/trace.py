@@ -23,9 +23,9 @@ UNIT_NS = 64
 MAX_COUNTER_SAMPLES = 200_000
 
 
-def read(start: int = 0) -> list[dict[str, int]]:
+def read() -> list[dict[str, int]]:
     """The records that the ring still holds, oldest first; times are CLOCK_MONOTONIC ns."""
-    return core.read_trace(start)[1]
+    return core.read_trace()[1]
 
 
 def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None = None) -> int:
