@@ -143,6 +143,20 @@ TEST(the_trace_keeps_the_latest_records_in_order) {
   shmi_board_destroy();
 }
 
+TEST(a_trace_holds_at_least_what_was_asked_for) {
+  static const struct {
+    uint32_t wanted, held;
+  } traces[] = {{1, 64}, {64, 64}, {65, 128}, {129, 256}};
+  for (size_t i = 0; i < sizeof traces / sizeof *traces; i++) {
+    open_board(traces[i].wanted);
+    shm_trace_record_t got[300];
+    uint64_t next = 0;
+    for (uint64_t n = 0; n < 300; n++) shmi_board_trace(&(shm_trace_record_t){.sequence = n});
+    CHECK_EQ(shm_read_trace(&next, got, 300), traces[i].held);
+    shmi_board_destroy();
+  }
+}
+
 TEST(a_trace_of_nothing_costs_nothing) {
   open_board(0);
   shmi_board_trace(&(shm_trace_record_t){.sequence = 1});

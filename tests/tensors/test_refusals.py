@@ -156,6 +156,44 @@ def test_what_has_no_outcome_is_refused_in_a_sentence(engine, what):
         call()
 
 
+SIZES = {
+    "in_features": lambda n: nn.Linear(n, 1),
+    "out_features": lambda n: nn.Linear(1, n),
+    "input_size": lambda n: nn.GRU(n, 1),
+    "hidden_size": lambda n: nn.GRU(1, n),
+    "num_layers": lambda n: nn.GRU(1, 1, n),
+    "embed_dim": lambda n: nn.MultiheadAttention(n, 1),
+    "num_heads": lambda n: nn.MultiheadAttention(1, n),
+    "groups": lambda n: nn.Conv2d(1, 1, 1, groups=n),
+    "num_groups": lambda n: nn.GroupNorm(n, 1),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_layer_may_be_of_size_1_and_not_of_0(engine, size):
+    SIZES[size](1)
+    with pytest.raises(ValueError, match=r"must be|must divide"):
+        SIZES[size](0)
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda p: nn.GRU(1, 1, dropout=p),
+        lambda p: nn.Dropout(p)(gt.ones(2)),
+        lambda p: nn.functional.alpha_dropout(gt.ones(2), p),
+        lambda p: nn.Dropout2d(p)(gt.ones(1, 1, 1, 1)),
+    ],
+    ids=["GRU", "Dropout", "alpha_dropout", "Dropout2d"],
+)
+def test_what_is_dropped_is_anything_from_nothing_to_all(engine, drop):
+    for p in (0, 1):
+        drop(p)
+    for p in (-0.01, 1.01):
+        with pytest.raises(ValueError, match=r"probability|must be"):
+            drop(p)
+
+
 def test_a_module_that_says_nothing_of_forward_says_so(engine):
     class Silent(nn.Module):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import numpy as np
@@ -13,7 +14,7 @@ from shmgpu.codec import layout
 from shmgpu.codec.arrays import Spec, is_array
 from shmgpu.codec.dtypes import by_name
 from shmgpu.codec.layout import Layout, ParameterBlock, Signature
-from shmgpu.codec.pytree import encode_values, flatten
+from shmgpu.codec.pytree import ValueReader, encode_values, flatten
 from shmgpu.errors import BadParams
 
 NAMES = ["float32", "bool", "complex128", "bfloat16", "datetime64[ns]", "U5", "float8_e5m2"]
@@ -96,6 +97,14 @@ def test_random_bytes_as_a_result_are_an_error_at_worst(data):
         layout.read_result(data, len(data), False)
     except BadParams:
         pass
+
+
+@pytest.mark.parametrize(("axes", "is_read"), [(64, True), (65, False)])
+def test_an_array_has_64_axes_at_most(axes, is_read):
+    spec = Spec(by_name("float32"), (1,) * axes)
+    data = spec.encode()
+    with contextlib.nullcontext() if is_read else pytest.raises(BadParams, match="64 axes"):
+        assert Spec.read(ValueReader(data, 0, len(data))) == spec
 
 
 @pytest.mark.parametrize("shape", [(1 << 48,), (1 << 40, 1 << 40), (2**64 - 1, 0)])
