@@ -161,6 +161,10 @@ class LoopReaders:
     def __init__(self) -> None:
         self.waiting: dict[asyncio.AbstractEventLoop, set[object]] = {}
         self.watched: dict[asyncio.AbstractEventLoop, tuple[int, ...]] = {}  # may be closed since
+        # Loops whose own callback is reading replies. Only then may a call be ended in their thread
+        # at once. A signal handler runs there, too: while the loop sleeps, and nothing would wake
+        # it; and before it runs a callback, which would be gone if its reader were removed.
+        self.at_work: set[asyncio.AbstractEventLoop] = set()
 
     def enter(self, loop: asyncio.AbstractEventLoop, port: Port, sink: object) -> None:
         """A call of that sink waits in it."""
@@ -172,8 +176,16 @@ class LoopReaders:
         if loop not in self.watched:
             descriptors = port.transport.descriptors()
             for descriptor in descriptors:
-                loop.add_reader(descriptor, port.poll)
+                loop.add_reader(descriptor, self.read, loop, port)
             self.watched[loop] = descriptors
+
+    def read(self, loop: asyncio.AbstractEventLoop, port: Port) -> None:
+        """The loop's own callback: replies have come."""
+        try:
+            self.at_work.add(loop)
+            port.poll()
+        finally:
+            self.at_work.discard(loop)
 
     def leave(self, loop: asyncio.AbstractEventLoop, sink: object) -> None:
         """It waits no more; does nothing the second time."""
@@ -214,11 +226,8 @@ class LoopSink:
         """As a sink of the port is told."""
         import asyncio  # already imported by whoever runs a loop
 
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is self.loop:
+        at_once = self.port.transport.immediate or self.loop in readers.at_work
+        if at_once and asyncio._get_running_loop() is self.loop:
             self._set(result, error)
         else:
             try:

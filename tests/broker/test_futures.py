@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import selectors
 import signal
 import threading
 import time
@@ -420,6 +421,76 @@ def test_an_event_loop_that_was_closed_with_calls_out_is_not_kept(broker, then):
         assert add_one(x).tolist() == [1, 1, 1]
     wait_until(lambda: add_one(x) is not None and gc.collect() >= 0 and gone() is None)
     assert not readers.waiting and not readers.watched
+
+
+@pytest.fixture
+def when_signalled():
+    """Have SIGUSR1 do something in this thread."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda work: signal.signal(signal.SIGUSR1, lambda *_: work())
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_event_loop_whose_answer_a_signal_handler_took_in_is_woken(broker, when_signalled):
+    gate, armed, late = shmgpu.arena.zeros(1), [], []
+
+    class Selector(selectors.DefaultSelector):
+        def select(self, timeout=None):
+            if armed and timeout != 0:  # about to sleep, after the loop has chosen for how long
+                armed.clear()
+                signal.raise_signal(signal.SIGUSR1)
+            return super().select(timeout)
+
+    def work():
+        gate[0] = 1
+        for _ in range(2):  # the one helper has answered before the first; the second takes that in
+            assert add_one(np.zeros(1)).tolist() == [1]
+
+    when_signalled(work)
+    loop = asyncio.SelectorEventLoop(Selector())
+
+    def give_up():
+        late.append(True)
+        loop.call_soon_threadsafe(lambda: None)
+
+    async def main():
+        waiting = held.aio(gate[:], 7)
+        armed.append(True)
+        return await waiting
+
+    watchdog = threading.Timer(20, give_up)
+    watchdog.start()
+    assert loop.run_until_complete(main()) == 7
+    watchdog.cancel()
+    watchdog.join()
+    loop.close()
+    assert not late
+
+
+def test_a_signal_handler_that_calls_takes_no_callback_from_an_event_loop(broker, when_signalled):
+    broken, handled = [], []
+
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self):
+            now = self._current_handle
+            watched = self._selector.get_map().values()
+            if any(now is key.data[0] for key in watched):  # a reader's callback is about to run
+                signal.raise_signal(signal.SIGUSR1)
+            return super().time()
+
+    x = np.zeros(1)
+    when_signalled(lambda: handled.append(add_one(x).tolist()))
+
+    async def main():
+        for _ in range(20):
+            assert (await add_one.aio(x)).tolist() == [1]
+
+    loop = Loop()
+    loop.set_exception_handler(lambda loop, context: broken.append(context))
+    loop.set_debug(True)  # it looks at the time before each callback
+    loop.run_until_complete(main())
+    loop.close()
+    assert handled and not broken
 
 
 def test_the_reader_ends_when_nothing_is_out(broker):
