@@ -178,7 +178,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
 	@$(MAKE) rough
 	@$(MAKE) ctest
-	@$(MAKE) ctest PAGE=65536 T="arena board door launch"
+	@$(MAKE) ctest PAGE=65536 T="arena scoreboard listener launch"
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread
 else

@@ -27,7 +27,7 @@
 
 int shm_register_function(const shm_function_config_t *config, uint64_t *row) {
   const shmi_function_t *made;
-  int status = shmi_registry_add(config, &made);
+  int status = shmi_function_table_add(config, &made);
   if (status == SHM_OK && row != NULL) {
     *row = config->func != NULL ? (uint64_t)(uintptr_t)config->func : (uint64_t)(uintptr_t)made;
   }
@@ -41,8 +41,8 @@ int shm_register(shm_func_t func, const char *name, size_t params_size) {
 }
 
 const char *shm_function_name(uint64_t row) {
-  if (shmi_join_is_member()) return shmi_board_function_name(row);
-  const shmi_function_t *function = shmi_registry_find(row);
+  if (shmi_join_is_member()) return shmi_scoreboard_function_name(row);
+  const shmi_function_t *function = shmi_function_table_find(row);
   return function != NULL ? function->name : NULL;
 }
 
@@ -72,7 +72,7 @@ static int run_bundle(int child, uint32_t generation) {
 int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_block_size,
                int helper_cnt) {
   if (bundles == NULL) {
-    shmi_detail_set("the list of bundles is NULL");
+    shmi_error_detail_set("the list of bundles is NULL");
     return SHM_EBAD_CONFIG;
   }
   shm_config_t config = {.child_count = child_cnt,
@@ -83,7 +83,7 @@ int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_bloc
                          .trace_records = 65536};
   for (int i = 0; i < child_cnt && child_cnt <= SHM_MAX_CHILDREN; i++) {
     if (bundles[i].main_func == NULL) {
-      shmi_detail_set("bundle %d has no main_func", i);
+      shmi_error_detail_set("bundle %d has no main_func", i);
       return SHM_EBAD_CONFIG;
     }
   }
@@ -217,7 +217,7 @@ int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
 /* ---- who am I, what is where ---- */
 
 int shm_get_helper_id(void) {
-  int helper = shmi_desk_helper();
+  int helper = shmi_helper_port_helper();
   return helper >= 0 ? helper : SHM_ENOT_HELPER;
 }
 
@@ -226,7 +226,7 @@ int shm_get_child_id(void) {
 }
 
 int shm_in_arena(const void *ptr, size_t bytes) {
-  return shmi_desk_in_arena((uint64_t)(uintptr_t)ptr, bytes);
+  return shmi_helper_port_in_arena((uint64_t)(uintptr_t)ptr, bytes);
 }
 
 int shm_check_memory(uint64_t bytes) { return shmi_arena_check_memory(bytes); }

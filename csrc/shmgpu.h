@@ -217,10 +217,10 @@ typedef struct shm_config {
   int max_restarts;            /* of one child; 0: 5 */
   int slot_count;              /* children at once, forked and joined; 0: child_count */
   int persistent;              /* shm_persistence */
-  int door_fd;                 /* listening Unix socket (SOCK_SEQPACKET) where processes that were
+  int listener_fd;             /* listening Unix socket (SOCK_SEQPACKET) where processes that were
                                   not forked ask to join; 0: none */
   int manifest_fd;             /* memory file handed to whoever joins; 0: none */
-  uint32_t door_gid;           /* a group whose members may join beside the user; 0: none */
+  uint32_t listener_gid;       /* a group whose members may join beside the user; 0: none */
   uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
   char pool_name[16][32];      /* per pool: what it is called; those who look on are told */
   uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when nobody has been joined, and no call
@@ -231,7 +231,7 @@ typedef struct shm_config {
 enum shm_persistence {
   SHM_UNTIL_CHILDREN_END = 0,  /* every child has ended: a launch */
   SHM_UNTIL_TOLD = 1,          /* a signal asks for the end */
-  SHM_UNTIL_FIRST_LEFT = 2     /* the first guest has left; or none came, and none stands at the door */
+  SHM_UNTIL_FIRST_LEFT = 2     /* the first client has left; or none came, and none is connecting */
 };
 
 enum shm_restart {
@@ -312,25 +312,25 @@ int shm_run(const shm_config_t *config, const shm_host_t *host);
 /* caller_is_child: leave; the parent drains, ends its helpers and is reaped. */
 int shm_leave(void);
 
-/* Join the broker at the other end of `door_fd`, a connected socket of its door: this process
- * becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
+/* Join the broker at the other end of `connection_fd`, a socket connected to its listener: this
+ * process becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
  * heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with the same
  * socket. One thread at a time: SHM_ENESTED is what another gets meanwhile. Leave with shm_leave.
  * *manifest_fd: the broker's manifest, for the caller to close. */
-int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+int shm_join(int connection_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd);
 /* In a process that the user's own code forked from a child: let go of what it inherited of that
  * child's place, which notices nothing; it may then join for itself. Arrays stay readable. */
 int shm_disown(void);
-/* Ask the broker at the other end of `door_fd`, a connected socket of its door, of its pool `pool`:
- * *before is how many helpers it is to have. *manifest_fd as for shm_join. */
-int shm_ask(int door_fd, int pool, int *before, int *manifest_fd);
+/* Ask the broker at the other end of `connection_fd`, a socket connected to its listener, about its
+ * pool `pool`: *before is how many helpers it is to have. *manifest_fd as for shm_join. */
+int shm_ask(int connection_fd, int pool, int *before, int *manifest_fd);
 /* Give that pool `helpers` of them: those that are missing are forked, one too many finishes what it
  * holds and ends. Returns when that has begun. */
-int shm_ask_scale(int door_fd, int pool, int helpers, int *before);
+int shm_ask_scale(int connection_fd, int pool, int helpers, int *before);
 /* Have a broker that lives until it is told to end do so when nobody is joined and no call is open;
  * those who have joined stay as long as they like. */
-int shm_ask_retire(int door_fd);
+int shm_ask_retire(int connection_fd);
 
 /* What whoever joins may use at most. Of every member 0 means: as much as anybody. */
 typedef struct shm_quota {
@@ -460,7 +460,7 @@ int shm_port_outstanding(void);
 int shm_port_is_lost(void);
 int shm_port_window(void);
 
-/* ---- a helper's calls (the desk) ---- */
+/* ---- a helper's calls (its port) ---- */
 
 typedef struct shm_work {
   uint64_t delivery;           /* this hand-over's number, for shm_helper_finish */
@@ -495,7 +495,7 @@ int shm_helper_go_on(void);
 /* In any role: 1 while that helper goes on so. Whoever has its answer sees it, or that it ended. */
 int shm_helper_goes_on(int helper);
 
-/* ---- what is counted (the board) ---- */
+/* ---- what is counted (the scoreboard) ---- */
 
 enum shm_bytes_kind {
   SHM_BYTES_MARSHALLED = 0,    /* payload sent through a pipe or socket: always 0 */
@@ -627,7 +627,7 @@ typedef struct shm_trace_record {
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max);
 
 /* In a process without a broker: read somebody else's. fd is what the parent of that broker holds
- * as "memfd:shmgpu-board" (open /proc/PID/fd/N for reading); it may be closed after. Then the five
+ * as "memfd:shmgpu-scoreboard" (open /proc/PID/fd/N for reading); it may be closed after. Then the five
  * functions above read that broker, until shm_monitor_close or until this process launches. The
  * broker notices nothing. SHM_ENO_BOARD: it is not one, or not of this version, and
  * shm_error_detail() says why; SHM_ENESTED: this process has a broker, or a monitor open. */

@@ -447,7 +447,7 @@ def read_message() -> tuple[int, int, int]:
     )
 
 
-# ---- the desk (a helper's calls) -------------------------------------------------------------
+# ---- a helper's calls -------------------------------------------------------------------------
 
 helper_ready: Callable[[int], int] = _lib.shm_helper_ready
 helper_step: Callable[[Any, int, int, int], int] = _lib.shm_helper_step
@@ -470,7 +470,7 @@ def new_works(capacity: int) -> tuple[Any, Any]:
     return works, _buffer(works)
 
 
-# ---- the board -------------------------------------------------------------------------------
+# ---- the scoreboard --------------------------------------------------------------------------
 
 
 def broker_stats() -> dict[str, int]:
@@ -531,7 +531,7 @@ def read_trace_bytes(start: int, limit: int) -> tuple[int, Any]:
 
 
 def function_names() -> dict[int, str]:
-    """Names of the board's functions by row."""
+    """Names of the scoreboard's functions by row."""
     rows = _ffi.new("shm_function_row_t[]", _lib.SHM_MAX_FUNCTIONS)
     count = check(
         _lib.shm_get_functions(rows, _lib.SHM_MAX_FUNCTIONS), "the functions could not be read"
@@ -543,10 +543,10 @@ def function_names() -> dict[int, str]:
 
 
 def monitor_open(descriptor: int) -> None:
-    """Read, from here on, the board in that file instead of one of our own.
+    """Read, from here on, the scoreboard in that file instead of one of our own.
 
     Raises:
-        ShmError: it holds no board, or one of another version.
+        ShmError: it holds no scoreboard, or one of another version.
         LaunchError: this process has a broker.
     """
     status = int(_lib.shm_monitor_open(descriptor))
@@ -739,7 +739,7 @@ def run(
 
 
 class NoAnswer(errors.LaunchError):
-    """Somebody listens at the door and says nothing."""
+    """Somebody listens there and says nothing."""
 
 
 class NoPlace(errors.LaunchError):
@@ -756,10 +756,10 @@ def new_descriptor() -> Any:
     return _ffi.new("int *", -1)
 
 
-def join(door: int, program: str, wait_ns: int, manifest: Any) -> None:
+def join(connection_fd: int, program: str, wait_ns: int, manifest: Any) -> None:
     """shm_join: become a child of the broker behind that socket, and be given its manifest."""
     while True:  # Python's signal handlers run between
-        status = int(_lib.shm_join(door, program.encode(), wait_ns, 1, manifest))
+        status = int(_lib.shm_join(connection_fd, program.encode(), wait_ns, 1, manifest))
         if status != EINTR:
             break
     if status == ETIMEOUT:
@@ -776,27 +776,27 @@ def disown() -> None:
     check(int(_lib.shm_disown()), "what was inherited could not be let go")
 
 
-def ask(door: int, pool: int = 0) -> tuple[int, int]:
+def ask(connection_fd: int, pool: int = 0) -> tuple[int, int]:
     """shm_ask: how many helpers the pool is to have, and the manifest's descriptor."""
     before, manifest = _ffi.new("int *"), _ffi.new("int *")
-    status = int(_lib.shm_ask(door, pool, before, manifest))
+    status = int(_lib.shm_ask(connection_fd, pool, before, manifest))
     if status < 0:
         raise error_of(status, "the broker did not answer", error_detail())
     return int(before[0]), int(manifest[0])
 
 
-def ask_scale(door: int, pool: int, helpers: int) -> int:
+def ask_scale(connection_fd: int, pool: int, helpers: int) -> int:
     """shm_ask_scale: how many helpers the pool was to have before."""
     before = _ffi.new("int *")
-    status = int(_lib.shm_ask_scale(door, pool, helpers, before))
+    status = int(_lib.shm_ask_scale(connection_fd, pool, helpers, before))
     if status < 0:
         raise error_of(status, "the broker was not scaled", error_detail())
     return int(before[0])
 
 
-def ask_retire(door: int) -> None:
+def ask_retire(connection_fd: int) -> None:
     """shm_ask_retire: have the broker end when nobody is joined."""
-    status = int(_lib.shm_ask_retire(door))
+    status = int(_lib.shm_ask_retire(connection_fd))
     if status < 0:
         raise error_of(status, "the broker was not told to end", error_detail())
 

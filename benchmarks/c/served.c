@@ -195,7 +195,7 @@ static account_t account(void)
   return a;
 }
 
-/* Open the parent's board for reading, which is among its descriptors by name. */
+/* Open the parent's scoreboard for reading, which is among its descriptors by name. */
 static int look_on(pid_t parent)
 {
   char folder[64], path[400], name[64];
@@ -209,7 +209,7 @@ static int look_on(pid_t parent)
     snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
     ssize_t length = readlink(path, name, sizeof name - 1);
     name[length > 0 ? length : 0] = 0;
-    if (strncmp(name, "/memfd:shmgpu-board", 19) != 0)
+    if (strncmp(name, "/memfd:shmgpu-scoreboard", 19) != 0)
       continue;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     status = shm_monitor_open(fd);

@@ -74,10 +74,10 @@ def measure(run: Run, answers: str, shared_memory: bool = False) -> None:
 
         run.drive(client, x, call)
 
-    crew = [start(work) for _ in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
-    for _ in crew:
+    processes = [start(work) for _ in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
+    for _ in processes:
         requests.put(None)
-    see_out(crew)
+    see_out(processes)
     for block in blocks:
         block.close()

@@ -53,6 +53,6 @@ def measure(run: Run, batch: int, pickled: bool) -> None:
 
         run.drive(client, x, call)
 
-    crew = [start(work) for _ in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
-    end(crew)
+    processes = [start(work) for _ in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
+    end(processes)

@@ -173,6 +173,6 @@ def measure(run: Run, waiting: str, in_place: bool) -> None:
         while held:
             held.pop().delete()
 
-    crew = [start(work, worker) for worker in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
-    end(crew)
+    processes = [start(work, worker) for worker in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
+    end(processes)

@@ -42,6 +42,6 @@ def measure(run: Run, pickled: bool) -> None:
 
         run.drive(client, x, call)
 
-    crew = [start(work, worker) for worker in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
-    end(crew)
+    processes = [start(work, worker) for worker in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
+    end(processes)

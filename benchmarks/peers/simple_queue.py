@@ -34,8 +34,8 @@ def measure(run: Run, queues: str) -> None:
 
         run.drive(client, x, call)
 
-    crew = [start(work, worker) for worker in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
+    processes = [start(work, worker) for worker in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
     for worker in range(run.workers):
         requests[worker % len(requests)].put(None)
-    see_out(crew)
+    see_out(processes)

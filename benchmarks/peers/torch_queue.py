@@ -59,8 +59,8 @@ def measure(run: Run, strategy: str, reused: bool = False) -> None:
 
         run.drive(client, tensor.numpy(), call)
 
-    crew = [start(work) for _ in range(run.workers)]
-    see_out([start(ask, client) for client in range(run.clients)], crew)
-    for _ in crew:
+    processes = [start(work) for _ in range(run.workers)]
+    see_out([start(ask, client) for client in range(run.clients)], processes)
+    for _ in processes:
         requests.put(None)
-    see_out(crew)
+    see_out(processes)

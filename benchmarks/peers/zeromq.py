@@ -69,12 +69,12 @@ def measure(run: Run, route: str, copy: bool, io_threads: int = 1) -> None:
     with tempfile.TemporaryDirectory(prefix="zeromq-") as folder:
         if route == "proxy":
             front, back = f"ipc://{folder}/front", f"ipc://{folder}/back"
-            crew = [start(proxy, front, back)]
-            crew += [start(work_behind_proxy, back) for _ in range(run.workers)]
+            processes = [start(proxy, front, back)]
+            processes += [start(work_behind_proxy, back) for _ in range(run.workers)]
             kind, end_points = zmq.REQ, [front]
         else:
             end_points = [f"ipc://{folder}/{worker}" for worker in range(run.workers)]
-            crew = [start(work_alone, end_point) for end_point in end_points]
+            processes = [start(work_alone, end_point) for end_point in end_points]
             kind = zmq.DEALER
-        see_out([start(ask, c, kind, end_points) for c in range(run.clients)], crew)
-        end(crew)
+        see_out([start(ask, c, kind, end_points) for c in range(run.clients)], processes)
+        end(processes)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What a process does: it waits for one event after the other.
 Steps: TypeAlias = "Generator[simpy.Event, Any, None]"
 
-# The dispatcher's and the desk's own constants, as csrc has them.
+# The dispatcher's and the helper port's own constants, as csrc has them.
 EVENTS = 256
 BURST = 64
 CREDIT_BUDGET_US = 200.0

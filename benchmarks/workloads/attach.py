@@ -6,7 +6,7 @@ the same, so the ratios should be 1 but for noise; what is asked leaves a tenth.
 What the joining itself costs is measured in a process that joins, calls once and leaves, again and
 again. Beside it stand two ways to get a first answer from another process without a broker
 (``workloads/joining.py``): a connection to a server of ``multiprocessing.connection``, and a fork
-with two pipes. A guest gets an arena of its own, which is filled with zeros after it.
+with two pipes. A attached program gets an arena of its own, which is filled with zeros after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.workloads.calls import LIMIT_S, PAYLOAD_BYTES
 
 TARGETS = {
     "forked": "benchmarks.workloads.calls:shmgpu_calls",
-    "attached": "benchmarks.workloads.guests:attached_calls",
+    "attached": "benchmarks.workloads.attached_programs:attached_calls",
 }
 
 
@@ -42,7 +42,7 @@ def _probe(name: str, clients: int, workers: int) -> Probe:
 
 
 JOINING = {
-    "attached": "benchmarks.workloads.guests:joins",
+    "attached": "benchmarks.workloads.attached_programs:joins",
     "multiprocessing.connection": "benchmarks.workloads.joining:connection",
     "fork and pipes": "benchmarks.workloads.joining:fork",
 }

@@ -173,14 +173,14 @@ def fifo_contest(seconds: float, service_s: float) -> dict[str, float]:
         process.start()
         return process
 
-    crew = [start(work, number) for number in range(WORKERS)]
+    processes = [start(work, number) for number in range(WORKERS)]
     clients = [start(run, client) for client in range(CALLERS + 1)]
     contest.count(lambda: served.sum(axis=0))
     for process in clients:
         process.join(END_LIMIT_S)
         if process.exitcode != 0:
             raise ProbeFailed(f"a client ended with {process.exitcode}")
-    for process in crew:
+    for process in processes:
         process.terminate()
         process.join(END_LIMIT_S)
     return contest.result()

@@ -341,11 +341,11 @@ def with_own_models(
 
             crowd.drive(client, call)
 
-    crew = [fork.Process(target=run, args=(client,), daemon=True) for client in range(clients)]
-    for process in crew:
+    processes = [fork.Process(target=run, args=(client,), daemon=True) for client in range(clients)]
+    for process in processes:
         process.start()
     _, during = crowd.watch(lambda: _used_mib(device))
-    for process in crew:
+    for process in processes:
         process.join(END_LIMIT_S)
         if process.exitcode != 0:
             raise ProbeFailed(f"a process with its own model ended with {process.exitcode}")

@@ -25,7 +25,7 @@ static void unmark(int fd) {
 
 int shmi_descriptor_own(int fd) {
   if (fd < 0) {
-    shmi_detail_errno("opening a descriptor");
+    shmi_error_detail_errno("opening a descriptor");
     return fd;
   }
   if (fd / BITS >= mark_words) {

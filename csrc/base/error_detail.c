@@ -10,16 +10,16 @@
 
 static char text[512];
 
-void shmi_detail_set(const char *format, ...) {
+void shmi_error_detail_set(const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
 }
 
-void shmi_detail_errno(const char *what) {
+void shmi_error_detail_errno(const char *what) {
   int saved = errno;
-  shmi_detail_set("%s: %s", what, strerror(saved));
+  shmi_error_detail_set("%s: %s", what, strerror(saved));
   errno = saved;
 }
 

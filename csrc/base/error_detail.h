@@ -3,11 +3,11 @@
  *
  * Owns: that sentence. Must never: print.
  */
-#ifndef SHMI_DETAIL_H
-#define SHMI_DETAIL_H
+#ifndef SHMI_ERROR_DETAIL_H
+#define SHMI_ERROR_DETAIL_H
 
-__attribute__((format(printf, 1, 2))) void shmi_detail_set(const char *format, ...);
+__attribute__((format(printf, 1, 2))) void shmi_error_detail_set(const char *format, ...);
 /* "what: strerror(errno)" */
-void shmi_detail_errno(const char *what);
+void shmi_error_detail_errno(const char *what);
 
 #endif

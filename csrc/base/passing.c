@@ -17,7 +17,7 @@ typedef union control {
 int shmi_passing_make(int ends[2]) {
   int made[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, made) != 0) {
-    shmi_detail_errno("making a socket");
+    shmi_error_detail_errno("making a socket");
     return SHM_ESYSTEM;
   }
   for (int i = 0; i < 2; i++) ends[i] = shmi_descriptor_own(made[i]);

@@ -86,7 +86,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   struct epoll_event events[EVENTS];
   int ready = wait_events(d, events, timeout_ns, mask);
   if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
-  d->board->broker->wakes++;
+  d->scoreboard->broker->wakes++;
   d->now_ns = shmi_clock_ns();
   int flags = ready < 0 ? SHMI_TURN_SIGNAL : 0;
   if (ready > 0) SHMI_FAULT(BEFORE_READ);
@@ -117,7 +117,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   shmi_dispatch_flush_replies(d);
   if (d->retiring != 0) shmi_dispatch_close_retired(d);
   if (ready > 0) SHMI_FAULT(AFTER_REPLY);
-  d->board->broker->queued = shmi_schedule_queued(d->schedule);
+  d->scoreboard->broker->queued = shmi_schedule_queued(d->schedule);
   flags |= d->flags;
   d->flags = 0;
   return flags;
@@ -140,7 +140,7 @@ int shmi_dispatch_is_drained(const shmi_dispatch_t *d) {
   for (int slot = 0; slot < d->config.children; slot++) {
     const shmi_child_t *child = &d->children[slot];
     if (child->state != SHMI_PEER_UP) continue;
-    if (child->parked > 0 || shmi_channel_unread(child->reply_fd) > 0) return 0;
+    if (child->parked > 0 || shmi_pipe_unread(child->reply_fd) > 0) return 0;
   }
   return 1;
 }
@@ -149,9 +149,9 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
   shmi_dispatch_t *d = calloc(1, sizeof *d);
   if (d == NULL) return SHM_ESYSTEM;
   d->config = *config;
-  d->board = shmi_board();
-  for (uint32_t i = 0; i < shmi_registry_count(); i++) {
-    uint64_t hang_ns = shmi_registry_row(i)->hang_after_ns;
+  d->scoreboard = shmi_scoreboard();
+  for (uint32_t i = 0; i < shmi_function_table_count(); i++) {
+    uint64_t hang_ns = shmi_function_table_row(i)->hang_after_ns;
     if (hang_ns > 0 && (d->least_hang_ns == 0 || hang_ns < d->least_hang_ns)) {
       d->least_hang_ns = hang_ns;
     }
@@ -175,8 +175,8 @@ int shmi_dispatch_create(shmi_dispatch_t **out, const shmi_dispatch_config_t *co
     d->helpers[h].down_fd = d->helpers[h].up_fd = d->helpers[h].files_fd = -1;
     if (config->helper_absent == NULL || !config->helper_absent[h]) continue;
     if (status == SHM_OK) shmi_schedule_expect_helper(d->schedule, h, 0);
-    d->board->helper_stats[h].state = SHM_HELPER_ABSENT;
-    d->board->helper_stats[h].pool = config->helper_pool[h];
+    d->scoreboard->helper_stats[h].state = SHM_HELPER_ABSENT;
+    d->scoreboard->helper_stats[h].pool = config->helper_pool[h];
   }
   if (status == SHM_OK) status = shmi_dispatch_watch(d, config->supervisor_fd, SHMI_PEER_IS_SUPERVISOR, 0);
   if (status != SHM_OK) {

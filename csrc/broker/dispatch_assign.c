@@ -16,12 +16,12 @@ void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot) {
   for (int h = 0; h < d->config.helpers; h++) d->helpers[h].is_to_hear = 1;
   if (child->wants_clearing) {
     child->state = SHMI_PEER_CLEARING;
-    d->board->child_stats[slot].state = SHM_CHILD_CLEARING;
+    d->scoreboard->child_stats[slot].state = SHM_CHILD_CLEARING;
     d->clearing++;
     return;
   }
   child->state = SHMI_PEER_NONE;
-  d->board->child_stats[slot].state = SHM_CHILD_ENDED;
+  d->scoreboard->child_stats[slot].state = SHM_CHILD_ENDED;
   d->flags |= SHMI_TURN_FREED;
 }
 
@@ -42,10 +42,10 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   shmi_helper_t *helper = &d->helpers[h];
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   int slot = r->frame.slot;
-  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+  d->scoreboard->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
   if (r->frame.kind != SHMI_FRAME_CLEAR) d->children[slot].in_flight++;
   uint64_t delivery = ++helper->deliveries;
-  d->board->broker->in_flight++;
+  d->scoreboard->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   else hold_several(d, h);
   helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
@@ -90,7 +90,7 @@ static void write_out(shmi_dispatch_t *d, int h) {
   uint32_t written = 0, ready = helper->to_pass > 0 ? pass_arenas(d, helper) : helper->out_count;
   int is_full = 0;
   while (written < ready) {
-    int got = shmi_channel_write(helper->down_fd, helper->out + written, (int)(ready - written));
+    int got = shmi_pipe_write(helper->down_fd, helper->out + written, (int)(ready - written));
     if (got == SHM_EINTR) continue;
     if (got < 0) { /* dead: all of this is on the books, and comes back when it is removed */
       written = helper->out_count;
@@ -167,9 +167,9 @@ static void finish_clearing(shmi_dispatch_t *d, int slot) {
     return;
   }
   child->mapped_by = 0;
-  d->board->child_stats[slot].arenas = shmi_arena_version(slot);
+  d->scoreboard->child_stats[slot].arenas = shmi_arena_version(slot);
   d->clearing--;
-  d->board->broker->arenas_cleared++;
+  d->scoreboard->broker->arenas_cleared++;
   child->wants_clearing = 0;
   shmi_dispatch_leave_quarantine(d, slot);
 }
@@ -207,7 +207,7 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
   child->is_cleared_now = 0;
   if (status == SHM_OK) {
     child->cleared_to = frame->result.value + frame->result.token - shmi_arena_address(frame->slot);
-    d->board->broker->cleared_bytes += frame->result.token;
+    d->scoreboard->broker->cleared_bytes += frame->result.token;
   }
   shmi_schedule_free(d->schedule, number);
 }
@@ -218,7 +218,7 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
  * as good as many, and the next is due when it has answered, or has read what it was told. */
 static void tell_gone(shmi_helper_t *helper) {
   if (helper->state != SHMI_PEER_UP || helper->out_count > 0) return;
-  if (helper->told == TELL_MAX && shmi_channel_unread(helper->down_fd) == 0) helper->told = 0;
+  if (helper->told == TELL_MAX && shmi_pipe_unread(helper->down_fd) == 0) helper->told = 0;
   if (helper->told == TELL_MAX) return;
   helper->is_to_hear = 0;
   helper->told++;
@@ -248,21 +248,21 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
     for (int i = 0; i < count; i++) put_out(d, h, batch[i], i + 1 < count);
     touched |= UINT64_C(1) << h;
     if (count > 1) {
-      d->board->helper_stats[h].batches++;
-      d->board->helper_stats[h].batched += (uint64_t)count;
+      d->scoreboard->helper_stats[h].batches++;
+      d->scoreboard->helper_stats[h].batched += (uint64_t)count;
     }
   }
   while (touched != 0) {
     h = __builtin_ctzll(touched);
     touched &= touched - 1;
     write_out(d, h);
-    d->board->helper_stats[h].in_flight = d->helpers[h].in_flight;
+    d->scoreboard->helper_stats[h].in_flight = d->helpers[h].in_flight;
   }
   uint32_t expired;
   while ((expired = shmi_schedule_take_expired(d->schedule)) != SHMI_NONE) {
     int slot = shmi_schedule_request(d->schedule, expired)->frame.slot;
-    d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
-    d->board->broker->expired++;
+    d->scoreboard->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+    d->scoreboard->broker->expired++;
     shmi_dispatch_answer_plain(d, expired, SHM_ETIMEOUT);
   }
 }

@@ -14,8 +14,8 @@ enum {
 };
 
 static void protocol_error(shmi_dispatch_t *d, int slot) {
-  d->board->broker->protocol_errors++;
-  if (++d->board->child_stats[slot].protocol_errors >= PATIENCE) {
+  d->scoreboard->broker->protocol_errors++;
+  if (++d->scoreboard->child_stats[slot].protocol_errors >= PATIENCE) {
     d->children[slot].state = SHMI_PEER_OFFENDED;
     d->flags |= SHMI_TURN_OFFENDED;
   }
@@ -45,7 +45,7 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
   const shmi_function_t *function = NULL;
   if (status == SHM_EPLACEMENT) status = why_not_there(d, frame, expected);
   if (status == SHM_OK) {
-    function = shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
+    function = shmi_function_table_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
     if (function == NULL) status = SHM_EBAD_FUNCTION;
     else status = shmi_frame_check_params(frame, &bounds, function->params_bytes);
   }
@@ -54,8 +54,8 @@ static void take_call(shmi_dispatch_t *d, int slot, shmi_frame_t *frame) {
     return;
   }
   child->outstanding++;
-  d->board->broker->submitted++;
-  d->board->child_stats[slot].submitted++;
+  d->scoreboard->broker->submitted++;
+  d->scoreboard->child_stats[slot].submitted++;
   frame->slot = (uint16_t)slot;
   frame->generation = child->generation;
   frame->flags &= SHMI_FRAME_GANG;
@@ -99,7 +99,7 @@ static void take_grow(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
 static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame) {
   uint32_t number = shmi_schedule_cancel(d->schedule, slot, frame->sequence);
   if (number == SHMI_NONE) return; /* handed over or answered: that reply stands */
-  d->board->broker->cancelled++;
+  d->scoreboard->broker->cancelled++;
   shmi_dispatch_answer_plain(d, number, SHM_ECANCELLED);
 }
 
@@ -114,7 +114,7 @@ static void child_left(shmi_dispatch_t *d, int slot) {
  * is not listened to any more. */
 void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
   shmi_child_t *child = &d->children[slot];
-  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  shmi_frame_t frames[SHMI_PIPE_BURST];
   int got, bursts = 0;
   do {
     if (child->request_fd < 0 || child->state == SHMI_PEER_OFFENDED) return;
@@ -122,10 +122,10 @@ void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
       shmi_dispatch_watch_anew(d, child->request_fd, SHMI_PEER_IS_CHILD, slot);
       break;
     }
-    got = shmi_channel_read(child->request_fd, frames, SHMI_CHANNEL_BURST);
+    got = shmi_pipe_read(child->request_fd, frames, SHMI_PIPE_BURST);
     if (got < 0 && got != SHM_EINTR) {
       if (got == SHM_EBAD_FRAME) { /* torn: from here on nothing on this pipe can be read */
-        d->board->child_stats[slot].protocol_errors = PATIENCE;
+        d->scoreboard->child_stats[slot].protocol_errors = PATIENCE;
         protocol_error(d, slot);
       }
       child_left(d, slot);
@@ -140,8 +140,8 @@ void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
         default: protocol_error(d, slot);
       }
     }
-  } while (got == SHMI_CHANNEL_BURST || got == SHM_EINTR || (at_end && got > 0));
-  d->board->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
+  } while (got == SHMI_PIPE_BURST || got == SHM_EINTR || (at_end && got > 0));
+  d->scoreboard->child_stats[slot].queued = shmi_schedule_queued_of(d->schedule, slot);
 }
 
 int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int reply_fd, int pid) {
@@ -157,7 +157,7 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   child->in_flight = 0;
   child->cleared_to = 0;
   child->state = SHMI_PEER_UP;
-  shm_child_stats_t *stats = &d->board->child_stats[slot];
+  shm_child_stats_t *stats = &d->scoreboard->child_stats[slot];
   stats->pid = pid;
   stats->state = SHM_CHILD_RUNNING;
   stats->generation = child->generation;
@@ -176,9 +176,9 @@ void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, ui
    * was sent, whenever it comes. */
   if (!child->was_told_window || window > child->window) child->window = window;
   child->was_told_window = 1;
-  __atomic_store_n(&d->board->child_stats[slot].window, window, __ATOMIC_RELAXED);
+  __atomic_store_n(&d->scoreboard->child_stats[slot].window, window, __ATOMIC_RELAXED);
   shmi_schedule_set_weight(d->schedule, slot, weight > 0 ? weight : 1);
-  d->board->child_stats[slot].parked_limit = parked_bytes;
+  d->scoreboard->child_stats[slot].parked_limit = parked_bytes;
 }
 
 uint32_t shmi_dispatch_child_generation(const shmi_dispatch_t *d, int slot) {
@@ -195,7 +195,7 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   if (child->request_fd >= 0) shmi_dispatch_unwatch(d, &child->request_fd);
   child->state = SHMI_PEER_QUARANTINED;
   child->wants_clearing = 0;
-  shmi_board_drop_page(slot);
+  shmi_scoreboard_drop_page(slot);
   shmi_dispatch_drop_grows(d, slot);
   uint32_t number;
   while ((number = shmi_schedule_drop_child(d->schedule, slot)) != SHMI_NONE) {
@@ -207,9 +207,9 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   shmi_dispatch_count_dropped(d, slot, child->parked);
   child->parked = 0;
   shmi_descriptor_close(&child->reply_fd);
-  d->board->child_stats[slot].state = SHM_CHILD_QUARANTINED;
-  d->board->child_stats[slot].pid = 0;
-  d->board->child_stats[slot].queued = 0;
+  d->scoreboard->child_stats[slot].state = SHM_CHILD_QUARANTINED;
+  d->scoreboard->child_stats[slot].pid = 0;
+  d->scoreboard->child_stats[slot].queued = 0;
   if (child->in_flight > 0) return;
   shmi_dispatch_leave_quarantine(d, slot);
   d->now_ns = shmi_clock_ns();
@@ -226,5 +226,5 @@ void shmi_dispatch_clear_child(shmi_dispatch_t *d, int slot) {
 
 void shmi_dispatch_tell_ready(shmi_dispatch_t *d, int slot, int status) {
   shmi_frame_t frame = {.kind = SHMI_FRAME_READY, .status = shmi_status_to_wire(status)};
-  if (d->children[slot].reply_fd >= 0) shmi_channel_write(d->children[slot].reply_fd, &frame, 1);
+  if (d->children[slot].reply_fd >= 0) shmi_pipe_write(d->children[slot].reply_fd, &frame, 1);
 }

@@ -29,7 +29,7 @@ static void forget_delivery(shmi_dispatch_t *d, int h, uint64_t delivery) {
   const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
   if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
   *number = SHMI_NONE;
-  d->board->broker->in_flight--;
+  d->scoreboard->broker->in_flight--;
   if (--helper->in_flight < 2) d->holding_several &= ~(UINT64_C(1) << h);
   helper->told = 0;
   while (helper->in_flight > 0 && helper->lowest < helper->deliveries &&
@@ -57,8 +57,8 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
     r->gang_value = value;
   }
   if (finished > 0) { /* it ended its part, rather than died */
-    d->board->helper_stats[h].finished++;
-    d->board->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+    d->scoreboard->helper_stats[h].finished++;
+    d->scoreboard->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
   }
   if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
   shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
@@ -68,7 +68,7 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
 static void hear_of_going_on(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
   shmi_helper_t *helper = &d->helpers[h];
   uint64_t so_far_ns =
-      atomic_load_explicit(&shmi_board_helper(h)->went_on_ns, memory_order_relaxed);
+      atomic_load_explicit(&shmi_scoreboard_helper(h)->went_on_ns, memory_order_relaxed);
   if (helper->answered != NULL) {
     shmi_schedule_went_on(d->schedule, helper->answered->index, so_far_ns - helper->went_on_ns);
   }
@@ -82,7 +82,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
   uint32_t number = in_flight_at(helper, delivery);
   if (number == SHMI_NONE) { /* heard of before; or stale, and nobody's any more */
     if (helper->heard_early > 0) helper->heard_early--;
-    else d->board->broker->dropped++;
+    else d->scoreboard->broker->dropped++;
     return;
   }
   forget_delivery(d, h, delivery);
@@ -97,7 +97,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
   }
   if (r->frame.kind == SHMI_FRAME_CALL) {
     uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
-    shm_helper_stats_t *stats = &d->board->helper_stats[h];
+    shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
     stats->finished++;
     hear_of_going_on(d, h, r->function);
     if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
@@ -115,7 +115,7 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
       shmi_dispatch_watch_anew(d, helper->up_fd, SHMI_PEER_IS_HELPER, h);
       return 1;
     }
-    int got = shmi_channel_read(helper->up_fd, frames, READ_FRAMES);
+    int got = shmi_pipe_read(helper->up_fd, frames, READ_FRAMES);
     if (got == SHM_EINTR) continue;
     if (got == 0) return 1;
     if (got < 0) return 0;
@@ -128,13 +128,13 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
         int made = frame->status == 0;
         helper->state = made ? SHMI_PEER_UP : SHMI_PEER_FAILED;
         if (!helper->is_retiring) {
-          d->board->helper_stats[h].state = made ? SHM_HELPER_READY : SHM_HELPER_DEAD;
+          d->scoreboard->helper_stats[h].state = made ? SHM_HELPER_READY : SHM_HELPER_DEAD;
           if (made) shmi_schedule_helper_up(d->schedule, h);
         }
         d->flags |= SHMI_TURN_READY;
       }
     }
-    d->board->helper_stats[h].in_flight = helper->in_flight;
+    d->scoreboard->helper_stats[h].in_flight = helper->in_flight;
     if (got < READ_FRAMES && !at_end) return 1;
   }
 }
@@ -145,7 +145,7 @@ void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end) {
 }
 
 static const shmi_outcome_t *outcome_of(int h, uint64_t delivery) {
-  const shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  const shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[delivery % SHMI_BOARD_RING];
   return atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery ? outcome : NULL;
 }
 
@@ -160,7 +160,7 @@ void shmi_dispatch_look_at_pages(shmi_dispatch_t *d) {
              outcome->started_units, outcome->finished_units);
       helper->heard_early++;
     }
-    d->board->helper_stats[h].in_flight = helper->in_flight;
+    d->scoreboard->helper_stats[h].in_flight = helper->in_flight;
   }
 }
 
@@ -206,13 +206,13 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->is_blocked = 0;
   helper->heard_early = 0;
   helper->is_retiring = 0;
-  if (d->board->helper_stats[h].state != SHM_HELPER_UNUSED) let_all_look(d);
+  if (d->scoreboard->helper_stats[h].state != SHM_HELPER_UNUSED) let_all_look(d);
   helper->is_to_hear = 0;
   helper->told = 0;
   helper->answered = NULL;
   shmi_schedule_expect_helper(d->schedule, h, 1);
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
-  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
   stats->pid = pid;
   stats->state = SHM_HELPER_STARTING;
   stats->generation = generation;
@@ -224,8 +224,8 @@ int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->help
 
 /* The function of an answered call whose work a helper still does; NULL: there is none. */
 static const shmi_function_t *goes_on_with(int h) {
-  uint64_t row = atomic_load_explicit(&shmi_board_helper(h)->going_on, memory_order_acquire);
-  return row == 0 || row > shmi_registry_count() ? NULL : shmi_registry_row((uint32_t)(row - 1));
+  uint64_t row = atomic_load_explicit(&shmi_scoreboard_helper(h)->going_on, memory_order_acquire);
+  return row == 0 || row > shmi_function_table_count() ? NULL : shmi_function_table_row((uint32_t)(row - 1));
 }
 
 /* A delivery of a dead helper that nothing was heard of: what became of it? */
@@ -276,8 +276,8 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     }
     /* A call that was never begun may be handed over as often as helpers die. */
     if (!was_executing) r->attempts--;
-    else d->board->broker->retried++;
-    d->board->broker->requeued++;
+    else d->scoreboard->broker->retried++;
+    d->scoreboard->broker->requeued++;
   } else {
     shmi_schedule_finished(d->schedule, number, 0);
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
@@ -292,7 +292,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   if (helper->up_fd >= 0) read_helper(d, h, 1); /* what it wrote before it died */
   shmi_schedule_helper_down(d->schedule, h); /* after that: it may have said that it is ready */
   uint64_t executing =
-      atomic_load_explicit(&shmi_board_helper(h)->executing, memory_order_acquire);
+      atomic_load_explicit(&shmi_scoreboard_helper(h)->executing, memory_order_acquire);
   /* Newest first, so that those queued again keep their order. */
   for (uint64_t n = helper->deliveries;
        n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
@@ -300,7 +300,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   }
   const shmi_function_t *going_on = goes_on_with(h);
   if (going_on != NULL && victim->function == 0) {
-    victim->function = shmi_registry_address(going_on);
+    victim->function = shmi_function_table_address(going_on);
   }
   while (helper->grow_head != SHMI_NONE) {
     uint32_t number = helper->grow_head;
@@ -313,13 +313,13 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   shmi_descriptor_close(&helper->down_fd);
   shmi_descriptor_close(&helper->up_fd);
   shmi_descriptor_close(&helper->files_fd);
-  shm_helper_stats_t *stats = &d->board->helper_stats[h];
+  shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
   stats->state = helper->is_retiring ? SHM_HELPER_ABSENT : SHM_HELPER_DEAD;
   stats->pid = 0;
   stats->in_flight = 0;
   if (!was_asked) {
     stats->deaths++;
-    d->board->broker->helper_deaths++;
+    d->scoreboard->broker->helper_deaths++;
   }
   shmi_dispatch_hand_out(d);
   shmi_dispatch_flush_replies(d);
@@ -328,14 +328,14 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
 int shmi_dispatch_why_gone(const shmi_dispatch_t *d, uint64_t placement) {
   for (int h = 0; h < d->config.helpers; h++) {
     int is_named = (placement >> h & 1) != 0;
-    if (is_named && d->board->helper_stats[h].state == SHM_HELPER_GIVEN_UP) return SHM_ENO_HELPERS;
+    if (is_named && d->scoreboard->helper_stats[h].state == SHM_HELPER_GIVEN_UP) return SHM_ENO_HELPERS;
   }
   return SHM_EHELPER_GONE;
 }
 
 static void drop_helper(shmi_dispatch_t *d, int h, int pool_too, int state, int status) {
   uint32_t number;
-  d->board->helper_stats[h].state = state;
+  d->scoreboard->helper_stats[h].state = state;
   while ((number = shmi_schedule_drop_helper(d->schedule, h, pool_too)) != SHMI_NONE) {
     shmi_dispatch_answer_plain(d, number, status);
   }
@@ -352,7 +352,7 @@ void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
   shmi_schedule_helper_down(d->schedule, h);
   d->helpers[h].is_retiring = 1;
   d->retiring |= UINT64_C(1) << h;
-  d->board->helper_stats[h].state = SHM_HELPER_LEAVING;
+  d->scoreboard->helper_stats[h].state = SHM_HELPER_LEAVING;
   let_all_look(d);
   shmi_dispatch_close_retired(d);
 }
@@ -390,7 +390,7 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
     /* What it begins next, it does not tell anybody: so look again in time for any function. */
     uint64_t again_ns = now_ns + d->least_hang_ns;
     shmi_clock_earliest(next_ns, again_ns);
-    shmi_helper_page_t *page = shmi_board_helper(h);
+    shmi_helper_page_t *page = shmi_scoreboard_helper(h);
     uint64_t executing = atomic_load_explicit(&page->executing, memory_order_acquire);
     uint64_t since_ns, hang_after_ns;
     if (executing != 0) {

@@ -97,7 +97,7 @@ struct shmi_dispatch {
   int holding;      /* no call is handed out */
   int clearing;     /* slots in that state */
   int is_late;      /* something could not be had: what waits for it is tried again soon */
-  const shmi_board_t *board;
+  const shmi_scoreboard_t *scoreboard;
 };
 
 /* dispatch.c */

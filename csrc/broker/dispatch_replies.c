@@ -4,18 +4,18 @@
 #include "ipc/pipe.h"
 
 void shmi_dispatch_count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls) {
-  d->board->broker->dropped += calls;
-  d->board->child_stats[slot].dropped += calls;
+  d->scoreboard->broker->dropped += calls;
+  d->scoreboard->child_stats[slot].dropped += calls;
 }
 
 void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
                           uint64_t token, uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
   shmi_child_t *child = &d->children[r->frame.slot];
-  shm_broker_stats_t *broker = d->board->broker;
-  shm_child_stats_t *stats = &d->board->child_stats[r->frame.slot];
+  shm_broker_stats_t *broker = d->scoreboard->broker;
+  shm_child_stats_t *stats = &d->scoreboard->child_stats[r->frame.slot];
   int goes_on = status == SHM_ENEEDS_SPACE;
-  if (r->frame.kind == SHMI_FRAME_CALL && d->board->trace_records > 0) {
+  if (r->frame.kind == SHMI_FRAME_CALL && d->scoreboard->trace_records > 0) {
     shm_trace_record_t life = {.sequence = r->frame.sequence,
                                .function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr,
                                .queued_ns = r->queued_ns,
@@ -30,7 +30,7 @@ void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint6
                                .helper = r->helper,
                                .priority = r->frame.priority,
                                .generation = r->frame.generation};
-    shmi_board_trace(&life);
+    shmi_scoreboard_trace(&life);
   }
   if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {
     shmi_dispatch_count_dropped(d, r->frame.slot, 1);
@@ -90,13 +90,13 @@ void shmi_dispatch_forget_replies(shmi_dispatch_t *d, int slot) {
 static int write_replies(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
   while (child->replies_head != SHMI_NONE) {
-    shmi_frame_t frames[SHMI_CHANNEL_BURST];
+    shmi_frame_t frames[SHMI_PIPE_BURST];
     int count = 0;
-    for (uint32_t n = child->replies_head; n != SHMI_NONE && count < SHMI_CHANNEL_BURST;
+    for (uint32_t n = child->replies_head; n != SHMI_NONE && count < SHMI_PIPE_BURST;
          n = shmi_schedule_request(d->schedule, n)->next) {
       frames[count++] = shmi_schedule_request(d->schedule, n)->frame;
     }
-    int written = shmi_channel_write(child->reply_fd, frames, count);
+    int written = shmi_pipe_write(child->reply_fd, frames, count);
     if (written == SHM_EINTR) continue;
     if (written < 0) { /* nobody reads any more: its death will be told by its pidfd */
       shmi_dispatch_forget_replies(d, slot);

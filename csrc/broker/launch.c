@@ -1,6 +1,6 @@
 /* launch -- a broker from its settings to its end: shm_run and shm_leave.
  *
- * shm_run checks what it was asked for, makes what every process inherits (arenas, board, the
+ * shm_run checks what it was asked for, makes what every process inherits (arenas, scoreboard, the
  * sealed table of functions), and then either becomes the parent itself, or, for an init(), forks
  * one and becomes its child 0.
  *
@@ -58,20 +58,20 @@ static int check_config(const shm_config_t *config) {
   };
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
     if (rules[i].value < rules[i].least || rules[i].value > rules[i].most) {
-      shmi_detail_set("%s must be from %lld to %lld, not %lld", rules[i].what, rules[i].least,
+      shmi_error_detail_set("%s must be from %lld to %lld, not %lld", rules[i].what, rules[i].least,
                       rules[i].most, rules[i].value);
       return SHM_EBAD_CONFIG;
     }
   }
   for (int i = 0; i < config->helper_count; i++) {
     if (config->helper_pool[i] >= config->pool_count) {
-      shmi_detail_set("helper %d is in pool %d, but there are %d pools", i,
+      shmi_error_detail_set("helper %d is in pool %d, but there are %d pools", i,
                       config->helper_pool[i], config->pool_count);
       return SHM_EBAD_CONFIG;
     }
   }
   if (config->arena_bytes == 0) {
-    shmi_detail_set("an arena must have at least one byte");
+    shmi_error_detail_set("an arena must have at least one byte");
     return SHM_EBAD_SIZE;
   }
   return SHM_OK;
@@ -79,8 +79,8 @@ static int check_config(const shm_config_t *config) {
 
 static void destroy_broker(void) {
   shmi_arena_destroy();
-  shmi_board_destroy();
-  shmi_registry_unseal();
+  shmi_scoreboard_destroy();
+  shmi_function_table_unseal();
   shmi_role_set(SHM_ROLE_NONE, -1);
 }
 
@@ -89,7 +89,7 @@ static int create_broker(void) {
    * a socket over which memory files are passed. */
   int status = shmi_descriptor_room(5 * (settings.slot_count + settings.helper_count) + 16);
   if (status != SHM_OK) {
-    shmi_detail_set("%d children and %d helpers need more open files than the limit allows: "
+    shmi_error_detail_set("%d children and %d helpers need more open files than the limit allows: "
                     "raise it with ulimit -n",
                     settings.slot_count, settings.helper_count);
     return status;
@@ -102,10 +102,10 @@ static int create_broker(void) {
                             .huge_pages = settings.huge_pages};
   status = shmi_arena_create(&plan);
   if (status == SHM_OK) {
-    status = shmi_board_create(settings.slot_count, settings.helper_count,
+    status = shmi_scoreboard_create(settings.slot_count, settings.helper_count,
                                settings.trace_records);
   }
-  if (status == SHM_OK) status = shmi_registry_seal();
+  if (status == SHM_OK) status = shmi_function_table_seal();
   if (status != SHM_OK) destroy_broker();
   return status;
 }
@@ -116,11 +116,11 @@ static int be_parent(int request_fd, int reply_fd, pid_t caller) {
   shmi_role_set(SHM_ROLE_PARENT, -1);
   SHMI_FAULT_ROLE(SHM_ROLE_PARENT, 0, 1);
   shmi_signals_take(settings.caller_is_child);
-  int status = shmi_crew_open(&settings, &host);
-  if (status == SHM_OK && caller > 0) status = shmi_crew_admit_caller(caller, request_fd, reply_fd);
+  int status = shmi_process_table_open(&settings, &host);
+  if (status == SHM_OK && caller > 0) status = shmi_process_table_admit_caller(caller, request_fd, reply_fd);
   if (status == SHM_OK) status = shmi_supervise();
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_OVER, .exit_status = status});
-  shmi_crew_close();
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_OVER, .exit_status = status});
+  shmi_process_table_close();
   shmi_signals_give_back();
   return status;
 }
@@ -128,7 +128,7 @@ static int be_parent(int request_fd, int reply_fd, pid_t caller) {
 /* An init(): fork a parent, become child 0. */
 static int become_first_child(void) {
   int reply[2], request[2], capacity;
-  int status = shmi_crew_two_pipes(reply, request, &capacity);
+  int status = shmi_process_table_two_pipes(reply, request, &capacity);
   if (status != SHM_OK) {
     destroy_broker();
     return status;
@@ -140,7 +140,7 @@ static int become_first_child(void) {
     shmi_descriptor_close(&request[1]);
     status = be_parent(request[0], reply[1], caller);
     if (status != SHM_OK) { /* read only if it still waits */
-      strncpy(shmi_board()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
+      strncpy(shmi_scoreboard()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
     }
     shmi_role_end(&host, status == SHM_OK ? 0 : 1);
   }
@@ -155,8 +155,8 @@ static int become_first_child(void) {
   shmi_descriptor_keep_only(ends, 3);
   shmi_role_set(SHM_ROLE_CHILD, 0);
   SHMI_FAULT_ROLE(SHM_ROLE_CHILD, 0, 1);
-  uint32_t window = shmi_crew_window(settings.window, capacity);
-  status = shmi_board_become(SHM_ROLE_CHILD, 0);
+  uint32_t window = shmi_process_table_window(settings.window, capacity);
+  status = shmi_scoreboard_become(SHM_ROLE_CHILD, 0);
   if (status == SHM_OK) status = mapped;
   if (status == SHM_OK) status = shmi_arena_populate(0);
   if (status == SHM_OK) status = shmi_port_open(request[1], reply[0], window, 0);
@@ -173,7 +173,7 @@ static int become_first_child(void) {
     status = host.on_signal != NULL && host.on_signal() != 0 ? SHM_ESIGNALLED : SHM_OK;
   }
   if (status != SHM_OK) {
-    if (shmi_board()->detail[0] != '\0') shmi_detail_set("%s", shmi_board()->detail);
+    if (shmi_scoreboard()->detail[0] != '\0') shmi_error_detail_set("%s", shmi_scoreboard()->detail);
     shm_leave();
   }
   return status;
@@ -181,7 +181,7 @@ static int become_first_child(void) {
 
 int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
-  shmi_detail_set("%s", "");
+  shmi_error_detail_set("%s", "");
   int status = check_config(config);
   if (status == SHM_OK) status = shmi_init_stay_behind(lent->fork);
   if (status != SHM_OK) return status;
@@ -219,7 +219,7 @@ int shm_leave(void) {
       shmi_process_reap(&parent_process, 1, &exit_status);
       break;
     }
-    shmi_channel_wait(parent_process.pidfd, (int64_t)(until_ns - now_ns));
+    shmi_pipe_wait(parent_process.pidfd, (int64_t)(until_ns - now_ns));
   }
   uint64_t bytes;
   uint64_t mapping = shmi_arena_reservation(&bytes);

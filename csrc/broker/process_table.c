@@ -1,5 +1,5 @@
 /* process_table -- see process_table.h. */
-#include "broker/process_table.h"
+#include "broker/process_table_internal.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -22,27 +22,27 @@
 
 enum { REAP_AT_ONCE = 64 };
 
-shmi_crew_t shmi_crew = {.epoll_fd = -1};
+shmi_process_table_t shmi_process_table = {.epoll_fd = -1};
 
-#define crew shmi_crew
+#define table shmi_process_table
 
-void shmi_crew_tell(shm_event_t event) {
-  if (crew.host.on_event != NULL) crew.host.on_event(&event);
+void shmi_process_table_tell(shm_event_t event) {
+  if (table.host.on_event != NULL) table.host.on_event(&event);
 }
 
 /* ---- a role's whole life, in the new process ---- */
 
 static _Noreturn void run_helper(int index, pid_t parent, int down_fd, int up_fd, int files_fd) {
-  uint32_t generation = crew.helpers[index].generation;
+  uint32_t generation = table.helpers[index].generation;
   int ends[3] = {down_fd, up_fd, files_fd};
   int status = shmi_role_begin(SHM_ROLE_HELPER, index, parent, ends, 3);
-  if (status == SHM_OK) status = shmi_desk_open(down_fd, up_fd, files_fd, index, generation);
-  if (status != SHM_OK) shmi_role_end(&crew.host, 1);
+  if (status == SHM_OK) status = shmi_helper_port_open(down_fd, up_fd, files_fd, index, generation);
+  if (status != SHM_OK) shmi_role_end(&table.host, 1);
   SHMI_FAULT_ROLE(SHM_ROLE_HELPER, index, generation);
-  int code = crew.host.run_helper != NULL ? crew.host.run_helper(index, generation)
-                                          : shmi_desk_serve();
-  shmi_desk_close();
-  shmi_role_end(&crew.host, code);
+  int code = table.host.run_helper != NULL ? table.host.run_helper(index, generation)
+                                          : shmi_helper_port_serve();
+  shmi_helper_port_close();
+  shmi_role_end(&table.host, code);
 }
 
 static _Noreturn void run_child(int index, pid_t parent, int request_fd, int reply_fd,
@@ -54,33 +54,33 @@ static _Noreturn void run_child(int index, pid_t parent, int request_fd, int rep
   if (status == SHM_OK) {
     status = shmi_heap_open(shmi_arena_address(index), shmi_arena_bytes(), index);
   }
-  if (status != SHM_OK) shmi_role_end(&crew.host, 1);
-  if (crew.host.on_signal != NULL) shmi_port_heed_signals();
+  if (status != SHM_OK) shmi_role_end(&table.host, 1);
+  if (table.host.on_signal != NULL) shmi_port_heed_signals();
   SHMI_FAULT_ROLE(SHM_ROLE_CHILD, index, generation);
-  shmi_role_end(&crew.host,
-                crew.host.run_child != NULL ? crew.host.run_child(index, generation) : 0);
+  shmi_role_end(&table.host,
+                table.host.run_child != NULL ? table.host.run_child(index, generation) : 0);
 }
 
 /* ---- forking roles, in the parent ---- */
 
-int shmi_crew_watch(int fd, int what, int index) {
+int shmi_process_table_watch(int fd, int what, int index) {
   struct epoll_event event = {
       .events = EPOLLIN,
       .data = {.u64 = (uint64_t)(uint32_t)what << 32 | (uint32_t)index}};
-  return epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
+  return epoll_ctl(table.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
 }
 
-void shmi_crew_unwatch(int fd) { epoll_ctl(crew.epoll_fd, EPOLL_CTL_DEL, fd, NULL); }
+void shmi_process_table_unwatch(int fd) { epoll_ctl(table.epoll_fd, EPOLL_CTL_DEL, fd, NULL); }
 
 static int watch(const shmi_process_t *process, int role, int index) {
-  return shmi_crew_watch(process->pidfd, role, index);
+  return shmi_process_table_watch(process->pidfd, role, index);
 }
 
-int shmi_crew_two_pipes(int towards[2], int from[2], int *capacity) {
+int shmi_process_table_two_pipes(int towards[2], int from[2], int *capacity) {
   int other = 0;
-  int status = shmi_channel_make(towards, 2, capacity);
+  int status = shmi_pipe_make(towards, 2, capacity);
   if (status != SHM_OK) return status;
-  status = shmi_channel_make(from, 1, &other);
+  status = shmi_pipe_make(from, 1, &other);
   if (status != SHM_OK) {
     shmi_descriptor_close(&towards[0]);
     shmi_descriptor_close(&towards[1]);
@@ -100,31 +100,31 @@ static void close_ends(int towards[2], int from[2]) {
 /* A process whose end could not be watched for would be waited for in vain: it ends here. */
 static void end_unwatched(shmi_process_t *process) {
   int exit_status;
-  shmi_detail_errno("watching a new process");
+  shmi_error_detail_errno("watching a new process");
   shmi_process_signal(process, SIGKILL);
   shmi_process_reap(process, 1, &exit_status);
 }
 
-int shmi_crew_start_helper(int index) {
-  shmi_crew_helper_t *helper = &crew.helpers[index];
+int shmi_process_table_start_helper(int index) {
+  shmi_helper_entry_t *helper = &table.helpers[index];
   int down[2], up[2], files[2], capacity;
-  int status = shmi_crew_two_pipes(down, up, &capacity);
+  int status = shmi_process_table_two_pipes(down, up, &capacity);
   if (status == SHM_OK) {
     status = shmi_passing_make(files);
     if (status != SHM_OK) close_ends(down, up);
   }
   if (status != SHM_OK) {
-    shmi_detail_errno("making a helper's pipes");
+    shmi_error_detail_errno("making a helper's pipes");
     return status;
   }
-  shmi_board_reset_helper(index);
+  shmi_scoreboard_reset_helper(index);
   helper->generation++;
   helper->failed = helper->told_ready = 0;
   helper->kill_ns = 0;
   helper->was_let_go = 0;
   helper->reason = SHM_REASON_NONE;
   pid_t parent = getpid();
-  int forked = shmi_process_fork(crew.host.fork, &helper->process);
+  int forked = shmi_process_fork(table.host.fork, &helper->process);
   if (forked == 0) {
     shmi_descriptor_close(&down[1]);
     shmi_descriptor_close(&up[0]);
@@ -142,19 +142,19 @@ int shmi_crew_start_helper(int index) {
   }
   helper->started_ns = shmi_clock_ns();
   helper->respawn_ns = 0;
-  crew.helpers_alive++;
-  status = shmi_dispatch_add_helper(crew.dispatch, index, down[1], up[0], files[0],
+  table.helpers_alive++;
+  status = shmi_dispatch_add_helper(table.dispatch, index, down[1], up[0], files[0],
                                     helper->process.pid, helper->generation);
   if (status == SHM_OK) status = watch(&helper->process, SHM_ROLE_HELPER, index);
   if (status != SHM_OK) {
     shmi_victim_t none;
     end_unwatched(&helper->process);
-    shmi_dispatch_remove_helper(crew.dispatch, index, &none);
-    crew.helpers_alive--;
+    shmi_dispatch_remove_helper(table.dispatch, index, &none);
+    table.helpers_alive--;
     return status;
   }
-  if (helper->generation > 1) shmi_board()->broker->helper_respawns++;
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_STARTED,
+  if (helper->generation > 1) shmi_scoreboard()->broker->helper_respawns++;
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_HELPER_STARTED,
                                .index = index,
                                .pid = helper->process.pid,
                                .generation = helper->generation,
@@ -162,18 +162,18 @@ int shmi_crew_start_helper(int index) {
   return SHM_OK;
 }
 
-int shmi_crew_start_child(int index) {
-  shmi_crew_child_t *child = &crew.children[index];
+int shmi_process_table_start_child(int index) {
+  shmi_child_entry_t *child = &table.children[index];
   int reply[2], request[2], capacity;
-  int status = shmi_crew_two_pipes(reply, request, &capacity);
+  int status = shmi_process_table_two_pipes(reply, request, &capacity);
   if (status != SHM_OK) {
-    shmi_detail_errno("making a child's pipes");
+    shmi_error_detail_errno("making a child's pipes");
     return status;
   }
-  uint32_t window = shmi_crew_window(crew.config.window, capacity);
-  uint32_t generation = shmi_dispatch_child_generation(crew.dispatch, index) + 1;
+  uint32_t window = shmi_process_table_window(table.config.window, capacity);
+  uint32_t generation = shmi_dispatch_child_generation(table.dispatch, index) + 1;
   pid_t parent = getpid();
-  int forked = shmi_process_fork(crew.host.fork, &child->process);
+  int forked = shmi_process_fork(table.host.fork, &child->process);
   if (forked == 0) {
     shmi_descriptor_close(&reply[1]);
     shmi_descriptor_close(&request[0]);
@@ -190,17 +190,17 @@ int shmi_crew_start_child(int index) {
   child->reason = SHM_REASON_NONE;
   child->started_ns = shmi_clock_ns();
   child->respawn_ns = 0;
-  crew.children_alive++;
-  status = shmi_dispatch_add_child(crew.dispatch, index, request[0], reply[1], child->process.pid);
+  table.children_alive++;
+  status = shmi_dispatch_add_child(table.dispatch, index, request[0], reply[1], child->process.pid);
   if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
   if (status != SHM_OK) {
     end_unwatched(&child->process);
-    shmi_dispatch_remove_child(crew.dispatch, index);
+    shmi_dispatch_remove_child(table.dispatch, index);
     child->has_ended = 1;
-    crew.children_alive--;
+    table.children_alive--;
     return status;
   }
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_CHILD_STARTED,
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_CHILD_STARTED,
                                .index = index,
                                .pid = child->process.pid,
                                .generation = generation,
@@ -208,79 +208,100 @@ int shmi_crew_start_child(int index) {
   return SHM_OK;
 }
 
-int shmi_crew_admit_caller(pid_t caller, int request_fd, int reply_fd) {
-  shmi_crew_child_t *first = &crew.children[0];
+int shmi_process_table_admit_caller(pid_t caller, int request_fd, int reply_fd) {
+  shmi_child_entry_t *first = &table.children[0];
   int status = shmi_process_open(caller, &first->process);
   if (status == SHM_OK) status = watch(&first->process, SHM_ROLE_CHILD, 0);
   if (status != SHM_OK) return status;
-  crew.children_alive = 1;
-  return shmi_dispatch_add_child(crew.dispatch, 0, request_fd, reply_fd, caller);
+  table.children_alive = 1;
+  return shmi_dispatch_add_child(table.dispatch, 0, request_fd, reply_fd, caller);
 }
 
-int shmi_crew_admit_guest(int index, shmi_process_t *guest, int request_fd, int reply_fd) {
-  shmi_crew_child_t *child = &crew.children[index];
-  *child = (shmi_crew_child_t){.process = *guest, .is_guest = 1};
-  int status = shmi_dispatch_add_child(crew.dispatch, index, request_fd, reply_fd, guest->pid);
+int shmi_process_table_admit_client(int index, shmi_process_t *client, uint32_t uid,
+                                    const char *program, int request_fd, int reply_fd) {
+  shmi_child_entry_t *child = &table.children[index];
+  *child = (shmi_child_entry_t){.process = *client, .is_attached = 1, .uid = uid};
+  strncpy(child->program, program, sizeof child->program - 1);
+  int status = shmi_dispatch_add_child(table.dispatch, index, request_fd, reply_fd, client->pid);
   if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
   if (status != SHM_OK) {
-    shmi_dispatch_remove_child(crew.dispatch, index);
+    shmi_dispatch_remove_child(table.dispatch, index);
     shmi_process_forget(&child->process);
     child->has_ended = 1;
     return status;
   }
-  crew.guests_alive++;
-  shmi_crew_tell((shm_event_t){
+  table.clients_alive++;
+  shmi_process_table_tell((shm_event_t){
       .kind = SHM_EVENT_CHILD_JOINED,
       .index = index,
-      .pid = guest->pid,
-      .generation = shmi_dispatch_child_generation(crew.dispatch, index)});
+      .pid = client->pid,
+      .generation = shmi_dispatch_child_generation(table.dispatch, index)});
   return SHM_OK;
 }
 
+const char *shmi_process_table_client(int index, uint32_t *uid) {
+  const shmi_child_entry_t *child = &table.children[index];
+  if (!child->is_attached || child->process.pid == 0) return NULL;
+  *uid = child->uid;
+  return child->program;
+}
+
+int shmi_process_table_free_slot(void) {
+  for (int i = table.config.child_count; i < table.config.slot_count; i++) {
+    int has_peer = shmi_dispatch_child_state(table.dispatch, i) != SHMI_PEER_NONE;
+    if (table.children[i].process.pid == 0 && !has_peer) return i;
+  }
+  return -1;
+}
+
+const shm_config_t *shmi_process_table_config(void) { return &table.config; }
+shmi_dispatch_t *shmi_process_table_dispatch(void) { return table.dispatch; }
+void shmi_process_table_retire(void) { table.config.idle_ns = 1; } /* 0 would be: never */
+
 /* ---- more helpers, and fewer ---- */
 
-int shmi_crew_wanted(int pool, int *most) {
+int shmi_process_table_wanted(int pool, int *most) {
   int wanted = 0;
   *most = 0;
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    if (crew.config.helper_pool[i] != pool) continue;
+  for (int i = 0; i < table.config.helper_count; i++) {
+    if (table.config.helper_pool[i] != pool) continue;
     ++*most;
-    wanted += crew.helpers[i].is_wanted;
+    wanted += table.helpers[i].is_wanted;
   }
   return *most > 0 ? wanted : -1;
 }
 
 static void let_helper_go(int index) {
-  crew.helpers[index].is_wanted = 0;
-  crew.helpers[index].respawn_ns = 0;
-  crew.helpers[index].was_let_go = crew.helpers[index].process.pid != 0;
-  shmi_dispatch_retire_helper(crew.dispatch, index);
+  table.helpers[index].is_wanted = 0;
+  table.helpers[index].respawn_ns = 0;
+  table.helpers[index].was_let_go = table.helpers[index].process.pid != 0;
+  shmi_dispatch_retire_helper(table.dispatch, index);
 }
 
 static int want_helper(int index) {
-  shmi_crew_helper_t *helper = &crew.helpers[index];
+  shmi_helper_entry_t *helper = &table.helpers[index];
   helper->is_wanted = 1;
   helper->short_deaths = 0;
   /* One that was let go and has not ended yet: its end makes way for the next. */
-  return helper->process.pid != 0 ? SHM_OK : shmi_crew_start_helper(index);
+  return helper->process.pid != 0 ? SHM_OK : shmi_process_table_start_helper(index);
 }
 
-int shmi_crew_scale(int pool, int helpers) {
-  int most, before = shmi_crew_wanted(pool, &most), status = SHM_OK;
+int shmi_process_table_scale(int pool, int helpers) {
+  int most, before = shmi_process_table_wanted(pool, &most), status = SHM_OK;
   int at = before;
-  for (int i = 0; i < crew.config.helper_count && at < helpers && status == SHM_OK; i++) {
-    if (crew.config.helper_pool[i] != pool || crew.helpers[i].is_wanted) continue;
+  for (int i = 0; i < table.config.helper_count && at < helpers && status == SHM_OK; i++) {
+    if (table.config.helper_pool[i] != pool || table.helpers[i].is_wanted) continue;
     status = want_helper(i);
     if (status == SHM_OK) at++;
-    else crew.helpers[i].is_wanted = 0;
+    else table.helpers[i].is_wanted = 0;
   }
-  for (int i = crew.config.helper_count - 1; i >= 0 && at > helpers; i--) {
-    if (crew.config.helper_pool[i] != pool || !crew.helpers[i].is_wanted) continue;
+  for (int i = table.config.helper_count - 1; i >= 0 && at > helpers; i--) {
+    if (table.config.helper_pool[i] != pool || !table.helpers[i].is_wanted) continue;
     let_helper_go(i);
     at--;
   }
   if (at != before) {
-    shmi_crew_tell((shm_event_t){
+    shmi_process_table_tell((shm_event_t){
         .kind = SHM_EVENT_SCALED, .index = pool, .attempts = at, .deaths = before});
   }
   return status;
@@ -288,38 +309,38 @@ int shmi_crew_scale(int pool, int helpers) {
 
 /* ---- signalling and reaping ---- */
 
-void shmi_crew_signal_children(int signal, int reason) {
-  for (int i = 0; i < crew.config.child_count; i++) { /* guests lie behind them */
-    shmi_crew_child_t *child = &crew.children[i];
+void shmi_process_table_signal_children(int signal, int reason) {
+  for (int i = 0; i < table.config.child_count; i++) { /* clients lie behind them */
+    shmi_child_entry_t *child = &table.children[i];
     if (!child->is_ours || child->process.pid == 0) continue;
     if (child->reason == SHM_REASON_NONE) child->reason = reason;
     shmi_process_signal(&child->process, signal);
   }
 }
 
-void shmi_crew_signal_helpers(int signal) {
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    shmi_process_signal(&crew.helpers[i].process, signal);
+void shmi_process_table_signal_helpers(int signal) {
+  for (int i = 0; i < table.config.helper_count; i++) {
+    shmi_process_signal(&table.helpers[i].process, signal);
   }
 }
 
-void shmi_crew_look(const shmi_crew_news_t *news) {
+void shmi_process_table_look(const shmi_process_table_news_t *news) {
   struct epoll_event events[REAP_AT_ONCE];
-  int count = epoll_wait(crew.epoll_fd, events, REAP_AT_ONCE, 0);
+  int count = epoll_wait(table.epoll_fd, events, REAP_AT_ONCE, 0);
   for (int i = 0; i < count; i++) {
     int what = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
     int exit_status = 0;
-    if (what == SHMI_WATCH_DOOR) {
-      news->door(-1);
-    } else if (what == SHMI_WATCH_GUEST) {
-      news->door(index);
+    if (what == SHMI_WATCH_LISTENER) {
+      news->connecting(-1);
+    } else if (what == SHMI_WATCH_CLIENT) {
+      news->connecting(index);
     } else if (what == SHM_ROLE_HELPER) {
-      int pid = crew.helpers[index].process.pid;
-      if (shmi_process_reap(&crew.helpers[index].process, 0, &exit_status)) {
+      int pid = table.helpers[index].process.pid;
+      if (shmi_process_reap(&table.helpers[index].process, 0, &exit_status)) {
         news->helper_ended(index, pid, exit_status);
       }
     } else {
-      shmi_crew_child_t *child = &crew.children[index];
+      shmi_child_entry_t *child = &table.children[index];
       int pid = child->process.pid;
       if (child->is_ours) {
         if (shmi_process_reap(&child->process, 0, &exit_status)) {
@@ -335,26 +356,26 @@ void shmi_crew_look(const shmi_crew_news_t *news) {
 
 /* ---- making and ending ---- */
 
-int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
-  crew = (shmi_crew_t){.config = *config, .host = *host};
-  crew.epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
-  crew.helpers = calloc((size_t)config->helper_count, sizeof *crew.helpers);
-  crew.children = calloc((size_t)config->slot_count, sizeof *crew.children);
-  if (crew.epoll_fd < 0 || crew.helpers == NULL || crew.children == NULL) return SHM_ESYSTEM;
+int shmi_process_table_open(const shm_config_t *config, const shm_host_t *host) {
+  table = (shmi_process_table_t){.config = *config, .host = *host};
+  table.epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
+  table.helpers = calloc((size_t)config->helper_count, sizeof *table.helpers);
+  table.children = calloc((size_t)config->slot_count, sizeof *table.children);
+  if (table.epoll_fd < 0 || table.helpers == NULL || table.children == NULL) return SHM_ESYSTEM;
   for (int i = 0; i < config->helper_count; i++) {
-    crew.helpers[i].process.pidfd = -1;
-    crew.helpers[i].is_wanted = !config->helper_absent[i];
+    table.helpers[i].process.pidfd = -1;
+    table.helpers[i].is_wanted = !config->helper_absent[i];
   }
-  for (int i = 0; i < config->slot_count; i++) crew.children[i].process.pidfd = -1;
+  for (int i = 0; i < config->slot_count; i++) table.children[i].process.pidfd = -1;
   shmi_dispatch_config_t dispatch = {.children = config->slot_count,
                                      .helpers = config->helper_count,
                                      .pools = config->pool_count,
                                      .window = config->window,
-                                     .helper_pool = crew.config.helper_pool,
-                                     .min_credit = crew.config.min_credit,
-                                     .helper_absent = crew.config.helper_absent,
-                                     .supervisor_fd = crew.epoll_fd};
-  shm_broker_stats_t *stats = shmi_board()->broker;
+                                     .helper_pool = table.config.helper_pool,
+                                     .min_credit = table.config.min_credit,
+                                     .helper_absent = table.config.helper_absent,
+                                     .supervisor_fd = table.epoll_fd};
+  shm_broker_stats_t *stats = shmi_scoreboard()->broker;
   stats->started_ns = shmi_clock_ns();
   stats->parent_pid = getpid();
   stats->children = config->slot_count;
@@ -362,18 +383,18 @@ int shmi_crew_open(const shm_config_t *config, const shm_host_t *host) {
   stats->window = (int32_t)config->window;
   stats->arena_bytes = shmi_arena_bytes();
   for (int i = 0; i < config->helper_count; i++) {
-    memcpy(shmi_board()->helper_stats[i].pool_name, config->pool_name[config->helper_pool[i]],
+    memcpy(shmi_scoreboard()->helper_stats[i].pool_name, config->pool_name[config->helper_pool[i]],
            sizeof config->pool_name[0] - 1);
   }
-  return shmi_dispatch_create(&crew.dispatch, &dispatch);
+  return shmi_dispatch_create(&table.dispatch, &dispatch);
 }
 
-void shmi_crew_close(void) {
-  shmi_dispatch_destroy(crew.dispatch);
-  crew.dispatch = NULL;
-  shmi_descriptor_close(&crew.epoll_fd);
-  free(crew.helpers);
-  free(crew.children);
-  crew.helpers = NULL;
-  crew.children = NULL;
+void shmi_process_table_close(void) {
+  shmi_dispatch_destroy(table.dispatch);
+  table.dispatch = NULL;
+  shmi_descriptor_close(&table.epoll_fd);
+  free(table.helpers);
+  free(table.children);
+  table.helpers = NULL;
+  table.children = NULL;
 }

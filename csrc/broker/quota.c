@@ -10,13 +10,13 @@ static int table_count;
 
 int shmi_quota_set(const shm_quota_t *rows, int count) {
   if (count < 0 || count > SHM_MAX_QUOTAS) {
-    shmi_detail_set("a table of quotas has at most %d rows, not %d", SHM_MAX_QUOTAS, count);
+    shmi_error_detail_set("a table of quotas has at most %d rows, not %d", SHM_MAX_QUOTAS, count);
     return SHM_EBAD_CONFIG;
   }
   for (int i = 0; i < count; i++) {
     if (rows[i].window > SHM_MAX_WINDOW || rows[i].weight > SHM_MAX_WEIGHT ||
         memchr(rows[i].program, '\0', sizeof rows[i].program) == NULL) {
-      shmi_detail_set("row %d of the quotas is out of range", i);
+      shmi_error_detail_set("row %d of the quotas is out of range", i);
       return SHM_EBAD_CONFIG;
     }
   }

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/error_detail.h"
 #include "broker/listener.h"
-#include "broker/process_table.h"
+#include "broker/process_table_internal.h"
 #include "ipc/scoreboard.h"
 #include "process/signals.h"
 
@@ -43,7 +43,7 @@ static struct {
   uint64_t idle_since_ns; /* running: when somebody was last joined; 0: somebody is */
 } now;
 
-#define crew shmi_crew
+#define table shmi_process_table
 
 /* ---- the phases ---- */
 
@@ -51,23 +51,23 @@ static void enter_phase(enum phase phase) {
   now.phase = phase;
   now.forced = 0;
   /* Once no child is left nobody waits for what helpers still execute: a second to end is enough. */
-  uint64_t grace_ns = crew.config.grace_ns;
+  uint64_t grace_ns = table.config.grace_ns;
   if (phase == CLOSING && grace_ns > SECOND) grace_ns = SECOND;
   now.deadline_ns = shmi_clock_ns() + grace_ns;
 }
 
 /* Children that we did not fork are only let go: their next call says that the broker is gone. */
 static void let_go(int outcome) {
-  for (int i = 0; i < crew.config.slot_count; i++) {
-    shmi_crew_child_t *child = &crew.children[i];
+  for (int i = 0; i < table.config.slot_count; i++) {
+    shmi_child_entry_t *child = &table.children[i];
     if (child->is_ours || child->has_ended || child->process.pid <= 0) continue;
-    strncpy(shmi_board()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
-    shmi_dispatch_tell_ready(crew.dispatch, i, outcome); /* read only if it still waits */
-    shmi_dispatch_remove_child(crew.dispatch, i);
+    strncpy(shmi_scoreboard()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
+    shmi_dispatch_tell_ready(table.dispatch, i, outcome); /* read only if it still waits */
+    shmi_dispatch_remove_child(table.dispatch, i);
     shmi_process_forget(&child->process);
     child->has_ended = 1;
-    if (child->is_guest) crew.guests_alive--;
-    else crew.children_alive--;
+    if (child->is_attached) table.clients_alive--;
+    else table.children_alive--;
   }
 }
 
@@ -76,8 +76,8 @@ static void begin_ending(int signal) {
   enter_phase(ENDING);
   now.restarts_waiting = 0;
   let_go(now.outcome);
-  shmi_crew_signal_children(signal, SHM_REASON_ENDING);
-  if (was_starting) shmi_crew_signal_helpers(signal); /* nobody waits for a model that loads */
+  shmi_process_table_signal_children(signal, SHM_REASON_ENDING);
+  if (was_starting) shmi_process_table_signal_helpers(signal); /* nobody waits for a model that loads */
   now.forced = 1;
   /* A child that unwinds may still want an answer, and one that waits in the queue and does not
    * unwind gets it; but what is given up at once need not be begun. */
@@ -87,11 +87,11 @@ static void begin_ending(int signal) {
 static void fail(int outcome) {
   if (now.outcome == SHM_OK) now.outcome = outcome;
   if (now.phase >= DRAINING) return;
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
-  shmi_door_shut();
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_DRAINING, .exit_status = outcome});
+  shmi_listener_shut();
   if (outcome == SHM_ESIGNALLED && now.phase == RUNNING) {
     enter_phase(DRAINING);
-    shmi_dispatch_hold(crew.dispatch, 1);
+    shmi_dispatch_hold(table.dispatch, 1);
   } else {
     begin_ending(SIGTERM);
   }
@@ -99,42 +99,42 @@ static void fail(int outcome) {
 
 static void begin_closing(void) {
   let_go(SHM_ESTOPPED);
-  shmi_door_shut();
+  shmi_listener_shut();
   enter_phase(CLOSING);
-  shmi_dispatch_close_helpers(crew.dispatch);
+  shmi_dispatch_close_helpers(table.dispatch);
 }
 
 static int everybody_left(void) {
-  if (now.phase == RUNNING && crew.config.persistent != SHM_UNTIL_CHILDREN_END) {
-    const shmi_crew_child_t *first = &crew.children[crew.config.child_count];
-    return crew.config.persistent == SHM_UNTIL_FIRST_LEFT &&
-           (first->has_ended || (first->process.pid == 0 && !shmi_door_has_somebody()));
+  if (now.phase == RUNNING && table.config.persistent != SHM_UNTIL_CHILDREN_END) {
+    const shmi_child_entry_t *first = &table.children[table.config.child_count];
+    return table.config.persistent == SHM_UNTIL_FIRST_LEFT &&
+           (first->has_ended || (first->process.pid == 0 && !shmi_listener_has_clients()));
   }
-  /* Guests are let go when draining is over: until then they get their answers. */
-  int waiting = now.phase == DRAINING ? crew.guests_alive : 0;
-  return crew.children_alive == 0 && waiting == 0 && now.restarts_waiting == 0;
+  /* Clients are let go when draining is over: until then they get their answers. */
+  int waiting = now.phase == DRAINING ? table.clients_alive : 0;
+  return table.children_alive == 0 && waiting == 0 && now.restarts_waiting == 0;
 }
 
 static void begin_running(void) {
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    if (crew.helpers[i].is_wanted &&
-        shmi_dispatch_helper_state(crew.dispatch, i) != SHMI_PEER_UP) {
+  for (int i = 0; i < table.config.helper_count; i++) {
+    if (table.helpers[i].is_wanted &&
+        shmi_dispatch_helper_state(table.dispatch, i) != SHMI_PEER_UP) {
       return;
     }
   }
-  int status = shmi_door_open(crew.config.door_fd);
+  int status = shmi_listener_open(table.config.listener_fd);
   if (status != SHM_OK) {
     fail(status);
     return;
   }
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_READY});
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_READY});
   enter_phase(RUNNING);
-  if (crew.config.caller_is_child) {
-    shmi_dispatch_tell_ready(crew.dispatch, 0, SHM_OK);
+  if (table.config.caller_is_child) {
+    shmi_dispatch_tell_ready(table.dispatch, 0, SHM_OK);
     return;
   }
-  for (int i = 0; i < crew.config.child_count; i++) {
-    status = shmi_crew_start_child(i);
+  for (int i = 0; i < table.config.child_count; i++) {
+    status = shmi_process_table_start_child(i);
     if (status != SHM_OK) {
       fail(status);
       return;
@@ -148,12 +148,12 @@ static void advance(void) {
   if (now.phase >= RUNNING && now.phase <= ENDING && everybody_left()) {
     begin_closing();
   }
-  if (now.phase == CLOSING && crew.helpers_alive == 0) now.phase = OVER;
+  if (now.phase == CLOSING && table.helpers_alive == 0) now.phase = OVER;
 }
 
 /* Draining is over when everything is answered and children have had a moment to take it in. */
 static void drain(uint64_t at_ns, uint64_t *next_ns) {
-  if (!shmi_dispatch_is_drained(crew.dispatch)) {
+  if (!shmi_dispatch_is_drained(table.dispatch)) {
     now.drained_ns = 0;
   } else if (now.drained_ns == 0) {
     now.drained_ns = at_ns;
@@ -165,23 +165,23 @@ static void drain(uint64_t at_ns, uint64_t *next_ns) {
 }
 
 static int is_in_use(void) {
-  return crew.children_alive > 0 || crew.guests_alive > 0 || shmi_door_has_somebody() ||
-         !shmi_dispatch_is_drained(crew.dispatch);
+  return table.children_alive > 0 || table.clients_alive > 0 || shmi_listener_has_clients() ||
+         !shmi_dispatch_is_drained(table.dispatch);
 }
 
 /* Nobody is left who could be told to end, and no call: on to the end at once. */
 static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
-  if (crew.config.idle_ns == 0 || crew.config.persistent != SHM_UNTIL_TOLD) return;
+  if (table.config.idle_ns == 0 || table.config.persistent != SHM_UNTIL_TOLD) return;
   if (is_in_use()) {
     now.idle_since_ns = 0;
     return;
   }
   if (now.idle_since_ns == 0) now.idle_since_ns = at_ns;
-  if (at_ns - now.idle_since_ns < crew.config.idle_ns) {
-    shmi_clock_earliest(next_ns, now.idle_since_ns + crew.config.idle_ns);
+  if (at_ns - now.idle_since_ns < table.config.idle_ns) {
+    shmi_clock_earliest(next_ns, now.idle_since_ns + table.config.idle_ns);
     return;
   }
-  shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_IDLE, .delay_ns = crew.config.idle_ns});
+  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_IDLE, .delay_ns = table.config.idle_ns});
   begin_closing();
 }
 
@@ -189,7 +189,7 @@ static void end_idle(uint64_t at_ns, uint64_t *next_ns) {
 static void release(uint64_t at_ns, uint64_t *next_ns) {
   if (at_ns >= now.release_ns) {
     now.release_ns = 0;
-    shmi_dispatch_hold(crew.dispatch, 0);
+    shmi_dispatch_hold(table.dispatch, 0);
   }
   shmi_clock_earliest(next_ns, now.release_ns);
 }
@@ -202,10 +202,10 @@ static void press(uint64_t at_ns) {
     return;
   }
   int signal = now.forced == 0 ? SIGTERM : SIGKILL;
-  if (now.phase == ENDING) shmi_crew_signal_children(signal, SHM_REASON_ENDING);
-  else shmi_crew_signal_helpers(signal);
+  if (now.phase == ENDING) shmi_process_table_signal_children(signal, SHM_REASON_ENDING);
+  else shmi_process_table_signal_helpers(signal);
   now.forced = signal == SIGTERM ? 1 : 2;
-  now.deadline_ns = at_ns + (crew.config.grace_ns < SECOND ? crew.config.grace_ns : SECOND);
+  now.deadline_ns = at_ns + (table.config.grace_ns < SECOND ? table.config.grace_ns : SECOND);
 }
 
 /* ---- deaths ---- */
@@ -219,30 +219,30 @@ static uint64_t backoff_ns(int in_a_row, uint64_t most_ms) {
 }
 
 static int in_a_row(int so_far, uint64_t started_ns, uint64_t ended_ns) {
-  return ended_ns - started_ns < crew.config.death_window_ns ? so_far + 1 : 1;
+  return ended_ns - started_ns < table.config.death_window_ns ? so_far + 1 : 1;
 }
 
-/* A guest has left or died. Whoever comes next finds its place clean. */
-static void guest_left(int index, int pid) {
-  crew.children[index].has_ended = 1;
-  crew.guests_alive--;
-  shmi_dispatch_remove_child(crew.dispatch, index);
-  shmi_crew_tell(
+/* A client has left or died. Whoever comes next finds its place clean. */
+static void client_left(int index, int pid) {
+  table.children[index].has_ended = 1;
+  table.clients_alive--;
+  shmi_dispatch_remove_child(table.dispatch, index);
+  shmi_process_table_tell(
       (shm_event_t){.kind = SHM_EVENT_CHILD_LEFT,
                     .index = index,
                     .pid = pid,
-                    .generation = shmi_dispatch_child_generation(crew.dispatch, index),
-                    .reason = crew.children[index].reason});
-  shmi_dispatch_clear_child(crew.dispatch, index);
+                    .generation = shmi_dispatch_child_generation(table.dispatch, index),
+                    .reason = table.children[index].reason});
+  shmi_dispatch_clear_child(table.dispatch, index);
 }
 
 static void handle_signals(void);
 
 static void child_ended(int index, int pid, int exit_status) {
-  shmi_crew_child_t *child = &crew.children[index];
+  shmi_child_entry_t *child = &table.children[index];
   if (child->has_ended) return;
-  if (child->is_guest) {
-    guest_left(index, pid);
+  if (child->is_attached) {
+    client_left(index, pid);
     return;
   }
   /* Who told the whole process group to end told us first: then this is no failure. */
@@ -252,24 +252,24 @@ static void child_ended(int index, int pid, int exit_status) {
   if (now.phase >= DRAINING && was_told) child->reason = SHM_REASON_ENDING;
   uint64_t at_ns = shmi_clock_ns();
   int failed = exit_status != 0 && child->is_ours;
-  if (exit_status == 0 && child->is_ours && crew.host.is_done != NULL && now.phase == RUNNING) {
-    failed = !crew.host.is_done(index);
+  if (exit_status == 0 && child->is_ours && table.host.is_done != NULL && now.phase == RUNNING) {
+    failed = !table.host.is_done(index);
   }
   child->short_lives = in_a_row(child->short_lives, child->started_ns, at_ns);
   if (child->short_lives == 1) child->restarts = 0; /* the bound is for those that keep failing */
   int again = failed && now.phase == RUNNING &&
-              crew.config.restart == SHM_RESTART_ON_FAILURE &&
-              child->restarts < crew.config.max_restarts;
-  crew.children_alive--;
+              table.config.restart == SHM_RESTART_ON_FAILURE &&
+              child->restarts < table.config.max_restarts;
+  table.children_alive--;
   child->has_ended = !again;
-  shmi_dispatch_remove_child(crew.dispatch, index);
-  if (failed && child->reason != SHM_REASON_ENDING) shmi_board()->broker->child_deaths++;
-  shmi_crew_tell(
+  shmi_dispatch_remove_child(table.dispatch, index);
+  if (failed && child->reason != SHM_REASON_ENDING) shmi_scoreboard()->broker->child_deaths++;
+  shmi_process_table_tell(
       (shm_event_t){.kind = SHM_EVENT_CHILD_ENDED,
                     .index = index,
                     .pid = pid,
                     .exit_status = exit_status,
-                    .generation = shmi_dispatch_child_generation(crew.dispatch, index),
+                    .generation = shmi_dispatch_child_generation(table.dispatch, index),
                     .is_final = !again,
                     .is_failure = failed && child->reason != SHM_REASON_ENDING,
                     .reason = child->reason,
@@ -278,13 +278,13 @@ static void child_ended(int index, int pid, int exit_status) {
   if (again) {
     child->respawn_ns = at_ns + backoff_ns(child->short_lives, BACKOFF_MAX_MS);
     now.restarts_waiting++;
-    shmi_dispatch_clear_child(crew.dispatch, index);
+    shmi_dispatch_clear_child(table.dispatch, index);
     return;
   }
   if (now.phase == STARTING) fail(SHM_ESTOPPED); /* an init() that was interrupted */
   if (!failed) return;
   if (now.outcome == SHM_OK) { /* those that end after it were told to */
-    shmi_detail_set("child %d ended with %s %d", index,
+    shmi_error_detail_set("child %d ended with %s %d", index,
                     exit_status < 0 ? "signal" : "exit status",
                     exit_status < 0 ? -exit_status : exit_status);
   }
@@ -292,10 +292,10 @@ static void child_ended(int index, int pid, int exit_status) {
 }
 
 static int others_are_up(int index) {
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    if (i != index && crew.helpers[i].is_wanted &&
-        crew.config.helper_pool[i] == crew.config.helper_pool[index] &&
-        shmi_dispatch_helper_state(crew.dispatch, i) == SHMI_PEER_UP) {
+  for (int i = 0; i < table.config.helper_count; i++) {
+    if (i != index && table.helpers[i].is_wanted &&
+        table.config.helper_pool[i] == table.config.helper_pool[index] &&
+        shmi_dispatch_helper_state(table.dispatch, i) == SHMI_PEER_UP) {
       return 1;
     }
   }
@@ -306,10 +306,10 @@ static int others_are_up(int index) {
  * needs one again by now. */
 static void retired(int index, int pid, int exit_status, int has_died, const shmi_victim_t *victim,
                     uint64_t at_ns) {
-  shmi_crew_helper_t *helper = &crew.helpers[index];
+  shmi_helper_entry_t *helper = &table.helpers[index];
   helper->was_let_go = 0;
   helper->deaths += has_died;
-  shmi_crew_tell((shm_event_t){
+  shmi_process_table_tell((shm_event_t){
       .kind = has_died ? SHM_EVENT_HELPER_DIED : SHM_EVENT_HELPER_RETIRED,
       .index = index,
       .pid = pid,
@@ -324,12 +324,12 @@ static void retired(int index, int pid, int exit_status, int has_died, const shm
 }
 
 static void helper_ended(int index, int pid, int exit_status) {
-  shmi_crew_helper_t *helper = &crew.helpers[index];
+  shmi_helper_entry_t *helper = &table.helpers[index];
   uint64_t at_ns = shmi_clock_ns();
   shmi_victim_t victim;
-  int was_asked = shmi_dispatch_helper_is_closed(crew.dispatch, index);
-  shmi_dispatch_remove_helper(crew.dispatch, index, &victim);
-  crew.helpers_alive--;
+  int was_asked = shmi_dispatch_helper_is_closed(table.dispatch, index);
+  shmi_dispatch_remove_helper(table.dispatch, index, &victim);
+  table.helpers_alive--;
   if (now.phase >= ENDING) return;
   if (now.phase != STARTING && helper->was_let_go) {
     retired(index, pid, exit_status, !was_asked, &victim, at_ns);
@@ -337,11 +337,11 @@ static void helper_ended(int index, int pid, int exit_status) {
   }
   helper->deaths++;
   helper->short_deaths = in_a_row(helper->short_deaths, helper->started_ns, at_ns);
-  int given_up = helper->short_deaths >= crew.config.max_deaths;
+  int given_up = helper->short_deaths >= table.config.max_deaths;
   /* A broker that others rely on goes on, and tries again; a launch ends. */
-  int goes_on = given_up && crew.config.persistent == SHM_UNTIL_TOLD;
+  int goes_on = given_up && table.config.persistent == SHM_UNTIL_TOLD;
   uint64_t wait_ns = backoff_ns(helper->short_deaths, goes_on ? GIVEN_UP_MAX_MS : BACKOFF_MAX_MS);
-  shmi_crew_tell((shm_event_t){
+  shmi_process_table_tell((shm_event_t){
       .kind = helper->failed ? SHM_EVENT_HELPER_FAILED : SHM_EVENT_HELPER_DIED,
       .index = index,
       .pid = pid,
@@ -355,19 +355,19 @@ static void helper_ended(int index, int pid, int exit_status) {
       .sequence = victim.sequence,
       .function = victim.function});
   if (now.phase == STARTING) { /* a launch is all or nothing */
-    shmi_detail_set("helper %d ended while it was starting (%s %d)", index,
+    shmi_error_detail_set("helper %d ended while it was starting (%s %d)", index,
                     exit_status < 0 ? "killed by signal" : "exit status",
                     exit_status < 0 ? -exit_status : exit_status);
     fail(SHM_ESESSION);
     return;
   }
   if (goes_on) { /* those that wait would do so through the pause, maybe for the next death */
-    shmi_dispatch_give_up_helper(crew.dispatch, index, !others_are_up(index));
+    shmi_dispatch_give_up_helper(table.dispatch, index, !others_are_up(index));
   } else if (given_up) {
-    shmi_detail_set("helper %d died %d times, each within %llu s of its start", index,
+    shmi_error_detail_set("helper %d died %d times, each within %llu s of its start", index,
                     helper->short_deaths,
-                    (unsigned long long)(crew.config.death_window_ns / SECOND));
-    shmi_dispatch_give_up_helper(crew.dispatch, index, 1);
+                    (unsigned long long)(table.config.death_window_ns / SECOND));
+    shmi_dispatch_give_up_helper(table.dispatch, index, 1);
     fail(helper->failed ? SHM_ESESSION : SHM_ENO_HELPERS);
     return;
   }
@@ -376,51 +376,51 @@ static void helper_ended(int index, int pid, int exit_status) {
 
 /* One that we did not fork is over for us, whatever it goes on to do. */
 static void let_caller_go(int index) {
-  int pid = crew.children[index].process.pid;
-  shmi_process_forget(&crew.children[index].process);
+  int pid = table.children[index].process.pid;
+  shmi_process_forget(&table.children[index].process);
   child_ended(index, pid, 0);
 }
 
 static void callers_left(void) {
-  for (int i = 0; i < crew.config.slot_count; i++) {
-    if (crew.children[i].is_ours || crew.children[i].has_ended) continue;
-    if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_LEFT) {
+  for (int i = 0; i < table.config.slot_count; i++) {
+    if (table.children[i].is_ours || table.children[i].has_ended) continue;
+    if (shmi_dispatch_child_state(table.dispatch, i) == SHMI_PEER_LEFT) {
       let_caller_go(i);
     }
   }
 }
 
 static void end_offenders(void) {
-  for (int i = 0; i < crew.config.slot_count; i++) {
-    shmi_crew_child_t *child = &crew.children[i];
-    if (shmi_dispatch_child_state(crew.dispatch, i) != SHMI_PEER_OFFENDED) continue;
+  for (int i = 0; i < table.config.slot_count; i++) {
+    shmi_child_entry_t *child = &table.children[i];
+    if (shmi_dispatch_child_state(table.dispatch, i) != SHMI_PEER_OFFENDED) continue;
     if (child->reason == SHM_REASON_PROTOCOL) continue; /* its end will come */
     child->reason = SHM_REASON_PROTOCOL;
-    shmi_crew_tell((shm_event_t){
+    shmi_process_table_tell((shm_event_t){
         .kind = SHM_EVENT_CHILD_PROTOCOL, .index = i, .pid = child->process.pid});
     if (child->is_ours) shmi_process_signal(&child->process, SIGKILL);
-    /* Who errs may go on writing to its arena: a guest's is given to nobody before its end. */
-    else if (child->is_guest) shmi_dispatch_remove_child(crew.dispatch, i);
+    /* Who errs may go on writing to its arena: a client's is given to nobody before its end. */
+    else if (child->is_attached) shmi_dispatch_remove_child(table.dispatch, i);
     else let_caller_go(i);
   }
 }
 
 static void helpers_ready(void) {
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    shmi_crew_helper_t *helper = &crew.helpers[i];
-    int state = shmi_dispatch_helper_state(crew.dispatch, i);
+  for (int i = 0; i < table.config.helper_count; i++) {
+    shmi_helper_entry_t *helper = &table.helpers[i];
+    int state = shmi_dispatch_helper_state(table.dispatch, i);
     if (state == SHMI_PEER_FAILED && !helper->failed) {
       helper->failed = 1;
       if (now.phase == STARTING) {
-        shmi_detail_set("helper %d could not make its session", i);
-        shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_FAILED, .index = i,
+        shmi_error_detail_set("helper %d could not make its session", i);
+        shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_HELPER_FAILED, .index = i,
                                      .pid = helper->process.pid, .is_final = 1,
                                      .generation = helper->generation});
         fail(SHM_ESESSION);
       }
     } else if (state == SHMI_PEER_UP && !helper->told_ready) {
       helper->told_ready = 1;
-      shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_READY, .index = i,
+      shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_HELPER_READY, .index = i,
                                    .pid = helper->process.pid,
                                    .generation = helper->generation,
                                    .deaths = helper->deaths});
@@ -434,16 +434,16 @@ static void helpers_ready(void) {
 static void tell_delay(int kind, int index, int *delays) {
   ++*delays;
   if ((*delays & (*delays - 1)) != 0) return;
-  shmi_crew_tell((shm_event_t){
+  shmi_process_table_tell((shm_event_t){
       .kind = kind, .index = index, .attempts = *delays, .delay_ns = SECOND});
 }
 
 static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    shmi_crew_helper_t *helper = &crew.helpers[i];
+  for (int i = 0; i < table.config.helper_count; i++) {
+    shmi_helper_entry_t *helper = &table.helpers[i];
     if (helper->process.pid != 0 || helper->respawn_ns == 0 || !helper->is_wanted) continue;
     if (helper->respawn_ns <= at_ns) {
-      if (shmi_crew_start_helper(i) == SHM_OK) {
+      if (shmi_process_table_start_helper(i) == SHM_OK) {
         helper->delays = 0;
       } else { /* no process or descriptor to be had now: try again later, others serve on */
         helper->respawn_ns = at_ns + SECOND;
@@ -455,18 +455,18 @@ static void replace_helpers(uint64_t at_ns, uint64_t *next_ns) {
 }
 
 static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
-  for (int i = 0; i < crew.config.child_count && now.restarts_waiting > 0; i++) {
-    shmi_crew_child_t *child = &crew.children[i];
+  for (int i = 0; i < table.config.child_count && now.restarts_waiting > 0; i++) {
+    shmi_child_entry_t *child = &table.children[i];
     if (child->process.pid != 0 || child->respawn_ns == 0) continue;
     if (child->respawn_ns > at_ns) {
       shmi_clock_earliest(next_ns, child->respawn_ns);
-    } else if (shmi_dispatch_child_state(crew.dispatch, i) == SHMI_PEER_NONE) {
+    } else if (shmi_dispatch_child_state(table.dispatch, i) == SHMI_PEER_NONE) {
       child->restarts++;
-      if (shmi_crew_start_child(i) == SHM_OK) {
+      if (shmi_process_table_start_child(i) == SHM_OK) {
         now.restarts_waiting--;
         child->delays = 0;
-        shmi_board()->broker->child_restarts++;
-        shmi_board()->child_stats[i].restarts++;
+        shmi_scoreboard()->broker->child_restarts++;
+        shmi_scoreboard()->child_stats[i].restarts++;
       } else {
         child->restarts--;
         child->respawn_ns = at_ns + SECOND;
@@ -480,25 +480,25 @@ static void restart_children(uint64_t at_ns, uint64_t *next_ns) {
 /* The ladder: SIGABRT leaves a stack, SIGKILL ends whatever is left. */
 static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
   uint64_t look_ns;
-  uint64_t hung = shmi_dispatch_hung(crew.dispatch, at_ns, &look_ns);
+  uint64_t hung = shmi_dispatch_hung(table.dispatch, at_ns, &look_ns);
   shmi_clock_earliest(next_ns, look_ns);
   for (; hung != 0; hung &= hung - 1) {
     int i = __builtin_ctzll(hung);
-    shmi_crew_helper_t *helper = &crew.helpers[i];
+    shmi_helper_entry_t *helper = &table.helpers[i];
     if (helper->reason == SHM_REASON_HUNG) continue;
     helper->reason = SHM_REASON_HUNG;
-    shmi_board()->broker->helper_hangs++;
-    shmi_crew_tell((shm_event_t){.kind = SHM_EVENT_HELPER_HUNG, .index = i,
+    shmi_scoreboard()->broker->helper_hangs++;
+    shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_HELPER_HUNG, .index = i,
                                  .pid = helper->process.pid,
                                  .generation = helper->generation});
     shmi_process_signal(&helper->process, SIGABRT);
     helper->kill_ns = at_ns + HANG_GRACE_MS * MS;
   }
-  for (int i = 0; i < crew.config.helper_count; i++) {
-    shmi_crew_helper_t *helper = &crew.helpers[i];
+  for (int i = 0; i < table.config.helper_count; i++) {
+    shmi_helper_entry_t *helper = &table.helpers[i];
     if (helper->kill_ns == 0 && helper->was_let_go &&
-        shmi_dispatch_helper_is_closed(crew.dispatch, i)) {
-      helper->kill_ns = at_ns + crew.config.grace_ns; /* it has nothing left to do but to end */
+        shmi_dispatch_helper_is_closed(table.dispatch, i)) {
+      helper->kill_ns = at_ns + table.config.grace_ns; /* it has nothing left to do but to end */
     }
     if (helper->kill_ns == 0 || helper->process.pid == 0) continue;
     if (helper->kill_ns <= at_ns) {
@@ -511,14 +511,14 @@ static void end_hung_helpers(uint64_t at_ns, uint64_t *next_ns) {
 
 /* An attached program counts on a page apart, which nobody else sees. */
 static void copy_pages(uint64_t at_ns, uint64_t *next_ns) {
-  if (crew.guests_alive == 0) return;
-  const shm_broker_stats_t *broker = shmi_board()->broker;
+  if (table.clients_alive == 0) return;
+  const shm_broker_stats_t *broker = shmi_scoreboard()->broker;
   uint64_t messages = broker->submitted + broker->answered;
   if (now.copy_pages_ns == 0 && messages != now.copied_at) {
     now.copy_pages_ns = at_ns + COPY_PAGES_MS * MS;
   }
   if (now.copy_pages_ns != 0 && now.copy_pages_ns <= at_ns) {
-    shmi_board_copy_pages();
+    shmi_scoreboard_copy_pages();
     now.copied_at = messages;
     now.copy_pages_ns = 0;
   }
@@ -538,7 +538,7 @@ static uint64_t timers(uint64_t at_ns) {
     end_idle(at_ns, &next_ns);
   }
   if (now.phase >= RUNNING && now.phase <= ENDING) end_hung_helpers(at_ns, &next_ns);
-  shmi_door_timers(at_ns, &next_ns);
+  shmi_listener_timers(at_ns, &next_ns);
   copy_pages(at_ns, &next_ns);
   return next_ns;
 }
@@ -547,8 +547,8 @@ static uint64_t timers(uint64_t at_ns) {
 
 static void kill_all(void) {
   if (now.phase < ENDING) begin_ending(SIGKILL);
-  shmi_crew_signal_children(SIGKILL, SHM_REASON_ENDING);
-  shmi_crew_signal_helpers(SIGKILL);
+  shmi_process_table_signal_children(SIGKILL, SHM_REASON_ENDING);
+  shmi_process_table_signal_helpers(SIGKILL);
 }
 
 static void handle_signals(void) {
@@ -559,7 +559,7 @@ static void handle_signals(void) {
     fail(SHM_ESIGNALLED);
     if (!is_first) kill_all(); /* asked twice: now */
   }
-  if (crew.host.on_signal != NULL && crew.host.on_signal() != 0) fail(SHM_ESIGNALLED);
+  if (table.host.on_signal != NULL && table.host.on_signal() != 0) fail(SHM_ESIGNALLED);
 }
 
 /* A wait that finds something ready at once delivers no signal, and a busy broker may wait like
@@ -571,14 +571,14 @@ static void let_signals_in(uint64_t at_ns) {
   handle_signals();
 }
 
-static const shmi_crew_news_t news = {
-    .helper_ended = helper_ended, .child_ended = child_ended, .door = shmi_door_look};
+static const shmi_process_table_news_t news = {
+    .helper_ended = helper_ended, .child_ended = child_ended, .connecting = shmi_listener_look};
 
 int shmi_supervise(void) {
   memset(&now, 0, sizeof now);
-  for (int i = 0; i < crew.config.helper_count && now.phase == STARTING; i++) {
-    if (!crew.helpers[i].is_wanted) continue;
-    int status = shmi_crew_start_helper(i);
+  for (int i = 0; i < table.config.helper_count && now.phase == STARTING; i++) {
+    if (!table.helpers[i].is_wanted) continue;
+    int status = shmi_process_table_start_helper(i);
     if (status != SHM_OK) fail(status);
   }
   for (;;) {
@@ -590,14 +590,14 @@ int shmi_supervise(void) {
       next_ns = timers(at_ns);
     } while (now.phase != before);
     if (now.phase == OVER) {
-      shmi_door_close();
+      shmi_listener_close();
       return now.outcome;
     }
     int64_t timeout_ns = -1;
     if (next_ns != 0) timeout_ns = next_ns > at_ns ? (int64_t)(next_ns - at_ns) : 0;
-    int turn = shmi_dispatch_turn(crew.dispatch, timeout_ns, shmi_signals_wait_mask());
+    int turn = shmi_dispatch_turn(table.dispatch, timeout_ns, shmi_signals_wait_mask());
     if (turn < 0) {
-      shmi_detail_errno("waiting for messages");
+      shmi_error_detail_errno("waiting for messages");
       fail(turn);
       kill_all();
       continue;
@@ -605,9 +605,9 @@ int shmi_supervise(void) {
     if (turn & SHMI_TURN_SIGNAL) handle_signals();
     else let_signals_in(at_ns);
     if (turn & SHMI_TURN_READY) helpers_ready();
-    if (turn & SHMI_TURN_SUPERVISOR) shmi_crew_look(&news);
+    if (turn & SHMI_TURN_SUPERVISOR) shmi_process_table_look(&news);
     if (turn & SHMI_TURN_LEFT) callers_left();
     if (turn & SHMI_TURN_OFFENDED) end_offenders();
-    if (turn & SHMI_TURN_FREED) shmi_door_slot_freed();
+    if (turn & SHMI_TURN_FREED) shmi_listener_slot_freed();
   }
 }

@@ -43,7 +43,7 @@ int shmi_spin(shmi_spin_t *spin) {
     spin->skipped = 0;
     spin->trust = SPIN_SECOND_CHANCE;
   }
-  if (shmi_board_calls_out() * 2 > spin->cores) return 0;
+  if (shmi_scoreboard_calls_out() * 2 > spin->cores) return 0;
   uint64_t end_ns = shmi_clock_ns() + SPIN_NS;
   do {
     for (int look = 0; look < SPIN_LOOKS; look++) {

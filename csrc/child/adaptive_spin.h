@@ -2,7 +2,7 @@
  *
  * A round trip is four wake-ups, and waking a core that fell idle costs more than all the rest.
  * So a caller whose replies have lately come within SPIN_NS watches, for that long, the count of
- * its answers that the dispatcher keeps on the board, and sleeps in the read only then. It
+ * its answers that the dispatcher keeps on the scoreboard, and sleeps in the read only then. It
  * watches only while there are cores to spare: as many as twice the calls that are out in the
  * whole broker. Replies that come later cost it the habit; every SPIN_RETRY calls it looks again
  * whether times have changed, a few times in a row, because the first of a row finds cores that

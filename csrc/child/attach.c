@@ -34,15 +34,15 @@ static uint64_t answer_by_ns; /* of that; 0: never too late */
 int shmi_join_is_member(void) { return is_member; }
 
 static int say(int fd, shmi_hello_t *hello) {
-  hello->magic = SHMI_GUEST_MAGIC;
-  hello->version = SHMI_GUEST_VERSION;
+  hello->magic = SHMI_ATTACH_MAGIC;
+  hello->version = SHMI_ATTACH_VERSION;
   ssize_t sent;
   do {
     sent = send(fd, hello, sizeof *hello, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   /* One that refuses at sight has closed its end already: what it said is there to be heard. */
   if (sent == (ssize_t)sizeof *hello || errno == EPIPE || errno == ECONNRESET) return SHM_OK;
-  shmi_detail_errno("saying hello to the broker");
+  shmi_error_detail_errno("saying hello to the broker");
   return SHM_EBROKER_DIED;
 }
 
@@ -52,21 +52,21 @@ static int say_hello(int fd, const char *program, int64_t wait_ns) {
   return say(fd, &hello);
 }
 
-static void close_all(int descriptors[SHMI_GUEST_DESCRIPTORS]) {
-  for (int i = 0; i < SHMI_GUEST_DESCRIPTORS; i++) shmi_descriptor_close(&descriptors[i]);
+static void close_all(int descriptors[SHMI_ATTACH_DESCRIPTORS]) {
+  for (int i = 0; i < SHMI_ATTACH_DESCRIPTORS; i++) shmi_descriptor_close(&descriptors[i]);
 }
 
 /* The answer, with the descriptors it brings: how many, or a negative status and none. */
-static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_GUEST_DESCRIPTORS]) {
+static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_ATTACH_DESCRIPTORS]) {
   int count =
-      shmi_passing_receive(fd, welcome, sizeof *welcome, descriptors, SHMI_GUEST_DESCRIPTORS);
-  if (count >= 0 && (welcome->magic != SHMI_GUEST_MAGIC || welcome->version != SHMI_GUEST_VERSION)) {
+      shmi_passing_receive(fd, welcome, sizeof *welcome, descriptors, SHMI_ATTACH_DESCRIPTORS);
+  if (count >= 0 && (welcome->magic != SHMI_ATTACH_MAGIC || welcome->version != SHMI_ATTACH_VERSION)) {
     close_all(descriptors);
     count = SHM_EREFUSED;
   }
   if (count >= 0) welcome->sentence[sizeof welcome->sentence - 1] = '\0';
   if (count == SHM_EREFUSED) {
-    shmi_detail_set("%s", "what it answers is not what a broker of this version says");
+    shmi_error_detail_set("%s", "what it answers is not what a broker of this version says");
   }
   return count;
 }
@@ -79,20 +79,20 @@ static int refusal_of(const shmi_welcome_t *welcome) {
 /* What it takes over of the descriptors is -1 then. */
 static int become_member(const shmi_welcome_t *welcome, int descriptors[], int heeds_signals) {
   if (welcome->window < 1 || welcome->window > SHM_MAX_WINDOW) {
-    shmi_detail_set("it gives a window of %u messages", welcome->window);
+    shmi_error_detail_set("it gives a window of %u messages", welcome->window);
     return SHM_EREFUSED;
   }
   shmi_role_set(SHM_ROLE_CHILD, welcome->slot);
-  int status = shmi_arena_join(descriptors[SHMI_GUEST_ARENA], welcome->slot,
+  int status = shmi_arena_join(descriptors[SHMI_ATTACH_ARENA], welcome->slot,
                                welcome->arena_address, welcome->arena_bytes);
   if (status == SHM_OK) {
-    status = shmi_board_join(descriptors[SHMI_GUEST_BOARD], welcome->slot,
-                             descriptors[SHMI_GUEST_PAGE]);
+    status = shmi_scoreboard_join(descriptors[SHMI_ATTACH_SCOREBOARD], welcome->slot,
+                             descriptors[SHMI_ATTACH_PAGE]);
   }
   if (status == SHM_OK) {
-    status = shmi_port_open(descriptors[SHMI_GUEST_REQUESTS], descriptors[SHMI_GUEST_REPLIES],
+    status = shmi_port_open(descriptors[SHMI_ATTACH_REQUESTS], descriptors[SHMI_ATTACH_REPLIES],
                             welcome->window, welcome->slot);
-    if (status == SHM_OK) descriptors[SHMI_GUEST_REQUESTS] = descriptors[SHMI_GUEST_REPLIES] = -1;
+    if (status == SHM_OK) descriptors[SHMI_ATTACH_REQUESTS] = descriptors[SHMI_ATTACH_REPLIES] = -1;
   }
   if (status == SHM_OK) {
     status = shmi_heap_open(shmi_arena_address(welcome->slot), welcome->arena_bytes,
@@ -104,20 +104,20 @@ static int become_member(const shmi_welcome_t *welcome, int descriptors[], int h
 
 static void forget_broker(void) {
   shmi_arena_destroy();
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   shmi_role_set(SHM_ROLE_NONE, -1);
   is_member = 0;
 }
 
-static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+static int join(int connection_fd, const char *program, int64_t wait_ns, int heeds_signals,
                 int *manifest_fd) {
   struct stat socket; /* numbers of descriptors come again: an asker may have given up */
-  if (fstat(door_fd, &socket) != 0) {
-    shmi_detail_errno("asking to be let in");
+  if (fstat(connection_fd, &socket) != 0) {
+    shmi_error_detail_errno("asking to be let in");
     return SHM_ESYSTEM;
   }
   if (asked != socket.st_ino) {
-    int status = say_hello(door_fd, program, wait_ns);
+    int status = say_hello(connection_fd, program, wait_ns);
     if (status != SHM_OK) return status;
     asked = socket.st_ino;
     answer_by_ns = wait_ns < 0 ? 0 : shmi_clock_ns() + (uint64_t)wait_ns + ANSWER_NS;
@@ -128,52 +128,52 @@ static int join(int door_fd, const char *program, int64_t wait_ns, int heeds_sig
       asked = 0;
       return SHM_ETIMEOUT;
     }
-    ready = shmi_channel_wait(door_fd, HEED_NS);
+    ready = shmi_pipe_wait(connection_fd, HEED_NS);
     if (ready <= 0 && heeds_signals) return SHM_EINTR;
   } while (ready == 0 || ready == SHM_EINTR);
   shmi_welcome_t welcome;
-  int descriptors[SHMI_GUEST_DESCRIPTORS];
-  int count = hear(door_fd, &welcome, descriptors);
+  int descriptors[SHMI_ATTACH_DESCRIPTORS];
+  int count = hear(connection_fd, &welcome, descriptors);
   if (count == SHM_EINTR) return count;
   asked = 0;
   if (count < 0) return count;
   if (welcome.status != SHM_OK) {
     close_all(descriptors);
-    shmi_detail_set("%s", welcome.sentence);
+    shmi_error_detail_set("%s", welcome.sentence);
     return refusal_of(&welcome);
   }
-  int status = count >= SHMI_GUEST_MANIFEST ? become_member(&welcome, descriptors, heeds_signals)
+  int status = count >= SHMI_ATTACH_MANIFEST ? become_member(&welcome, descriptors, heeds_signals)
                                             : SHM_EREFUSED;
-  shmi_descriptor_close(&descriptors[SHMI_GUEST_ARENA]);
-  shmi_descriptor_close(&descriptors[SHMI_GUEST_BOARD]);
-  shmi_descriptor_close(&descriptors[SHMI_GUEST_PAGE]);
+  shmi_descriptor_close(&descriptors[SHMI_ATTACH_ARENA]);
+  shmi_descriptor_close(&descriptors[SHMI_ATTACH_SCOREBOARD]);
+  shmi_descriptor_close(&descriptors[SHMI_ATTACH_PAGE]);
   if (status != SHM_OK) {
     shmi_port_close();
     forget_broker();
     close_all(descriptors);
     return status;
   }
-  if (count > SHMI_GUEST_MANIFEST) { /* the caller's from here on */
-    *manifest_fd = fcntl(descriptors[SHMI_GUEST_MANIFEST], F_DUPFD_CLOEXEC, 0);
-    shmi_descriptor_close(&descriptors[SHMI_GUEST_MANIFEST]);
+  if (count > SHMI_ATTACH_MANIFEST) { /* the caller's from here on */
+    *manifest_fd = fcntl(descriptors[SHMI_ATTACH_MANIFEST], F_DUPFD_CLOEXEC, 0);
+    shmi_descriptor_close(&descriptors[SHMI_ATTACH_MANIFEST]);
   }
   is_member = 1;
   return SHM_OK;
 }
 
-int shm_join(int door_fd, const char *program, int64_t wait_ns, int heeds_signals,
+int shm_join(int connection_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd) {
-  shmi_detail_set("%s", "");
+  shmi_error_detail_set("%s", "");
   *manifest_fd = -1;
   pid_t me = getpid(), nobody = __atomic_load_n(&joining, __ATOMIC_RELAXED);
   /* What a process inherited from one that was joining when it forked is nobody's there. */
   if (nobody == me ||
       !__atomic_compare_exchange_n(&joining, &nobody, me, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-    shmi_detail_set("another thread is just joining one");
+    shmi_error_detail_set("another thread is just joining one");
     return SHM_ENESTED;
   }
   int status = shmi_role() == SHM_ROLE_NONE
-                   ? join(door_fd, program, wait_ns, heeds_signals, manifest_fd)
+                   ? join(connection_fd, program, wait_ns, heeds_signals, manifest_fd)
                    : SHM_ENESTED;
   __atomic_store_n(&joining, 0, __ATOMIC_RELEASE);
   return status;
@@ -204,7 +204,7 @@ static void keep_privately(uint64_t mapping, size_t bytes) {
 /* ---- questions and commands ---- */
 
 static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifest_fd) {
-  shmi_detail_set("%s", "");
+  shmi_error_detail_set("%s", "");
   *manifest_fd = -1;
   int status = say(fd, hello);
   if (status != SHM_OK) return status;
@@ -213,9 +213,9 @@ static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifes
   do {
     at_ns = shmi_clock_ns();
     if (at_ns >= until_ns) return SHM_ETIMEOUT;
-    ready = shmi_channel_wait(fd, (int64_t)(until_ns - at_ns));
+    ready = shmi_pipe_wait(fd, (int64_t)(until_ns - at_ns));
   } while (ready == 0 || ready == SHM_EINTR);
-  int descriptors[SHMI_GUEST_DESCRIPTORS], count;
+  int descriptors[SHMI_ATTACH_DESCRIPTORS], count;
   do {
     count = hear(fd, answer, descriptors);
   } while (count == SHM_EINTR);
@@ -224,33 +224,33 @@ static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifes
   if (count > 0) *manifest_fd = fcntl(descriptors[0], F_DUPFD_CLOEXEC, 0);
   close_all(descriptors);
   if (answer->status == SHM_OK) return SHM_OK;
-  shmi_detail_set("%s", answer->sentence);
+  shmi_error_detail_set("%s", answer->sentence);
   return refusal_of(answer);
 }
 
-int shm_ask(int door_fd, int pool, int *before, int *manifest_fd) {
+int shm_ask(int connection_fd, int pool, int *before, int *manifest_fd) {
   shmi_hello_t hello = {.kind = SHMI_HELLO_ASK, .pool = pool};
   shmi_welcome_t answer = {0};
-  int status = ask(door_fd, &hello, &answer, manifest_fd);
+  int status = ask(connection_fd, &hello, &answer, manifest_fd);
   *before = answer.helpers_before;
   return status;
 }
 
-int shm_ask_scale(int door_fd, int pool, int helpers, int *before) {
+int shm_ask_scale(int connection_fd, int pool, int helpers, int *before) {
   shmi_hello_t hello = {.kind = SHMI_HELLO_SCALE, .pool = pool, .helpers = helpers};
   shmi_welcome_t answer = {0};
   int manifest_fd;
-  int status = ask(door_fd, &hello, &answer, &manifest_fd);
+  int status = ask(connection_fd, &hello, &answer, &manifest_fd);
   if (manifest_fd >= 0) close(manifest_fd);
   *before = answer.helpers_before;
   return status;
 }
 
-int shm_ask_retire(int door_fd) {
+int shm_ask_retire(int connection_fd) {
   shmi_hello_t hello = {.kind = SHMI_HELLO_RETIRE};
   shmi_welcome_t answer = {0};
   int manifest_fd;
-  int status = ask(door_fd, &hello, &answer, &manifest_fd);
+  int status = ask(connection_fd, &hello, &answer, &manifest_fd);
   if (manifest_fd >= 0) close(manifest_fd);
   return status;
 }
@@ -274,6 +274,6 @@ int shm_disown(void) {
   uint64_t mapping = shmi_arena_reservation(&bytes);
   if (shmi_heap_disown(mapping, bytes)) shmi_arena_detach();
   forget_broker();
-  shmi_registry_unseal();
+  shmi_function_table_unseal();
   return SHM_OK;
 }

@@ -24,7 +24,7 @@ static shmi_child_page_t *page; /* where monitors read how full the arena is */
 static _Thread_local int last_status;
 
 int shmi_heap_open(uint64_t base, size_t bytes, int child) {
-  page = shmi_board_child(child);
+  page = shmi_scoreboard_child(child);
   int status = shmi_tlsf_create(&heap, (void *)(uintptr_t)base, bytes);
   heap_base = status == SHM_OK ? base : 0;
   heap_bytes = status == SHM_OK ? bytes : 0;

@@ -106,13 +106,13 @@ static int heeds(void) { return port.heeds && is_main_thread(); }
 
 /* Wait for a reply: 1, 0 at the time-out (< 0: none), SHM_EINTR when it is time to look. */
 static int wait_for_reply(int reply_fd, int tick_fd, int64_t timeout_ns) {
-  if (tick_fd < 0) return shmi_channel_wait(reply_fd, timeout_ns);
+  if (tick_fd < 0) return shmi_pipe_wait(reply_fd, timeout_ns);
   if (!port.tick_is_set) {
     struct itimerspec once = {.it_value = {.tv_nsec = HEED_NS}};
     timerfd_settime(tick_fd, 0, &once, NULL);
     port.tick_is_set = 1;
   }
-  int ready = shmi_channel_wait_either(reply_fd, tick_fd, timeout_ns);
+  int ready = shmi_pipe_wait_either(reply_fd, tick_fd, timeout_ns);
   if (ready != 2) return ready;
   port.tick_is_set = 0; /* the next wait sets it anew, which takes the tick back: no read, because
                            bytes read are counted, and shall be those of frames */
@@ -159,7 +159,7 @@ static entry_t *entry_of(uint64_t sequence) {
 /* The broker may make it smaller or larger at any time (a quota that is read anew). */
 static uint32_t window_now(void) {
   uint64_t told =
-      __atomic_load_n(&shmi_board()->child_stats[port.child].window, __ATOMIC_RELAXED);
+      __atomic_load_n(&shmi_scoreboard()->child_stats[port.child].window, __ATOMIC_RELAXED);
   return told == 0 || told > port.window ? port.window : (uint32_t)told;
 }
 
@@ -263,7 +263,7 @@ static void settle_all(int status, int led_by_drainer) {
   futex_raise(&port.room_futex);
 }
 
-static int is_lost(void) { return port.broken || shmi_channel_has_ended(port.reply_fd); }
+static int is_lost(void) { return port.broken || shmi_pipe_has_ended(port.reply_fd); }
 
 /* ---- leading ---- */
 
@@ -295,7 +295,7 @@ static void lead_pass(void) {
  * timeout_ns < 0: block. SHM_OK when frames were settled, SHM_EAGAIN at the time-out,
  * SHM_ENOT_RUNNING when the port was closed meanwhile. */
 static int lead_once(int64_t timeout_ns, int as_drainer) {
-  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  shmi_frame_t frames[SHMI_PIPE_BURST];
   uint32_t closings = port.closings;
   int spins = port.spins && timeout_ns != 0 && !as_drainer;
   int looks_up = timeout_ns >= 0 || (!as_drainer && port.heeds);
@@ -306,7 +306,7 @@ static int lead_once(int64_t timeout_ns, int as_drainer) {
   int is_near = spins && shmi_spin(&port.spin);
   if (!is_near && looks_up) got = wait_for_reply(reply_fd, tick_fd, timeout_ns);
   SHMI_FAULT(BEFORE_READ);
-  if (got == 1) got = shmi_channel_read(reply_fd, frames, SHMI_CHANNEL_BURST);
+  if (got == 1) got = shmi_pipe_read(reply_fd, frames, SHMI_PIPE_BURST);
   else if (got == 0) got = SHM_EAGAIN;
   if (got > 0) SHMI_FAULT(AFTER_READ);
   if (!lock_again(closings)) return SHM_ENOT_RUNNING;
@@ -382,7 +382,7 @@ static int send_frames(const shmi_frame_t *frames, int count) {
   int sent = 0;
   SHMI_FAULT(BEFORE_REPLY);
   while (sent < count) {
-    int got = shmi_channel_write(port.request_fd, frames + sent, count - sent);
+    int got = shmi_pipe_write(port.request_fd, frames + sent, count - sent);
     if (got > 0) sent += got;
     else if (got != SHM_EINTR) return got == 0 ? SHM_ESYSTEM : got;
   }
@@ -675,7 +675,7 @@ static int64_t await_replies(int64_t timeout_ns) {
       port.drainers++;
       int fd = port.event_fd;
       pthread_mutex_unlock(&port.lock);
-      status = shmi_channel_wait(fd, timeout_ns > 0 ? until(deadline_ns) : -1);
+      status = shmi_pipe_wait(fd, timeout_ns > 0 ? until(deadline_ns) : -1);
       if (!lock_again(closings)) continue;
       port.drainers--;
       if (status == 1) status = SHM_OK;
@@ -738,9 +738,9 @@ int shmi_port_send(const shm_msg_t *msgs, int count, uint32_t limit) {
   pthread_mutex_lock(&port.lock);
   int status = SHM_OK, sent = 0;
   while (sent < count && status == SHM_OK) {
-    shmi_frame_t frames[SHMI_CHANNEL_BURST];
+    shmi_frame_t frames[SHMI_PIPE_BURST];
     int piece = 0;
-    while (piece < SHMI_CHANNEL_BURST && sent + piece < count && port.talk_outstanding < limit) {
+    while (piece < SHMI_PIPE_BURST && sent + piece < count && port.talk_outstanding < limit) {
       const shm_msg_t *msg = &msgs[sent + piece];
       entry_t *entry = entry_take(ENTRY_TALK, msg);
       if (entry == NULL) break;
@@ -807,12 +807,12 @@ int shmi_port_open(int request_fd, int reply_fd, uint32_t window, int child) {
   port.request_fd = request_fd;
   port.reply_fd = reply_fd;
   port.window = window;
-  port.page = shmi_board_child(child);
+  port.page = shmi_scoreboard_child(child);
   port.child = child;
   port.arena_base = shmi_arena_address(child);
   port.arena_bytes = shmi_arena_bytes();
   port.shift = (uint64_t)shmi_arena_shift();
-  shmi_spin_open(&port.spin, &shmi_board()->child_stats[child].answered);
+  shmi_spin_open(&port.spin, &shmi_scoreboard()->child_stats[child].answered);
   port.broken = 0;
   port.open = 1;
   pthread_mutex_unlock(&port.lock);
@@ -886,7 +886,7 @@ int shmi_port_wait_ready(void) {
   shmi_frame_t frame;
   for (;;) {
     if (port.heeds && wait_for_reply(port.reply_fd, port.tick_fd, -1) == SHM_EINTR) return SHM_EINTR;
-    int got = shmi_channel_read(port.reply_fd, &frame, 1);
+    int got = shmi_pipe_read(port.reply_fd, &frame, 1);
     if (got == SHM_EINTR) return SHM_EINTR;
     if (got < 0) return got;
     if (got == 1 && frame.kind == SHMI_FRAME_READY) return shmi_status_from_wire(frame.status);

@@ -15,13 +15,13 @@
 
 enum {
   QUEUE = SHMI_BOARD_RING,
-  REPLIES = SHMI_CHANNEL_BURST,
+  REPLIES = SHMI_PIPE_BURST,
   GROWS_IN_A_ROW = 64, /* room for results comes first, as often as that; then what waits has a turn */
   HOLD_REPLIES_NS = 100000, /* how long a reply may wait for company, by the best knowledge */
   LOOK_AGAIN_NS = 200000    /* how stale the queue may be: a GROW goes ahead of what waits */
 };
 
-static struct desk {
+static struct port {
   int down_fd, up_fd, files_fd;
   uint32_t arenas_due;  /* memory files that lie in files_fd */
   uint32_t clear_head, clear_count;
@@ -47,19 +47,19 @@ static struct desk {
   uint64_t last_take[SHM_MAX_BATCH];
   uint64_t going_on_ns; /* since when work goes on after its answer; 0: none does */
   shmi_frame_t replies[REPLIES];
-} desk = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .helper = -1};
+} port = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .helper = -1};
 
 static int flush(void) {
-  uint32_t count = desk.reply_count;
-  desk.reply_count = 0;
+  uint32_t count = port.reply_count;
+  port.reply_count = 0;
   uint32_t written = 0;
   if (count > 0) SHMI_FAULT(BEFORE_REPLY);
   while (written < count) {
-    int got = shmi_channel_write(desk.up_fd, desk.replies + written, (int)(count - written));
+    int got = shmi_pipe_write(port.up_fd, port.replies + written, (int)(count - written));
     if (got > 0) written += (uint32_t)got;
     else if (got != SHM_EINTR) return SHM_ESTOPPED; /* nobody reads: the parent is gone */
   }
-  if (count > 0) shmi_count(&desk.page->frames_sent, count);
+  if (count > 0) shmi_count(&port.page->frames_sent, count);
   if (count > 0) SHMI_FAULT(AFTER_REPLY);
   return SHM_OK;
 }
@@ -67,27 +67,27 @@ static int flush(void) {
 /* Take in what lies in the pipe. timeout_ns < 0: wait until there is something. */
 static int look(int64_t timeout_ns) {
   /* The private queue holds at least a control ring's worth, which is more than may be out. */
-  uint32_t room = QUEUE - (desk.count > desk.grow_count ? desk.count : desk.grow_count);
-  if (room < SHMI_CHANNEL_BURST) return SHM_OK;
-  shmi_frame_t frames[SHMI_CHANNEL_BURST * 4];
-  int max = room < SHMI_CHANNEL_BURST * 4 ? (int)room : SHMI_CHANNEL_BURST * 4;
+  uint32_t room = QUEUE - (port.count > port.grow_count ? port.count : port.grow_count);
+  if (room < SHMI_PIPE_BURST) return SHM_OK;
+  shmi_frame_t frames[SHMI_PIPE_BURST * 4];
+  int max = room < SHMI_PIPE_BURST * 4 ? (int)room : SHMI_PIPE_BURST * 4;
   if (timeout_ns >= 0) {
-    int ready = shmi_channel_wait(desk.down_fd, timeout_ns);
+    int ready = shmi_pipe_wait(port.down_fd, timeout_ns);
     if (ready == 0) return SHM_EAGAIN;
     if (ready < 0) return ready;
   }
   SHMI_FAULT(BEFORE_READ);
-  int got = shmi_channel_read(desk.down_fd, frames, max);
+  int got = shmi_pipe_read(port.down_fd, frames, max);
   if (got == SHM_EINTR) return SHM_EINTR;
   if (got < 0) {
-    desk.stopping = 1;
+    port.stopping = 1;
     return SHM_OK;
   }
   int has_heard = 0;
   for (int i = 0; i < got; i++) {
     if ((frames[i].flags & SHMI_FRAME_NEW_ARENA) != 0) {
       has_heard = 1;
-      desk.arenas_due++;
+      port.arenas_due++;
     }
     if (frames[i].kind == SHMI_FRAME_GONE) {
       has_heard = 1;
@@ -95,15 +95,15 @@ static int look(int64_t timeout_ns) {
     }
     if (frames[i].kind == SHMI_FRAME_CLEAR) { /* its arena may be one of those that are due */
       has_heard = 1;
-      desk.clears[(desk.clear_head + desk.clear_count++) % QUEUE] = frames[i];
+      port.clears[(port.clear_head + port.clear_count++) % QUEUE] = frames[i];
       continue;
     }
     int is_grow = frames[i].kind == SHMI_FRAME_GROW;
-    shmi_frame_t *ring = is_grow ? desk.grows : desk.queue;
-    uint32_t at = is_grow ? desk.grow_head + desk.grow_count++ : desk.head + desk.count++;
+    shmi_frame_t *ring = is_grow ? port.grows : port.queue;
+    uint32_t at = is_grow ? port.grow_head + port.grow_count++ : port.head + port.count++;
     ring[at % QUEUE] = frames[i];
   }
-  shmi_count(&desk.page->frames_received, (uint64_t)got);
+  shmi_count(&port.page->frames_received, (uint64_t)got);
   SHMI_FAULT(AFTER_READ);
   return has_heard ? SHM_EINTR : SHM_OK; /* the caller looks after what it keeps, and comes back */
 }
@@ -114,51 +114,51 @@ static uint32_t units(uint64_t from_ns, uint64_t to_ns) {
 }
 
 static void publish_executing(void) {
-  uint64_t value = desk.begun == 0 ? 0 : desk.lowest << 16 | (desk.highest - desk.lowest + 1);
-  atomic_store_explicit(&desk.page->executing, value, memory_order_release);
+  uint64_t value = port.begun == 0 ? 0 : port.lowest << 16 | (port.highest - port.lowest + 1);
+  atomic_store_explicit(&port.page->executing, value, memory_order_release);
 }
 
 /* On to the lowest call that was begun and has not ended: those behind it may have ended before it,
  * and between them lie the numbers of what is no call. */
 static void skip_finished(void) {
-  while (desk.lowest <= desk.highest) {
-    const shmi_frame_t *frame = &desk.taken[desk.lowest % QUEUE];
-    if (frame->delivery == desk.lowest && frame->kind == SHMI_FRAME_CALL) return;
-    desk.lowest++;
+  while (port.lowest <= port.highest) {
+    const shmi_frame_t *frame = &port.taken[port.lowest % QUEUE];
+    if (frame->delivery == port.lowest && frame->kind == SHMI_FRAME_CALL) return;
+    port.lowest++;
   }
 }
 
 int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
-  if (desk.helper < 0) return SHM_ENOT_HELPER;
-  shmi_frame_t *call = &desk.taken[delivery % QUEUE];
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  shmi_frame_t *call = &port.taken[delivery % QUEUE];
   if (delivery == 0 || call->delivery != delivery) return SHM_EBAD_FRAME;
   call->delivery = 0; /* finished once */
   uint64_t now = shmi_clock_ns();
-  desk.now_ns = now;
-  uint32_t started = units(call->handed_ns, desk.started_ns[delivery % QUEUE]);
+  port.now_ns = now;
+  uint32_t started = units(call->handed_ns, port.started_ns[delivery % QUEUE]);
   uint32_t finished = units(call->handed_ns, now);
-  if (desk.function[delivery % QUEUE] > 0) {
-    desk.is_short[desk.function[delivery % QUEUE] - 1] =
-        now - desk.started_ns[delivery % QUEUE] < HOLD_REPLIES_NS;
+  if (port.function[delivery % QUEUE] > 0) {
+    port.is_short[port.function[delivery % QUEUE] - 1] =
+        now - port.started_ns[delivery % QUEUE] < HOLD_REPLIES_NS;
   }
 
-  shmi_outcome_t *outcome = &desk.page->finished[delivery % SHMI_BOARD_RING];
+  shmi_outcome_t *outcome = &port.page->finished[delivery % SHMI_BOARD_RING];
   outcome->value = value;
   outcome->status = shmi_status_to_wire(status);
   outcome->started_units = started;
   outcome->finished_units = finished;
   atomic_store_explicit(&outcome->delivery, delivery, memory_order_release);
   if (call->kind == SHMI_FRAME_CALL) {
-    desk.begun--;
+    port.begun--;
     skip_finished();
     publish_executing();
   }
 
-  if (desk.reply_count == 0) desk.first_reply_ns = now;
-  desk.replies[desk.reply_count++] =
-      (shmi_frame_t){.result = {.token = desk.generation, .value = value},
+  if (port.reply_count == 0) port.first_reply_ns = now;
+  port.replies[port.reply_count++] =
+      (shmi_frame_t){.result = {.token = port.generation, .value = value},
                      .sequence = call->sequence,
-                     .slot = (uint16_t)desk.helper,
+                     .slot = (uint16_t)port.helper,
                      .kind = SHMI_FRAME_REPLY,
                      .generation = call->generation,
                      .status = shmi_status_to_wire(status),
@@ -167,7 +167,7 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
                      .started_units = started,
                      .finished_units = finished};
   /* The token: a parked result is found again only in the generation that parked it. */
-  if (desk.reply_count == REPLIES) return flush();
+  if (port.reply_count == REPLIES) return flush();
   return SHM_OK;
 }
 
@@ -175,10 +175,10 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
  * child that sent the message. */
 static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
   const shmi_function_t *function =
-      shmi_registry_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
+      shmi_function_table_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
   if (function == NULL) return SHM_EBAD_FUNCTION;
   uint64_t address = (uint64_t)(uintptr_t)frame->msg.params;
-  desk.function[frame->delivery % QUEUE] = (uint16_t)(function->index + 1);
+  port.function[frame->delivery % QUEUE] = (uint16_t)(function->index + 1);
   *bytes = (uint32_t)function->params_bytes;
   if (function->func == NULL) {
     *bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
@@ -193,9 +193,9 @@ static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
 
 static void begin(const shmi_frame_t *frame, shm_work_t *work) {
   uint64_t delivery = frame->delivery;
-  desk.taken[delivery % QUEUE] = *frame;
-  desk.started_ns[delivery % QUEUE] = desk.now_ns;
-  desk.function[delivery % QUEUE] = 0;
+  port.taken[delivery % QUEUE] = *frame;
+  port.started_ns[delivery % QUEUE] = port.now_ns;
+  port.function[delivery % QUEUE] = 0;
   *work = (shm_work_t){.delivery = delivery,
                        .function = (uint64_t)(uintptr_t)frame->msg.func_ptr,
                        .params = (uint64_t)(uintptr_t)frame->msg.params,
@@ -222,19 +222,19 @@ static void clear(const shmi_frame_t *frame) {
 /* Slots have changed hands: map their new memory. The host has been told in between (SHM_EINTR), and
  * has let go of what it kept of the old. No call that is queued here is of an old one. */
 static int settle_arenas(void) {
-  for (; desk.arenas_due > 0; desk.arenas_due--) {
-    int child = shmi_arena_take(desk.files_fd);
+  for (; port.arenas_due > 0; port.arenas_due--) {
+    int child = shmi_arena_take(port.files_fd);
     if (child < 0) return child; /* the calls that need it are made elsewhere when this one is gone */
   }
-  for (; desk.clear_count > 0; desk.clear_count--) {
-    clear(&desk.clears[desk.clear_head++ % QUEUE]);
+  for (; port.clear_count > 0; port.clear_count--) {
+    clear(&port.clears[port.clear_head++ % QUEUE]);
   }
   return SHM_OK;
 }
 
 static int take_grow(shm_work_t *work) {
-  const shmi_frame_t frame = desk.grows[desk.grow_head++ % QUEUE];
-  desk.grow_count--;
+  const shmi_frame_t frame = port.grows[port.grow_head++ % QUEUE];
+  port.grow_count--;
   begin(&frame, work);
   work->is_grow = 1;
   work->token = frame.result.token;
@@ -248,32 +248,32 @@ static int take_grow(shm_work_t *work) {
     work->block_bytes = __atomic_load_n((const uint32_t *)(uintptr_t)address, __ATOMIC_RELAXED);
     if (!shmi_range_inside(base, capacity, address, work->block_bytes)) return -1;
   }
-  desk.last_take[0] = work->delivery;
-  desk.taken_count = 1;
-  desk.grows_in_a_row++;
+  port.last_take[0] = work->delivery;
+  port.taken_count = 1;
+  port.grows_in_a_row++;
   return 1;
 }
 
 /* The next batch of the queue: how many of its messages are good. */
 static int take_batch(shm_work_t *works, int max) {
   int good = 0, more = 1;
-  uint64_t first = desk.queue[desk.head % QUEUE].delivery, last = first;
-  for (uint32_t i = 0; i < desk.count; i++) { /* all of the batch lies here */
-    const shmi_frame_t *frame = &desk.queue[(desk.head + i) % QUEUE];
+  uint64_t first = port.queue[port.head % QUEUE].delivery, last = first;
+  for (uint32_t i = 0; i < port.count; i++) { /* all of the batch lies here */
+    const shmi_frame_t *frame = &port.queue[(port.head + i) % QUEUE];
     last = frame->delivery;
-    desk.taken[last % QUEUE] = *frame; /* begun, all of them, before the first of them can end */
+    port.taken[last % QUEUE] = *frame; /* begun, all of them, before the first of them can end */
     if ((frame->flags & SHMI_FRAME_MORE) == 0) break;
   }
-  desk.grows_in_a_row = 0;
-  if (desk.begun == 0) desk.lowest = first;
-  desk.highest = last;
-  desk.begun += (uint32_t)(last - first + 1);
+  port.grows_in_a_row = 0;
+  if (port.begun == 0) port.lowest = first;
+  port.highest = last;
+  port.begun += (uint32_t)(last - first + 1);
   /* The time first: who sees what executes must not take the last call's beginning for its. */
-  atomic_store_explicit(&desk.page->executing_since_ns, desk.now_ns, memory_order_relaxed);
+  atomic_store_explicit(&port.page->executing_since_ns, port.now_ns, memory_order_relaxed);
   publish_executing();
-  while (more && desk.count > 0) {
-    const shmi_frame_t *frame = &desk.queue[desk.head++ % QUEUE];
-    desk.count--;
+  while (more && port.count > 0) {
+    const shmi_frame_t *frame = &port.queue[port.head++ % QUEUE];
+    port.count--;
     more = (frame->flags & SHMI_FRAME_MORE) != 0;
     shm_work_t work;
     begin(frame, &work);
@@ -283,18 +283,18 @@ static int take_batch(shm_work_t *works, int max) {
       continue;
     }
     works[good] = work;
-    desk.last_take[good++] = work.delivery;
+    port.last_take[good++] = work.delivery;
   }
-  desk.taken_count = (uint32_t)good;
-  if (good > 0) desk.serving_slot = works[0].slot;
+  port.taken_count = (uint32_t)good;
+  if (good > 0) port.serving_slot = works[0].slot;
   return good;
 }
 
 /* Is the whole batch at the head of the queue here? A batch of more than one burst may have
  * been cut by the end of a read. */
 static int batch_is_whole(void) {
-  for (uint32_t i = 0; i < desk.count; i++) {
-    if ((desk.queue[(desk.head + i) % QUEUE].flags & SHMI_FRAME_MORE) == 0) return 1;
+  for (uint32_t i = 0; i < port.count; i++) {
+    if ((port.queue[(port.head + i) % QUEUE].flags & SHMI_FRAME_MORE) == 0) return 1;
   }
   return 0;
 }
@@ -302,46 +302,46 @@ static int batch_is_whole(void) {
 /* May the replies that are ready wait until the call at the head of the queue has run? Not when
  * that is known to be long, or not known at all. */
 static int may_hold_replies(void) {
-  if (desk.now_ns - desk.first_reply_ns > HOLD_REPLIES_NS) return 0;
-  const shmi_frame_t *next = &desk.queue[desk.head % QUEUE];
+  if (port.now_ns - port.first_reply_ns > HOLD_REPLIES_NS) return 0;
+  const shmi_frame_t *next = &port.queue[port.head % QUEUE];
   const shmi_function_t *function =
-      shmi_registry_find((uint64_t)(uintptr_t)next->msg.func_ptr);
-  return function != NULL && desk.is_short[function->index];
+      shmi_function_table_find((uint64_t)(uintptr_t)next->msg.func_ptr);
+  return function != NULL && port.is_short[function->index];
 }
 
 int shm_helper_go_on(void) {
-  if (desk.helper < 0) return SHM_ENOT_HELPER;
-  if (desk.taken_count > 0 && desk.going_on_ns == 0) {
-    uint64_t delivery = desk.last_take[desk.taken_count - 1];
-    desk.going_on_ns = desk.now_ns;
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  if (port.taken_count > 0 && port.going_on_ns == 0) {
+    uint64_t delivery = port.last_take[port.taken_count - 1];
+    port.going_on_ns = port.now_ns;
     /* Before the reply: who has it must find the helper at work, or done with it. */
-    atomic_store_explicit(&desk.page->going_on_since_ns, desk.started_ns[delivery % QUEUE],
+    atomic_store_explicit(&port.page->going_on_since_ns, port.started_ns[delivery % QUEUE],
                           memory_order_relaxed);
-    atomic_store_explicit(&desk.page->going_on, desk.function[delivery % QUEUE],
+    atomic_store_explicit(&port.page->going_on, port.function[delivery % QUEUE],
                           memory_order_release);
   }
   return flush();
 }
 
 static void end_going_on(void) {
-  desk.now_ns = shmi_clock_ns();
-  shmi_count(&desk.page->went_on_ns, desk.now_ns - desk.going_on_ns);
-  desk.going_on_ns = 0;
-  atomic_store_explicit(&desk.page->going_on, 0, memory_order_release);
-  shmi_count(&desk.page->went_on, 1);
+  port.now_ns = shmi_clock_ns();
+  shmi_count(&port.page->went_on_ns, port.now_ns - port.going_on_ns);
+  port.going_on_ns = 0;
+  atomic_store_explicit(&port.page->going_on, 0, memory_order_release);
+  shmi_count(&port.page->went_on, 1);
 }
 
 static int grow_is_next(void) {
-  if (desk.grow_count == 0) return 0;
-  return desk.grows_in_a_row < GROWS_IN_A_ROW || desk.count == 0 || !batch_is_whole();
+  if (port.grow_count == 0) return 0;
+  return port.grows_in_a_row < GROWS_IN_A_ROW || port.count == 0 || !batch_is_whole();
 }
 
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
-  if (desk.helper < 0) return SHM_ENOT_HELPER;
-  if (desk.going_on_ns != 0) end_going_on();
-  desk.taken_count = 0;
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  if (port.going_on_ns != 0) end_going_on();
+  port.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
-  if (desk.arenas_due > 0 || desk.clear_count > 0) {
+  if (port.arenas_due > 0 || port.clear_count > 0) {
     int status = settle_arenas();
     if (status != SHM_OK) return status;
   }
@@ -352,10 +352,10 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
       shm_helper_finish(works[0].delivery, SHM_EBAD_PARAMS, 0);
       continue;
     }
-    if (desk.count > 0 && batch_is_whole()) {
-      if (desk.reply_count > 0 && !may_hold_replies() && flush() != SHM_OK) return SHM_ESTOPPED;
-      if (desk.now_ns - desk.last_look_ns > LOOK_AGAIN_NS && !desk.stopping) {
-        desk.last_look_ns = desk.now_ns;
+    if (port.count > 0 && batch_is_whole()) {
+      if (port.reply_count > 0 && !may_hold_replies() && flush() != SHM_OK) return SHM_ESTOPPED;
+      if (port.now_ns - port.last_look_ns > LOOK_AGAIN_NS && !port.stopping) {
+        port.last_look_ns = port.now_ns;
         int status = look(0);
         if (status == SHM_EINTR) return status;
         if (grow_is_next()) continue;
@@ -364,34 +364,34 @@ int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
       if (got > 0) return got;
       continue;
     }
-    if (flush() != SHM_OK || desk.stopping) return SHM_ESTOPPED;
+    if (flush() != SHM_OK || port.stopping) return SHM_ESTOPPED;
     int status = look(timeout_ns);
-    desk.now_ns = shmi_clock_ns();
-    desk.last_look_ns = desk.now_ns;
+    port.now_ns = shmi_clock_ns();
+    port.last_look_ns = port.now_ns;
     if (status != SHM_OK) return status;
   }
 }
 
 int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value) {
-  if (desk.helper < 0) return SHM_ENOT_HELPER;
-  for (uint32_t i = 0; i < desk.taken_count; i++) {
-    int finished = shm_helper_finish(desk.last_take[i], status, value);
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  for (uint32_t i = 0; i < port.taken_count; i++) {
+    int finished = shm_helper_finish(port.last_take[i], status, value);
     if (finished == SHM_ESTOPPED) return finished;
   }
   return shm_helper_take(works, max, -1);
 }
 
 int shm_helper_ready(int status) {
-  if (desk.helper < 0) return SHM_ENOT_HELPER;
-  shmi_frame_t frame = {.slot = (uint16_t)desk.helper,
+  if (port.helper < 0) return SHM_ENOT_HELPER;
+  shmi_frame_t frame = {.slot = (uint16_t)port.helper,
                         .kind = SHMI_FRAME_READY,
-                        .generation = desk.generation,
+                        .generation = port.generation,
                         .status = shmi_status_to_wire(status)};
-  desk.replies[desk.reply_count++] = frame;
+  port.replies[port.reply_count++] = frame;
   return flush();
 }
 
-int shmi_desk_serve(void) {
+int shmi_helper_port_serve(void) {
   static shm_work_t works[SHM_MAX_BATCH];
   int count = shm_helper_ready(SHM_OK);
   if (count != SHM_OK) return 0;
@@ -404,8 +404,8 @@ int shmi_desk_serve(void) {
     if (count < 0) return count == SHM_ESTOPPED ? 0 : 1;
     int status = SHM_OK;
     for (int i = 0; i < count; i++) {
-      const shmi_function_t *function = shmi_registry_find(works[i].function);
-      desk.serving_slot = works[i].slot;
+      const shmi_function_t *function = shmi_function_table_find(works[i].function);
+      port.serving_slot = works[i].slot;
       if (works[i].is_grow || function == NULL || function->func == NULL) {
         status = SHM_EBAD_FUNCTION;
         continue;
@@ -417,29 +417,29 @@ int shmi_desk_serve(void) {
   }
 }
 
-int shmi_desk_helper(void) { return desk.helper; }
+int shmi_helper_port_helper(void) { return port.helper; }
 
-int shmi_desk_in_arena(uint64_t address, uint64_t bytes) {
-  return desk.helper >= 0 && shmi_range_inside(shmi_arena_address(desk.serving_slot),
+int shmi_helper_port_in_arena(uint64_t address, uint64_t bytes) {
+  return port.helper >= 0 && shmi_range_inside(shmi_arena_address(port.serving_slot),
                                                shmi_arena_bytes(), address, bytes);
 }
 
-int shmi_desk_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation) {
-  desk.down_fd = down_fd;
-  desk.up_fd = up_fd;
-  desk.files_fd = files_fd;
-  desk.helper = helper;
-  desk.generation = generation;
-  desk.page = shmi_board_helper(helper);
-  desk.lowest = 1;
-  desk.now_ns = shmi_clock_ns();
+int shmi_helper_port_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation) {
+  port.down_fd = down_fd;
+  port.up_fd = up_fd;
+  port.files_fd = files_fd;
+  port.helper = helper;
+  port.generation = generation;
+  port.page = shmi_scoreboard_helper(helper);
+  port.lowest = 1;
+  port.now_ns = shmi_clock_ns();
   return SHM_OK;
 }
 
-void shmi_desk_close(void) {
-  if (desk.helper >= 0) flush();
-  shmi_descriptor_close(&desk.down_fd);
-  shmi_descriptor_close(&desk.up_fd);
-  shmi_descriptor_close(&desk.files_fd);
-  desk.helper = -1;
+void shmi_helper_port_close(void) {
+  if (port.helper >= 0) flush();
+  shmi_descriptor_close(&port.down_fd);
+  shmi_descriptor_close(&port.up_fd);
+  shmi_descriptor_close(&port.files_fd);
+  port.helper = -1;
 }

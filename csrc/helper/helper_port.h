@@ -9,18 +9,18 @@
  * Owns: the two pipe ends, the queue, the replies not yet written. Must never: call a function,
  * or believe a block's length twice (it is read once, checked, and handed on).
  */
-#ifndef SHMI_DESK_H
-#define SHMI_DESK_H
+#ifndef SHMI_HELPER_PORT_H
+#define SHMI_HELPER_PORT_H
 
 #include "ipc/frame.h"
 
 /* In a fresh helper: answer over these two ends; over files_fd come memory files. */
-int shmi_desk_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation);
-void shmi_desk_close(void);
+int shmi_helper_port_open(int down_fd, int up_fd, int files_fd, int helper, uint32_t generation);
+void shmi_helper_port_close(void);
 /* Run C functions until the broker stops: what a helper without a binding does. Its exit status. */
-int shmi_desk_serve(void);
-int shmi_desk_helper(void); /* number, or -1 outside a helper */
+int shmi_helper_port_serve(void);
+int shmi_helper_port_helper(void); /* number, or -1 outside a helper */
 /* Does the range lie in the arena of the child whose call is executing? */
-int shmi_desk_in_arena(uint64_t address, uint64_t bytes);
+int shmi_helper_port_in_arena(uint64_t address, uint64_t bytes);
 
 #endif

@@ -1,42 +1,42 @@
 /* attach_handshake -- what a process that asks to join says, and what it is told. Two datagrams on
  * a SOCK_SEQPACKET socket; with the second one come the descriptors.
  *
- *   guest -> door   hello: it asks to join
- *   door  -> guest  welcome, with: its arena, the board, its page,
+ *   client -> broker  hello: it asks to join
+ *   broker -> client  welcome, with: its arena, the scoreboard, its page,
  *                         its two pipe ends[, the manifest]
- *   guest -> door   hello: it asks what the broker is, that a pool gets more or fewer helpers, or
+ *   client -> broker  hello: it asks what the broker is, that a pool gets more or fewer helpers, or
  *                        that it ends when nobody is joined
- *   door  -> guest  welcome, with: the manifest, where there is one
+ *   broker -> client  welcome, with: the manifest, where there is one
  *
  * or a refusal: a welcome whose status is negative, with a sentence.
  *
  * Owns: the layout. Must never: know a socket.
  */
-#ifndef SHMI_GUEST_H
-#define SHMI_GUEST_H
+#ifndef SHMI_ATTACH_HANDSHAKE_H
+#define SHMI_ATTACH_HANDSHAKE_H
 
 #include "base/passing.h"
 #include "base/status.h"
 
 enum {
-  SHMI_GUEST_VERSION = 5, /* raised with any change of frames, board or this file */
-  SHMI_GUEST_NAME_BYTES = 64,
-  SHMI_GUEST_SENTENCE_BYTES = 256
+  SHMI_ATTACH_VERSION = 5, /* raised with any change of frames, scoreboard or this file */
+  SHMI_ATTACH_NAME_BYTES = 64,
+  SHMI_ATTACH_SENTENCE_BYTES = 256
 };
-#define SHMI_GUEST_MAGIC UINT32_C(0x756d6873) /* "shmu" */
+#define SHMI_ATTACH_MAGIC UINT32_C(0x756d6873) /* "shmu" */
 
 /* In the order in which they are sent. What several are handed is for reading: a receiver can
  * write to what is its own alone, and can change the size or the seals of nothing. */
-enum shmi_guest_descriptor {
-  SHMI_GUEST_ARENA,    /* its own */
-  SHMI_GUEST_BOARD,    /* for reading */
-  SHMI_GUEST_PAGE,     /* its own: what it counts */
-  SHMI_GUEST_REQUESTS, /* the end to write */
-  SHMI_GUEST_REPLIES,  /* the end to read */
-  SHMI_GUEST_MANIFEST, /* for reading */
-  SHMI_GUEST_DESCRIPTORS
+enum shmi_attach_descriptor {
+  SHMI_ATTACH_ARENA,    /* its own */
+  SHMI_ATTACH_SCOREBOARD,    /* for reading */
+  SHMI_ATTACH_PAGE,     /* its own: what it counts */
+  SHMI_ATTACH_REQUESTS, /* the end to write */
+  SHMI_ATTACH_REPLIES,  /* the end to read */
+  SHMI_ATTACH_MANIFEST, /* for reading */
+  SHMI_ATTACH_DESCRIPTORS
 };
-_Static_assert((int)SHMI_GUEST_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
+_Static_assert((int)SHMI_ATTACH_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
                "they travel with one message");
 
 enum shmi_hello_kind {
@@ -51,7 +51,7 @@ typedef struct shmi_hello {
   int32_t kind, pool, helpers; /* of ASK and SCALE: of which pool, and how many */
   int32_t reserved;
   int64_t wait_ns; /* for a free slot; 0: not at all, negative: for ever */
-  char program[SHMI_GUEST_NAME_BYTES];
+  char program[SHMI_ATTACH_NAME_BYTES];
 } shmi_hello_t;
 
 typedef struct shmi_welcome {
@@ -59,11 +59,11 @@ typedef struct shmi_welcome {
   int32_t status;
   int32_t slot;
   uint32_t generation;
-  uint32_t window; /* the most it may ever be given; by now: the board's child_stats.window */
+  uint32_t window; /* the most it may ever be given; by now: the scoreboard's child_stats.window */
   uint64_t arena_address; /* the broker's */
   uint64_t arena_bytes;
   int32_t helpers_before, helpers_now; /* of the pool asked for */
-  char sentence[SHMI_GUEST_SENTENCE_BYTES]; /* of a refusal */
+  char sentence[SHMI_ATTACH_SENTENCE_BYTES]; /* of a refusal */
 } shmi_welcome_t;
 
 #endif

@@ -24,7 +24,7 @@ enum shmi_frame_kind {
   SHMI_FRAME_REPLY = 4,  /* how the call ended */
   SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be */
   SHMI_FRAME_CLEAR = 6,  /* to a helper: give back result.token bytes of memory at result.value */
-  SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the board says which. No answer */
+  SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the scoreboard says which. No answer */
 };
 
 enum shmi_frame_flag {
@@ -98,7 +98,7 @@ static inline int shmi_range_inside(uint64_t base, uint64_t capacity, uint64_t a
   return offset <= capacity && bytes <= capacity - offset;
 }
 
-/* A frame as a child may send it, all but its function (see registry): SHM_OK,
+/* A frame as a child may send it, all but its function (see function_table): SHM_OK,
  * SHM_EBAD_FRAME (protocol broken), SHM_EBAD_POOL or SHM_EPLACEMENT. */
 int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds);
 

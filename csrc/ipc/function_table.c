@@ -43,7 +43,7 @@ static uint32_t slot_of(uint64_t address) {
   return slot;
 }
 
-int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t **row) {
+int shmi_function_table_add(const shm_function_config_t *config, const shmi_function_t **row) {
   int status = table_make();
   if (status != SHM_OK) return status;
   if (table->sealed) return SHM_ESEALED;
@@ -57,8 +57,8 @@ int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t
   memset(made, 0, sizeof *made);
   made->func = config->func;
   made->params_bytes = config->params_size;
-  if (config->func == NULL && made->params_bytes < SHMI_REGISTRY_HEADER_BYTES) {
-    made->params_bytes = SHMI_REGISTRY_HEADER_BYTES;
+  if (config->func == NULL && made->params_bytes < SHMI_FUNCTION_TABLE_HEADER_BYTES) {
+    made->params_bytes = SHMI_FUNCTION_TABLE_HEADER_BYTES;
   }
   made->batch_max_rows = config->batch_max_rows;
   made->batch_delay_ns = config->batch_delay_ns;
@@ -74,29 +74,29 @@ int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t
   return SHM_OK;
 }
 
-uint64_t shmi_registry_address(const shmi_function_t *row) {
+uint64_t shmi_function_table_address(const shmi_function_t *row) {
   return (uint64_t)(row->func != NULL ? (uintptr_t)row->func : (uintptr_t)row);
 }
 
-int shmi_registry_seal(void) {
+int shmi_function_table_seal(void) {
   int status = table_make();
   if (status != SHM_OK) return status;
   for (uint32_t i = 0; i < table->count; i++) { /* for those who watch from outside */
     const shmi_function_t *row = &table->rows[i];
-    shmi_board_name(i, shmi_registry_address(row), row->name);
+    shmi_scoreboard_name(i, shmi_function_table_address(row), row->name);
   }
   table->sealed = 1;
   return mprotect(table, table_bytes(), PROT_READ) == 0 ? SHM_OK : SHM_ESYSTEM;
 }
 
-int shmi_registry_unseal(void) {
+int shmi_function_table_unseal(void) {
   if (table == NULL) return SHM_OK;
   if (mprotect(table, table_bytes(), PROT_READ | PROT_WRITE) != 0) return SHM_ESYSTEM;
   table->sealed = 0;
   return SHM_OK;
 }
 
-const shmi_function_t *shmi_registry_find(uint64_t func_ptr) {
+const shmi_function_t *shmi_function_table_find(uint64_t func_ptr) {
   if (table == NULL || func_ptr == 0) return NULL;
   uint64_t offset = func_ptr - (uint64_t)(uintptr_t)table->rows;
   if (offset < (uint64_t)table->count * sizeof(shmi_function_t)) {
@@ -108,8 +108,8 @@ const shmi_function_t *shmi_registry_find(uint64_t func_ptr) {
   return table->by_address[slot] != 0 ? &table->rows[table->by_address[slot] - 1] : NULL;
 }
 
-const shmi_function_t *shmi_registry_row(uint32_t index) {
+const shmi_function_t *shmi_function_table_row(uint32_t index) {
   return table != NULL && index < table->count ? &table->rows[index] : NULL;
 }
 
-uint32_t shmi_registry_count(void) { return table != NULL ? table->count : 0; }
+uint32_t shmi_function_table_count(void) { return table != NULL ? table->count : 0; }

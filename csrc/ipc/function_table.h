@@ -8,8 +8,8 @@
  *
  * Owns: the rows and the hash over the C functions. Must never: call anything.
  */
-#ifndef SHMI_REGISTRY_H
-#define SHMI_REGISTRY_H
+#ifndef SHMI_FUNCTION_TABLE_H
+#define SHMI_FUNCTION_TABLE_H
 
 #include "base/status.h"
 
@@ -26,16 +26,16 @@ typedef struct shmi_function {
 } shmi_function_t;
 
 /* A binding's block starts with its 32-bit length, so that much must be there. */
-enum { SHMI_REGISTRY_HEADER_BYTES = 8 };
+enum { SHMI_FUNCTION_TABLE_HEADER_BYTES = 8 };
 
-int shmi_registry_add(const shm_function_config_t *config, const shmi_function_t **row);
+int shmi_function_table_add(const shm_function_config_t *config, const shmi_function_t **row);
 /* Make the table read-only (before the first fork), or writable again (no broker runs). */
-int shmi_registry_seal(void);
-int shmi_registry_unseal(void);
+int shmi_function_table_seal(void);
+int shmi_function_table_unseal(void);
 /* The row that func_ptr names exactly, or NULL. */
-const shmi_function_t *shmi_registry_find(uint64_t func_ptr);
-const shmi_function_t *shmi_registry_row(uint32_t index);
-uint32_t shmi_registry_count(void);
-uint64_t shmi_registry_address(const shmi_function_t *row); /* what messages name it by */
+const shmi_function_t *shmi_function_table_find(uint64_t func_ptr);
+const shmi_function_t *shmi_function_table_row(uint32_t index);
+uint32_t shmi_function_table_count(void);
+uint64_t shmi_function_table_address(const shmi_function_t *row); /* what messages name it by */
 
 #endif

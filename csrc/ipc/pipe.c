@@ -13,12 +13,12 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 
-_Static_assert(SHMI_CHANNEL_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
+_Static_assert(SHMI_PIPE_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
 
-int shmi_channel_make(int ends[2], int nonblocking, int *capacity) {
+int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
   int made[2];
   if (pipe2(made, O_CLOEXEC) != 0) {
-    shmi_detail_errno("making a pipe");
+    shmi_error_detail_errno("making a pipe");
     return SHM_ESYSTEM;
   }
   ends[0] = shmi_descriptor_own(made[0]);
@@ -42,7 +42,7 @@ int shmi_channel_make(int ends[2], int nonblocking, int *capacity) {
   return SHM_OK;
 }
 
-int shmi_channel_read(int fd, shmi_frame_t *frames, int max) {
+int shmi_pipe_read(int fd, shmi_frame_t *frames, int max) {
   size_t got = 0;
   for (;;) {
     ssize_t n = read(fd, (char *)frames + got, (size_t)max * SHMI_FRAME_BYTES - got);
@@ -87,12 +87,12 @@ static ssize_t write_guarded(int fd, const char *from, size_t bytes) {
 
 static int sigpipe_ignored; /* in this process: EPIPE alone tells that the reader is gone */
 
-void shmi_channel_sigpipe(int is_ignored) { sigpipe_ignored = is_ignored; }
+void shmi_pipe_sigpipe(int is_ignored) { sigpipe_ignored = is_ignored; }
 
-int shmi_channel_write(int fd, const shmi_frame_t *frames, int count) {
+int shmi_pipe_write(int fd, const shmi_frame_t *frames, int count) {
   int written = 0;
   while (written < count) {
-    int piece = count - written < SHMI_CHANNEL_BURST ? count - written : SHMI_CHANNEL_BURST;
+    int piece = count - written < SHMI_PIPE_BURST ? count - written : SHMI_PIPE_BURST;
     const char *from = (const char *)(frames + written);
     size_t bytes = (size_t)piece * SHMI_FRAME_BYTES;
     ssize_t n = sigpipe_ignored ? write(fd, from, bytes) : write_guarded(fd, from, bytes);
@@ -119,23 +119,23 @@ static int wait_readable(struct pollfd *fds, nfds_t count, int64_t timeout_ns) {
   return errno == EINTR ? SHM_EINTR : SHM_ESYSTEM;
 }
 
-int shmi_channel_wait(int fd, int64_t timeout_ns) {
+int shmi_pipe_wait(int fd, int64_t timeout_ns) {
   struct pollfd one = {.fd = fd, .events = POLLIN};
   return wait_readable(&one, 1, timeout_ns);
 }
 
-int shmi_channel_wait_either(int fd, int other_fd, int64_t timeout_ns) {
+int shmi_pipe_wait_either(int fd, int other_fd, int64_t timeout_ns) {
   struct pollfd both[2] = {{.fd = fd, .events = POLLIN}, {.fd = other_fd, .events = POLLIN}};
   int ready = wait_readable(both, 2, timeout_ns);
   return ready == 1 && both[0].revents == 0 ? 2 : ready;
 }
 
-int shmi_channel_unread(int fd) {
+int shmi_pipe_unread(int fd) {
   int bytes = 0;
   return fd >= 0 && ioctl(fd, FIONREAD, &bytes) == 0 ? bytes : 0;
 }
 
-int shmi_channel_has_ended(int fd) {
+int shmi_pipe_has_ended(int fd) {
   struct pollfd one = {.fd = fd};
   return fd >= 0 && poll(&one, 1, 0) == 1 && (one.revents & POLLHUP) != 0;
 }

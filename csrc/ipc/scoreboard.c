@@ -42,9 +42,9 @@ _Static_assert(sizeof(header_t) == 64, "what follows stays aligned");
 /* How this process came to its mapping. */
 enum view { NONE, WRITER /* the parent, and before the first fork */, ROLE, MONITOR };
 
-static shmi_board_t board;
+static shmi_scoreboard_t scoreboard;
 static enum view view;
-static int board_fd = -1; /* the writer's: a monitor finds it by its name under /proc */
+static int scoreboard_fd = -1; /* the writer's: a monitor finds it by its name under /proc */
 static char *mapping;
 static size_t mapping_bytes;
 static shm_function_row_t *function_rows;
@@ -80,7 +80,7 @@ static void hide(void) {
   }
 }
 
-/* Nobody is counted before the first board is shown, when forks are not told yet. */
+/* Nobody is counted before the first scoreboard is shown, when forks are not told yet. */
 static int begin_reading(void) {
   if (!atomic_load(&is_shown)) return 0;
   atomic_fetch_add(&readers, 1);
@@ -132,7 +132,7 @@ static parts_t lay_out(int children, int helpers, uint32_t ring) {
 static void adopt(void *made, const parts_t *parts, int children, int helpers, uint32_t ring) {
   mapping = made;
   mapping_bytes = parts->total;
-  board = (shmi_board_t){
+  scoreboard = (shmi_scoreboard_t){
       .broker = (shm_broker_stats_t *)(void *)(mapping + parts->broker),
       .child_stats = (shm_child_stats_t *)(void *)(mapping + parts->child_stats),
       .helper_stats = (shm_helper_stats_t *)(void *)(mapping + parts->helper_stats),
@@ -174,15 +174,15 @@ static int for_reading(int fd) {
   return opened;
 }
 
-int shmi_board_create(int children, int helpers, uint32_t trace_records) {
-  shm_monitor_close(); /* one board a process: its own comes before somebody else's */
+int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records) {
+  shm_monitor_close(); /* one scoreboard a process: its own comes before somebody else's */
   uint32_t ring = 0;
   if (trace_records > 0) {
     ring = TRACE_LEAST;
     while (ring < trace_records && ring < SHM_MAX_TRACE) ring *= 2;
   }
   parts_t parts = lay_out(children, helpers, ring);
-  int fd = shmi_descriptor_own(memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  int fd = shmi_descriptor_own(memfd_create("shmgpu-scoreboard", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return SHM_ESYSTEM;
   void *made = MAP_FAILED;
   pages_apart = calloc((size_t)children, sizeof *pages_apart);
@@ -201,7 +201,7 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
     errno = saved;
     return SHM_ESYSTEM;
   }
-  board_fd = for_reading(fd);
+  scoreboard_fd = for_reading(fd);
   adopt(made, &parts, children, helpers, ring);
   view = WRITER;
   own_bytes = fallback_bytes;
@@ -214,8 +214,8 @@ int shmi_board_create(int children, int helpers, uint32_t trace_records) {
 
 /* A forked role has swept its descriptors: its copy is closed, and the number may be another's. */
 static void close_descriptor(void) {
-  if (shmi_descriptor_owns(board_fd)) shmi_descriptor_close(&board_fd);
-  board_fd = -1;
+  if (shmi_descriptor_owns(scoreboard_fd)) shmi_descriptor_close(&scoreboard_fd);
+  scoreboard_fd = -1;
 }
 
 static void drop_page(shmi_child_page_t **page) {
@@ -224,12 +224,12 @@ static void drop_page(shmi_child_page_t **page) {
 }
 
 static void drop_pages(void) {
-  for (int i = 0; pages_apart != NULL && i < board.children; i++) drop_page(&pages_apart[i]);
+  for (int i = 0; pages_apart != NULL && i < scoreboard.children; i++) drop_page(&pages_apart[i]);
   free(pages_apart);
   pages_apart = NULL;
 }
 
-void shmi_board_destroy(void) {
+void shmi_scoreboard_destroy(void) {
   hide();
   drop_pages();
   drop_page(&own_page);
@@ -241,28 +241,28 @@ void shmi_board_destroy(void) {
   own_bytes = NULL;
   function_rows = NULL;
   view = NONE;
-  memset(&board, 0, sizeof board);
+  memset(&scoreboard, 0, sizeof scoreboard);
 }
 
-const shmi_board_t *shmi_board(void) {
-  return view == WRITER || view == ROLE ? &board : NULL;
+const shmi_scoreboard_t *shmi_scoreboard(void) {
+  return view == WRITER || view == ROLE ? &scoreboard : NULL;
 }
 
-int shmi_board_become(int role, int index) {
+int shmi_scoreboard_become(int role, int index) {
   close_descriptor();
   view = ROLE;
   drop_pages(); /* copies of the parent's mappings */
   if (mprotect(mapping, mapping_bytes, PROT_READ) != 0) return SHM_ESYSTEM;
-  char *own = role == SHM_ROLE_HELPER ? (char *)shmi_board_helper(index)
-                                      : (char *)shmi_board_child(index);
+  char *own = role == SHM_ROLE_HELPER ? (char *)shmi_scoreboard_helper(index)
+                                      : (char *)shmi_scoreboard_child(index);
   size_t bytes = role == SHM_ROLE_HELPER ? helper_page_bytes() : child_page_bytes();
   if (mprotect(own, bytes, PROT_READ | PROT_WRITE) != 0) return SHM_ESYSTEM;
-  own_bytes = role == SHM_ROLE_HELPER ? shmi_board_helper(index)->bytes
-                                      : shmi_board_child(index)->bytes;
+  own_bytes = role == SHM_ROLE_HELPER ? shmi_scoreboard_helper(index)->bytes
+                                      : shmi_scoreboard_child(index)->bytes;
   return SHM_OK;
 }
 
-void shmi_board_name(uint32_t index, uint64_t function, const char *name) {
+void shmi_scoreboard_name(uint32_t index, uint64_t function, const char *name) {
   if (view != WRITER || index >= SHM_MAX_FUNCTIONS) return;
   shm_function_row_t *row = &function_rows[index];
   row->function = function;
@@ -270,9 +270,9 @@ void shmi_board_name(uint32_t index, uint64_t function, const char *name) {
   atomic_store_explicit(&header()->functions, index + 1, memory_order_release);
 }
 
-void shmi_board_reset_helper(int helper) {
+void shmi_scoreboard_reset_helper(int helper) {
   /* Counters go on over generations; only what names deliveries starts anew. */
-  shmi_helper_page_t *page = shmi_board_helper(helper);
+  shmi_helper_page_t *page = shmi_scoreboard_helper(helper);
   atomic_store(&page->executing, 0);
   atomic_store(&page->executing_since_ns, 0);
   atomic_store(&page->going_on, 0);
@@ -280,17 +280,17 @@ void shmi_board_reset_helper(int helper) {
 }
 
 static shmi_child_page_t *child_page(int child) {
-  return (shmi_child_page_t *)(void *)(board.child_pages + (size_t)child * child_page_bytes());
+  return (shmi_child_page_t *)(void *)(scoreboard.child_pages + (size_t)child * child_page_bytes());
 }
 
-shmi_child_page_t *shmi_board_child(int child) {
+shmi_child_page_t *shmi_scoreboard_child(int child) {
   if (own_page != NULL && child == own_child) return own_page;
   if (pages_apart != NULL && pages_apart[child] != NULL) return pages_apart[child];
   return child_page(child);
 }
 
-shmi_helper_page_t *shmi_board_helper(int helper) {
-  return (shmi_helper_page_t *)(void *)(board.helper_pages + (size_t)helper * helper_page_bytes());
+shmi_helper_page_t *shmi_scoreboard_helper(int helper) {
+  return (shmi_helper_page_t *)(void *)(scoreboard.helper_pages + (size_t)helper * helper_page_bytes());
 }
 
 /* ---- pages of attached programs ---- */
@@ -310,7 +310,7 @@ static void copy_page(shmi_child_page_t *to, shmi_child_page_t *from) {
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) copy(&to->bytes[kind], &from->bytes[kind]);
 }
 
-int shmi_board_make_page(int child) {
+int shmi_scoreboard_make_page(int child) {
   size_t bytes = child_page_bytes();
   int fd = shmi_descriptor_own(memfd_create("shmgpu-page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (fd < 0) return SHM_ESYSTEM;
@@ -320,36 +320,36 @@ int shmi_board_make_page(int child) {
     made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
   if (made == MAP_FAILED) {
-    shmi_detail_errno("making an attached program's page");
+    shmi_error_detail_errno("making an attached program's page");
     shmi_descriptor_close(&fd);
     return SHM_ESYSTEM;
   }
-  shmi_board_drop_page(child);
+  shmi_scoreboard_drop_page(child);
   copy_page(made, child_page(child));
   pages_apart[child] = made;
   return fd;
 }
 
-void shmi_board_drop_page(int child) {
+void shmi_scoreboard_drop_page(int child) {
   if (pages_apart == NULL || pages_apart[child] == NULL) return;
   copy_page(child_page(child), pages_apart[child]);
   drop_page(&pages_apart[child]);
 }
 
-void shmi_board_copy_pages(void) {
-  for (int i = 0; pages_apart != NULL && i < board.children; i++) {
+void shmi_scoreboard_copy_pages(void) {
+  for (int i = 0; pages_apart != NULL && i < scoreboard.children; i++) {
     if (pages_apart[i] != NULL) copy_page(child_page(i), pages_apart[i]);
   }
 }
 
-void shmi_board_trace(const shm_trace_record_t *record) {
-  if (board.trace_records == 0) return;
-  uint64_t number = board.broker->trace_written;
+void shmi_scoreboard_trace(const shm_trace_record_t *record) {
+  if (scoreboard.trace_records == 0) return;
+  uint64_t number = scoreboard.broker->trace_written;
   /* A reader who sees a byte of this record must see the count that says its place is taken. */
   atomic_thread_fence(memory_order_release);
-  board.trace[number & (board.trace_records - 1)] = *record;
+  scoreboard.trace[number & (scoreboard.trace_records - 1)] = *record;
   /* Readers in other processes look at the count first. */
-  __atomic_store_n(&board.broker->trace_written, number + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&scoreboard.broker->trace_written, number + 1, __ATOMIC_RELEASE);
 }
 
 /* ---- the public readers ---- */
@@ -362,17 +362,17 @@ void shm_count_bytes(int kind, uint64_t bytes) {
 
 int shm_get_broker_stats(shm_broker_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
-  *stats = *board.broker;
+  *stats = *scoreboard.broker;
   stats->in_flight = 0; /* added up by who wants to know: the dispatcher has better to do */
-  for (int h = 0; h < board.helpers; h++) stats->in_flight += board.helper_stats[h].in_flight;
+  for (int h = 0; h < scoreboard.helpers; h++) stats->in_flight += scoreboard.helper_stats[h].in_flight;
   return end_reading(SHM_OK);
 }
 
 int shm_get_child_stats(int child, shm_child_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
-  if (child < 0 || child >= board.children) return end_reading(SHM_EBAD_CONFIG);
-  *stats = board.child_stats[child];
-  shmi_child_page_t *page = shmi_board_child(child);
+  if (child < 0 || child >= scoreboard.children) return end_reading(SHM_EBAD_CONFIG);
+  *stats = scoreboard.child_stats[child];
+  shmi_child_page_t *page = shmi_scoreboard_child(child);
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
   stats->arena_used_bytes = load(&page->arena_used_bytes);
@@ -382,9 +382,9 @@ int shm_get_child_stats(int child, shm_child_stats_t *stats) {
 
 int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
-  if (helper < 0 || helper >= board.helpers) return end_reading(SHM_EBAD_CONFIG);
-  *stats = board.helper_stats[helper];
-  shmi_helper_page_t *page = shmi_board_helper(helper);
+  if (helper < 0 || helper >= scoreboard.helpers) return end_reading(SHM_EBAD_CONFIG);
+  *stats = scoreboard.helper_stats[helper];
+  shmi_helper_page_t *page = shmi_scoreboard_helper(helper);
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
   stats->went_on = load(&page->went_on);
@@ -396,29 +396,29 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
 
 int shm_helper_goes_on(int helper) {
   if (!begin_reading()) return 0;
-  return end_reading(helper >= 0 && helper < board.helpers &&
-                     atomic_load_explicit(&shmi_board_helper(helper)->going_on,
+  return end_reading(helper >= 0 && helper < scoreboard.helpers &&
+                     atomic_load_explicit(&shmi_scoreboard_helper(helper)->going_on,
                                           memory_order_acquire) != 0);
 }
 
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   if (!begin_reading()) return 0;
-  if (board.trace_records == 0) return end_reading(0);
-  uint64_t ring = board.trace_records;
+  if (scoreboard.trace_records == 0) return end_reading(0);
+  uint64_t ring = scoreboard.trace_records;
   /* The oldest place is the one that is written next: only the writer itself may read there. */
   uint64_t kept = view == WRITER ? ring : ring - 1;
-  uint64_t written = __atomic_load_n(&board.broker->trace_written, __ATOMIC_ACQUIRE);
+  uint64_t written = __atomic_load_n(&scoreboard.broker->trace_written, __ATOMIC_ACQUIRE);
   uint64_t oldest = written > kept ? written - kept : 0;
   if (*next < oldest) *next = oldest;
   int count = 0;
   while (count < max && *next < written) {
-    out[count++] = board.trace[*next & (ring - 1)];
+    out[count++] = scoreboard.trace[*next & (ring - 1)];
     ++*next;
   }
   if (view == WRITER) return end_reading(count);
   /* What was overwritten while it was copied may be torn: it goes out at the front. */
   atomic_thread_fence(memory_order_acquire);
-  written = __atomic_load_n(&board.broker->trace_written, __ATOMIC_RELAXED);
+  written = __atomic_load_n(&scoreboard.broker->trace_written, __ATOMIC_RELAXED);
   oldest = written > kept ? written - kept : 0;
   uint64_t first = *next - (uint64_t)count;
   if (oldest <= first) return end_reading(count);
@@ -427,14 +427,14 @@ int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   return end_reading(count - torn);
 }
 
-/* ---- the monitor: somebody else's board, read-only ---- */
+/* ---- the monitor: somebody else's scoreboard, read-only ---- */
 
 static int refuse(const char *why) {
-  shmi_detail_set("%s", why);
+  shmi_error_detail_set("%s", why);
   return SHM_ENO_BOARD;
 }
 
-/* SHM_OK when a file of that many bytes, with that header, is a board as this build makes them. */
+/* SHM_OK when a file of that many bytes, with that header, is a scoreboard as this build makes them. */
 static int check_header(const header_t *found, uint64_t bytes) {
   if (memcmp(found->magic, MAGIC, sizeof MAGIC) != 0) return refuse("it does not begin as one");
   header_t expected = header_of(found->children, found->helpers, found->trace_records);
@@ -455,7 +455,7 @@ static int check_header(const header_t *found, uint64_t bytes) {
   return SHM_OK;
 }
 
-/* Map the board behind fd, believing nothing. */
+/* Map the scoreboard behind fd, believing nothing. */
 static int map_foreign(int fd, enum view as) {
   if (mapping != NULL) return SHM_ENESTED;
   int seals = fcntl(fd, F_GET_SEALS);
@@ -467,7 +467,7 @@ static int map_foreign(int fd, enum view as) {
   size_t bytes = (size_t)file.st_size;
   void *made = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (made == MAP_FAILED) {
-    shmi_detail_errno("mapping a board");
+    shmi_error_detail_errno("mapping a scoreboard");
     return SHM_ESYSTEM;
   }
   header_t found; /* a copy: what was checked is what is used */
@@ -489,20 +489,20 @@ int shm_monitor_open(int fd) {
   return status;
 }
 
-int shmi_board_join(int fd, int child, int page_fd) {
+int shmi_scoreboard_join(int fd, int child, int page_fd) {
   shm_monitor_close();
   int status = map_foreign(fd, ROLE);
   if (status != SHM_OK) return status;
   int seals = fcntl(page_fd, F_GET_SEALS);
   struct stat file;
-  if (child < 0 || child >= board.children || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+  if (child < 0 || child >= scoreboard.children || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
       fstat(page_fd, &file) != 0 || file.st_size < (off_t)child_page_bytes()) {
-    shmi_detail_set("the page that it hands out for place %d is none", child);
+    shmi_error_detail_set("the page that it hands out for place %d is none", child);
     return SHM_EREFUSED;
   }
   void *made = mmap(NULL, child_page_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
   if (made == MAP_FAILED) {
-    shmi_detail_errno("mapping a page");
+    shmi_error_detail_errno("mapping a page");
     return SHM_ESYSTEM;
   }
   own_page = made;
@@ -512,13 +512,13 @@ int shmi_board_join(int fd, int child, int page_fd) {
   return SHM_OK;
 }
 
-int shmi_board_descriptor(void) { return board_fd; }
+int shmi_scoreboard_descriptor(void) { return scoreboard_fd; }
 
 void shm_monitor_close(void) {
-  if (view == MONITOR) shmi_board_destroy();
+  if (view == MONITOR) shmi_scoreboard_destroy();
 }
 
-const char *shmi_board_function_name(uint64_t function) {
+const char *shmi_scoreboard_function_name(uint64_t function) {
   static _Thread_local char name[sizeof function_rows->name];
   if (!begin_reading()) return NULL;
   int is_known = 0;

@@ -9,20 +9,20 @@
  *
  * Once the parent has mapped it, it is sealed against any other writable mapping. So an attached
  * program, which inherits nothing, has its page in a memory file of its own, which it and the
- * parent map; its place in the board holds a copy, which the parent makes for those who look on.
+ * parent map; its place in the scoreboard holds a copy, which the parent makes for those who look on.
  *
  * A helper's control page is what makes a message handed over ahead of time safe: it says
  * which deliveries are executing and which have finished with what outcome, so that a death
  * costs only the call that was executing.
  *
  * The parent keeps one descriptor of it. By that a *monitor*, another process of the same user,
- * finds the board under /proc and maps it read-only (shm_monitor_open). It believes nothing: the
+ * finds the scoreboard under /proc and maps it read-only (shm_monitor_open). It believes nothing: the
  * file must be sealed against a change of size, and its header must be of this build.
  *
  * Owns: the mapping, the descriptor. Must never: hold payload, or anything one role must not know.
  */
-#ifndef SHMI_BOARD_H
-#define SHMI_BOARD_H
+#ifndef SHMI_SCOREBOARD_H
+#define SHMI_SCOREBOARD_H
 
 #include <stdatomic.h>
 
@@ -61,7 +61,7 @@ typedef struct shmi_helper_page { /* written by the helper: the control page */
   shmi_outcome_t finished[SHMI_BOARD_RING];
 } shmi_helper_page_t;
 
-typedef struct shmi_board { /* where each part lies; a copy in every role */
+typedef struct shmi_scoreboard { /* where each part lies; a copy in every role */
   shm_broker_stats_t *broker;
   shm_child_stats_t *child_stats;
   shm_helper_stats_t *helper_stats;
@@ -72,36 +72,36 @@ typedef struct shmi_board { /* where each part lies; a copy in every role */
   char *detail; /* why the parent of an init() failed: 512 bytes */
   int children;
   int helpers;
-} shmi_board_t;
+} shmi_scoreboard_t;
 
 enum { SHMI_BOARD_DETAIL_BYTES = 512 };
 
-int shmi_board_create(int children, int helpers, uint32_t trace_records);
-void shmi_board_destroy(void);
-/* The board of this process, or NULL when no broker was made above it (in a monitor too). */
-const shmi_board_t *shmi_board(void);
-/* In a process that attaches: map the board behind fd for reading, and its own page behind page_fd. */
-int shmi_board_join(int fd, int child, int page_fd);
-/* In the parent: the descriptor of the board, to be handed over. It is open for reading. */
-int shmi_board_descriptor(void);
+int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records);
+void shmi_scoreboard_destroy(void);
+/* The scoreboard of this process, or NULL when no broker was made above it (in a monitor too). */
+const shmi_scoreboard_t *shmi_scoreboard(void);
+/* In a process that attaches: map the scoreboard behind fd for reading, and its own page behind page_fd. */
+int shmi_scoreboard_join(int fd, int child, int page_fd);
+/* In the parent: the descriptor of the scoreboard, to be handed over. It is open for reading. */
+int shmi_scoreboard_descriptor(void);
 /* In the parent: make the page of an attached program that takes this slot, which counts on from
  * where the slot stands. Its descriptor, for the caller to close, or a negative status. */
-int shmi_board_make_page(int child);
+int shmi_scoreboard_make_page(int child);
 /* In the parent: it is gone; what it counted stays. Without effect on other slots. */
-void shmi_board_drop_page(int child);
+void shmi_scoreboard_drop_page(int child);
 /* In the parent: copy what attached programs have counted to where others see it. */
-void shmi_board_copy_pages(void);
+void shmi_scoreboard_copy_pages(void);
 /* In a fresh role: keep write access to one's own page only. */
-int shmi_board_become(int role, int index);
+int shmi_scoreboard_become(int role, int index);
 /* A new helper takes the place of a dead one: its control page starts empty. */
-void shmi_board_reset_helper(int helper);
+void shmi_scoreboard_reset_helper(int helper);
 /* The parent, before the first fork: a function's name, for those who read the trace. */
-void shmi_board_name(uint32_t index, uint64_t function, const char *name);
+void shmi_scoreboard_name(uint32_t index, uint64_t function, const char *name);
 /* The name of a row of the broker that this process joined; NULL: it has none. */
-const char *shmi_board_function_name(uint64_t function);
+const char *shmi_scoreboard_function_name(uint64_t function);
 
-shmi_child_page_t *shmi_board_child(int child);
-shmi_helper_page_t *shmi_board_helper(int helper);
+shmi_child_page_t *shmi_scoreboard_child(int child);
+shmi_helper_page_t *shmi_scoreboard_helper(int helper);
 
 /* Only one role writes a counter, so a load and a store are enough; readers see whole values. */
 static inline void shmi_count(_Atomic uint64_t *counter, uint64_t more) {
@@ -111,14 +111,14 @@ static inline void shmi_count(_Atomic uint64_t *counter, uint64_t more) {
 
 /* Calls of all children that have not ended: a call that its child died over is dropped, not answered.
  * Each number is the parent's and read by itself, so a reader beside it may see a few less. */
-static inline int64_t shmi_board_calls_out(void) {
-  const shm_broker_stats_t *broker = shmi_board()->broker;
+static inline int64_t shmi_scoreboard_calls_out(void) {
+  const shm_broker_stats_t *broker = shmi_scoreboard()->broker;
   return (int64_t)(__atomic_load_n(&broker->submitted, __ATOMIC_RELAXED) -
                    __atomic_load_n(&broker->answered, __ATOMIC_RELAXED) -
                    __atomic_load_n(&broker->dropped, __ATOMIC_RELAXED));
 }
 
 /* The parent alone: append one life to the ring. */
-void shmi_board_trace(const shm_trace_record_t *record);
+void shmi_scoreboard_trace(const shm_trace_record_t *record);
 
 #endif

@@ -33,7 +33,7 @@ int shmi_arena_check_memory(uint64_t bytes) {
   const char *limited_by;
   uint64_t available = shmi_memory_available(&limited_by);
   if (bytes <= available) return SHM_OK;
-  shmi_detail_set("%.0f MiB are asked for in all, but %s has %.0f MiB to give",
+  shmi_error_detail_set("%.0f MiB are asked for in all, but %s has %.0f MiB to give",
                   (double)bytes / MIB, limited_by, (double)available / MIB);
   return SHM_ENO_MEMORY;
 }
@@ -59,7 +59,7 @@ static int regions_make(int **fds, int count, const char *name, size_t bytes) {
   for (int i = 0; i < count; i++) {
     (*fds)[i] = region_make(name, bytes);
     if ((*fds)[i] < 0) {
-      shmi_detail_errno("making an arena's memory");
+      shmi_error_detail_errno("making an arena's memory");
       return SHM_ESYSTEM;
     }
   }
@@ -81,7 +81,7 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
       __builtin_mul_overflow((uint64_t)wanted->scratch_bytes, (uint64_t)wanted->helpers,
                              &scratches) ||
       __builtin_add_overflow(arenas, scratches, payload) || *payload > UINT64_C(1) << 46) {
-    shmi_detail_set("%d arenas of %zu bytes exceed any machine's memory", wanted->children,
+    shmi_error_detail_set("%d arenas of %zu bytes exceed any machine's memory", wanted->children,
                     wanted->arena_bytes);
     return SHM_ENO_MEMORY;
   }
@@ -90,7 +90,7 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
   if (status != SHM_OK) return status;
   uint64_t room = shmi_memory_address_space();
   if (*addresses > room) {
-    shmi_detail_set("%.0f MiB of addresses are asked for, but RLIMIT_AS leaves %.0f MiB",
+    shmi_error_detail_set("%.0f MiB of addresses are asked for, but RLIMIT_AS leaves %.0f MiB",
                     (double)*addresses / MIB, (double)room / MIB);
     return SHM_ENO_MEMORY;
   }
@@ -101,7 +101,7 @@ int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   shmi_arena_plan_t rounded = *wanted;
   size_t unit = wanted->huge_pages ? (size_t)2 << 20 : shmi_memory_page_bytes();
   if (wanted->arena_bytes == 0 || wanted->arena_bytes > (UINT64_C(1) << 46)) {
-    shmi_detail_set("an arena has from 1 byte to 64 TiB, not %zu bytes", wanted->arena_bytes);
+    shmi_error_detail_set("an arena has from 1 byte to 64 TiB, not %zu bytes", wanted->arena_bytes);
     return SHM_EBAD_SIZE;
   }
   rounded.arena_bytes = (wanted->arena_bytes + unit - 1) & ~(unit - 1);
@@ -113,7 +113,7 @@ int shmi_arena_create(const shmi_arena_plan_t *wanted) {
   size_t guard = guard_bytes(&rounded);
   void *made = mmap(NULL, addresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (made == MAP_FAILED) {
-    shmi_detail_errno("reserving addresses for the arenas");
+    shmi_error_detail_errno("reserving addresses for the arenas");
     return SHM_ESYSTEM;
   }
   plan = rounded;
@@ -173,7 +173,7 @@ int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
   /* One that could shrink, or is shorter than they say, would end this process by SIGBUS. */
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &file) != 0 || bytes == 0 ||
       (uint64_t)file.st_size < bytes) {
-    shmi_detail_set("the arena that it hands out is no sealed memory file of %zu bytes", bytes);
+    shmi_error_detail_set("the arena that it hands out is no sealed memory file of %zu bytes", bytes);
     return SHM_EREFUSED;
   }
   void *wanted = (void *)(uintptr_t)broker_address;
@@ -182,7 +182,7 @@ int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
     made = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
   if (made == MAP_FAILED) {
-    shmi_detail_errno("mapping an arena");
+    shmi_error_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
   leave_out_of_dumps(made, bytes);
@@ -210,7 +210,7 @@ int shmi_arena_descriptor(int child) { return arena_fds[child]; }
 static int map_region(int fd, uint64_t address, size_t bytes) {
   void *at = (void *)(uintptr_t)address;
   if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    shmi_detail_errno("mapping an arena");
+    shmi_error_detail_errno("mapping an arena");
     return SHM_ESYSTEM;
   }
   leave_out_of_dumps(at, bytes);
@@ -283,7 +283,7 @@ int shmi_arena_populate(int child) {
 #ifdef MADV_POPULATE_WRITE
   if (madvise(at, plan.arena_bytes, MADV_POPULATE_WRITE) == 0) return SHM_OK;
   if (errno != EINVAL) {
-    shmi_detail_errno("populating an arena");
+    shmi_error_detail_errno("populating an arena");
     return SHM_ESYSTEM;
   }
 #endif

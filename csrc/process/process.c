@@ -39,11 +39,11 @@ int shmi_process_fork(int (*hook)(void), shmi_process_t *process) {
   pid_t pid = hook != NULL ? (pid_t)hook() : fork();
   if (pid < 0) {
     if (errno == EAGAIN) {
-      shmi_detail_set("forking: %s: raise ulimit -u, or the container's limit on pids (shmgpu "
+      shmi_error_detail_set("forking: %s: raise ulimit -u, or the container's limit on pids (shmgpu "
                       "doctor says which)", strerror(EAGAIN));
       errno = EAGAIN;
     } else {
-      shmi_detail_errno("forking");
+      shmi_error_detail_errno("forking");
     }
     return SHM_ESYSTEM;
   }
@@ -51,7 +51,7 @@ int shmi_process_fork(int (*hook)(void), shmi_process_t *process) {
   int status = shmi_process_open(pid, process);
   if (status != SHM_OK) {
     int saved = errno;
-    shmi_detail_errno("opening a pidfd");
+    shmi_error_detail_errno("opening a pidfd");
     kill(pid, SIGKILL); /* our own child, not reaped yet: the pid is still its own */
     waitpid(pid, NULL, 0);
     errno = saved;

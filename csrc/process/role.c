@@ -34,7 +34,7 @@ int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[], int
   if (status != SHM_OK) return status;
   shmi_arena_close_descriptors();
   shmi_descriptor_keep_only(ends, count);
-  return shmi_board_become(new_role, index);
+  return shmi_scoreboard_become(new_role, index);
 }
 
 _Noreturn void shmi_role_end(const shm_host_t *host, int status) {

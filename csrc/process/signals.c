@@ -71,7 +71,7 @@ void shmi_signals_take(int ignore_interrupt) {
   if (has_handler(&kept.caller_hup)) sigaction(SIGHUP, &hangup, NULL);
   sigaction(SIGCHLD, &standard, &kept.caller_chld); /* ignored, it would reap behind our back */
   sigaction(SIGPIPE, &ignore, &kept.caller_pipe);
-  shmi_channel_sigpipe(1);
+  shmi_pipe_sigpipe(1);
 }
 
 void shmi_signals_give_back(void) {
@@ -81,7 +81,7 @@ void shmi_signals_give_back(void) {
   sigaction(SIGCHLD, &kept.caller_chld, NULL);
   sigaction(SIGPIPE, &kept.caller_pipe, NULL);
   pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
-  shmi_channel_sigpipe(0);
+  shmi_pipe_sigpipe(0);
 }
 
 /* `timeout` and service managers tell the whole group; what a helper holds is to be finished then,
@@ -103,7 +103,7 @@ void shmi_signals_of_role(int role) {
   sigaction(SIGHUP, &kept.caller_hup, NULL);
   sigaction(SIGCHLD, &kept.caller_chld, NULL);
   pthread_sigmask(SIG_SETMASK, &kept.caller_mask, NULL);
-  shmi_channel_sigpipe(1);
+  shmi_pipe_sigpipe(1);
 }
 
 void shmi_signals_let_in(void) {

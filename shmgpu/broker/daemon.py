@@ -216,9 +216,9 @@ def serve(
         status = core.run(
             host,
             persistent=persistent,
-            door_fd=listener.fileno(),
+            listener_fd=listener.fileno(),
             manifest_fd=descriptor,
-            door_gid=group,
+            listener_gid=group,
             idle_ns=int(idle_timeout * 1e9),
             **plan.for_core(),
         )

@@ -233,7 +233,7 @@ class RoleHost(core.Host):
             return {}
         self.endpoint = PrivateEndpoint()
         self.manifest_fd = manifest.of_this_process(self.plan.pools).write()
-        return {"door_fd": self.endpoint.fileno(), "manifest_fd": self.manifest_fd}
+        return {"listener_fd": self.endpoint.fileno(), "manifest_fd": self.manifest_fd}
 
     @property
     def private_address(self) -> str:

@@ -118,14 +118,14 @@ def _fit(means: runtime.Runtime) -> list[int]:
 
 
 def _grow(means: runtime.Runtime, count: int) -> None:
-    door, have = means.endpoint, len(_fit(means))
+    endpoint, have = means.endpoint, len(_fit(means))
     few = f"gpu_workers({count}): the broker has {have} helper{'s' * (have != 1)}, and "
-    if not door or door.startswith("@"):
+    if not endpoint or endpoint.startswith("@"):
         raise ConfigError(
             f"{few}only one of shmgpu up can have more later: start it with helpers={count}"
         )
     try:
-        control.scale(count, path=door)
+        control.scale(count, path=endpoint)
     except (ConfigError, LaunchError, NotRunning) as error:
         raise ConfigError(f"{few}it makes no more: {error}") from error
     until = time.monotonic() + COMES_WITHIN_S

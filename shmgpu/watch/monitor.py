@@ -29,7 +29,7 @@ from shmgpu.errors import NotRunning, ShmError
 from shmgpu.watch import server_counters, trace
 from shmgpu.watch.stats import stats
 
-SCOREBOARD = "/memfd:shmgpu-board"
+SCOREBOARD = "/memfd:shmgpu-scoreboard"
 MOST_RECORDS = 65536  # calls of one interval from which latencies are taken, the latest
 
 # What says how things stand; every other number only grows, and has a rate.

@@ -91,7 +91,7 @@ def test_beside_threads_where_the_broker_is_started_by_exec_a_forked_process_cla
     assert "SHMGPU_SOCKET" not in os.environ
 
 
-def test_a_process_forked_from_a_guest_claims_a_place_in_the_same_broker(place):
+def test_a_process_forked_from_a_client_claims_a_place_in_the_same_broker(place):
     with shmgpu.connect(place, wait=brokers.DEADLINE_S):
         assert in_fork(claims_and_calls).endswith("[1.0, 1.0, 1.0])")
         assert served.add_one(np.zeros(1)).tolist() == [1]

@@ -72,7 +72,7 @@ def test_a_membership_is_left_with_its_block(place):
     membership.disconnect()  # once more does nothing
 
 
-def test_results_lie_where_the_guest_says(joined):
+def test_results_lie_where_the_client_says(joined):
     x, y = shmgpu.arena.zeros(100), shmgpu.arena.empty(100)
     assert served.add_one.options(out=y)(x) is y and (y == 1).all()
     elsewhere = np.empty(100, np.float32)
@@ -126,7 +126,7 @@ def test_a_message_by_hand_is_answered(joined):
     assert shmgpu.status_name(status) == "SHM_EBAD_PARAMS"
 
 
-def test_a_guest_sees_the_brokers_statistics_and_trace(joined, tmp_path):
+def test_a_client_sees_the_brokers_statistics_and_trace(joined, tmp_path):
     before = shmgpu.stats()["broker"]["answered"]
     for _ in range(5):
         served.add_one(np.zeros(3))
@@ -153,7 +153,7 @@ def test_a_function_that_the_broker_lacks_is_an_error_that_names_what_it_has(pla
         assert served.add_one(np.zeros(1)).tolist() == [1]
 
 
-def test_a_function_that_a_guest_decorates_serves_in_a_broker_of_its_own_later(place):
+def test_a_function_that_a_client_decorates_serves_in_a_broker_of_its_own_later(place):
     with shmgpu.connect(place, wait=LATELY):
 
         @shmgpu.function(arrays="numpy")
@@ -231,7 +231,7 @@ def test_a_child_of_a_launch_has_its_broker(place):
 
 
 def test_a_full_broker_says_so_and_a_place_can_be_waited_for(tmp_path):
-    guest = f"""
+    client = f"""
 import os, sys, shmgpu
 with shmgpu.connect({str(tmp_path / "b.sock")!r}):
     print("in", flush=True)
@@ -239,7 +239,7 @@ with shmgpu.connect({str(tmp_path / "b.sock")!r}):
 """
     with brokers.up(tmp_path / "b.sock", slots=1, helpers=1):
         other = subprocess.Popen(
-            [sys.executable, "-c", guest], env=brokers.environment(),
+            [sys.executable, "-c", client], env=brokers.environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert other.stdout.readline() == "in\n"
@@ -278,7 +278,7 @@ os.wait()
 # ---- leaving -------------------------------------------------------------------------------
 
 
-def test_f35_what_a_guest_keeps_is_its_own_when_it_has_left(place):
+def test_f35_what_a_client_keeps_is_its_own_when_it_has_left(place):
     with shmgpu.connect(place, wait=LATELY):
         kept = served.add_one(shmgpu.arena.zeros(1000))
         rank = shmgpu.rank()
@@ -378,7 +378,7 @@ os.write(1, b"%d\\n" % shmgpu.rank())
 """
 
 
-def guest_that(place, seconds, ending) -> subprocess.Popen[str]:
+def client_that(place, seconds, ending) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", DIES.format(str(place), seconds, ending)],
         env=brokers.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -386,11 +386,11 @@ def guest_that(place, seconds, ending) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "os._exit(1)", "sys.exit(0)"])
-def test_f02_the_arena_of_a_guest_that_dies_in_a_call_is_clean_for_the_next(tmp_path, ending):
+def test_f02_the_arena_of_a_client_that_dies_in_a_call_is_clean_for_the_next(tmp_path, ending):
     path = tmp_path / "b.sock"
     with brokers.up(path, slots=1, helpers=2):
-        guest = guest_that(path, 0.3, ending)
-        out, _ = guest.communicate(timeout=brokers.DEADLINE_S)
+        client = client_that(path, 0.3, ending)
+        out, _ = client.communicate(timeout=brokers.DEADLINE_S)
         assert out.split()[0] == "0" and "heard" not in out
         with shmgpu.connect(path, wait=LATELY):  # its one place; while its call still runs
             everything = shmgpu.arena.empty(200_000)
@@ -399,7 +399,7 @@ def test_f02_the_arena_of_a_guest_that_dies_in_a_call_is_clean_for_the_next(tmp_
             del everything
 
 
-def test_f35_a_guest_is_never_signalled_not_even_when_the_broker_ends(tmp_path):
+def test_f35_a_client_is_never_signalled_not_even_when_the_broker_ends(tmp_path):
     path = tmp_path / "b.sock"
     lives = """
 sys.stdin.readline()
@@ -409,10 +409,10 @@ except shmgpu.BrokerDied:
     os.write(1, b"told\\n")
 """
     with brokers.up(path, helpers=1):
-        guest = guest_that(path, 0, lives)
-        assert guest.stdout.readline() == "0\n"
-    out, _ = guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
-    assert (out, guest.returncode) == ("told\n", 0)
+        client = client_that(path, 0, lives)
+        assert client.stdout.readline() == "0\n"
+    out, _ = client.communicate("go on\n", timeout=brokers.DEADLINE_S)
+    assert (out, client.returncode) == ("told\n", 0)
 
 
 ERRS = """
@@ -433,14 +433,14 @@ x[:] = 13
 """
 
 
-def test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
+def test_f35_the_arena_of_a_client_that_errs_is_given_to_nobody_while_it_lives(tmp_path):
     path = tmp_path / "b.sock"
     with brokers.up(path, slots=1, helpers=1):
-        guest = guest_that(path, 0, ERRS)
-        assert [guest.stdout.readline() for _ in range(2)] == ["0\n", "let go\n"]
+        client = client_that(path, 0, ERRS)
+        assert [client.stdout.readline() for _ in range(2)] == ["0\n", "let go\n"]
         with pytest.raises(shmgpu.LaunchError, match="slot"):
             shmgpu.connect(path, wait=0.2)
-        guest.communicate("go on\n", timeout=brokers.DEADLINE_S)
+        client.communicate("go on\n", timeout=brokers.DEADLINE_S)
         with shmgpu.connect(path, wait=LATELY):
             assert not shmgpu.arena.empty(200_000).any()
             assert served.add_one(np.zeros(1)).tolist() == [1]

@@ -60,8 +60,8 @@ def test_arenas_and_scratch_regions_are_in_core_dumps_only_if_asked_for(
     assert helper == repr({"arena": {asked}, "scratch": {asked}})
     path = tmp_path / "b.sock"
     with brokers.up(path, "roles", helpers=1, scratch="1MiB"):
-        guest, helper = brokers.said(JOIN.format(module="roles", path=str(path))).splitlines()
-    assert guest == repr({"arena": {asked}})
+        client, helper = brokers.said(JOIN.format(module="roles", path=str(path))).splitlines()
+    assert client == repr({"arena": {asked}})
     assert helper == repr({"arena": {asked}, "scratch": {asked}})
 
 

@@ -38,7 +38,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    found = re.search(r"SHMI_GUEST_VERSION = (\d+)", HEADER)
+    found = re.search(r"SHMI_ATTACH_VERSION = (\d+)", HEADER)
     assert found is not None
     return int(found[1])
 
@@ -157,7 +157,7 @@ def test_a_receiver_can_change_what_is_its_own_and_nothing_that_others_use(path,
     found = as_receiver(lambda: tried(path, JOIN), stranger)
     assert found == {
         "shmgpu-arena": OWN,
-        "shmgpu-board": OTHERS,
+        "shmgpu-scoreboard": OTHERS,
         "shmgpu-page": OWN,
         "requests": None,
         "replies": None,
@@ -178,7 +178,7 @@ def test_what_is_handed_out_for_reading_is_open_for_reading_alone(path, stranger
 
     assert as_receiver(modes, stranger) == {
         "shmgpu-arena": os.O_RDWR,
-        "shmgpu-board": os.O_RDONLY,
+        "shmgpu-scoreboard": os.O_RDONLY,
         "shmgpu-page": os.O_RDWR,
         "requests": os.O_WRONLY,
         "replies": os.O_RDONLY,

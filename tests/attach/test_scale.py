@@ -112,7 +112,7 @@ def test_one_that_is_let_go_finishes_what_it_holds(place):
 def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place):
     scale(place, "2")
     states(place, [READY, READY, ABSENT])
-    guest = place.start(
+    client = place.start(
         "-c",
         "import numpy as np, served_here, shmgpu\n"
         "shmgpu.connect()\n"
@@ -123,8 +123,8 @@ def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place)
         "print(call.result().nbytes)\n",
     )
     try:
-        assert guest.stdout.readline() == "asked\n"
-        guest.send_signal(signal.SIGSTOP)  # it cannot make room for now
+        assert client.stdout.readline() == "asked\n"
+        client.send_signal(signal.SIGSTOP)  # it cannot make room for now
         (place.directory / "stopped").touch()
         place.program(
             "import shmgpu\n"
@@ -133,11 +133,11 @@ def test_one_that_keeps_a_result_until_there_is_room_for_it_stays_so_long(place)
         )
         scale(place, "1")
         states(place, [READY, LEAVING, ABSENT])
-        guest.send_signal(signal.SIGCONT)
-        said, complained = guest.communicate(timeout=20)
+        client.send_signal(signal.SIGCONT)
+        said, complained = client.communicate(timeout=20)
     finally:
-        guest.kill()
-        guest.communicate()
+        client.kill()
+        client.communicate()
     assert said == "300000\n", complained
     states(place, [READY, ABSENT, ABSENT])
 

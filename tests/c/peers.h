@@ -52,8 +52,8 @@ HARNESS_UNUSED static int turn(void) {
 
 HARNESS_UNUSED static void child_comes(int slot) {
   int request[2], reply[2], capacity;
-  CHECK_EQ(shmi_channel_make(request, 3, &capacity), SHM_OK);
-  CHECK_EQ(shmi_channel_make(reply, 3, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(request, 3, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(reply, 3, &capacity), SHM_OK);
   kids[slot] = (struct peer_child){.request_fd = request[1], .reply_fd = reply[0]};
   CHECK_EQ(shmi_dispatch_add_child(d, slot, request[0], reply[1], 1000 + slot), SHM_OK);
 }
@@ -65,17 +65,17 @@ HARNESS_UNUSED static void child_goes(int slot) {
 
 HARNESS_UNUSED static void helper_comes(int h) {
   int down[2], up[2], capacity;
-  CHECK_EQ(shmi_channel_make(down, 3, &capacity), SHM_OK);
-  CHECK_EQ(shmi_channel_make(up, 3, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(down, 3, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(up, 3, &capacity), SHM_OK);
   uint32_t generation = hands[h].generation + 1;
   memset(&hands[h], 0, sizeof hands[h]);
   hands[h].down_fd = down[0];
   hands[h].up_fd = up[1];
   hands[h].generation = generation;
-  shmi_board_reset_helper(h);
+  shmi_scoreboard_reset_helper(h);
   CHECK_EQ(shmi_dispatch_add_helper(d, h, down[1], up[0], -1, 2000 + h, generation), SHM_OK);
   shmi_frame_t ready = {.kind = SHMI_FRAME_READY, .slot = (uint16_t)h};
-  CHECK_EQ(shmi_channel_write(hands[h].up_fd, &ready, 1), 1);
+  CHECK_EQ(shmi_pipe_write(hands[h].up_fd, &ready, 1), 1);
   turn();
   CHECK_EQ(shmi_dispatch_helper_state(d, h), SHMI_PEER_UP);
 }
@@ -92,8 +92,8 @@ static uint64_t function_of(shm_func_t func, uint32_t rows, uint64_t delay_ns, u
   shm_function_config_t config = {.name = "row", .func = func, .batch_max_rows = rows,
                                   .batch_delay_ns = delay_ns, .hang_after_ns = hang_ns};
   const shmi_function_t *row;
-  CHECK_EQ(shmi_registry_add(&config, &row), SHM_OK);
-  return shmi_registry_address(row);
+  CHECK_EQ(shmi_function_table_add(&config, &row), SHM_OK);
+  return shmi_function_table_address(row);
 }
 
 HARNESS_UNUSED static void open_peers(int children, int helpers, int pools) {
@@ -102,9 +102,9 @@ HARNESS_UNUSED static void open_peers(int children, int helpers, int pools) {
   function_of(fn_held, 32, 50000000, 0);
   function_of(fn_hangs, 0, 0, 20000000);
   function_of(fn_batch, 256, 0, 0);
-  shmi_channel_sigpipe(1);
+  shmi_pipe_sigpipe(1);
   signal(SIGPIPE, SIG_IGN);
-  CHECK_EQ(shmi_board_create(children, helpers, 0), SHM_OK);
+  CHECK_EQ(shmi_scoreboard_create(children, helpers, 0), SHM_OK);
   shmi_arena_plan_t plan = {.children = children, .arena_bytes = 4096, .helpers = helpers};
   CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
   supervisor_fd = shmi_descriptor_own(eventfd(0, EFD_CLOEXEC));
@@ -125,21 +125,21 @@ HARNESS_UNUSED static void expect_all_ended(void) {
   turn();
   CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
   CHECK_EQ(stats.submitted, stats.answered + stats.dropped);
-  CHECK_EQ(shmi_board()->broker->in_flight, 0);
-  CHECK_EQ(shmi_board()->broker->queued, 0);
+  CHECK_EQ(shmi_scoreboard()->broker->in_flight, 0);
+  CHECK_EQ(shmi_scoreboard()->broker->queued, 0);
 }
 
 HARNESS_UNUSED static void close_peers(void) {
   shmi_dispatch_destroy(d);
   shmi_arena_destroy();
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 /* ---- a child's part ---- */
 
 HARNESS_UNUSED static uint64_t child_sends(int slot, shmi_frame_t frame) {
   frame.sequence = ++kids[slot].sent;
-  CHECK_EQ(shmi_channel_write(kids[slot].request_fd, &frame, 1), 1);
+  CHECK_EQ(shmi_pipe_write(kids[slot].request_fd, &frame, 1), 1);
   return frame.sequence;
 }
 HARNESS_UNUSED static shmi_frame_t call_of(shm_func_t func) {
@@ -149,9 +149,9 @@ HARNESS_UNUSED static uint64_t child_calls(int slot) { return child_sends(slot, 
 
 /* Read what there is; answer every request for room. */
 HARNESS_UNUSED static int child_reads(int slot) {
-  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  shmi_frame_t frames[SHMI_PIPE_BURST];
   int got, all = 0;
-  while ((got = shmi_channel_read(kids[slot].reply_fd, frames, SHMI_CHANNEL_BURST)) > 0) {
+  while ((got = shmi_pipe_read(kids[slot].reply_fd, frames, SHMI_PIPE_BURST)) > 0) {
     for (int i = 0; i < got; i++) {
       CHECK_EQ(frames[i].kind, SHMI_FRAME_REPLY);
       kids[slot].last = frames[i];
@@ -166,15 +166,15 @@ HARNESS_UNUSED static void child_grows(int slot, const shmi_frame_t *reply) {
   shmi_frame_t frame = {.result = {.token = reply->result.token}, .sequence = reply->sequence,
                         .slot = reply->slot, .kind = SHMI_FRAME_GROW};
   kids[slot].parked--;
-  CHECK_EQ(shmi_channel_write(kids[slot].request_fd, &frame, 1), 1);
+  CHECK_EQ(shmi_pipe_write(kids[slot].request_fd, &frame, 1), 1);
 }
 
 /* ---- a helper's part ---- */
 
 HARNESS_UNUSED static int helper_reads(int h) {
-  shmi_frame_t frames[SHMI_CHANNEL_BURST];
+  shmi_frame_t frames[SHMI_PIPE_BURST];
   int got, all = 0;
-  while ((got = shmi_channel_read(hands[h].down_fd, frames, SHMI_CHANNEL_BURST)) > 0) {
+  while ((got = shmi_pipe_read(hands[h].down_fd, frames, SHMI_PIPE_BURST)) > 0) {
     for (int i = 0; i < got; i++) {
       if (frames[i].kind == SHMI_FRAME_GONE) {
         hands[h].gone++;
@@ -197,7 +197,7 @@ HARNESS_UNUSED static shmi_frame_t reply_of(int h, const shmi_frame_t *frame, in
 }
 /* Its page says so, as before every reply. */
 HARNESS_UNUSED static void helper_notes(int h, const shmi_frame_t *frame, int status) {
-  shmi_outcome_t *outcome = &shmi_board_helper(h)->finished[frame->delivery % SHMI_BOARD_RING];
+  shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[frame->delivery % SHMI_BOARD_RING];
   outcome->status = shmi_status_to_wire(status);
   outcome->started_units = 10;
   outcome->finished_units = 20;
@@ -210,7 +210,7 @@ HARNESS_UNUSED static void helper_ends(int h, int at, int status) {
   hands[h].count--;
   helper_notes(h, &frame, status);
   shmi_frame_t reply = reply_of(h, &frame, status);
-  CHECK_EQ(shmi_channel_write(hands[h].up_fd, &reply, 1), 1);
+  CHECK_EQ(shmi_pipe_write(hands[h].up_fd, &reply, 1), 1);
 }
 
 #endif

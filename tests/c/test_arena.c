@@ -204,7 +204,7 @@ static uint64_t free_address(void) {
   return (uint64_t)(uintptr_t)at;
 }
 
-TEST(a_guest_maps_only_what_cannot_end_it) {
+TEST(a_client_maps_only_what_cannot_end_it) {
   static const struct {
     size_t bytes;
     int seals;

@@ -43,7 +43,7 @@ TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
   turn();
   for (int slot = 0; slot < PARKERS; slot++) {
     for (int i = 0; i < EACH; i++) {
-      CHECK_EQ(shmi_channel_read(kids[slot].reply_fd, &parked[slot][i], 1), 1);
+      CHECK_EQ(shmi_pipe_read(kids[slot].reply_fd, &parked[slot][i], 1), 1);
       CHECK_EQ(shmi_status_from_wire(parked[slot][i].status), SHM_ENEEDS_SPACE);
       kids[slot].parked++;
     }
@@ -109,17 +109,17 @@ TEST(a_reply_to_a_number_that_was_not_given_is_nobodys) {
     shmi_frame_t lie = given;
     lie.delivery = lies[i];
     lie = reply_of(0, &lie, SHM_OK);
-    CHECK_EQ(shmi_channel_write(hands[0].up_fd, &lie, 1), 1);
+    CHECK_EQ(shmi_pipe_write(hands[0].up_fd, &lie, 1), 1);
     turn();
-    CHECK_EQ(shmi_board()->broker->dropped, i + 1);
+    CHECK_EQ(shmi_scoreboard()->broker->dropped, i + 1);
     CHECK_EQ(child_reads(0) + child_reads(1), 0);
   }
   helper_ends(0, 0, SHM_OK);
   shmi_frame_t twice = reply_of(0, &given, SHM_OK);
-  CHECK_EQ(shmi_channel_write(hands[0].up_fd, &twice, 1), 1);
+  CHECK_EQ(shmi_pipe_write(hands[0].up_fd, &twice, 1), 1);
   turn();
   CHECK_EQ(child_reads(0), 1);
-  CHECK_EQ(shmi_board()->broker->dropped, 1 + sizeof lies / sizeof *lies);
+  CHECK_EQ(shmi_scoreboard()->broker->dropped, 1 + sizeof lies / sizeof *lies);
   close_peers();
 }
 
@@ -133,12 +133,12 @@ TEST(a_helper_that_writes_without_end_gets_its_share_of_a_turn) {
     shmi_frame_t never = {.delivery = 77};
     lies[i] = reply_of(0, &never, SHM_OK);
   }
-  CHECK_EQ(shmi_channel_write(hands[0].up_fd, lies, FRAMES), FRAMES);
+  CHECK_EQ(shmi_pipe_write(hands[0].up_fd, lies, FRAMES), FRAMES);
   turn();
-  CHECK(shmi_channel_unread(hands[0].up_fd) > 0);
-  for (int i = 0; i < FRAMES && shmi_channel_unread(hands[0].up_fd) > 0; i++) turn();
-  CHECK_EQ(shmi_channel_unread(hands[0].up_fd), 0); /* and nothing of it is forgotten */
-  CHECK_EQ(shmi_board()->broker->dropped, FRAMES);
+  CHECK(shmi_pipe_unread(hands[0].up_fd) > 0);
+  for (int i = 0; i < FRAMES && shmi_pipe_unread(hands[0].up_fd) > 0; i++) turn();
+  CHECK_EQ(shmi_pipe_unread(hands[0].up_fd), 0); /* and nothing of it is forgotten */
+  CHECK_EQ(shmi_scoreboard()->broker->dropped, FRAMES);
   close_peers();
 }
 
@@ -151,14 +151,14 @@ TEST(a_child_that_writes_without_end_gets_its_share_of_a_turn) {
   for (int i = 0; i < FRAMES; i++) {
     nothing[i] = (shmi_frame_t){.kind = SHMI_FRAME_CANCEL, .sequence = UINT64_MAX};
   }
-  CHECK_EQ(shmi_channel_write(kids[0].request_fd, nothing, FRAMES), FRAMES);
+  CHECK_EQ(shmi_pipe_write(kids[0].request_fd, nothing, FRAMES), FRAMES);
   child_calls(0);
   child_calls(1);
   turn();
   CHECK_EQ(helper_reads(0), 1); /* the other's call is not behind all that */
   CHECK_EQ(hands[0].frames[0].slot, 1);
   helper_ends(0, 0, SHM_OK);
-  for (int i = 0; i < FRAMES && shmi_channel_unread(kids[0].request_fd) > 0; i++) turn();
+  for (int i = 0; i < FRAMES && shmi_pipe_unread(kids[0].request_fd) > 0; i++) turn();
   CHECK_EQ(helper_reads(0), 1); /* and nothing of it is forgotten, though it writes no more */
   CHECK_EQ(hands[0].frames[0].slot, 0);
   helper_ends(0, 0, SHM_OK);
@@ -210,7 +210,7 @@ TEST(an_idle_helper_hears_of_every_child_that_leaves_however_many_do) {
     child_goes(0);
     child_comes(0);
   }
-  CHECK(shmi_channel_unread(hands[0].down_fd) <= 64 * SHMI_FRAME_BYTES);
+  CHECK(shmi_pipe_unread(hands[0].down_fd) <= 64 * SHMI_FRAME_BYTES);
   helper_reads(0);
   int heard = hands[0].gone;
   turn(); /* and of the last ones in the end */
@@ -228,7 +228,7 @@ TEST(what_did_not_fit_a_helpers_pipe_follows_when_it_has_read) {
   helper_reads(0);
   if (fcntl(hands[0].down_fd, F_SETPIPE_SZ, 4096) != 4096) SKIP("pages are not of 4 KiB");
   for (int slot = 0; slot < CHILDREN; slot++) child_goes(slot); /* it is told of each, and reads not */
-  CHECK_EQ(shmi_channel_unread(hands[0].down_fd), 4096);
+  CHECK_EQ(shmi_pipe_unread(hands[0].down_fd), 4096);
   child_calls(CHILDREN);
   turn();
   helper_ends(0, 0, SHM_OK);
@@ -265,7 +265,7 @@ TEST(an_answer_that_lies_with_its_helper_is_heard_of_from_its_page) {
   turn();
   CHECK_EQ(child_reads(slot), 0); /* once is enough */
   CHECK_EQ(child_reads(1 - slot), 1);
-  CHECK_EQ(shmi_board()->broker->dropped, 0);
+  CHECK_EQ(shmi_scoreboard()->broker->dropped, 0);
   expect_all_ended();
   close_peers();
 }
@@ -280,7 +280,7 @@ TEST(a_call_that_hangs_is_seen_whatever_the_page_names_first) {
   turn();
   helper_reads(0);
   CHECK_EQ(hands[0].count, 2);
-  shmi_helper_page_t *page = shmi_board_helper(0);
+  shmi_helper_page_t *page = shmi_scoreboard_helper(0);
   uint64_t now_ns = (uint64_t)harness_now_ns(), next_ns;
   atomic_store(&page->executing_since_ns, now_ns);
   atomic_store(&page->executing, hands[0].frames[0].delivery << 16 | 2);
@@ -415,8 +415,8 @@ static void any_child_event(void) {
   if (what < 12) {
     any_call(slot);
   } else if (what < 17) {
-    shmi_frame_t frames[SHMI_CHANNEL_BURST];
-    int got = shmi_channel_read(kids[slot].reply_fd, frames, SHMI_CHANNEL_BURST);
+    shmi_frame_t frames[SHMI_PIPE_BURST];
+    int got = shmi_pipe_read(kids[slot].reply_fd, frames, SHMI_PIPE_BURST);
     for (int i = 0; i < got; i++) {
       if (shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE) {
         wants_room[slot][kids[slot].parked++] = frames[i];
@@ -429,7 +429,7 @@ static void any_child_event(void) {
     }
   } else if (what < 19) {
     shmi_frame_t cancel = {.kind = SHMI_FRAME_CANCEL, .sequence = 1 + roll(kids[slot].sent + 1)};
-    CHECK_EQ(shmi_channel_write(kids[slot].request_fd, &cancel, 1), 1);
+    CHECK_EQ(shmi_pipe_write(kids[slot].request_fd, &cancel, 1), 1);
   } else if (roll(4) == 0) {
     char byte = 1;
     CHECK_EQ(pwrite(shmi_arena_descriptor(slot), &byte, 1, 0), 1);
@@ -479,7 +479,7 @@ static void any_helper_event(void) {
   } else if (what < 36 && hands[h].count > 0) {
     helper_notes(h, &hands[h].frames[0], SHM_OK); /* the reply comes later, or not at all */
   } else if (what == 36) {
-    shmi_helper_page_t *page = shmi_board_helper(h);
+    shmi_helper_page_t *page = shmi_scoreboard_helper(h);
     if (hands[h].count > 0) {
       atomic_store(&page->executing, hands[h].frames[0].delivery << 16 | (1 + roll(2)));
     }
@@ -534,8 +534,8 @@ static void run_random(uint64_t seed) {
     }
     for (int slot = 0; slot < R_CHILDREN; slot++) {
       if (kids[slot].request_fd <= 0) continue;
-      shmi_frame_t frames[SHMI_CHANNEL_BURST];
-      int got = shmi_channel_read(kids[slot].reply_fd, frames, SHMI_CHANNEL_BURST);
+      shmi_frame_t frames[SHMI_PIPE_BURST];
+      int got = shmi_pipe_read(kids[slot].reply_fd, frames, SHMI_PIPE_BURST);
       for (int i = 0; i < got; i++) {
         if (shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE) {
           wants_room[slot][kids[slot].parked++] = frames[i];
@@ -558,7 +558,7 @@ static void run_random(uint64_t seed) {
   for (int h = 0; h < R_HELPERS; h++) {
     CHECK(!is_let_go[h] || !is_here[h]); /* who was let go could end */
   }
-  CHECK_EQ(shmi_board()->broker->protocol_errors, 0);
+  CHECK_EQ(shmi_scoreboard()->broker->protocol_errors, 0);
   expect_all_ended();
   for (int h = 0; h < R_HELPERS; h++) {
     shmi_descriptor_close(&hands[h].down_fd);

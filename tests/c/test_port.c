@@ -1271,13 +1271,13 @@ static int dies_with_calls_out(int child) {
   }
   shm_broker_stats_t stats;
   AWAIT(shm_get_broker_stats(&stats) == SHM_OK && stats.child_deaths == 1);
-  CHECK(shmi_board_calls_out() > 0); /* its helper is at one of them still */
+  CHECK(shmi_scoreboard_calls_out() > 0); /* its helper is at one of them still */
   notes[63] = 1;
-  AWAIT(shmi_board_calls_out() == 0);
+  AWAIT(shmi_scoreboard_calls_out() == 0);
   CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
   CHECK_EQ(stats.dropped, 3);
   expect_row_works();
-  CHECK_EQ(shmi_board_calls_out(), 0);
+  CHECK_EQ(shmi_scoreboard_calls_out(), 0);
   return 0;
 }
 
@@ -1295,13 +1295,13 @@ static struct pipes {
 
 static void open_port(uint32_t window) {
   int capacity;
-  CHECK_EQ(shmi_channel_make(broker_side.requests, 0, &capacity), SHM_OK);
-  CHECK_EQ(shmi_channel_make(broker_side.replies, 0, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(broker_side.requests, 0, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(broker_side.replies, 0, &capacity), SHM_OK);
   CHECK_EQ(shmi_port_open(broker_side.requests[1], broker_side.replies[0], window, 0), SHM_OK);
 }
 static void open_lone_port(uint32_t window) {
   shmi_arena_plan_t plan = {.children = 1, .arena_bytes = 4096, .helpers = 1};
-  CHECK_EQ(shmi_board_create(1, 1, 0), SHM_OK);
+  CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
   CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
   open_port(window);
 }
@@ -1310,11 +1310,11 @@ static void close_lone_port(void) {
   shmi_descriptor_close(&broker_side.requests[0]);
   shmi_descriptor_close(&broker_side.replies[1]);
   shmi_arena_destroy();
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 static shmi_frame_t next_request(void) {
   shmi_frame_t frame;
-  CHECK_EQ(shmi_channel_read(broker_side.requests[0], &frame, 1), 1);
+  CHECK_EQ(shmi_pipe_read(broker_side.requests[0], &frame, 1), 1);
   return frame;
 }
 static shmi_frame_t answer_to(const shmi_frame_t *request, int status) {
@@ -1323,7 +1323,7 @@ static shmi_frame_t answer_to(const shmi_frame_t *request, int status) {
 }
 static void answer(const shmi_frame_t *request) {
   shmi_frame_t frame = answer_to(request, SHM_OK);
-  CHECK_EQ(shmi_channel_write(broker_side.replies[1], &frame, 1), 1);
+  CHECK_EQ(shmi_pipe_write(broker_side.replies[1], &frame, 1), 1);
 }
 static shmi_frame_t submit_one(void) {
   shm_call_config_t plain = {.rows = 1};
@@ -1445,7 +1445,7 @@ TEST(whoever_was_to_read_for_others_and_has_its_answer_has_another_read) {
   pthread_t drains = begin_thread(drains_once);
   until_they_sleep();
   shmi_frame_t both[2] = {answer_to(&message, SHM_OK), answer_to(&call, SHM_OK)};
-  CHECK_EQ(shmi_channel_write(broker_side.replies[1], both, 2), 2);
+  CHECK_EQ(shmi_pipe_write(broker_side.replies[1], both, 2), 2);
   CHECK_EQ(end_of(leads), SHM_OK);
   CHECK_EQ(end_of(receives), SHM_OK);
   until_they_sleep();
@@ -1474,7 +1474,7 @@ TEST(of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted) {
 TEST(a_call_that_waits_for_others_to_make_room_has_a_deadline) {
   open_lone_port(1);
   shmi_frame_t request = submit_one(), wants_room = answer_to(&request, SHM_ENEEDS_SPACE);
-  CHECK_EQ(shmi_channel_write(broker_side.replies[1], &wants_room, 1), 1);
+  CHECK_EQ(shmi_pipe_write(broker_side.replies[1], &wants_room, 1), 1);
   shm_msg_t msg = {0};
   CHECK_EQ(shm_call(&msg, 20000000), SHM_ETIMEOUT);
   CHECK_EQ(shm_port_take_growing(0).status, SHM_ENEEDS_SPACE);

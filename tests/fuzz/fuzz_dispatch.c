@@ -36,10 +36,10 @@ static void nothing(void *params) { (void)params; }
 
 static void set_up(void) {
   signal(SIGPIPE, SIG_IGN);
-  shmi_channel_sigpipe(1);
+  shmi_pipe_sigpipe(1);
   shmi_arena_plan_t plan = {.children = CHILDREN, .arena_bytes = 65536, .helpers = HELPERS};
   REQUIRE(shmi_arena_create(&plan) == SHM_OK);
-  REQUIRE(shmi_board_create(CHILDREN, HELPERS, 64) == SHM_OK);
+  REQUIRE(shmi_scoreboard_create(CHILDREN, HELPERS, 64) == SHM_OK);
   shm_function_config_t configs[3] = {
       {.name = "c", .func = nothing, .params_size = 32},
       {.name = "row", .params_size = 8, .batch_max_rows = 4},
@@ -47,10 +47,10 @@ static void set_up(void) {
        .batch_max_rows = 4, .batch_delay_ns = 1000, .hang_after_ns = 1}};
   for (int i = 0; i < 3; i++) {
     const shmi_function_t *row;
-    REQUIRE(shmi_registry_add(&configs[i], &row) == SHM_OK);
+    REQUIRE(shmi_function_table_add(&configs[i], &row) == SHM_OK);
     rows[i] = configs[i].func != NULL ? (uint64_t)(uintptr_t)nothing : (uint64_t)(uintptr_t)row;
   }
-  REQUIRE(shmi_registry_seal() == SHM_OK);
+  REQUIRE(shmi_function_table_seal() == SHM_OK);
   REQUIRE(pipe2(supervisor, O_CLOEXEC) == 0);
 }
 
@@ -63,8 +63,8 @@ static void close_peer(peer_t *peer) {
 /* towards: what the dispatcher writes; from: what it reads. */
 static void open_peer(peer_t *peer, int *towards, int *from) {
   int out[2], in[2], capacity;
-  REQUIRE(shmi_channel_make(out, 3, &capacity) == SHM_OK);
-  REQUIRE(shmi_channel_make(in, 3, &capacity) == SHM_OK);
+  REQUIRE(shmi_pipe_make(out, 3, &capacity) == SHM_OK);
+  REQUIRE(shmi_pipe_make(in, 3, &capacity) == SHM_OK);
   *peer = (peer_t){.write_fd = dup(in[1]), .read_fd = dup(out[0])};
   REQUIRE(peer->write_fd >= 0 && peer->read_fd >= 0);
   close(in[1]);
@@ -77,7 +77,7 @@ static void child_comes(int child) {
   if (shmi_dispatch_child_state(d, child) != SHMI_PEER_NONE) return; /* or not free yet */
   int towards, from;
   open_peer(&children[child], &towards, &from);
-  const shm_child_stats_t *stats = &shmi_board()->child_stats[child];
+  const shm_child_stats_t *stats = &shmi_scoreboard()->child_stats[child];
   children[child].submitted = stats->submitted;
   children[child].answered = stats->answered;
   REQUIRE(shmi_dispatch_add_child(d, child, from, towards, 1) == SHM_OK);
@@ -87,7 +87,7 @@ static void helper_comes(int helper) {
   if (helpers[helper].write_fd >= 0) return;
   int towards, from;
   open_peer(&helpers[helper], &towards, &from);
-  shmi_board_reset_helper(helper);
+  shmi_scoreboard_reset_helper(helper);
   REQUIRE(shmi_dispatch_add_helper(d, helper, towards, from, -1, 1, ++generations[helper]) == SHM_OK);
   shmi_frame_t ready = {.kind = SHMI_FRAME_READY};
   REQUIRE(write(helpers[helper].write_fd, &ready, sizeof ready) == sizeof ready);
@@ -116,7 +116,7 @@ static void child_leaves(int child, int to_be_cleared) {
 
 static void helper_dies(int helper, input_t *in) {
   if (helpers[helper].write_fd < 0) return;
-  shmi_helper_page_t *page = shmi_board_helper(helper);
+  shmi_helper_page_t *page = shmi_scoreboard_helper(helper);
   uint64_t entries = take(in, 1) % 16;
   atomic_store(&page->executing, take(in, 8));
   for (uint64_t i = 0; i < entries; i++) take_bytes(in, &page->finished[i], sizeof(shmi_outcome_t));
@@ -129,7 +129,7 @@ static void helper_dies(int helper, input_t *in) {
  * room for the result. */
 static void expect_all_answered(int child) {
   if (children[child].write_fd < 0) return;
-  const shm_child_stats_t *stats = &shmi_board()->child_stats[child];
+  const shm_child_stats_t *stats = &shmi_scoreboard()->child_stats[child];
   uint64_t submitted = stats->submitted - children[child].submitted;
   uint64_t answered = stats->answered - children[child].answered;
   REQUIRE(answered <= submitted && submitted - answered <= children[child].parked);

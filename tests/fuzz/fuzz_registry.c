@@ -19,19 +19,19 @@ static void set_up(void) {
     uint64_t address = i % 2 ? 0 : i % 4 ? 4096 * i : UINT64_C(0x10000000) + i;
     shm_function_config_t config = {.name = "f", .func = (shm_func_t)(uintptr_t)address,
                                     .params_size = i};
-    REQUIRE(shmi_registry_add(&config, &made[i]) == SHM_OK && made[i] != NULL);
+    REQUIRE(shmi_function_table_add(&config, &made[i]) == SHM_OK && made[i] != NULL);
     names[i] = address != 0 ? address : (uint64_t)(uintptr_t)made[i];
-    REQUIRE(made[i]->params_bytes >= (address == 0 ? (uint64_t)SHMI_REGISTRY_HEADER_BYTES : i));
+    REQUIRE(made[i]->params_bytes >= (address == 0 ? (uint64_t)SHMI_FUNCTION_TABLE_HEADER_BYTES : i));
     const shmi_function_t *again = NULL;
     if (address != 0) {
-      REQUIRE(shmi_registry_add(&config, &again) == SHM_OK && again == made[i]);
+      REQUIRE(shmi_function_table_add(&config, &again) == SHM_OK && again == made[i]);
     }
   }
-  REQUIRE(shmi_registry_count() == FUNCTIONS);
-  REQUIRE(shmi_registry_seal() == SHM_OK);
+  REQUIRE(shmi_function_table_count() == FUNCTIONS);
+  REQUIRE(shmi_function_table_seal() == SHM_OK);
   shm_function_config_t late = {.name = "late"};
   const shmi_function_t *none = NULL;
-  REQUIRE(shmi_registry_add(&late, &none) == SHM_ESEALED && none == NULL);
+  REQUIRE(shmi_function_table_add(&late, &none) == SHM_ESEALED && none == NULL);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -46,8 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (int i = 0; i < FUNCTIONS; i++) {
       if (names[i] == address) expected = made[i];
     }
-    REQUIRE(shmi_registry_find(address) == expected);
-    const shmi_function_t *row = shmi_registry_row((uint32_t)address);
+    REQUIRE(shmi_function_table_find(address) == expected);
+    const shmi_function_t *row = shmi_function_table_row((uint32_t)address);
     REQUIRE((row != NULL) == ((uint32_t)address < FUNCTIONS));
   }
   return 0;

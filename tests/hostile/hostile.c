@@ -165,7 +165,7 @@ static shmi_frame_t some_frame(dice_t *dice, int child, int careful) {
 /* All that this process can write of what it shares: its arena and its page of statistics. */
 static void scribble_everything(dice_t *dice, int child) {
   scribble(dice, (void *)(uintptr_t)shm_arena_base(child), shm_arena_bytes());
-  scribble(dice, shmi_board_child(child), sizeof(shmi_child_page_t));
+  scribble(dice, shmi_scoreboard_child(child), sizeof(shmi_child_page_t));
 }
 
 static int reply_pipe(void) {

@@ -363,7 +363,7 @@ TEST(test_f14_a_parameter_block_in_another_childs_arena_is_refused_and_stays_unc
 
 static uint64_t bound_row;
 
-/* A binding's helper: it trusts what the desk said of the length, and nothing else. */
+/* A binding's helper: it trusts what the port said of the length, and nothing else. */
 static int serve_blocks(int helper, uint32_t generation) {
   (void)helper, (void)generation;
   shm_work_t works[16];

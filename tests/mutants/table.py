@@ -36,7 +36,7 @@ IN_C = "tests/hostile/test_in_c.py::"
 DUMPS = "tests/attach/test_dumps.py::"
 PICKLES = "tests/attach/test_pickles.py::"
 ENDPOINT = "tests/attach/test_endpoint.py::"
-GUESTS = "tests/attach/test_connect.py::"
+ATTACHED = "tests/attach/test_connect.py::"
 AUTOMATIC = "tests/attach/test_automatic.py::"
 IDENTITY = "tests/unit/test_identity.py::"
 HANDED_OUT = "tests/attach/test_handed_out.py::"
@@ -79,7 +79,7 @@ MUTANTS = [
     Mutant(
         "F01",
         "csrc/broker/supervise.c",
-        "int given_up = helper->short_deaths >= crew.config.max_deaths;",
+        "int given_up = helper->short_deaths >= table.config.max_deaths;",
         "int given_up = 0;",
         HELPER_DEATHS + "test_f01_five_quick_deaths_end_the_launch_with_the_reason",
     ),
@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant(
         "F18",
         "csrc/broker/process_table.c",
-        "epoll_ctl(crew.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0",
+        "epoll_ctl(table.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0",
         "fd + (int)event.events > 0",
         PROCESSES + "test_f18_a_helper_that_dies_is_noticed_at_once_whoever_was_forked_later",
     ),
@@ -345,9 +345,9 @@ MUTANTS = [
     Mutant(
         "F02",
         "csrc/broker/supervise.c",
-        "crew.children[index].reason});\n  shmi_dispatch_clear_child(crew.dispatch, index);",
-        "crew.children[index].reason});",
-        GUESTS + "test_f02_the_arena_of_a_guest_that_dies_in_a_call_is_clean_for_the_next",
+        "table.children[index].reason});\n  shmi_dispatch_clear_child(table.dispatch, index);",
+        "table.children[index].reason});",
+        ATTACHED + "test_f02_the_arena_of_a_client_that_dies_in_a_call_is_clean_for_the_next",
     ),
     Mutant(
         "F02",
@@ -399,14 +399,14 @@ MUTANTS = [
         "csrc/child/attach.c",
         "  keep_privately(mapping, bytes);\n",
         "  (void)keep_privately;\n",
-        GUESTS + "test_f35_what_a_guest_keeps_is_its_own_when_it_has_left",
+        ATTACHED + "test_f35_what_a_client_keeps_is_its_own_when_it_has_left",
     ),
     Mutant(
         "F35",
         "csrc/broker/supervise.c",
-        "else if (child->is_guest) shmi_dispatch_remove_child",
+        "else if (child->is_attached) shmi_dispatch_remove_child",
         "else if (0) shmi_dispatch_remove_child",
-        GUESTS + "test_f35_the_arena_of_a_guest_that_errs_is_given_to_nobody_while_it_lives",
+        ATTACHED + "test_f35_the_arena_of_a_client_that_errs_is_given_to_nobody_while_it_lives",
     ),
     Mutant(
         "F35",
@@ -418,7 +418,7 @@ MUTANTS = [
     Mutant(
         "F30",
         "csrc/broker/supervise.c",
-        "    enter_phase(DRAINING);\n    shmi_dispatch_hold(crew.dispatch, 1);",
+        "    enter_phase(DRAINING);\n    shmi_dispatch_hold(table.dispatch, 1);",
         "    begin_ending(SIGTERM);",
         ENDINGS
         + "test_f30_what_a_helper_executes_is_finished_and_answered_before_children_are_told",
@@ -740,7 +740,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/helper/helper_port.c",
-        "desk.grows_in_a_row < GROWS_IN_A_ROW ||",
+        "port.grows_in_a_row < GROWS_IN_A_ROW ||",
         "1 ||",
         CORE + "test_a_call_has_its_turn_among_grows_without_end",
     ),
@@ -748,7 +748,7 @@ MUTANTS = [
         "core",
         "csrc/helper/helper_port.c",
         "    skip_finished();\n",
-        "    if (desk.begun == 0) skip_finished();\n",
+        "    if (port.begun == 0) skip_finished();\n",
         CORE + "test_the_page_names_a_call_that_has_not_ended_whatever_ended_before_it",
     ),
     Mutant(
@@ -826,7 +826,7 @@ MUTANTS = [
         "csrc/broker/listener.c",
         "if (errno != EAGAIN && errno != EWOULDBLOCK) open_later();",
         "if (errno == 0) open_later();",
-        CORE + "test_without_descriptors_a_knock_waits_and_the_parent_sleeps",
+        CORE + "test_without_descriptors_a_connection_waits_and_the_parent_sleeps",
     ),
     Mutant(
         "core",
@@ -911,7 +911,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/listener.c",
-        "else if (sent == SHM_EAGAIN) later(guest);",
+        "else if (sent == SHM_EAGAIN) later(client);",
         "",
         CORE + "test_while_too_many_descriptors_are_on_their_way_who_joins_waits_or_is_told_so",
     ),
@@ -1009,12 +1009,12 @@ MUTANTS = [
         "shmi_process_forget(process); /*",
         "/*",
         CORE
-        + "test_a_guest_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
+        + "test_a_client_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
     ),
     Mutant(
         "core",
         "csrc/broker/dispatch_assign.c",
-        "shmi_channel_unread(helper->down_fd) == 0) helper->told = 0;",
+        "shmi_pipe_unread(helper->down_fd) == 0) helper->told = 0;",
         "0) helper->told = 0;",
         CORE + "test_an_idle_helper_hears_of_every_child_that_leaves_however_many_do",
     ),

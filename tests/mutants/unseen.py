@@ -59,14 +59,14 @@ UNSEEN: list[Unseen] = [
     ),
     Unseen(
         "csrc/broker/supervise.c",
-        "shmi_dispatch_hold(crew.dispatch, 1);",
-        "shmi_dispatch_hold(crew.dispatch, 2);",
+        "shmi_dispatch_hold(table.dispatch, 1);",
+        "shmi_dispatch_hold(table.dispatch, 2);",
         "A truth value: only whether it is 0 counts.",
     ),
     Unseen(
         "csrc/broker/listener.c",
-        "if (again_ns == 0) shmi_crew_unwatch(door_fd);",
-        "if (!(again_ns == 0)) shmi_crew_unwatch(door_fd);",
+        "if (again_ns == 0) shmi_process_table_unwatch(listener_fd);",
+        "if (!(again_ns == 0)) shmi_process_table_unwatch(listener_fd);",
         "Then the second look unwatches, at once after the first: one turn of the loop more.",
     ),
     Unseen(

@@ -148,7 +148,9 @@ def test_a_way_that_answers_wrongly_is_not_measured():
 
 
 def test_joining_a_broker_is_measured_to_the_first_answer():
-    took = isolate.call("benchmarks.workloads.guests:joins", 60.0, seconds=0.1, payload_bytes=64)
+    took = isolate.call(
+        "benchmarks.workloads.attached_programs:joins", 60.0, seconds=0.1, payload_bytes=64
+    )
     assert took["answer"] > 0 and took["leave"] > 0
 
 

@@ -19,8 +19,8 @@ HERE = pathlib.Path(__file__).resolve().parents[1] / "c"
 # By program; None: all that it has.
 ROOMS: dict[str, list[str] | None] = {
     "dispatch": None,
-    "desk": None,
-    "board": ["a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended"],
+    "helper_port": None,
+    "scoreboard": ["a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended"],
     "port": [
         "a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
         "a_call_that_waits_for_others_to_make_room_has_a_deadline",
@@ -32,10 +32,10 @@ ROOMS: dict[str, list[str] | None] = {
         "who_waits_for_a_place_reads_when_the_one_that_read_leaves",
         "who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_answers",
     ],
-    "door": [
+    "listener": [
         "a_crowd_that_waits_locks_nobody_out_who_only_asks",
-        "a_guest_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
-        "without_descriptors_a_knock_waits_and_the_parent_sleeps",
+        "a_client_that_has_no_number_in_the_brokers_namespace_is_refused_and_costs_nothing",
+        "without_descriptors_a_connection_waits_and_the_parent_sleeps",
     ],
 }
 

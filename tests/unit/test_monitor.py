@@ -18,11 +18,11 @@ SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 @pytest.fixture
 def forge():
-    """Makes a memory file that is named as a board."""
+    """Makes a memory file that is named as a scoreboard."""
     made = []
 
     def make(content, seals):
-        descriptor = os.memfd_create("shmgpu-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create("shmgpu-scoreboard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         made.append(descriptor)
         os.write(descriptor, content)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
@@ -70,7 +70,7 @@ def test_what_is_no_memory_file_is_refused():
 
 def test_a_process_that_holds_a_forgery_is_named_when_nothing_else_runs(monkeypatch):
     code = (
-        "import os; os.write(os.memfd_create('shmgpu-board'), bytes(4096));"
+        "import os; os.write(os.memfd_create('shmgpu-scoreboard'), bytes(4096));"
         "print('made', flush=True); input()"
     )
     with subprocess.Popen(

@@ -241,7 +241,7 @@ its own), 896 messages in flight for each child.
   tests/broker/test_launch.py::test_as_many_helpers_pools_and_messages_as_there_may_be_are_served
   tests/c/test_launch.c::settings_out_of_range_are_refused_with_a_sentence_and_nothing_is_left
   tests/broker/test_launch.py::test_as_many_functions_as_there_may_be_are_served_and_one_more_is_refused
-  tests/c/test_registry.c::every_row_can_be_filled_and_found_and_one_more_is_refused
+  tests/c/test_function_table.c::every_row_can_be_filled_and_found_and_one_more_is_refused
 
 Call `launch` from the main thread,
   tests/crash/test_start.py::test_f28_a_launch_outside_the_main_thread_is_refused

@@ -1,4 +1,4 @@
-/* The board: one writer a page, everybody reads, the trace keeps the latest lives, and another
+/* The scoreboard: one writer a page, everybody reads, the trace keeps the latest lives, and another
  * process may look on but believes no forgery. */
 #include "harness.h"
 
@@ -10,7 +10,7 @@
 #include "ipc/function_table.h"
 #include "ipc/scoreboard.h"
 
-static void open_board(uint32_t records) { CHECK_EQ(shmi_board_create(3, 2, records), SHM_OK); }
+static void open_scoreboard(uint32_t records) { CHECK_EQ(shmi_scoreboard_create(3, 2, records), SHM_OK); }
 
 static int ended_by(pid_t pid) {
   int status;
@@ -44,7 +44,7 @@ TEST(without_a_broker_there_is_nothing_to_read) {
 TEST(a_number_out_of_range_is_refused) {
   shm_child_stats_t child;
   shm_helper_stats_t helper;
-  open_board(0);
+  open_scoreboard(0);
   CHECK_EQ(shm_get_child_stats(-1, &child), SHM_EBAD_CONFIG);
   CHECK_EQ(shm_get_child_stats(3, &child), SHM_EBAD_CONFIG);
   CHECK_EQ(shm_get_child_stats(2, &child), SHM_OK);
@@ -53,18 +53,18 @@ TEST(a_number_out_of_range_is_refused) {
   CHECK_EQ(shm_get_helper_stats(1, &helper), SHM_OK);
   shm_count_bytes(-1, 5);
   shm_count_bytes(SHM_BYTES_KINDS, 5);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(what_a_role_counts_the_others_read) {
-  open_board(0);
+  open_scoreboard(0);
   fflush(NULL);
   pid_t pid = fork();
   if (pid == 0) {
-    CHECK_EQ(shmi_board_become(SHM_ROLE_HELPER, 1), SHM_OK);
+    CHECK_EQ(shmi_scoreboard_become(SHM_ROLE_HELPER, 1), SHM_OK);
     shm_count_bytes(SHM_BYTES_COPIED_OUT, 100);
     shm_count_bytes(SHM_BYTES_COPIED_OUT, 11);
-    shmi_count(&shmi_board_helper(1)->frames_sent, 7);
+    shmi_count(&shmi_scoreboard_helper(1)->frames_sent, 7);
     _exit(0);
   }
   CHECK_EQ(ended_by(pid), 0);
@@ -74,36 +74,36 @@ TEST(what_a_role_counts_the_others_read) {
   CHECK_EQ(helper.frames_sent, 7);
   CHECK_EQ(shm_get_helper_stats(0, &helper), SHM_OK);
   CHECK_EQ(helper.bytes[SHM_BYTES_COPIED_OUT], 0);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 /* Each row: in this role, writing there ends the process, or does not. */
 TEST(a_role_writes_its_own_page_and_no_other) {
-  open_board(64);
-  const shmi_board_t *board = shmi_board();
+  open_scoreboard(64);
+  const shmi_scoreboard_t *scoreboard = shmi_scoreboard();
   struct {
     int role, index;
     volatile void *at;
     int allowed;
   } rows[] = {
-      {SHM_ROLE_CHILD, 1, shmi_board_child(1), 1},
-      {SHM_ROLE_CHILD, 1, shmi_board_child(0), 0},
-      {SHM_ROLE_CHILD, 1, shmi_board_child(2), 0},
-      {SHM_ROLE_CHILD, 1, shmi_board_helper(0), 0},
-      {SHM_ROLE_CHILD, 1, board->broker, 0},
-      {SHM_ROLE_CHILD, 1, board->trace, 0},
-      {SHM_ROLE_HELPER, 0, shmi_board_helper(0), 1},
-      {SHM_ROLE_HELPER, 0, &shmi_board_helper(0)->finished[SHMI_BOARD_RING - 1], 1},
-      {SHM_ROLE_HELPER, 0, shmi_board_helper(1), 0},
-      {SHM_ROLE_HELPER, 0, shmi_board_child(2), 0},
-      {SHM_ROLE_HELPER, 0, board->child_stats, 0},
+      {SHM_ROLE_CHILD, 1, shmi_scoreboard_child(1), 1},
+      {SHM_ROLE_CHILD, 1, shmi_scoreboard_child(0), 0},
+      {SHM_ROLE_CHILD, 1, shmi_scoreboard_child(2), 0},
+      {SHM_ROLE_CHILD, 1, shmi_scoreboard_helper(0), 0},
+      {SHM_ROLE_CHILD, 1, scoreboard->broker, 0},
+      {SHM_ROLE_CHILD, 1, scoreboard->trace, 0},
+      {SHM_ROLE_HELPER, 0, shmi_scoreboard_helper(0), 1},
+      {SHM_ROLE_HELPER, 0, &shmi_scoreboard_helper(0)->finished[SHMI_BOARD_RING - 1], 1},
+      {SHM_ROLE_HELPER, 0, shmi_scoreboard_helper(1), 0},
+      {SHM_ROLE_HELPER, 0, shmi_scoreboard_child(2), 0},
+      {SHM_ROLE_HELPER, 0, scoreboard->child_stats, 0},
   };
   fflush(NULL);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     pid_t pid = fork();
     if (pid == 0) {
       signal(SIGSEGV, SIG_DFL);
-      CHECK_EQ(shmi_board_become(rows[i].role, rows[i].index), SHM_OK);
+      CHECK_EQ(shmi_scoreboard_become(rows[i].role, rows[i].index), SHM_OK);
       *(volatile uint64_t *)rows[i].at = 1;
       _exit(0);
     }
@@ -111,36 +111,36 @@ TEST(a_role_writes_its_own_page_and_no_other) {
     if (ended != (rows[i].allowed ? 0 : -SIGSEGV))
       harness_fail(__FILE__, __LINE__, "row %zu ended with %d", i, ended);
   }
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(a_new_helper_starts_with_an_empty_control_page_and_the_old_counters) {
-  open_board(0);
-  shmi_helper_page_t *page = shmi_board_helper(0);
+  open_scoreboard(0);
+  shmi_helper_page_t *page = shmi_scoreboard_helper(0);
   atomic_store(&page->executing, 99);
   atomic_store(&page->finished[5].delivery, 5);
   shmi_count(&page->frames_received, 3);
-  shmi_board_reset_helper(0);
+  shmi_scoreboard_reset_helper(0);
   CHECK_EQ(atomic_load(&page->executing), 0);
   CHECK_EQ(atomic_load(&page->finished[5].delivery), 0);
   CHECK_EQ(atomic_load(&page->frames_received), 3);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(the_trace_keeps_the_latest_records_in_order) {
-  open_board(64);
+  open_scoreboard(64);
   shm_trace_record_t got[200];
   uint64_t next = 0;
-  for (uint64_t i = 0; i < 10; i++) shmi_board_trace(&(shm_trace_record_t){.sequence = i});
+  for (uint64_t i = 0; i < 10; i++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = i});
   CHECK_EQ(shm_read_trace(&next, got, 4), 4);
   CHECK_EQ(shm_read_trace(&next, got + 4, 200), 6);
   for (uint64_t i = 0; i < 10; i++) CHECK_EQ(got[i].sequence, i);
   CHECK_EQ(shm_read_trace(&next, got, 200), 0);
-  for (uint64_t i = 10; i < 210; i++) shmi_board_trace(&(shm_trace_record_t){.sequence = i});
+  for (uint64_t i = 10; i < 210; i++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = i});
   CHECK_EQ(shm_read_trace(&next, got, 200), 64);
   for (uint64_t i = 0; i < 64; i++) CHECK_EQ(got[i].sequence, 146 + i);
   CHECK_EQ(next, 210);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(a_trace_holds_at_least_what_was_asked_for) {
@@ -148,23 +148,23 @@ TEST(a_trace_holds_at_least_what_was_asked_for) {
     uint32_t wanted, held;
   } traces[] = {{1, 64}, {64, 64}, {65, 128}, {129, 256}};
   for (size_t i = 0; i < sizeof traces / sizeof *traces; i++) {
-    open_board(traces[i].wanted);
+    open_scoreboard(traces[i].wanted);
     shm_trace_record_t got[300];
     uint64_t next = 0;
-    for (uint64_t n = 0; n < 300; n++) shmi_board_trace(&(shm_trace_record_t){.sequence = n});
+    for (uint64_t n = 0; n < 300; n++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = n});
     CHECK_EQ(shm_read_trace(&next, got, 300), traces[i].held);
-    shmi_board_destroy();
+    shmi_scoreboard_destroy();
   }
 }
 
 TEST(a_trace_of_nothing_costs_nothing) {
-  open_board(0);
-  shmi_board_trace(&(shm_trace_record_t){.sequence = 1});
+  open_scoreboard(0);
+  shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = 1});
   uint64_t next = 0;
   shm_trace_record_t got;
   CHECK_EQ(shm_read_trace(&next, &got, 1), 0);
-  CHECK_EQ(shmi_board()->broker->trace_written, 0);
-  shmi_board_destroy();
+  CHECK_EQ(shmi_scoreboard()->broker->trace_written, 0);
+  shmi_scoreboard_destroy();
 }
 
 static _Atomic int goes_on;
@@ -183,9 +183,9 @@ TEST(a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
   goes_on = 1;
   CHECK_EQ(pthread_create(&reader, NULL, read_all_names, names), 0);
   for (int turn = 0; turn < 30; turn++) {
-    open_board(0);
-    for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_board_name(i, i + 1, "f");
-    shmi_board_destroy();
+    open_scoreboard(0);
+    for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_scoreboard_name(i, i + 1, "f");
+    shmi_scoreboard_destroy();
   }
   goes_on = 0;
   CHECK_EQ(pthread_join(reader, NULL), 0);
@@ -194,43 +194,43 @@ TEST(a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
 
 static void destroy_what_is_inherited(void) {
   alarm(20); /* who waits for a thread that is not here waits for ever */
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(a_fork_has_none_of_the_threads_that_read_when_it_was_made) {
   shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);
   pthread_t reader;
-  open_board(0);
-  for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_board_name(i, i + 1, "f");
+  open_scoreboard(0);
+  for (uint32_t i = 0; i < SHM_MAX_FUNCTIONS; i++) shmi_scoreboard_name(i, i + 1, "f");
   goes_on = 1;
   CHECK_EQ(pthread_create(&reader, NULL, read_all_names, names), 0);
   for (int turn = 0; turn < 30; turn++) run_in_a_process(destroy_what_is_inherited);
   goes_on = 0;
   CHECK_EQ(pthread_join(reader, NULL), 0);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   free(names);
 }
 
 TEST(making_and_destroying_leaves_nothing) {
   int fds = harness_open_fds();
   for (int i = 0; i < 20; i++) {
-    open_board(1000);
-    shmi_board_destroy();
+    open_scoreboard(1000);
+    shmi_scoreboard_destroy();
   }
-  CHECK(shmi_board() == NULL);
+  CHECK(shmi_scoreboard() == NULL);
   CHECK_EQ(harness_open_fds(), fds);
-  CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+  CHECK_EQ(harness_mappings("shmgpu-scoreboard"), 0);
 }
 
 /* ---- the monitor ---- */
 
-/* The board that this process holds, as another one would open it: for reading, by its name. */
-static int find_board(void) {
+/* The scoreboard that this process holds, as another one would open it: for reading, by its name. */
+static int find_scoreboard(void) {
   char path[64], target[64];
   for (int fd = 3; fd < 64; fd++) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(path, target, sizeof target - 1);
-    if (length > 0 && strncmp(target, "/memfd:shmgpu-board", 19) == 0) {
+    if (length > 0 && strncmp(target, "/memfd:shmgpu-scoreboard", 19) == 0) {
       return open(path, O_RDONLY | O_CLOEXEC);
     }
   }
@@ -239,9 +239,9 @@ static int find_board(void) {
 
 /* A forked copy has no broker of its own once it has let go of the one it was forked with. */
 static int watch_from_here(void) {
-  int fd = find_board();
+  int fd = find_scoreboard();
   CHECK(fd >= 0);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   int status = shm_monitor_open(fd);
   close(fd);
   return status;
@@ -251,7 +251,7 @@ static void other_function(void *params) { (void)params; }
 
 static void read_what_the_parent_wrote(void) {
   CHECK_EQ(watch_from_here(), SHM_OK);
-  CHECK(shmi_board() == NULL); /* what others may write is nobody's board here */
+  CHECK(shmi_scoreboard() == NULL); /* what others may write is nobody's scoreboard here */
   CHECK_EQ(shm_monitor_open(0), SHM_ENESTED);
   shm_broker_stats_t broker;
   shm_child_stats_t child;
@@ -280,50 +280,50 @@ static void read_what_the_parent_wrote(void) {
   shm_monitor_close();
   CHECK_EQ(shm_get_broker_stats(&broker), SHM_ENOT_RUNNING);
   CHECK_EQ(shm_get_functions(rows, 4), SHM_ENOT_RUNNING);
-  CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+  CHECK_EQ(harness_mappings("shmgpu-scoreboard"), 0);
 }
 
 TEST(a_monitor_reads_what_the_parent_wrote) {
-  open_board(64);
+  open_scoreboard(64);
   const shmi_function_t *row;
-  CHECK_EQ(shmi_registry_add(&(shm_function_config_t){.name = "of a binding"}, &row), SHM_OK);
+  CHECK_EQ(shmi_function_table_add(&(shm_function_config_t){.name = "of a binding"}, &row), SHM_OK);
   shm_function_config_t of_c = {.name = "of C", .func = other_function};
-  CHECK_EQ(shmi_registry_add(&of_c, &row), SHM_OK);
-  CHECK_EQ(shmi_registry_seal(), SHM_OK);
-  shmi_board()->broker->submitted = 12;
-  shmi_board()->child_stats[2].answered = 5;
-  shmi_board()->helper_stats[1].deaths = 3;
-  shmi_board()->helper_stats[0].in_flight = 4;
-  shmi_board()->helper_stats[1].in_flight = 5;
-  shmi_count(&shmi_board_child(2)->frames_sent, 6);
-  shmi_board_trace(&(shm_trace_record_t){.sequence = 77});
+  CHECK_EQ(shmi_function_table_add(&of_c, &row), SHM_OK);
+  CHECK_EQ(shmi_function_table_seal(), SHM_OK);
+  shmi_scoreboard()->broker->submitted = 12;
+  shmi_scoreboard()->child_stats[2].answered = 5;
+  shmi_scoreboard()->helper_stats[1].deaths = 3;
+  shmi_scoreboard()->helper_stats[0].in_flight = 4;
+  shmi_scoreboard()->helper_stats[1].in_flight = 5;
+  shmi_count(&shmi_scoreboard_child(2)->frames_sent, 6);
+  shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = 77});
   run_in_a_process(read_what_the_parent_wrote);
-  CHECK_EQ(shmi_board()->broker->submitted, 12);
-  shmi_board_destroy();
+  CHECK_EQ(shmi_scoreboard()->broker->submitted, 12);
+  shmi_scoreboard_destroy();
 }
 
 static void launch_while_watching(void) {
   CHECK_EQ(watch_from_here(), SHM_OK);
-  CHECK_EQ(shmi_board_create(1, 1, 0), SHM_OK);
-  CHECK_EQ(shmi_board()->children, 1);
-  CHECK_EQ(harness_mappings("shmgpu-board"), 1);
-  shm_monitor_close(); /* a board of one's own is not the monitor's to close */
-  CHECK(shmi_board() != NULL);
-  shmi_board_destroy();
+  CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
+  CHECK_EQ(shmi_scoreboard()->children, 1);
+  CHECK_EQ(harness_mappings("shmgpu-scoreboard"), 1);
+  shm_monitor_close(); /* a scoreboard of one's own is not the monitor's to close */
+  CHECK(shmi_scoreboard() != NULL);
+  shmi_scoreboard_destroy();
 }
 
 TEST(a_board_of_ones_own_takes_the_place_of_a_watched_one) {
-  open_board(0);
+  open_scoreboard(0);
   run_in_a_process(launch_while_watching);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(the_owner_of_a_board_cannot_watch) {
-  open_board(0);
-  int fd = find_board();
+  open_scoreboard(0);
+  int fd = find_scoreboard();
   CHECK_EQ(shm_monitor_open(fd), SHM_ENESTED);
   close(fd);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 static void ring_seen_from_outside(void) {
@@ -336,10 +336,10 @@ static void ring_seen_from_outside(void) {
 }
 
 TEST(a_reader_beside_the_writer_leaves_out_what_is_overwritten_next) {
-  open_board(64);
-  for (uint64_t i = 0; i < 210; i++) shmi_board_trace(&(shm_trace_record_t){.sequence = i});
+  open_scoreboard(64);
+  for (uint64_t i = 0; i < 210; i++) shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = i});
   run_in_a_process(ring_seen_from_outside);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 static void read_while_it_is_written(void) {
@@ -360,7 +360,7 @@ static void read_while_it_is_written(void) {
 }
 
 TEST(records_read_beside_a_busy_writer_are_whole) {
-  open_board(64);
+  open_scoreboard(64);
   fflush(NULL);
   pid_t pid = fork();
   if (pid == 0) {
@@ -369,11 +369,11 @@ TEST(records_read_beside_a_busy_writer_are_whole) {
   }
   int status = -1;
   for (uint64_t i = 1; i % 4096 != 0 || waitpid(pid, &status, WNOHANG) == 0; i++) {
-    shmi_board_trace(&(shm_trace_record_t){.sequence = i, .function = i, .answered_ns = i,
+    shmi_scoreboard_trace(&(shm_trace_record_t){.sequence = i, .function = i, .answered_ns = i,
                                            .generation = (uint32_t)i});
   }
   CHECK_EQ(status, 0);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 /* ---- attached programs ---- */
@@ -381,14 +381,14 @@ TEST(records_read_beside_a_busy_writer_are_whole) {
 /* A descriptor as the other end of a socket gets it: another number, the same open file. */
 static int handed_over(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
 
-static int board_fd, page_fd; /* what an attached program is handed */
+static int scoreboard_fd, page_fd; /* what an attached program is handed */
 
-static void look_through_board(void) {
-  CHECK_EQ(fcntl(board_fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+static void look_through_scoreboard(void) {
+  CHECK_EQ(fcntl(scoreboard_fd, F_GETFL) & O_ACCMODE, O_RDONLY);
   char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", board_fd);
-  int again = open(path, O_RDWR | O_CLOEXEC), fds[2] = {board_fd, again};
-  size_t bytes = (size_t)lseek(board_fd, 0, SEEK_END);
+  snprintf(path, sizeof path, "/proc/self/fd/%d", scoreboard_fd);
+  int again = open(path, O_RDWR | O_CLOEXEC), fds[2] = {scoreboard_fd, again};
+  size_t bytes = (size_t)lseek(scoreboard_fd, 0, SEEK_END);
   for (int i = 0; i < 2; i++) {
     CHECK(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0) == MAP_FAILED);
     CHECK_EQ(pwrite(fds[i], "x", 1, 0), -1);
@@ -396,25 +396,25 @@ static void look_through_board(void) {
     CHECK_EQ(ftruncate(fds[i], 0), -1);
     CHECK_EQ(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), -1);
   }
-  void *seen = mmap(NULL, bytes, PROT_READ, MAP_SHARED, board_fd, 0);
+  void *seen = mmap(NULL, bytes, PROT_READ, MAP_SHARED, scoreboard_fd, 0);
   CHECK(seen != MAP_FAILED);
   CHECK_EQ(mprotect(seen, bytes, PROT_READ | PROT_WRITE), -1);
   CHECK_EQ(errno, EACCES);
 }
 
 static void count_on_its_page(void) {
-  shmi_board_destroy(); /* what it inherited by the fork */
-  CHECK_EQ(shmi_board_join(board_fd, 1, page_fd), SHM_OK);
+  shmi_scoreboard_destroy(); /* what it inherited by the fork */
+  CHECK_EQ(shmi_scoreboard_join(scoreboard_fd, 1, page_fd), SHM_OK);
   shm_child_stats_t child;
   CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
   CHECK_EQ(child.frames_sent, 4); /* by who was there before */
-  shmi_count(&shmi_board_child(1)->frames_sent, 3);
+  shmi_count(&shmi_scoreboard_child(1)->frames_sent, 3);
   shm_count_bytes(SHM_BYTES_COPIED_IN, 11);
   CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
   CHECK_EQ(child.frames_sent, 7);
   CHECK_EQ(child.bytes[SHM_BYTES_COPIED_IN], 11);
   CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   CHECK_EQ(harness_mappings("shmgpu-"), 0);
 }
 
@@ -426,47 +426,47 @@ static void look_on(void) {
 }
 
 static void take_a_pages_slot(void) {
-  CHECK_EQ(shmi_board_become(SHM_ROLE_CHILD, 0), SHM_OK);
+  CHECK_EQ(shmi_scoreboard_become(SHM_ROLE_CHILD, 0), SHM_OK);
   CHECK_EQ(harness_mappings("shmgpu-page"), 0); /* a forked role inherits no other's page */
 }
 
-TEST(an_attached_program_writes_its_own_page_and_can_never_write_to_the_board) {
-  open_board(0);
-  shmi_count(&shmi_board_child(1)->frames_sent, 4);
-  board_fd = handed_over(shmi_board_descriptor());
-  page_fd = shmi_board_make_page(1);
+TEST(an_attached_program_writes_its_own_page_and_can_never_write_to_the_scoreboard) {
+  open_scoreboard(0);
+  shmi_count(&shmi_scoreboard_child(1)->frames_sent, 4);
+  scoreboard_fd = handed_over(shmi_scoreboard_descriptor());
+  page_fd = shmi_scoreboard_make_page(1);
   CHECK(page_fd >= 0);
-  run_in_a_process(look_through_board);
+  run_in_a_process(look_through_scoreboard);
   run_in_a_process(count_on_its_page);
   run_in_a_process(take_a_pages_slot);
   shm_child_stats_t child;
   CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK); /* the parent sees it at once */
   CHECK_EQ(child.frames_sent, 7);
-  shmi_board_copy_pages();
+  shmi_scoreboard_copy_pages();
   run_in_a_process(look_on);
-  atomic_store(&shmi_board_child(1)->frames_received, 9);
-  shmi_board_drop_page(1);
+  atomic_store(&shmi_scoreboard_child(1)->frames_received, 9);
+  shmi_scoreboard_drop_page(1);
   CHECK_EQ(harness_mappings("shmgpu-page"), 0);
   CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK); /* and what was counted stays */
   CHECK_EQ(child.frames_sent, 7);
   CHECK_EQ(child.frames_received, 9);
-  int other = shmi_board_make_page(1);
+  int other = shmi_scoreboard_make_page(1);
   CHECK_EQ(fcntl(other, F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   shmi_child_page_t *kept = mmap(NULL, sizeof *kept, PROT_READ | PROT_WRITE, MAP_SHARED, page_fd, 0);
   CHECK(kept != MAP_FAILED);
   atomic_store(&kept->frames_sent, 1000); /* by one that has left and kept its page */
   CHECK_EQ(shm_get_child_stats(1, &child), SHM_OK);
   CHECK_EQ(child.frames_sent, 7);
-  close(board_fd);
+  close(scoreboard_fd);
   close(page_fd);
   close(other);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   munmap(kept, sizeof *kept);
   CHECK_EQ(harness_mappings("shmgpu-"), 0);
 }
 
 static void join_with_nonsense(void) {
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   int shrinkable = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   CHECK_SYS(ftruncate(shrinkable, 1 << 20));
   int empty = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -475,46 +475,46 @@ static void join_with_nonsense(void) {
     int child, page;
   } rows[] = {{-1, page_fd}, {3, page_fd}, {INT32_MAX, page_fd}, {1, -1}, {1, shrinkable}, {1, empty}};
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    CHECK_EQ(shmi_board_join(board_fd, rows[i].child, rows[i].page), SHM_EREFUSED);
-    shmi_board_destroy();
+    CHECK_EQ(shmi_scoreboard_join(scoreboard_fd, rows[i].child, rows[i].page), SHM_EREFUSED);
+    shmi_scoreboard_destroy();
   }
   CHECK_EQ(harness_mappings("shmgpu-"), 0);
 }
 
 TEST(who_attaches_believes_neither_a_place_nor_a_page_that_cannot_be) {
-  open_board(0);
-  board_fd = handed_over(shmi_board_descriptor());
-  page_fd = shmi_board_make_page(1);
+  open_scoreboard(0);
+  scoreboard_fd = handed_over(shmi_scoreboard_descriptor());
+  page_fd = shmi_scoreboard_make_page(1);
   run_in_a_process(join_with_nonsense);
-  close(board_fd);
+  close(scoreboard_fd);
   close(page_fd);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
 TEST(only_the_parent_keeps_the_descriptor) {
-  open_board(0);
+  open_scoreboard(0);
   fflush(NULL);
   pid_t pid = fork();
   if (pid == 0) {
     shmi_descriptor_keep_only(NULL, 0);
     int taken = open("/dev/null", O_RDONLY); /* the number is another's now: it must stay open */
-    CHECK_EQ(shmi_board_become(SHM_ROLE_CHILD, 0), SHM_OK);
-    CHECK_EQ(find_board(), -1);
+    CHECK_EQ(shmi_scoreboard_become(SHM_ROLE_CHILD, 0), SHM_OK);
+    CHECK_EQ(find_scoreboard(), -1);
     CHECK(fcntl(taken, F_GETFD) >= 0);
     _exit(0);
   }
   CHECK_EQ(ended_by(pid), 0);
-  int fd = find_board();
+  int fd = find_scoreboard();
   CHECK(fd >= 0);
   CHECK_EQ(fcntl(fd, F_GET_SEALS),
            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
   close(fd);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
 }
 
-/* A memfd with a good board's bytes, some of them changed, and some seals. */
+/* A memfd with a good scoreboard's bytes, some of them changed, and some seals. */
 static int forge(size_t bytes, int seals, size_t at, const void *change, size_t length) {
-  int good = find_board(), fd = memfd_create("shmgpu-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int good = find_scoreboard(), fd = memfd_create("shmgpu-scoreboard", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   char *copy = calloc(1, bytes);
   ssize_t got = pread(good, copy, bytes, 0);
   CHECK(got > 0);
@@ -527,8 +527,8 @@ static int forge(size_t bytes, int seals, size_t at, const void *change, size_t 
 }
 
 TEST(a_forgery_is_refused_with_the_reason) {
-  open_board(64);
-  int good = find_board();
+  open_scoreboard(64);
+  int good = find_scoreboard();
   size_t bytes = (size_t)lseek(good, 0, SEEK_END);
   close(good);
   const int both = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -570,7 +570,7 @@ TEST(a_forgery_is_refused_with_the_reason) {
     forged[i] = forge(rows[i].bytes, rows[i].seals, rows[i].at, rows[i].change,
                       rows[i].change != NULL ? sizeof *rows[i].change : 0);
   }
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   for (int i = 0; i < ROWS; i++) {
     int status = shm_monitor_open(forged[i]);
     if (status != (rows[i].why == NULL ? SHM_OK : SHM_ENO_BOARD) ||
@@ -584,13 +584,13 @@ TEST(a_forgery_is_refused_with_the_reason) {
   CHECK_EQ(shm_monitor_open(null), SHM_ENO_BOARD);
   CHECK_EQ(shm_monitor_open(-1), SHM_ENO_BOARD);
   close(null);
-  CHECK_EQ(harness_mappings("shmgpu-board"), 0);
+  CHECK_EQ(harness_mappings("shmgpu-scoreboard"), 0);
 }
 
 /* Any bytes below a good header: numbers may be nonsense, but every read stays inside. */
 TEST(nonsense_below_a_good_header_is_read_safely) {
-  open_board(64);
-  int good = find_board();
+  open_scoreboard(64);
+  int good = find_scoreboard();
   size_t bytes = (size_t)lseek(good, 0, SEEK_END);
   close(good);
   char *noise = malloc(bytes);
@@ -599,7 +599,7 @@ TEST(nonsense_below_a_good_header_is_read_safely) {
   int fd = forge(bytes, F_SEAL_SHRINK | F_SEAL_GROW, 64, noise, bytes - 64);
   CHECK_EQ(pwrite(fd, &functions, sizeof functions, 56), sizeof functions);
   free(noise);
-  shmi_board_destroy();
+  shmi_scoreboard_destroy();
   CHECK_EQ(shm_monitor_open(fd), SHM_OK);
   close(fd);
   shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);

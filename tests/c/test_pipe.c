@@ -9,7 +9,7 @@
 static int ends[2], capacity;
 
 static void make(int nonblocking) {
-  CHECK_EQ(shmi_channel_make(ends, nonblocking, &capacity), SHM_OK);
+  CHECK_EQ(shmi_pipe_make(ends, nonblocking, &capacity), SHM_OK);
 }
 static void unmake(void) {
   for (int i = 0; i < 2; i++) {
@@ -23,7 +23,7 @@ static shmi_frame_t numbered(uint64_t number) {
 static void send_numbered(uint64_t from, int count) {
   for (int i = 0; i < count; i++) {
     shmi_frame_t frame = numbered(from + (uint64_t)i);
-    CHECK_EQ(shmi_channel_write(ends[1], &frame, 1), 1);
+    CHECK_EQ(shmi_pipe_write(ends[1], &frame, 1), 1);
   }
 }
 
@@ -31,8 +31,8 @@ TEST(frames_come_out_as_they_went_in) {
   shmi_frame_t frames[300], got[300];
   make(0);
   for (uint64_t i = 0; i < 300; i++) frames[i] = numbered(i);
-  CHECK_EQ(shmi_channel_write(ends[1], frames, 300), 300);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 300), 300);
+  CHECK_EQ(shmi_pipe_write(ends[1], frames, 300), 300);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 300), 300);
   CHECK_EQ(memcmp(frames, got, sizeof frames), 0);
   unmake();
 }
@@ -41,10 +41,10 @@ TEST(a_reader_takes_at_most_what_it_has_room_for) {
   shmi_frame_t got[8];
   make(3);
   send_numbered(1, 10);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 8), 8);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 8), 2);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 8), 8);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 8), 2);
   CHECK_EQ(got[1].sequence, 10);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 8), 0);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 8), 0);
   unmake();
 }
 
@@ -52,17 +52,17 @@ TEST(a_full_pipe_takes_part_and_the_rest_later) {
   static shmi_frame_t frames[4096], got[4096];
   make(3);
   for (uint64_t i = 0; i < 4096; i++) frames[i] = numbered(i);
-  int sent = shmi_channel_write(ends[1], frames, 4096);
+  int sent = shmi_pipe_write(ends[1], frames, 4096);
   CHECK(sent >= capacity);
   CHECK(sent < 4096);
-  CHECK_EQ(shmi_channel_write(ends[1], frames + sent, 1), 0);
+  CHECK_EQ(shmi_pipe_write(ends[1], frames + sent, 1), 0);
   int taken = 0;
   while (taken < 4096) {
-    int n = shmi_channel_read(ends[0], got + taken, 4096 - taken);
+    int n = shmi_pipe_read(ends[0], got + taken, 4096 - taken);
     CHECK(n > 0);
     taken += n;
     if (sent < 4096) {
-      n = shmi_channel_write(ends[1], frames + sent, 4096 - sent);
+      n = shmi_pipe_write(ends[1], frames + sent, 4096 - sent);
       CHECK(n >= 0);
       sent += n;
     }
@@ -77,7 +77,7 @@ TEST(the_capacity_holds_even_when_the_pipe_was_half_read) {
   for (int used = 1; used < 64; used += 7) {
     make(3);
     send_numbered(0, used + 5);
-    CHECK_EQ(shmi_channel_read(ends[0], got, used), used);
+    CHECK_EQ(shmi_pipe_read(ends[0], got, used), used);
     send_numbered(1000, capacity - 5);
     unmake();
   }
@@ -106,8 +106,8 @@ TEST(end_of_file_is_the_peers_death) {
   send_numbered(1, 2);
   close(ends[1]);
   ends[1] = -1;
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), 2);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), SHM_EBROKER_DIED);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), 2);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), SHM_EBROKER_DIED);
   unmake();
 }
 
@@ -115,13 +115,13 @@ TEST(a_torn_frame_is_told_from_the_end) {
   shmi_frame_t got[4], frame = numbered(1);
   make(1);
   CHECK_EQ(write(ends[1], &frame, 30), 30);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), SHM_EBAD_FRAME); /* non-blocking: no rest */
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), SHM_EBAD_FRAME); /* non-blocking: no rest */
   unmake();
   make(0);
   CHECK_EQ(write(ends[1], &frame, 30), 30);
   close(ends[1]);
   ends[1] = -1;
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), SHM_EBAD_FRAME); /* blocking: it ends inside */
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), SHM_EBAD_FRAME); /* blocking: it ends inside */
   unmake();
 }
 
@@ -136,7 +136,7 @@ TEST(a_blocking_reader_waits_for_the_rest_of_a_frame) {
   make(0);
   CHECK_EQ(write(ends[1], &frame, 30), 30);
   CHECK_EQ(pthread_create(&writer, NULL, write_the_rest, (char *)&frame + 30), 0);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), 1);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), 1);
   CHECK_EQ(got[0].sequence, 77);
   pthread_join(writer, NULL);
   unmake();
@@ -148,7 +148,7 @@ TEST(writing_to_nobody_is_an_outcome_and_not_a_signal) {
   CHECK(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
   close(ends[0]);
   ends[0] = -1;
-  for (int i = 0; i < 3; i++) CHECK_EQ(shmi_channel_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
+  for (int i = 0; i < 3; i++) CHECK_EQ(shmi_pipe_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
   sigset_t pending, mask;
   sigpending(&pending);
   CHECK_EQ(sigismember(&pending, SIGPIPE), 0);
@@ -167,7 +167,7 @@ TEST(a_users_own_pending_sigpipe_is_left_to_the_user) {
   CHECK_EQ(pthread_kill(pthread_self(), SIGPIPE), 0);
   close(ends[0]);
   ends[0] = -1;
-  CHECK_EQ(shmi_channel_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
+  CHECK_EQ(shmi_pipe_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
   sigpending(&pending);
   CHECK_EQ(sigismember(&pending, SIGPIPE), 1);
   unmake();
@@ -177,10 +177,10 @@ TEST(with_sigpipe_ignored_the_outcome_is_the_same) {
   shmi_frame_t frame = numbered(1);
   make(0);
   signal(SIGPIPE, SIG_IGN);
-  shmi_channel_sigpipe(1);
+  shmi_pipe_sigpipe(1);
   close(ends[0]);
   ends[0] = -1;
-  CHECK_EQ(shmi_channel_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
+  CHECK_EQ(shmi_pipe_write(ends[1], &frame, 1), SHM_EBROKER_DIED);
   unmake();
 }
 
@@ -207,13 +207,13 @@ TEST(a_signal_ends_an_empty_wait_with_eintr) {
   CHECK_SYS(sigaction(SIGUSR1, &action, NULL));
   make(0);
   CHECK_EQ(pthread_create(&thread, NULL, interrupt, &self), 0);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), SHM_EINTR);
-  CHECK_EQ(shmi_channel_wait(ends[0], -1), SHM_EINTR);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), SHM_EINTR);
+  CHECK_EQ(shmi_pipe_wait(ends[0], -1), SHM_EINTR);
   CHECK(alarms >= 2);
   interrupted = 1;
   pthread_join(thread, NULL);
   send_numbered(5, 1);
-  CHECK_EQ(shmi_channel_read(ends[0], got, 4), 1);
+  CHECK_EQ(shmi_pipe_read(ends[0], got, 4), 1);
   unmake();
 }
 
@@ -227,7 +227,7 @@ static void *storm_writer(void *ignored) {
     if (at + (uint64_t)count > STORM_FRAMES) count = (int)(STORM_FRAMES - at);
     for (int i = 0; i < count; i++) burst[i] = numbered(at + (uint64_t)i);
     for (int sent = 0; sent < count;) {
-      int got = shmi_channel_write(ends[1], burst + sent, count - sent);
+      int got = shmi_pipe_write(ends[1], burst + sent, count - sent);
       if (got == SHM_EINTR) continue;
       CHECK(got > 0);
       sent += got;
@@ -255,7 +255,7 @@ TEST(a_storm_of_signals_loses_and_tears_nothing) {
   CHECK_EQ(pthread_create(&writer, NULL, storm_writer, NULL), 0);
   CHECK_EQ(pthread_create(&signaller, NULL, storm_signals, &self), 0);
   for (uint64_t at = 0; at < STORM_FRAMES;) {
-    int count = shmi_channel_read(ends[0], got, 37);
+    int count = shmi_pipe_read(ends[0], got, 37);
     if (count == SHM_EINTR) continue;
     CHECK(count > 0);
     for (int i = 0; i < count; i++) {
@@ -272,15 +272,15 @@ TEST(a_storm_of_signals_loses_and_tears_nothing) {
 
 TEST(waiting_ends_at_its_time_or_with_a_frame) {
   make(0);
-  CHECK_EQ(shmi_channel_wait(ends[0], 0), 0);
-  CHECK_EQ(shmi_channel_wait(ends[0], 1000000), 0);
+  CHECK_EQ(shmi_pipe_wait(ends[0], 0), 0);
+  CHECK_EQ(shmi_pipe_wait(ends[0], 1000000), 0);
   send_numbered(1, 1);
-  CHECK_EQ(shmi_channel_wait(ends[0], -1), 1);
+  CHECK_EQ(shmi_pipe_wait(ends[0], -1), 1);
   int first[2] = {ends[0], ends[1]};
   make(0);
-  CHECK_EQ(shmi_channel_wait_either(ends[0], first[0], -1), 2);
-  CHECK_EQ(shmi_channel_wait_either(first[0], ends[0], -1), 1);
-  CHECK_EQ(shmi_channel_wait_either(ends[0], ends[0], 0), 0);
+  CHECK_EQ(shmi_pipe_wait_either(ends[0], first[0], -1), 2);
+  CHECK_EQ(shmi_pipe_wait_either(first[0], ends[0], -1), 1);
+  CHECK_EQ(shmi_pipe_wait_either(ends[0], ends[0], 0), 0);
   close(first[0]);
   close(first[1]);
   unmake();

@@ -23,12 +23,13 @@ from benchmarks.measure.figures import ProbeFailed
 from benchmarks.measure.stage import Stage
 
 JOIN_LIMIT_S = 30.0
-JOIN_SLOTS = 8  # a place that was left is cleaned while the next guest takes another
+JOIN_SLOTS = 8  # a place that was left is cleaned while the next attached program takes another
 LEAST_JOINS = 5
 
 BROKER = """
 import sys, shmgpu.broker.daemon
-shmgpu.broker.daemon.up(["benchmarks.workloads.guests"], path=sys.argv[1], slots=int(sys.argv[2]),
+shmgpu.broker.daemon.up(["benchmarks.workloads.attached_programs"],
+                 path=sys.argv[1], slots=int(sys.argv[2]),
                  helpers=int(sys.argv[3]), devices=["cpu"], arena="4MiB")
 """
 
@@ -96,7 +97,7 @@ def attached_calls(
 
 
 def joins(seconds: float, payload_bytes: int) -> dict[str, float]:
-    """Join, call once and leave, again and again, as the only guest.
+    """Join, call once and leave, again and again, as the only attached program.
 
     Returns the medians in microseconds: ``answer``, from before ``connect()`` to the first answer,
     and ``leave``, of ``disconnect()``.
