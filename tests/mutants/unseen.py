@@ -117,4 +117,28 @@ UNSEEN: list[Unseen] = [
         "return best < 0 ? -2 : s->config.pools + best;",
         "No queue: callers look at the sign alone.",
     ),
+    Unseen(
+        "shmgpu/watch/trace_summary.py",
+        'at, number = float(event["ts"]), int(event.get("id", -1))',
+        'at, number = float(event["ts"]), int(event.get("id", -2))',
+        "Of events that belong to no call: no call has either number.",
+    ),
+    Unseen(
+        "shmgpu/serve/frontend/acceptor.py",
+        "self._taken = 0  # by others, when the wait began",
+        "self._taken = 1  # by others, when the wait began",
+        "It is compared after a wait alone, which begins with counting anew.",
+    ),
+    Unseen(
+        "csrc/memory/tlsf.c",
+        "if (n >= SL_COUNT) n += (1u << (high_bit(n) - SL_BITS)) - 1;",
+        "if (n >= SL_COUNT) n += (1u << (high_bit(n) - SL_BITS)) + 1;",
+        "Which class is looked at first: a block that fits is found by the last look at latest.",
+    ),
+    Unseen(
+        "csrc/broker/dispatch_children.c",
+        "if (child->state == SHMI_PEER_NONE || child->state >= SHMI_PEER_QUARANTINED) return;",
+        "if (child->state == SHMI_PEER_NONE || child->state > SHMI_PEER_QUARANTINED) return;",
+        "Whoever is in quarantine has nothing left that could be taken from it a second time.",
+    ),
 ]

@@ -8,10 +8,13 @@ import json
 import os
 import queue
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
 from serve import servers
+
+from shmgpu.serve.scheduling.streams import Stream
 
 grpc_client = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
 
@@ -87,6 +90,27 @@ def test_a_failure_on_the_way_is_the_last_event(server):
     before = figures(server, "breaks")
     post(server, "breaks", {"x": 1}, "generate_stream")
     assert figures(server, "breaks")["fail"]["count"] == before["fail"]["count"] + 1
+
+
+def test_a_stream_without_parts_is_an_empty_stream(server):
+    status, headers, body = post(server, "words", {"text": ""}, "generate_stream")
+    assert (status, body) == (200, b"")
+    assert headers["content-type"].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no more")])
+def test_a_stream_that_has_ended_is_not_given_up_as_well(error):
+    """Its client may leave while the last event is still being sent."""
+    calls, told = mock.Mock(), []
+    stream = Stream(calls, mock.Mock(), mock.Mock(), 0, told.append, told.append)
+    stream._ended(error)
+    assert told == [error]
+    left = calls.accounting.leave.call_count
+    stream.cancel()
+    stream.more()
+    assert (calls.accounting.leave.call_count, told) == (left, [error])
+    calls.accounting.cancelled.assert_not_called()
+    calls.port.submit.assert_not_called()
 
 
 def test_an_ordinary_request_to_a_stream_is_told_how_to_ask(server):

@@ -236,6 +236,17 @@ def run(program, backend, how, seed, pool=None, fused=None):
     return [plain(one) for one in second], seen
 
 
+def test_values_that_are_needed_no_more_give_their_memory_to_later_ones():
+    first = leaf(spec_of(float32, (20, 20)), There())
+    nodes = [first]
+    for _ in range(9):
+        nodes.append(linear.matmul(nodes[-1], first))
+    program = Draft(nodes[1:], nodes[-1:], Away).settled([], []).program(Away)
+    plan = planning.make(program, Options(), min_buffer=0)
+    assert plan.buffers == [1600, 1600]  # of what is read and what is written
+    assert len(planning.make(program, Options(plan_memory=False), min_buffer=0).buffers) == 0
+
+
 ADDS_UP = {"matmul", "sum", "mean"}
 
 

@@ -17,6 +17,7 @@ from shmgpu.tensors import tensor as st
 STEP = 1e-5
 RNG = np.random.default_rng(3)
 
+FLAT = {"sign", "floor", "ceil", "round"}  # their gradient is 0, whatever it is multiplied by
 DIFFERENTIABLE = [name for name, sample in SAMPLES.items() if sample.grads]
 
 
@@ -91,6 +92,30 @@ def test_values_and_gradients_are_those_of_torch(engine, name):
         for a, b in zip(ours, theirs, strict=True):
             if b.requires_grad:
                 np.testing.assert_allclose(a.grad.data, b.grad.numpy(), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in DIFFERENTIABLE if SAMPLES[n].compare and n not in FLAT]
+)
+def test_gradients_of_a_weighted_result_move_with_its_weights(engine, name):
+    sample = SAMPLES[name]
+    weights = RNG.standard_normal(sample.at(OURS, *ours_of(sample.arrays)).shape)
+
+    def moved(library, grad, tensor, tensors, seed):
+        """The gradient of the gradients, each taken so many times."""
+        grads = grad([sample.at(library, *tensors)], wanted(tensors), [seed], create_graph=True)
+        total = sum((g * tensor(m)).sum() for g, m in zip(grads, moves, strict=True))
+        return grad([total], [seed])[0]
+
+    theirs = [torch.tensor(a, requires_grad=a.dtype == np.float64) for a in sample.arrays]
+    moves = [RNG.standard_normal(one.shape) for one in wanted(theirs)]
+    got = moved(
+        OURS, st.grad, st.tensor, ours_of(sample.arrays), st.tensor(weights, requires_grad=True)
+    )
+    want = moved(
+        THEIRS, torch.autograd.grad, torch.tensor, theirs, torch.tensor(weights, requires_grad=True)
+    )
+    np.testing.assert_allclose(got.data, want.numpy(), rtol=1e-7, atol=1e-7)
 
 
 def along(arrays, directions, step):

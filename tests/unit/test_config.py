@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from shmgpu.common import config, logs, parsers
+from shmgpu.common import config, logs, parsers, progress
 from shmgpu.common.progress import ProgressBar
 from shmgpu.errors import ConfigError
 
@@ -102,3 +102,14 @@ def test_a_bar_draws_on_a_terminal_only():
         assert bar.count == 3
     assert "work" in screen.getvalue() and "3/3" in screen.getvalue()
     assert pipe.getvalue() == ""
+
+
+def test_a_bar_without_tqdm_draws_ten_times_a_second_at_most(monkeypatch):
+    now, screen = [100.0], Terminal()
+    monkeypatch.setattr(progress, "_make_tqdm", lambda *_: None)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = ProgressBar(60, "work", file=screen, delay=0.0)
+    for _ in range(60):
+        now[0] += 0.0625
+        bar.update()
+    assert screen.getvalue().count("\r") == 30  # every second of them

@@ -108,6 +108,11 @@ def test_what_python_becomes_is_still_python():
         ast.parse(one.apply(text))
 
 
+def test_an_assertion_is_not_changed():
+    found = mutations.of("a.py", "rows = zip(a, b, strict=True)\nsum(c, start=1)\n")
+    assert {one.new for one in found} == {"zip(b, a, strict=True)", "2", "pass"}
+
+
 @pytest.mark.parametrize(
     ("file", "inside", "test"),
     [

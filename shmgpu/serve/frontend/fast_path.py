@@ -92,7 +92,7 @@ class PreparedRequest:
             for _, dtype, shape, offset in template.pieces
         ]
         self.parts: list[tuple[int, int]] = []
-        self.first = b""
+        self.first: bytes  # of an answer: its head, and what comes before outputs
         self.ready: list[RequestSlot] = []
         self.slots = 0
         self.hint: Any = None
