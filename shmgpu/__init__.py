@@ -107,19 +107,21 @@ Tensors, computed by helpers, in PyTorch's spelling:
 Operations are functions and methods of tensors:
 
     add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge logical_not
-    logical_and logical_or bitwise_and bitwise_or bitwise_xor bitwise_not neg abs sign floor
-    ceil round exp log sqrt rsqrt sin cos tanh sigmoid erf relu where clamp log1p square
-    reciprocal isnan isfinite isinf permute transpose unsqueeze squeeze flatten cat stack narrow
+    logical_and logical_or bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+    bitwise_right_shift bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos
+    tanh sigmoid erf relu where clamp log1p square reciprocal isnan isfinite isinf expm1 asin
+    acos atan asinh acosh atanh atan2 hypot copysign signbit nextafter arcsin arccos arctan
+    arcsinh arccosh arctanh arctan2 permute transpose unsqueeze squeeze flatten cat stack narrow
     split chunk flip movedim unbind to sum mean var std amax amin logsumexp all any prod matmul
     linear dot softmax log_softmax gelu silu leaky_relu softplus dropout layer_norm conv2d
     max_pool2d avg_pool2d scaled_dot_product_attention mse_loss l1_loss nll_loss cross_entropy
     binary_cross_entropy binary_cross_entropy_with_logits gather scatter_add index_select take
     embedding masked_fill tril triu pad roll one_hot argmax argmin max min argsort sort topk
-    cumsum mm bmm mv outer addmm addmv baddbmm tensordot einsum ravel unflatten select swapaxes
-    broadcast_to tile repeat_interleave concat vstack hstack diagonal diag take_along_dim index_add
-    index_copy index_fill scatter diff absolute clip trunc fmod log2 log10 tan sinh cosh logaddexp
-    logical_xor lerp addcmul addcdiv nan_to_num isclose count_nonzero norm cosine_similarity
-    var_mean std_mean aminmax median reshape
+    cumsum cumprod searchsorted bucketize mm bmm mv outer addmm addmv baddbmm tensordot einsum
+    ravel unflatten select swapaxes broadcast_to tile repeat_interleave concat vstack hstack
+    diagonal diag take_along_dim index_add index_copy index_fill scatter diff reshape absolute
+    clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp addcmul addcdiv
+    nan_to_num isclose count_nonzero norm cosine_similarity var_mean std_mean aminmax median
 
 Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64
 

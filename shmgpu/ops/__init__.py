@@ -30,6 +30,7 @@ from shmgpu.ops import (
     shaping,
     signals,
     stretching,
+    transcendental,
     windows,
 )
 from shmgpu.ops.graph import Op
@@ -56,6 +57,7 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     rearranging,
     ordering,
     recomputing,
+    transcendental,
 )
 
 TABLE: dict[str, Op] = {}

@@ -26,7 +26,7 @@ from shmgpu.ops.promotion import (
 Operand = Node | complex
 
 
-def _row(
+def row(
     name: str,
     *gradients: Gradient | None,
     numpy: str | Binder | None = None,
@@ -38,6 +38,10 @@ def _row(
     bools: bool = True,
     may_fail: bool = False,
 ) -> Op:
+    """A row of the table: shapes are broadcast, the type is the inputs' unless ``dtype`` says.
+
+    ``numpy`` and ``torch`` name the library's function, where its name is another than the row's.
+    """
     rule = rules.elementwise(name, dtype)
 
     def binder(given: str | Binder | None) -> Binder:
@@ -60,16 +64,16 @@ def _row(
 
 # ---- two numbers, one number -----------------------------------------------------------------
 
-ADD = _row("add", lambda g, n: g, lambda g, n: g)
-SUB = _row("sub", lambda g, n: g, lambda g, n: neg(g), numpy="subtract", bools=False)
-MUL = _row(
+ADD = row("add", lambda g, n: g, lambda g, n: g)
+SUB = row("sub", lambda g, n: g, lambda g, n: neg(g), numpy="subtract", bools=False)
+MUL = row(
     "mul",
     lambda g, n: mul(g, n.inputs[1]),
     lambda g, n: mul(g, n.inputs[0]),
     numpy="multiply",
     saves="i",
 )
-DIV = _row(
+DIV = row(
     "div",
     lambda g, n: div(g, n.inputs[1]),
     lambda g, n: neg(mul(g, div(n, n.inputs[1]))),
@@ -112,7 +116,7 @@ def _numpy_pow(np: Any, specs: Any, params: Any, out: Any) -> Any:
     return power
 
 
-POW = _row(
+POW = row(
     "pow",
     _base_gradient,
     _exponent_gradient,
@@ -120,21 +124,21 @@ POW = _row(
     saves="io",
     bools=False,
 )
-MAXIMUM = _row(
+MAXIMUM = row(
     "maximum",
     lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
     lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
     saves="i",
     numbers=(),
 )
-MINIMUM = _row(
+MINIMUM = row(
     "minimum",
     lambda g, n: mul(g, _share(n.inputs[1], n.inputs[0])),
     lambda g, n: mul(g, _share(n.inputs[0], n.inputs[1])),
     saves="i",
     numbers=(),
 )
-REMAINDER = _row(
+REMAINDER = row(
     "remainder",
     lambda g, n: g,
     lambda g, n: neg(mul(g, floor_divide(n.inputs[0], n.inputs[1]))),
@@ -142,7 +146,7 @@ REMAINDER = _row(
     bools=False,
     may_fail=True,
 )
-FLOOR_DIVIDE = _row("floor_divide", bools=False, may_fail=True)
+FLOOR_DIVIDE = row("floor_divide", bools=False, may_fail=True)
 
 
 def _share(a: Node, b: Node) -> Node:
@@ -159,7 +163,7 @@ def _torch_add_scaled(torch: Any, specs: Any, params: Any, out: Any) -> Any:
     return lambda a, b, alpha, out=None: torch.add(a, b, alpha=alpha, out=out)
 
 
-ADD_SCALED = _row(
+ADD_SCALED = row(
     "add_scaled",
     lambda g, n: g,
     lambda g, n: mul(g, n.inputs[2]),
@@ -256,12 +260,12 @@ def floor_divide(a: Operand, b: Operand) -> Node:
 
 # ---- comparisons -------------------------------------------------------------------------------
 
-EQ = _row("eq", numpy="equal", dtype=bool_)
-NE = _row("ne", numpy="not_equal", dtype=bool_)
-LT = _row("lt", numpy="less", dtype=bool_)
-LE = _row("le", numpy="less_equal", dtype=bool_)
-GT = _row("gt", numpy="greater", dtype=bool_)
-GE = _row("ge", numpy="greater_equal", dtype=bool_)
+EQ = row("eq", numpy="equal", dtype=bool_)
+NE = row("ne", numpy="not_equal", dtype=bool_)
+LT = row("lt", numpy="less", dtype=bool_)
+LE = row("le", numpy="less_equal", dtype=bool_)
+GT = row("gt", numpy="greater", dtype=bool_)
+GE = row("ge", numpy="greater_equal", dtype=bool_)
 
 
 def eq(a: Operand, b: Operand) -> Node:
@@ -296,13 +300,15 @@ def ge(a: Operand, b: Operand) -> Node:
 
 # ---- logic -------------------------------------------------------------------------------------
 
-LOGICAL_NOT = _row("logical_not", dtype=bool_)
-LOGICAL_AND = _row("logical_and", dtype=bool_, numbers=())
-LOGICAL_OR = _row("logical_or", dtype=bool_, numbers=())
-BITWISE_NOT = _row("bitwise_not", numpy="invert")
-BITWISE_AND = _row("bitwise_and")
-BITWISE_OR = _row("bitwise_or")
-BITWISE_XOR = _row("bitwise_xor")
+LOGICAL_NOT = row("logical_not", dtype=bool_)
+LOGICAL_AND = row("logical_and", dtype=bool_, numbers=())
+LOGICAL_OR = row("logical_or", dtype=bool_, numbers=())
+BITWISE_NOT = row("bitwise_not", numpy="invert")
+BITWISE_AND = row("bitwise_and")
+BITWISE_OR = row("bitwise_or")
+BITWISE_XOR = row("bitwise_xor")
+LEFT_SHIFT = row("bitwise_left_shift", numpy="left_shift", bools=False)
+RIGHT_SHIFT = row("bitwise_right_shift", numpy="right_shift", bools=False)
 
 
 def logical_not(x: Node) -> Node:
@@ -345,9 +351,19 @@ def bitwise_xor(a: Operand, b: Operand) -> Node:
     return _bits(BITWISE_XOR, a, b)
 
 
-ISNAN = _row("isnan", dtype=bool_, in_place=False)
-ISFINITE = _row("isfinite", dtype=bool_, in_place=False)
-ISINF = _row("isinf", dtype=bool_, in_place=False)
+def bitwise_left_shift(a: Operand, b: Operand) -> Node:
+    """``a << b`` of whole numbers: TypeError for others. Shapes as for :func:`add`."""
+    return _bits(LEFT_SHIFT, a, b)
+
+
+def bitwise_right_shift(a: Operand, b: Operand) -> Node:
+    """``a >> b`` of whole numbers, the sign kept: TypeError for others. Shapes as of :func:`add`."""
+    return _bits(RIGHT_SHIFT, a, b)
+
+
+ISNAN = row("isnan", dtype=bool_, in_place=False)
+ISFINITE = row("isfinite", dtype=bool_, in_place=False)
+ISINF = row("isinf", dtype=bool_, in_place=False)
 
 
 def isnan(x: Node) -> Node:
@@ -414,23 +430,23 @@ def _numpy_rsqrt(np: Any, specs: Any, params: Any, out: Any) -> Any:
     return lambda x, out=None: np.reciprocal(np.sqrt(x), out=out)
 
 
-NEG = _row("neg", lambda g, n: neg(g), numpy="negative")
-ABS = _row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i", bools=False)
-SIGN = _row("sign", lambda g, n: mul(g, 0), numpy=_numpy_sign)
-FLOOR = _row("floor", lambda g, n: mul(g, 0))
-CEIL = _row("ceil", lambda g, n: mul(g, 0))
-ROUND = _row("round", lambda g, n: mul(g, 0))
-EXP = _row("exp", lambda g, n: mul(g, n), saves="o")
-LOG = _row("log", lambda g, n: div(g, n.inputs[0]), saves="i")
-LOG1P = _row("log1p", lambda g, n: div(g, add(n.inputs[0], 1)), saves="i")
-SQRT = _row("sqrt", lambda g, n: div(mul(g, 0.5), n), saves="o")
-RSQRT = _row(
+NEG = row("neg", lambda g, n: neg(g), numpy="negative")
+ABS = row("abs", lambda g, n: mul(g, sign(n.inputs[0])), saves="i", bools=False)
+SIGN = row("sign", lambda g, n: mul(g, 0), numpy=_numpy_sign)
+FLOOR = row("floor", lambda g, n: mul(g, 0))
+CEIL = row("ceil", lambda g, n: mul(g, 0))
+ROUND = row("round", lambda g, n: mul(g, 0))
+EXP = row("exp", lambda g, n: mul(g, n), saves="o")
+LOG = row("log", lambda g, n: div(g, n.inputs[0]), saves="i")
+LOG1P = row("log1p", lambda g, n: div(g, add(n.inputs[0], 1)), saves="i")
+SQRT = row("sqrt", lambda g, n: div(mul(g, 0.5), n), saves="o")
+RSQRT = row(
     "rsqrt", lambda g, n: mul(mul(g, -0.5), mul(n, mul(n, n))), numpy=_numpy_rsqrt, saves="o"
 )
-SIN = _row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
-COS = _row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
-TANH = _row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
-SIGMOID = _row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o")
+SIN = row("sin", lambda g, n: mul(g, cos(n.inputs[0])), saves="i")
+COS = row("cos", lambda g, n: neg(mul(g, sin(n.inputs[0]))), saves="i")
+TANH = row("tanh", lambda g, n: mul(g, sub(1, mul(n, n))), saves="o")
+SIGMOID = row("sigmoid", lambda g, n: mul(g, mul(n, sub(1, n))), numpy=_numpy_sigmoid, saves="o")
 
 
 def _numpy_relu_backward(np: Any, specs: Any, params: Any, out: Any) -> Any:
@@ -448,7 +464,7 @@ def _torch_relu_backward(torch: Any, specs: Any, params: Any, out: Any) -> Any:
     return kernel
 
 
-RELU_BACKWARD: Op = _row(
+RELU_BACKWARD: Op = row(
     "relu_backward",
     lambda g, n: apply(RELU_BACKWARD, (g, n.inputs[1])),
     None,
@@ -457,7 +473,7 @@ RELU_BACKWARD: Op = _row(
     saves="i",
     numbers=(),
 )
-RELU = _row(
+RELU = row(
     "relu",
     lambda g, n: apply(RELU_BACKWARD, (g, n)),
     numpy=_numpy_relu,
@@ -465,7 +481,7 @@ RELU = _row(
     saves="o",
     bools=False,
 )
-ERF = _row(
+ERF = row(
     "erf",
     lambda g, n: mul(g, mul(exp(neg(mul(n.inputs[0], n.inputs[0]))), 1.1283791670955126)),
     numpy=_numpy_erf,
@@ -563,7 +579,7 @@ def relu(x: Node) -> Node:
 
 # ---- a choice ------------------------------------------------------------------------------------
 
-WHERE = _row(
+WHERE = row(
     "where",
     None,
     lambda g, n: where(n.inputs[0], g, 0),

@@ -1,15 +1,15 @@
-"""Maxima, sorting and running sums: which elements are greatest, and in what order they stand."""
+"""Maxima, sorting, running sums and products, search: what follows from an order of elements."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from shmgpu.ops import rules
-from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import maximum, minimum
+from shmgpu.ops.casting import cast, to
+from shmgpu.ops.elementwise import Operand, div, eq, logical_and, maximum, minimum, mul, where
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import gather
-from shmgpu.ops.promotion import int64, is_float
+from shmgpu.ops.promotion import int64, is_float, together
 from shmgpu.ops.reductions import amax, amin
 from shmgpu.ops.shaping import flatten, flip, narrow, reshape, squeeze
 from shmgpu.ops.stretching import Dim
@@ -167,12 +167,140 @@ CUMSUM = Op(
     lambda specs, params: specs[0],
     numpy=_numpy_cumsum,
     torch=lambda torch, specs, params, out: lambda x: torch.cumsum(x, params[0]),
-    gradients=(lambda g, n: flip(cumsum(flip(g, n.params), n.params[0]), n.params),),
+    gradients=(lambda g, n: _from_behind(g, n.params[0]),),
 )
 
 
-def cumsum(x: Node, dim: int) -> Node:
+def _from_behind(x: Node, axis: int) -> Node:
+    """The sum of each element and all after it."""
+    return flip(cumsum(flip(x, (axis,)), axis), (axis,))
+
+
+def cumsum(x: Node, dim: int, dtype: Any = None) -> Node:
     """The sum of each element and all before it; of bools and whole numbers int64."""
-    if not is_float(x.spec.dtype):
-        x = cast(x, int64)
+    x = _summed(x, dtype)
     return apply(CUMSUM, (x,), (rules.axis_of(dim, len(x.spec.shape), "cumsum"),))
+
+
+def _summed(x: Node, dtype: Any) -> Node:
+    if dtype is not None:
+        return to(x, dtype)
+    return x if is_float(x.spec.dtype) else cast(x, int64)
+
+
+def _numpy_cumprod(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    axis, dtype = params[0], out.dtype.numpy
+    return lambda x: np.cumprod(x, axis, dtype) if x.shape else x.astype(dtype)
+
+
+def _cumprod_gradient(g: Node, n: Node) -> Node:
+    """In time that grows with the length, also where elements are 0.
+
+    Before the first 0 each product has the element as a factor, to be divided out; behind it all
+    are 0 whatever the element is; and of that 0 itself products count as if it were 1.
+    """
+    x, axis = n.inputs[0], n.params[0]
+    is_zero = eq(x, 0)
+    is_first = logical_and(is_zero, eq(cumsum(cast(is_zero, int64), axis), 1))
+    without = cumprod(where(is_first, 1.0, x), axis)
+    others = div(_from_behind(mul(g, n), axis), where(is_zero, 1.0, x))
+    return where(is_first, _from_behind(mul(g, without), axis), where(is_zero, 0.0, others))
+
+
+CUMPROD = Op(
+    "cumprod",
+    lambda specs, params: specs[0],
+    numpy=_numpy_cumprod,
+    torch=lambda torch, specs, params, out: lambda x: torch.cumprod(x, params[0]),
+    gradients=(_cumprod_gradient,),
+    saves="io",
+)
+
+
+def cumprod(x: Node, dim: int, dtype: Any = None) -> Node:
+    """The product of each element and all before it; of bools and whole numbers int64."""
+    x = _summed(x, dtype)
+    return apply(CUMPROD, (x,), (rules.axis_of(dim, len(x.spec.shape), "cumprod"),))
+
+
+# ---- places in an order --------------------------------------------------------------------------
+
+
+def _found_rule(specs: Specs, params: Params) -> Spec:
+    within, wanted = specs
+    if not within.shape or (len(within.shape) > 1 and within.shape[:-1] != wanted.shape[:-1]):
+        raise ValueError(
+            f"searchsorted: the order's shape {within.shape} must have one axis, or all but the "
+            f"last of the {wanted.shape} that are looked for"
+        )
+    return spec_of(int64, wanted.shape)
+
+
+def _numpy_searchsorted(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    side = "right" if params[0] else "left"
+    order, looked_for = specs
+
+    def find(within: Any, wanted: Any) -> Any:
+        if len(order.shape) == 1:
+            return np.asarray(np.searchsorted(within, wanted, side), np.int64)
+        rows = within.reshape(-1, within.shape[-1])
+        looked = wanted.reshape(len(rows), -1)
+        found = [np.searchsorted(a, b, side) for a, b in zip(rows, looked, strict=True)]
+        return np.array(found, np.int64).reshape(wanted.shape)
+
+    def kernel(within: Any, wanted: Any) -> Any:
+        """NaN stands behind everything, as torch has it."""
+        return np.where(np.isnan(wanted), order.shape[-1], find(within, wanted))
+
+    return kernel if is_float(looked_for.dtype) else find
+
+
+def _torch_searchsorted(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    is_right = params[0]
+    return lambda within, wanted: torch.searchsorted(
+        within.contiguous(), wanted.contiguous(), right=is_right
+    )
+
+
+SEARCHSORTED = Op("searchsorted", _found_rule, numpy=_numpy_searchsorted, torch=_torch_searchsorted)
+
+
+def searchsorted(
+    sorted_sequence: Node,
+    input: Operand,
+    *,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Node | None = None,
+) -> Node:
+    """Where elements would stand in an order, before equal ones or behind them; int64.
+
+    Args:
+        sorted_sequence: in ascending order along its last axis: (k,), or (..., k).
+        input: what is looked for: of any shape, or (..., n), each row in its own order.
+        right: behind equal ones.
+        side: "right" for the same, or "left".
+        sorter: what :func:`argsort` says of a sequence that is not in order.
+
+    Raises:
+        ValueError: the shapes do not fit, or ``side`` is another word, or contradicts ``right``.
+    """
+    if side not in (None, "left", "right") or (side == "left" and right):
+        raise ValueError(f'searchsorted: side={side!r} must be "left" or "right", as right={right}')
+    if sorter is not None:
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
+    both = together(sorted_sequence, input)
+    return apply(SEARCHSORTED, both, (bool(right) or side == "right",))
+
+
+def bucketize(input: Operand, boundaries: Node, *, right: bool = False) -> Node:
+    """Between which boundaries elements lie, int64: 0 below the first.
+
+    As :func:`searchsorted` with the two exchanged.
+
+    Raises:
+        ValueError: the boundaries do not have one axis.
+    """
+    if len(boundaries.spec.shape) != 1:
+        raise ValueError(f"bucketize: boundaries have one axis, not {boundaries.spec.shape}")
+    return searchsorted(boundaries, input, right=right)

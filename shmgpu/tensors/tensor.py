@@ -43,6 +43,7 @@ from shmgpu.ops import (
     reductions,
     shaping,
     stretching,
+    transcendental,
     views,
     windows,
 )
@@ -102,6 +103,7 @@ class Tensor:
         __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __rmod__ = _operator
         __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = _operator
         __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
         __iadd__ = __isub__ = __imul__ = __itruediv__ = _operator
         __lt__ = __le__ = __gt__ = __ge__ = _operator
 
@@ -874,8 +876,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
             "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge",
         ),
         (elementwise, "logical_not logical_and logical_or bitwise_and bitwise_or bitwise_xor"),
+        (elementwise, "bitwise_left_shift bitwise_right_shift"),
         (elementwise, "bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos tanh"),
         (elementwise, "sigmoid erf relu where clamp log1p square reciprocal isnan isfinite isinf"),
+        (transcendental, "expm1 asin acos atan asinh acosh atanh atan2 hypot copysign signbit"),
+        (transcendental, "nextafter arcsin arccos arctan arcsinh arccosh arctanh arctan2"),
         (shaping, "permute transpose unsqueeze squeeze flatten cat stack narrow split chunk"),
         (shaping, "flip movedim unbind"),
         (casting, "to"),
@@ -890,7 +895,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         (losses, "binary_cross_entropy_with_logits"),
         (indexing, "gather scatter_add index_select take embedding masked_fill"),
         (rearranging, "tril triu pad roll one_hot"),
-        (ordering, "argmax argmin max min argsort sort topk cumsum"),
+        (ordering, "argmax argmin max min argsort sort topk cumsum cumprod searchsorted"),
+        (ordering, "bucketize"),
         (products, "mm bmm mv outer addmm addmv baddbmm tensordot einsum"),
         (arranging, "ravel unflatten select swapaxes broadcast_to tile repeat_interleave concat"),
         (arranging, "vstack hstack diagonal diag take_along_dim index_add index_copy index_fill"),
@@ -910,12 +916,12 @@ _NOT_METHODS = {
     "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
-    "cosine_similarity", "reshape", "tile",
+    "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize",
 }  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
     "floordiv": "floor_divide", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip
 _CASTS = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
@@ -955,9 +961,10 @@ def _in_place(name: str) -> Callable[..., Any]:
 
 # Those that have a form in place, with an underscore.
 _CHANGING = (
-    "abs addcdiv addcmul ceil clamp clip exp floor floor_divide index_add index_copy index_fill "
-    "lerp log masked_fill neg pow reciprocal relu remainder round rsqrt scatter scatter_add "
-    "sigmoid sign sqrt square tanh tril triu trunc"
+    "abs acos addcdiv addcmul asin atan ceil clamp clip copysign exp expm1 floor "
+    "floor_divide index_add index_copy index_fill lerp log log1p masked_fill neg pow "
+    "reciprocal relu remainder round rsqrt scatter scatter_add sigmoid sign sqrt square tanh "
+    "tril triu trunc"
 )
 
 

@@ -148,6 +148,7 @@ SAMPLES: dict[str, Sample] = {
         for name in "neg abs sign floor ceil round exp sin cos tanh sigmoid relu erf".split()
     },
     **{name: one(name, positive(2, 3)) for name in "log sqrt rsqrt log1p".split()},
+    **{name: logic(name, whole) for name in "bitwise_left_shift bitwise_right_shift".split()},
     "where": Sample(lambda f, c, x, y: f.where(c, x, y), (bools(2, 3), spread(3), spread(2, 1))),
     "clamp": Sample(lambda f, x: f.clamp(x, -0.5, 0.6), (spread(2, 3),)),
     # shaping
@@ -244,4 +245,17 @@ SAMPLES: dict[str, Sample] = {
     "argmin": over("argmin", grads=False),
     "argsort": over("argsort", grads=False),
     "cumsum": over("cumsum"),
+    "cumprod": over("cumprod"),
+    "searchsorted": Sample(
+        lambda f, x, y: f.searchsorted(f.sort(x, 1)[0], y),
+        (spread(2, 5), spread(2, 3)),
+        grads=False,
+    ),
+    # transcendental
+    **{name: one(name) for name in "expm1 atan asinh".split()},
+    **{name: one(name, spread(2, 3) * 0.4) for name in "asin acos atanh".split()},
+    "acosh": one("acosh", positive(2, 3) + 1),
+    **{name: two(name) for name in "atan2 hypot copysign".split()},
+    "signbit": one("signbit", np.array([0.0, -0.0, 1.0, -np.inf]), grads=False),
+    "nextafter": two("nextafter", grads=False),
 }

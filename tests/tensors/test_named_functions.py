@@ -16,6 +16,7 @@ BATCH, OTHER = RNG.uniform(-1, 1, (2, 3, 4)), RNG.uniform(-1, 1, (2, 4, 5))
 V, W = RNG.uniform(-1, 1, 4), RNG.uniform(-1, 1, 3)
 SQUARE = RNG.uniform(-1, 1, (2, 4, 4))
 INTS = np.array([[3, 0, -5, 0], [7, 2, 0, 1], [0, 0, 4, 4]])
+ZEROS = np.array([[2.0, 0.0, 3.0, 0.0, 1.5], [0.0, -1.0, 2.0, 0.5, 0.0], [1.0, -2.0, 3.0, 0.5, 7]])
 PLACES = np.array([2, 0])
 
 CASES = {
@@ -75,6 +76,36 @@ CASES = {
     "sinh": (lambda f, a: f.sinh(a), A),
     "cosh": (lambda f, a: f.cosh(a), A),
     "logaddexp": (lambda f, a, b: f.logaddexp(a * 100, b), A, B),
+    "cumprod with zeros": (lambda f, a: f.cumprod(a, 1), ZEROS),
+    "cumprod of whole numbers": (lambda f, a: f.cumprod(a, 0), INTS),
+    "cumsum in a type": (lambda f, a: f.cumsum(a, 0, dtype=f.float32), INTS),
+    "searchsorted right": (lambda f, v, a: f.searchsorted(v.sort()[0], a, right=True), V, A),
+    "searchsorted ties": (lambda f, a: f.searchsorted(f.arange(4), a, side="right"), INTS),
+    "searchsorted by a sorter": (lambda f, v, a: f.searchsorted(v, a, sorter=f.argsort(v)), V, A),
+    "searchsorted strange": (
+        lambda f, v: f.searchsorted(f.sort(v)[0], v),
+        np.array([math.nan, math.inf, 1, -math.inf]),
+    ),
+    "bucketize": (lambda f, a: f.bucketize(a, f.tensor([-1.0, 0.0, 0.5], dtype=f.float64)), A),
+    "signbit of whole numbers": (lambda f, a: f.signbit(a), INTS),
+    "copysign of zeros": (lambda f, a, b: f.copysign(a, b), ZEROS, -ZEROS),
+    "copysign of a number": (lambda f, a: f.copysign(a, -1.0), A),
+    "hypot of zeros": (lambda f, a: f.hypot(a * 0 + 3, a), ZEROS),
+    "atan2 of whole numbers": (lambda f, a: (f.atan2(a, f.flip(a, (0,))) * 99).round(), INTS),
+    "arctan2": (lambda f, a, b: f.arctan2(a, b), A, B),
+    "arcs": (
+        lambda f, a: (
+            f.arcsin(a / 3)
+            + f.arccos(a / 3)
+            + f.arctan(a)
+            + f.arcsinh(a)
+            + f.arctanh(a / 3)
+            + f.arccosh(a * a + 1.1)
+        ),
+        A,
+    ),
+    "shifts": (lambda f, a: (a << 3) + (a >> 1) + (1 << (a & 7)) - (-100 >> (a & 3)), INTS),
+    "expm1_": (lambda f, a: (a * 1e-6).expm1_(), A),
     "lerp": (lambda f, a, b: f.lerp(a, b, 0.3), A, B),
     "addcmul": (lambda f, a, b: f.addcmul(a, a, b, value=0.1), A, B),
     "addcdiv": (lambda f, a, b: f.addcdiv(a, a, b, value=0.1), A, B),

@@ -119,6 +119,19 @@ ONE = {
     "upper": lambda f, x, r: f.triu(x) if x.ndim > 1 else x,
     "rolled": lambda f, x, r: f.roll(x, 1, 0) if x.ndim else x,
     "prod": lambda f, x, r: bounded(f, f.prod(x, -1)) if x.ndim else x,
+    "angles": lambda f, x, r: (
+        f.atan(x) + f.asin(f.tanh(x) * 0.9) - f.atan2(x, x * x + 0.3) + f.acos(f.sin(x) * 0.9)
+    ),
+    "hyperbolic": lambda f, x, r: (
+        f.asinh(x) + f.acosh(x * x + 1.2) + f.expm1(-f.abs(x)) + f.atanh(f.sin(x) * 0.9)
+    ),
+    "lengths": lambda f, x, r: f.hypot(x, x * 0.5 + 2.0) + f.copysign(x, 0.7 - x),
+    "cumprod": lambda f, x, r: bounded(f, f.cumprod(f.tanh(x), -1)) if x.ndim else x,
+    "neighbours": lambda f, x, r: f.nextafter(x.detach(), -x.detach()) + f.signbit(x).double(),
+    "shifted": lambda f, x, r: (
+        (((f.round(x * 3).long() & 15) << 2) - (f.round(x * 50).long() >> 1)).double() * 0.01
+    ),
+    "buckets": lambda f, x, r: f.bucketize(x.detach(), ramp(f, 5)).double() * 0.1,
     "least": lambda f, x, r: f.amin(x, -1) if x.ndim else x,
     "places": lambda f, x, r: (f.argmax(x, 0) - f.argmin(x, 0)).double() * 0.1 if x.ndim else x,
     "sorted": lambda f, x, r: f.sort(x.detach(), -1)[0] if x.ndim else x,

@@ -1,0 +1,218 @@
+"""Inverse and other functions of one or two numbers, exact where formulas of simpler ones are not.
+
+Gradients are the derivatives that tables of calculus have; at the edge of what a function is
+defined on they are infinite or NaN, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmgpu.ops.elementwise import (
+    Operand,
+    add,
+    div,
+    eq,
+    lt,
+    mul,
+    neg,
+    row,
+    rsqrt,
+    sub,
+    where,
+)
+from shmgpu.ops.graph import Node, apply
+from shmgpu.ops.promotion import bool_, floats, is_float
+
+# ---- one number ----------------------------------------------------------------------------------
+
+EXPM1 = row("expm1", lambda g, n: mul(g, add(n, 1)), saves="o")
+ASIN = row(
+    "asin",
+    lambda g, n: mul(g, rsqrt(sub(1, mul(n.inputs[0], n.inputs[0])))),
+    numpy="arcsin",
+    saves="i",
+)
+ACOS = row(
+    "acos",
+    lambda g, n: neg(mul(g, rsqrt(sub(1, mul(n.inputs[0], n.inputs[0]))))),
+    numpy="arccos",
+    saves="i",
+)
+ATAN = row(
+    "atan",
+    lambda g, n: div(g, add(mul(n.inputs[0], n.inputs[0]), 1)),
+    numpy="arctan",
+    saves="i",
+)
+ASINH = row(
+    "asinh",
+    lambda g, n: mul(g, rsqrt(add(mul(n.inputs[0], n.inputs[0]), 1))),
+    numpy="arcsinh",
+    saves="i",
+)
+ACOSH = row(
+    "acosh",
+    lambda g, n: mul(g, rsqrt(sub(mul(n.inputs[0], n.inputs[0]), 1))),
+    numpy="arccosh",
+    saves="i",
+)
+ATANH = row(
+    "atanh",
+    lambda g, n: div(g, sub(1, mul(n.inputs[0], n.inputs[0]))),
+    numpy="arctanh",
+    saves="i",
+)
+SIGNBIT = row("signbit", dtype=bool_, in_place=False)
+
+
+def expm1(x: Node) -> Node:
+    """``exp(x) - 1``, exact also for small x; of whole numbers float32."""
+    return apply(EXPM1, floats(x))
+
+
+def asin(x: Node) -> Node:
+    """The angle whose sine it is, in radians; NaN beyond 1. Of whole numbers float32."""
+    return apply(ASIN, floats(x))
+
+
+def acos(x: Node) -> Node:
+    """The angle whose cosine it is, in radians; NaN beyond 1. Of whole numbers float32."""
+    return apply(ACOS, floats(x))
+
+
+def atan(x: Node) -> Node:
+    """The angle whose tangent it is, in radians; of whole numbers float32."""
+    return apply(ATAN, floats(x))
+
+
+def asinh(x: Node) -> Node:
+    """The number whose hyperbolic sine it is; of whole numbers float32."""
+    return apply(ASINH, floats(x))
+
+
+def acosh(x: Node) -> Node:
+    """The number whose hyperbolic cosine it is; NaN below 1. Of whole numbers float32."""
+    return apply(ACOSH, floats(x))
+
+
+def atanh(x: Node) -> Node:
+    """The number whose hyperbolic tangent it is; NaN beyond 1. Of whole numbers float32."""
+    return apply(ATANH, floats(x))
+
+
+def signbit(x: Node) -> Node:
+    """Where an element is below 0, or is -0.0, bool."""
+    return apply(SIGNBIT, (x,)) if is_float(x.spec.dtype) else lt(x, 0)
+
+
+def arcsin(x: Node) -> Node:
+    """As :func:`shmgpu.asin`."""
+    return asin(x)
+
+
+def arccos(x: Node) -> Node:
+    """As :func:`shmgpu.acos`."""
+    return acos(x)
+
+
+def arctan(x: Node) -> Node:
+    """As :func:`shmgpu.atan`."""
+    return atan(x)
+
+
+def arcsinh(x: Node) -> Node:
+    """As :func:`shmgpu.asinh`."""
+    return asinh(x)
+
+
+def arccosh(x: Node) -> Node:
+    """As :func:`shmgpu.acosh`."""
+    return acosh(x)
+
+
+def arctanh(x: Node) -> Node:
+    """As :func:`shmgpu.atanh`."""
+    return atanh(x)
+
+
+# ---- two numbers ---------------------------------------------------------------------------------
+
+
+def _turn(g: Node, n: Node) -> Node:
+    """A gradient over the square of the distance from the origin, and 0 there."""
+    y, x = n.inputs
+    square = add(mul(y, y), mul(x, x))
+    return where(eq(square, 0), 0.0, div(g, square))
+
+
+ATAN2 = row(
+    "atan2",
+    lambda g, n: mul(_turn(g, n), n.inputs[1]),
+    lambda g, n: neg(mul(_turn(g, n), n.inputs[0])),
+    numpy="arctan2",
+    saves="i",
+)
+HYPOT = row(
+    "hypot",
+    lambda g, n: mul(g, div(n.inputs[0], n)),
+    lambda g, n: mul(g, div(n.inputs[1], n)),
+    saves="io",
+)
+
+
+def _copied_sign(g: Node, n: Node) -> Node:
+    """1 or -1, as the sign was kept or turned, and 0 at 0."""
+    x = n.inputs[0]
+    return mul(g, where(eq(x, 0), 0.0, div(n, x)))
+
+
+COPYSIGN = row("copysign", _copied_sign, lambda g, n: mul(g, 0), saves="io")
+
+
+def _torch_nextafter(torch: Any, specs: Any, params: Any, out: Any) -> Any:
+    """Of float16, which torch has not, NumPy's."""
+    if out.dtype.name != "float16":
+        return torch.nextafter
+
+    def kernel(x: Any, y: Any) -> Any:
+        import numpy
+
+        found = numpy.nextafter(x.cpu().numpy(), y.cpu().numpy())
+        return torch.from_numpy(numpy.asarray(found)).to(x.device)
+
+    return kernel
+
+
+NEXTAFTER = row("nextafter", torch=_torch_nextafter, in_place=False, numbers=())
+
+
+def atan2(input: Operand, other: Operand) -> Node:
+    """The angle from the first axis to the point (other, input), in radians.
+
+    Shapes and types as for :func:`shmgpu.div`. At the origin it is 0, and so is its gradient.
+    """
+    return apply(ATAN2, floats(input, other))
+
+
+def arctan2(input: Operand, other: Operand) -> Node:
+    """As :func:`shmgpu.atan2`."""
+    return atan2(input, other)
+
+
+def hypot(input: Operand, other: Operand) -> Node:
+    """``sqrt(input ** 2 + other ** 2)`` without overflow; shapes and types as of :func:`atan2`."""
+    return apply(HYPOT, floats(input, other))
+
+
+def copysign(input: Operand, other: Operand) -> Node:
+    """The first number with the sign of the second, -0.0 counting as below 0.
+
+    Shapes and types as for :func:`shmgpu.div`; no gradient flows to the second.
+    """
+    return apply(COPYSIGN, floats(input, other))
+
+
+def nextafter(input: Operand, other: Operand) -> Node:
+    """The next number that the type has, from the first towards the second; without a gradient."""
+    return apply(NEXTAFTER, floats(input, other))
