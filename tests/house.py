@@ -217,8 +217,10 @@ tensors/debug/saved                 child
 tensors/debug/__init__              child
 tensors/autocasting                 child
 tensors/current                     child
-tensors/tensor                      child
+tensors/sharing                     child
+tensors/base                        child
 tensors/factories                   child
+tensors/tensor                      child
 tensors/whole                       child
 tensors/recomputing                 child
 tensors/placement                   child

@@ -357,7 +357,7 @@ def bitwise_left_shift(a: Operand, b: Operand) -> Node:
 
 
 def bitwise_right_shift(a: Operand, b: Operand) -> Node:
-    """``a >> b`` of whole numbers, the sign kept: TypeError for others. Shapes as of :func:`add`."""
+    """``a >> b`` of whole numbers, the sign kept; else TypeError. Shapes as of :func:`add`."""
     return _bits(RIGHT_SHIFT, a, b)
 
 

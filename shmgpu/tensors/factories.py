@@ -1,31 +1,75 @@
-"""Tensors made by rule, or like another: ``arange``, ``eye``, ``linspace``, ``zeros_like`` and kin.
+"""Tensors made by rule: ``zeros``, ``arange``, ``rand``, ``zeros_like`` and kin.
 
-Owns these functions; what they record, :mod:`shmgpu.ops.creation` says. Nothing is sent: a helper
-makes the elements when they are needed.
+Owns these functions and the methods that make tensors; what they record,
+:mod:`shmgpu.ops.creation` says. Nothing is sent: a helper makes the elements when they are needed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from shmgpu.codec import dtypes
-from shmgpu.ops import creation
-from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
-from shmgpu.tensors.tensor import Tensor, full, ones, rand, randn, zeros
+import numpy as np
 
-__all__ = [
-    "arange",
-    "empty",
-    "empty_like",
-    "eye",
-    "full_like",
-    "linspace",
-    "ones_like",
-    "rand_like",
-    "randn_like",
-    "zeros_like",
-]
+from shmgpu.codec import dtypes
+from shmgpu.common import seeding as seeds
+from shmgpu.ops import creation
+from shmgpu.ops.graph import Node
+from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
+from shmgpu.tensors import current
+from shmgpu.tensors.base import Tensor, tensor
+
+
+def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    if len(sizes) == 1 and isinstance(sizes[0], Sequence):
+        sizes = tuple(sizes[0])
+    for n in sizes:
+        if not isinstance(n, (int, np.integer)) or n < 0:
+            raise ValueError(f"the shape {sizes} must consist of whole numbers, 0 or more")
+    return tuple([int(n) for n in sizes])
+
+
+def _made(node: Node, requires_grad: bool) -> Tensor:
+    made = Tensor(node)
+    return made.requires_grad_() if requires_grad else made
+
+
+def full(
+    size: Sequence[int], fill_value: complex, dtype: Any = None, requires_grad: bool = False
+) -> Tensor:
+    """A tensor of one value."""
+    kind = OF_NUMBER[category_of_number(fill_value)] if dtype is None else dtypes.of_any(dtype)
+    return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad)
+
+
+def zeros(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros."""
+    return _made(creation.full(_shape(size), 0, dtypes.of_any(dtype)), requires_grad)
+
+
+def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones."""
+    return _made(creation.full(_shape(size), 1, dtypes.of_any(dtype)), requires_grad)
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the random numbers drawn from now on; takes precedence over ``launch(seed=)``."""
+    seeds.seed_by_user(seed)
+
+
+def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of random numbers from the normal distribution with mean 0 and variance 1."""
+    current.recorder()  # what is drawn may follow from the place in the broker
+    node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
+    return _made(node, requires_grad)
+
+
+def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+    """A tensor of random numbers, uniformly distributed from 0 (included) to 1 (excluded)."""
+    current.recorder()  # what is drawn may follow from the place in the broker
+    node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
+    return _made(node, requires_grad)
 
 
 def arange(
@@ -121,3 +165,42 @@ def full_like(
     """A tensor of one value, of the input's shape and type."""
     kind = input.dtype if dtype is None else dtype
     return full(input.shape, fill_value, dtype=kind, requires_grad=requires_grad)
+
+
+# ---- methods -------------------------------------------------------------------------------------
+
+
+def new_tensor(self: Tensor, data: Any, dtype: Any = None) -> Tensor:
+    """A tensor with a copy of the data, of this one's element type unless given."""
+    return tensor(data, dtype=self.dtype if dtype is None else dtype)
+
+
+def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+    """Zeros of this tensor's element type unless another is given."""
+    return zeros(*size, dtype=self.dtype if dtype is None else dtype)
+
+
+def new_ones(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
+    """Ones of this tensor's element type unless another is given."""
+    return ones(*size, dtype=self.dtype if dtype is None else dtype)
+
+
+def new_full(self: Tensor, size: Sequence[int], fill_value: complex, dtype: Any = None) -> Tensor:
+    """One value, of this tensor's element type unless another is given."""
+    return full(size, fill_value, dtype=self.dtype if dtype is None else dtype)
+
+
+def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Draw all elements anew, uniformly from ``low`` (included) to ``high`` (excluded)."""
+    drawn = rand(*self.shape, dtype=self.dtype) * (high - low) + low
+    return self._updated(drawn._node)
+
+
+def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Draw all elements anew, from a normal distribution."""
+    drawn = randn(*self.shape, dtype=self.dtype) * std + mean
+    return self._updated(drawn._node)
+
+
+for _method in (new_tensor, new_zeros, new_ones, new_full, uniform_, normal_):
+    setattr(Tensor, _method.__name__, _method)

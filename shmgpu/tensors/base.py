@@ -1,0 +1,565 @@
+"""The class of tensors: what a program works with; each shows one node of the graph.
+
+Owns what a tensor is, how its elements are read and changed in place, its gradients, and how other
+values become tensors. Its operations are added above, in :mod:`shmgpu.tensors.tensor`.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmgpu import arena, core
+from shmgpu.child import plans, runtime
+from shmgpu.codec import arrays, dtypes
+from shmgpu.codec.dtypes import DType
+from shmgpu.errors import BadParams, NotRunning
+from shmgpu.ops import creation, elementwise, graph, indexing, shaping, stretching, views
+from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.graph import Node, spec_of
+from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
+from shmgpu.tensors import autograd, current, interop
+from shmgpu.tensors.message import Held, LostValue
+from shmgpu.tensors.sharing import Shared, snapshot, view
+
+
+class Data(np.ndarray[Any, Any]):
+    """A tensor's elements: a read-only array."""
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The same elements as a plain array."""
+        return self.view(np.ndarray)
+
+
+class Tensor:
+    """An array that is computed when it is read.
+
+    Attributes:
+        grad: sum of the gradients that :meth:`backward` has added, or None.
+    """
+
+    __slots__ = ("__weakref__", "_node", "_shared", "_view", "grad")
+    __array_priority__ = 1000
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._shared: Shared | None = None  # with views of it, or with what it is a view of
+        self._view: views.Chain | None = None  # of what is shared; None: it is that itself
+        self.grad: Tensor | None = None
+        current.show(node)
+
+    def __del__(self) -> None:
+        self._node.owners -= 1
+
+    if TYPE_CHECKING:
+        # Operators and methods are made from the list of operations below.
+        def __getattr__(self, name: str) -> Any: ...
+        def _operator(self, other: Any) -> Tensor: ...
+
+        __torch_function__: Any
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _operator
+        __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __mod__ = __rmod__ = _operator
+        __floordiv__ = __rfloordiv__ = __matmul__ = __rmatmul__ = _operator
+        __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _operator
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _operator
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = _operator
+
+    # ---- what it is ----------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """The number of its current value, as :mod:`shmgpu.debug` shows it."""
+        return self._node.number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._node.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self._node.spec.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._node.spec.shape)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients flow to or through it."""
+        return self._node.needs_grad
+
+    @requires_grad.setter
+    def requires_grad(self, wanted: bool) -> None:
+        self.requires_grad_(wanted)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether gradients end here: it was not computed from tensors that require them."""
+        return self._node.leaf is not None or not self._node.needs_grad
+
+    @property
+    def T(self) -> Tensor:
+        """The tensor with its axes in reverse order."""
+        return view(self, shaping.permute(self._node, tuple(reversed(range(self.ndim)))))
+
+    @property
+    def mT(self) -> Tensor:
+        """The matrices of the last two axes, transposed."""
+        return view(self, shaping.transpose(self._node, -2, -1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._node.spec.nbytes
+
+    def t(self) -> Tensor:
+        """A matrix transposed; a vector as it is. ValueError for more axes."""
+        if self.ndim > 2:
+            raise ValueError(f"t: takes at most two axes, not {self.shape}: use mT or permute")
+        return self.T
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        """Whether the elements are floats."""
+        return is_float(self.dtype)
+
+    def cpu(self) -> Tensor:
+        """The tensor itself: its elements are read where the program runs."""
+        return self
+
+    def view_as(self, other: Tensor) -> Tensor:
+        """The same elements in another tensor's shape."""
+        return view(self, shaping.reshape(self._node, other.shape))
+
+    def expand_as(self, other: Tensor) -> Tensor:
+        """Axes of length 1 expanded to another tensor's shape."""
+        return view(self, stretching.expand(self._node, other.shape))
+
+    def type_as(self, other: Tensor) -> Tensor:
+        """In another tensor's element type."""
+        return Tensor(cast(self._node, other.dtype))
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """The number of axes."""
+        return self.ndim
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self._node.spec.shape)
+
+    def __iter__(self) -> Any:
+        """Its parts along the first axis, as views."""
+        if not self.shape:
+            raise TypeError("a tensor without axes cannot be iterated over: use item()")
+        return iter([view(self, one) for one in shaping.unbind(self._node)])
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without axes has no length")
+        return self.shape[0]
+
+    # ---- its elements --------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Data:
+        """Its elements as a read-only array, computed now if they were not before."""
+        shown = current.elements(self._node).view(Data)
+        shown.setflags(write=False)
+        return shown
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Its elements as a plain, read-only array."""
+        return self.data.numpy()
+
+    def item(self) -> Any:
+        """The one element as a plain number."""
+        if self.numel() != 1:
+            raise ValueError(
+                f"item() needs a tensor of one element, and the shape is {self.shape}: use tolist()"
+            )
+        return current.elements(self._node).item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of plain numbers."""
+        return current.elements(self._node).tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.data, dtype=dtype) if copy else np.asarray(self.data, dtype=dtype)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return interop.with_numpy(Tensor, function, args, kwargs)
+
+    def __shmgpu_array__(self) -> np.ndarray[Any, Any]:
+        """What a call carries: the elements where they lie in the arena."""
+        if self._node.needs_grad and self._node.leaf is None and graph.grad_mode.enabled:
+            raise BadParams(
+                "a call cannot carry a tensor that gradients flow through (it would lose them): "
+                "pass tensor.detach()"
+            )
+        return current.elements(self._node)
+
+    @staticmethod
+    def __shmgpu_result__(array: np.ndarray[Any, Any]) -> Any:
+        """What a call with tensors gives: tensors; an array where tensors have no such type."""
+        kind = dtypes.of_numpy(array.dtype)
+        if kind not in CATEGORY:
+            return array
+        if not array.size:  # it lies nowhere
+            return tensor(array)
+        held = Held(array, core.address_of(array))
+        return Tensor(graph.leaf(spec_of(kind, array.shape), held))
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __index__(self) -> int:
+        if is_float(self.dtype):
+            raise TypeError(f"a tensor of {self.dtype.name} is not an index: use int(tensor)")
+        return int(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self if self.shape else self.item(), spec) if spec else str(self)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        return self.numpy().__dlpack_device__()
+
+    # A copy is a tensor of its own: what a helper holds, and how often it is shown, are counted.
+
+    def __copy__(self) -> Tensor:
+        return self.__deepcopy__({}) if self._node.leaf is not None else Tensor(self._node)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if self._node.needs_grad and self._node.leaf is None:
+            raise RuntimeError(
+                "a tensor that gradients flow through cannot be copied: copy tensor.detach()"
+            )
+        made = memo[id(self)] = snapshot(self)
+        if self._node.needs_grad:
+            made.requires_grad_()
+        if self.grad is not None:
+            made.grad = self.grad.__deepcopy__(memo)
+        return made
+
+    def __reduce__(self) -> Any:
+        if self._node.needs_grad and self._node.leaf is None:
+            raise RuntimeError(
+                "a tensor that gradients flow through cannot be pickled: pickle tensor.detach()"
+            )
+        return _unpickled, (np.array(self.numpy()), self.requires_grad)
+
+    def __repr__(self) -> str:
+        text = np.array2string(np.asarray(self.data), separator=", ", prefix="tensor(")
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"tensor({text}, dtype={self.dtype.name}{grad})"
+
+    # ---- gradients -----------------------------------------------------------------------------
+
+    def requires_grad_(self, wanted: bool = True) -> Tensor:
+        """Start or stop to collect gradients in this tensor."""
+        node = self._node
+        if wanted == node.needs_grad:
+            return self
+        if not wanted:
+            if node.leaf is None:
+                raise RuntimeError(
+                    "gradients flow through this tensor: use detach() to get one without"
+                )
+            self._become(alias(node))
+            return self
+        if not is_float(node.spec.dtype):
+            raise TypeError(
+                f"a tensor of {node.spec.dtype.name} has no gradient: convert it to a float type"
+            )
+        if node.owners > 1:  # a tensor that is the same after an operation that had nothing to do
+            self._become(alias(node))
+        self._collect()
+        return self
+
+    def _collect(self) -> None:
+        self._node.needs_grad = True
+        self._node.leaf = weakref.ref(self)
+
+    def detach(self) -> Tensor:
+        """The same elements, through which no gradients flow.
+
+        A change in place of one is seen in the other, as in PyTorch; see :meth:`clone`.
+        """
+        return view(self, alias(self._node))
+
+    def clone(self) -> Tensor:
+        """A separate tensor with the same elements."""
+        return Tensor(
+            elementwise.mul(self._node, 1) if self._node.needs_grad else alias(self._node)
+        )
+
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients, and add them to ``grad`` of every leaf that this tensor depends on.
+
+        Args:
+            gradient: the gradient with respect to this tensor, in its shape; by default ones.
+            retain_graph: keep what a second call needs.
+            create_graph: make the gradients differentiable themselves.
+
+        Raises:
+            RuntimeError: no leaf requires a gradient, or the graph was released.
+        """
+        if not self._node.needs_grad:
+            raise RuntimeError(
+                "backward: nothing that this tensor depends on has requires_grad=True"
+            )
+        seed = None if gradient is None else as_operand(gradient, self.dtype)
+        if seed is not None and seed.spec.shape != self.shape:
+            raise ValueError(
+                f"backward: the gradient's shape {seed.spec.shape} is not the tensor's {self.shape}"
+            )
+        keep = create_graph if retain_graph is None else retain_graph
+        found = autograd.gradients(
+            [self._node], [seed], create_graph=create_graph, retain_graph=keep
+        )
+        for node, share in found.items():
+            tensor = node.leaf()
+            if tensor is not None:
+                before = tensor.grad
+                if before is not None and type(before._node.value) is not LostValue:
+                    share = elementwise.add(before._node, share)
+                tensor.grad = Tensor(share)
+
+    # ---- in place ------------------------------------------------------------------------------
+
+    def _become(self, node: Node) -> None:
+        """Show another node."""
+        self._node.owners -= 1
+        self._node = node
+        current.show(node)
+
+    def _updated(self, node: Node) -> Tensor:
+        """Take the result of an in-place operation: whoever shares the elements shows it, too."""
+        before = self._node
+        if node.spec.shape != before.spec.shape:
+            raise ValueError(
+                f"in place: the result's shape {node.spec.shape} is not the tensor's {self.shape}"
+            )
+        dtype = before.spec.dtype
+        if node.spec.dtype is not dtype:
+            if CATEGORY[node.spec.dtype] > CATEGORY[dtype]:
+                raise TypeError(
+                    f"in place: the result is {node.spec.dtype.name} and the tensor {dtype.name}, "
+                    "which cannot hold it: write x = x + y instead of x += y, or convert"
+                )
+            node = cast(node, dtype)
+        if self._shared is None:
+            self._replace(node)
+        else:
+            self._shared.write(self, node)
+        return self
+
+    def _replace(self, node: Node, checks: bool = True) -> None:
+        """Show another node instead of this one; the other again where it cannot be computed."""
+        before = self._node
+        collects = before.leaf is not None
+        if collects and checks and graph.grad_mode.enabled:
+            raise RuntimeError(
+                "a tensor that collects gradients was changed in place: do it under no_grad()"
+            )
+        if collects and (node.needs_grad or node.owners):  # its own, to be marked
+            node = alias(node)
+        if node.value is None and node is not before:
+            node.undo = (weakref.ref(self), before)
+        self._become(node)
+        if collects:
+            node.needs_grad = True
+            node.leaf = before.leaf
+
+    def zero_(self) -> Tensor:
+        """Set all elements to 0."""
+        return self._updated(creation.zeros_like(self._node))
+
+    def copy_(self, source: Any) -> Tensor:
+        """Copy the elements of ``source``, expanded to this shape."""
+        node = as_operand(source, self.dtype)
+        return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
+
+    def fill_(self, value: float) -> Tensor:
+        """Set all elements to a number."""
+        return self._updated(creation.full(self.shape, value, self.dtype))
+
+    def contiguous(self) -> Tensor:
+        """Return the tensor itself: the helper decides how elements lie in memory."""
+        return self
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if type(index) is Tensor and index.dtype is bool_ and index.ndim:
+            index = index.numpy()  # it is looked at: the shape depends on its elements
+        if isinstance(index, (list, np.ndarray)):
+            index = _places(index, self.shape)
+        return view(self, indexing.getitem(self._node, _as_index(index)))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        index = _as_index(index)
+        if type(value) is Tensor and self._is_part(index, value):
+            return  # ``x[index] += y`` has done so
+        self._updated(indexing.setitem(self._node, index, as_operand(value, None)))
+
+    def _is_part(self, index: Any, value: Tensor) -> bool:
+        """Whether that tensor is the view which the index names."""
+        if value._shared is None or value._shared is not self._shared:
+            return False
+        chain = views.chain_from(self._node, indexing.getitem(self._node, index))
+        return chain is not None and value._view == (*(self._view or ()), *chain)
+
+
+# ---- from and to what callers have -------------------------------------------------------------
+
+
+def as_operand(value: Any, dtype: DType | None = None) -> Any:
+    """A tensor's node, a plain number as it is, anything else as a new leaf."""
+    if type(value) is Tensor:
+        return value._node
+    if isinstance(value, np.generic):
+        value = value.item()  # as weak as Python's own, as in PyTorch
+    if isinstance(value, (bool, int, float)):
+        return value if dtype is None else number(value, dtype)
+    return _leaf(value, None)
+
+
+_LISTED = frozenset((list, tuple, int, float, bool))
+_FLOAT64 = np.dtype(np.float64)
+
+
+def _leaf(data: Any, dtype: Any) -> Node:
+    """A copy of the data, in this child's arena."""
+    current.recorder()  # the first tensor of a program joins a broker, or starts one
+    if isinstance(data, Tensor):
+        data = data.data
+    is_listed = type(data) in _LISTED or not arrays.is_array(data)
+    if is_listed:
+        data = np.asarray(data)
+    if dtype is not None:
+        dtype = dtypes.of_any(dtype)
+    elif is_listed and data.dtype is _FLOAT64:
+        dtype = float32  # as PyTorch takes Python's floats
+    copied, address = arena.kept(data, dtype)
+    return graph.leaf(spec_of(_kind(copied), copied.shape), Held(copied, address))
+
+
+def _as_index(index: Any) -> Any:
+    """Tensors, arrays and lists in square brackets as nodes."""
+    if isinstance(index, tuple):
+        return tuple([_as_index(one) for one in index])
+    if type(index) is Tensor:
+        return index._node
+    if isinstance(index, list) or (arrays.is_array(index) and not isinstance(index, np.generic)):
+        return _leaf(index, None)
+    return index
+
+
+def _places(index: Any, shape: tuple[int, ...]) -> Any:
+    """A mask of bools whose elements are known as the places where it holds."""
+    if isinstance(index, list) and any(isinstance(one, Tensor) for one in index):
+        return index
+    mask = np.asarray(index)
+    if mask.dtype != bool or not mask.ndim:
+        return index
+    if mask.shape != shape[: mask.ndim]:
+        raise IndexError(f"the mask's shape {mask.shape} is not a prefix of {shape}")
+    return mask.nonzero()
+
+
+def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor with a copy of the data.
+
+    Args:
+        data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
+        dtype: element type; by default that of the data, and float32 for Python's floats.
+        requires_grad: collect gradients. Whole numbers in lists then become float32.
+
+    Raises:
+        TypeError: a gradient is wanted of a type that has none.
+
+    Example:
+        >>> with shmgpu.init(inline=True):
+        ...     (shmgpu.tensor([1.0, 2.0]) * 3).tolist()
+        [3.0, 6.0]
+    """
+    if requires_grad and dtype is None and not arrays.is_array(data):
+        dtype = float32
+    made = Tensor(_leaf(data, dtype))
+    if requires_grad:
+        made.requires_grad_()
+    return made
+
+
+def _unpickled(array: np.ndarray[Any, Any], requires_grad: bool) -> Tensor:
+    try:
+        return tensor(array, requires_grad=requires_grad)
+    except NotRunning as error:
+        raise NotRunning(
+            f"unpickling a tensor makes a new one, and no tensors can be made here "
+            f"({error}): pass tensor.numpy() instead"
+        ) from None
+
+
+class _Lent(np.ndarray[Any, Any]):
+    """An array of the caller's that a tensor shows: a type that no view of it passes over."""
+
+
+def from_numpy(array: Any, requires_grad: bool = False) -> Tensor:
+    """A tensor of the array's elements; without a copy if the array is in this child's arena.
+
+    Such an array (``shmgpu.arena``, or a function's result) is borrowed: it is read-only while the
+    tensor, a recorded operation that waits, an array from ``.data``, or the rest of a step that a
+    helper still computes needs it. That rest ends with the next step. Any other array is copied.
+
+    Args:
+        array: a C-contiguous NumPy array to borrow; or anything that :func:`tensor` takes.
+        requires_grad: collect gradients.
+
+    Raises:
+        TypeError: tensors have no such element type, or it has no gradients.
+    """
+    current.recorder()
+    if type(array) is not np.ndarray or not runtime.require().port.arguments.holds(array):
+        return tensor(array, requires_grad=requires_grad)
+    kind = _kind(array)
+    lent = array.view(_Lent)
+    borrower = object()
+    weakref.finalize(lent, plans.return_loans, [array], borrower).atexit = False
+    plans.lend(array, borrower)
+    held = Held(lent, core.address_of(array))
+    made = Tensor(graph.leaf(spec_of(kind, array.shape), held))
+    return made.requires_grad_() if requires_grad else made
+
+
+def _kind(array: np.ndarray[Any, Any]) -> DType:
+    kind = dtypes.of_numpy(array.dtype)
+    if kind not in CATEGORY:
+        raise TypeError(
+            f"tensors can be {', '.join(one.name for one in TYPES)}, not {kind.name}: convert"
+        )
+    return kind

@@ -1,0 +1,125 @@
+"""Tensors that share elements: a tensor and its views, and a change of one seen in the others.
+
+Owns what they share, and :func:`view`, which makes a tensor that shows part of another. Which part
+that is, :mod:`shmgpu.ops.views` says. Never computes, never looks at a value.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeAlias, TypeVar
+
+from shmgpu.ops import casting, graph, shaping, views
+from shmgpu.ops.casting import alias
+from shmgpu.ops.graph import Node
+from shmgpu.tensors.grad_mode import Mode
+
+Tensor: TypeAlias = Any  # the class stands above: one that is made here is of its like's
+T = TypeVar("T", bound=Any)
+
+
+class Shared:
+    """What a tensor and the views of it share: a change of one in place is seen in all of them.
+
+    Nothing is shared in memory: the changed part is put back into the whole, and each view shows
+    its part of that anew, when it is looked at. So a step in place costs the view's bytes.
+    """
+
+    __slots__ = ("_most", "_views", "_whole", "shape")
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = weakref.ref(whole)
+        self._views: list[weakref.ref[Tensor]] = []
+        self._most = 16  # until those that are gone are looked for
+        self.shape = whole.shape
+
+    def add(self, one: Tensor) -> None:
+        """One more view."""
+        if len(self._views) >= self._most:
+            self._views = [known for known in self._views if known() is not None]
+            self._most = 16 + 2 * len(self._views)
+        self._views.append(weakref.ref(one))
+
+    def alive(self) -> list[Tensor]:
+        """Those that are still there."""
+        return [one for known in self._views if (one := known()) is not None]
+
+    def write(self, changed: Tensor, node: Node) -> None:
+        """One of them was changed in place.
+
+        Raises:
+            RuntimeError: that cannot be seen where it should be.
+        """
+        whole, chain = self._whole(), changed._view
+        if chain is None:
+            changed._replace(node)
+            self._show_again(changed)
+            return
+        place = views.layout(self.shape, chain)
+        if place is not None and views.overlaps_itself(place):
+            raise RuntimeError(
+                "several elements of an expanded tensor are one: clone() it before it is changed "
+                "in place"
+            )
+        if whole is None:
+            self._write_alone(changed, node, chain)
+            return
+        root, is_detached = whole._node, any(op is casting.ALIAS for op, _ in chain)
+        if is_detached and root.needs_grad and root.leaf is None:
+            raise RuntimeError(
+                "a detached view of a tensor that gradients flow through was changed in place: "
+                "change a clone() of it"
+            )
+        if root.leaf is not None and not is_detached and graph.grad_mode.enabled:
+            raise RuntimeError(
+                "a view of a tensor that collects gradients was changed in place: do it under "
+                "no_grad()"
+            )
+        with Mode(graph.grad_mode.enabled and not is_detached):
+            whole._replace(views.put_back(root, chain, node), checks=False)
+            self._show_again(whole)
+
+    def _show_again(self, whole: Tensor) -> None:
+        for one in self.alive():
+            assert one._view is not None
+            one._replace(views.again(whole._node, one._view), checks=False)
+
+    def _write_alone(self, changed: Tensor, node: Node, chain: views.Chain) -> None:
+        """Nobody shows the whole any more: fine, unless another view shows the same elements."""
+        for other in self.alive():
+            if other is not changed and views.overlap(self.shape, chain, other._view or ()):
+                raise RuntimeError(
+                    "two views share elements of a tensor that is gone, and one was changed in "
+                    "place: keep the tensor itself, or clone() the view"
+                )
+        changed._shared = changed._view = None
+        changed._replace(node)
+
+
+def snapshot(of: T) -> T:
+    """The same elements now, through which no gradients flow, in a tensor of its own."""
+    made: T = type(of)(alias(of._node))
+    return made
+
+
+def view(of: T, node: Node) -> T:
+    """The tensor that shows the node: a view where its elements lie among those of another.
+
+    Where PyTorch would copy (an order of elements that one stride an axis cannot tell), it is a
+    tensor of its own.
+    """
+    made: T = type(of)(node)
+    chain = views.chain_from(of._node, node)
+    if chain is None:
+        return made
+    shared = of._shared
+    if shared is None:
+        shared = of._shared = Shared(of)
+    elif of._view is not None:
+        chain = (*of._view, *chain)
+    if any(op is shaping.RESHAPE for op, _ in chain[1:]):
+        if views.layout(shared.shape, chain) is None:
+            return made
+    made._shared, made._view = shared, chain
+    shared.add(made)
+    return made
