@@ -12,10 +12,10 @@ from typing import Any
 
 from shmgpu.ops.activations import log_softmax, softplus
 from shmgpu.ops.casting import cast
-from shmgpu.ops.elementwise import abs, add, div, log, maximum, mul, ne, neg, sub, where
+from shmgpu.ops.elementwise import abs, add, div, log, log1p, maximum, mul, ne, neg, sub, where
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.indexing import take, whole
-from shmgpu.ops.promotion import is_float
+from shmgpu.ops.promotion import floats, is_float
 from shmgpu.ops.reductions import mean
 from shmgpu.ops.shaping import reshape, unsqueeze
 from shmgpu.ops.stretching import sum
@@ -124,20 +124,62 @@ def l1_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
     return reduced_by(abs(sub(input, target)), reduction)
 
 
+BCE_LEAST = -100.0  # of a logarithm, as in PyTorch
+BCE_FLAT = 1e-12  # p (1 - p) is at least this where it divides a gradient, as there
+
+
+def _numpy_bce(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    dtype = out.dtype.numpy.type
+
+    def kernel(p: Any, target: Any) -> Any:
+        if not ((p >= 0) & (p <= 1)).all():
+            raise ValueError("binary_cross_entropy: the input must be probabilities, 0 to 1")
+        with np.errstate(divide="ignore"):
+            yes = np.maximum(np.log(p), dtype(BCE_LEAST))
+            no = np.maximum(np.log1p(-p), dtype(BCE_LEAST))
+        return (target - dtype(1)) * no - target * yes
+
+    return kernel
+
+
+def _torch_bce(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
+    bce = torch.nn.functional.binary_cross_entropy
+    return lambda p, target: bce(p, target, reduction="none")
+
+
+def _bce_input(g: Node, n: Node) -> Node:
+    p, target = n.inputs
+    return div(mul(g, sub(p, target)), maximum(mul(sub(1.0, p), p), BCE_FLAT))
+
+
+BCE = Op(
+    "binary_cross_entropy",
+    lambda specs, params: specs[0],
+    numpy=_numpy_bce,
+    torch=_torch_bce,
+    gradients=(
+        _bce_input,
+        lambda g, n: mul(g, sub(log1p(neg(n.inputs[0])), log(n.inputs[0]))),
+    ),
+    saves="i",
+    may_fail=True,
+)
+
+
 def binary_cross_entropy(
     input: Node, target: Node, reduction: str = "mean", weight: Node | None = None
 ) -> Node:
     """Of probabilities, 0 to 1, and targets of their shape, likewise 0 to 1.
 
     A logarithm is at least -100, as in PyTorch. ``reduction`` as for :func:`mse_loss`; ``weight``
-    is stretched to the input's shape, and each element's loss multiplied by it.
+    is stretched to the input's shape, and each element's loss multiplied by it. An input that is
+    no probability is an error when the loss is read.
 
     Raises:
         ValueError: the shapes differ.
     """
     _alike(input, target, "binary_cross_entropy")
-    yes, no = maximum(log(input), -100.0), maximum(log(sub(1.0, input)), -100.0)
-    loss = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
+    loss = apply(BCE, floats(input, target))
     return reduced_by(_weighted(loss, weight), reduction)
 
 

@@ -256,6 +256,9 @@ def _of_torch(cls: Any, function: Any, types: Any, args: Any, kwargs: Any = None
 
 
 def _add_methods() -> None:
+    # Pickles name this file, so that whoever reads them finds tensors with their operations.
+    for one in (Data, Tensor, _unpickled):
+        one.__module__ = __name__
     Tensor.__torch_function__ = classmethod(_of_torch)
     for name in _CHANGING.split():
         setattr(Tensor, f"{name}_", _changing(name))

@@ -216,6 +216,10 @@ SAMPLES: dict[str, Sample] = {
         lambda f, x: f.avg_pool2d(x, (2, 3), (2, 1)), (spread(1, 2, 4, 5),), back=True
     ),
     # losses
+    "binary_cross_entropy": Sample(
+        lambda f, x, y: f.binary_cross_entropy(f.sigmoid(x), f.sigmoid(y)),
+        (spread(2, 3), spread(2, 3)),
+    ),
     "nll_loss": _nll,
     "nll_loss_backward": dataclasses.replace(_nll, back=True),
     # indexing

@@ -171,6 +171,9 @@ ONE = {
     "cross_entropy": lambda f, x, r: bounded(
         f, f.cross_entropy(matrix(f, x), f.arange(matrix(f, x).shape[0]) % matrix(f, x).shape[1])
     ),
+    "binary_cross_entropy": lambda f, x, r: bounded(
+        f, f.binary_cross_entropy(f.sigmoid(x), f.sigmoid(f.sin(x)))
+    ),
     "mse_loss": lambda f, x, r: bounded(f, f.mse_loss(x, f.sin(x) * 0.3 + 0.1)),
     "attention": lambda f, x, r: (
         f.scaled_dot_product_attention(x, x, x, is_causal=True) if x.ndim > 1 else x

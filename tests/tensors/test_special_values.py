@@ -45,6 +45,11 @@ CASES = {
     "clamp": (lambda f, x: x.clamp(0, 1), f32(NAN, -1, 0.5, 2, 0, 1)),
     "softmax": (lambda f, x: x.softmax(0), f32(INF, 1)),
     "log_softmax": (lambda f, x: x.log_softmax(0), f32(-INF, 1)),
+    "binary_cross_entropy": (
+        lambda f, x, y: f.nn.functional.binary_cross_entropy(x, y, reduction="none"),
+        f32(0, 1, 1, 0, 0.25, 0, 1),
+        f32(0, 1, 0, 1, 0.5, 0.5, 0.5),
+    ),
     "sqrt": (lambda f, x: x.sqrt(), f32(0, 4, -1)),
     "rsqrt": (lambda f, x: x.rsqrt(), f32(0, 4, -1)),
     "abs": (lambda f, x: x.abs(), f32(0, -0.0, -1, NAN)),
