@@ -117,7 +117,8 @@ class Node:
         leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
             way back ends here, even where the node was computed (a weight that was updated).
         undo: of what an operation in place made, until it is computed: a weak reference to the
-            tensor, and the node that it showed before. It shows that one again if this one fails.
+            tensor, and the node that it showed before. It shows that one again if this one fails;
+            what stands behind the two is then called.
     """
 
     __slots__ = (
@@ -155,7 +156,7 @@ class Node:
         self.owners = 0
         self.is_released = False
         self.leaf: Any = None
-        self.undo: tuple[Any, Node] | None = None
+        self.undo: tuple[Any, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

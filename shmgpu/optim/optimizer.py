@@ -9,6 +9,7 @@ follows from fails, all of them stay what they were.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -54,6 +55,7 @@ class Optimizer:
         self.defaults = {**defaults, **{key: HINTS[key] for key in self.hints}, **(hints or {})}
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
+        self._turns: dict[Tensor, int] = {}  # of each, how many steps it has made
         listed = list(params)
         if not listed:
             raise ValueError(f"{name}: there are no parameters to change")
@@ -103,9 +105,24 @@ class Optimizer:
                 for one in group["params"]:
                     if one.grad is not None:
                         grad = -one.grad if group.get("maximize") else one.grad
-                        self._change(one, grad, self.state.setdefault(one, {}), group)
+                        state = self.state.setdefault(one, {})
+                        before = state.copy()
+                        self._change(one, grad, state, group)
+                        if (undo := one._node.undo) is not None:
+                            turn = self._turns[one] = self._turns.get(one, 0) + 1
+                            back = functools.partial(self._take_back, one, before, turn)
+                            one._node.undo = (*undo, back)
         current.recorder().step_done()
         return loss
+
+    def _take_back(self, one: Tensor, before: dict[str, Any], turn: int) -> None:
+        """That step of a parameter failed: its counts are what they were, as its tensors are.
+
+        Of several that failed the first has the last word.
+        """
+        if self._turns[one] >= turn:
+            self._turns[one] = turn - 1
+            self.state[one] = before
 
     def _change(self, one: Tensor, grad: Tensor, state: dict[str, Any], group: Group) -> None:
         raise NotImplementedError

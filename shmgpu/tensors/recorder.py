@@ -572,6 +572,8 @@ def _lose(node: Node, error: BaseException) -> None:
     undo = node.undo
     if undo is None:
         return
+    for told in undo[2:]:
+        told()
     tensor, before = undo[0](), undo[1]
     while type(before.value) is LostValue and before.undo is not None:
         before = before.undo[1]

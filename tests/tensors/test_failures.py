@@ -82,6 +82,40 @@ def test_it_costs_one_step_in_helpers_too(where):
     assert same(found, weights)
 
 
+OPTIMISERS = {
+    "SGD with dampening": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    **{
+        name: getattr(optim, name)
+        for name in "Adam AdamW NAdam RAdam Adamax Adagrad RMSprop Adadelta".split()
+    },
+}
+
+
+@pytest.mark.parametrize("bad", [0, BAD], ids=["the first", "a later one"])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_step_that_failed_is_not_counted(engine, name, bad):
+    left_out = [batch for number, batch in enumerate(BATCHES) if number != bad]
+    expected, weights = outcome(left_out, OPTIMISERS[name])
+    told, found = outcome(BATCHES, OPTIMISERS[name], bad=bad)
+    told.pop(bad)
+    assert told == expected and same(found, weights)
+
+
+def test_steps_that_failed_one_upon_the_other_are_not_counted(engine):
+    weight = gt.ones(3, requires_grad=True)
+    stepping = optim.Adam([weight])
+    for index in (0, 9, 9, 1):
+        stepping.zero_grad()
+        weight[gt.tensor([index])].sum().backward()
+        stepping.step()
+        if index == 0:
+            first = weight.data.copy()
+    with pytest.raises(gt.RemoteError, match="index 9"):  # the last followed from the others
+        _ = weight.data
+    assert np.array_equal(weight.data, first)
+    assert stepping.state[weight]["step"] == 1
+
+
 @pytest.mark.parametrize("reads", [True, False], ids=["each loss is read", "nothing is read"])
 @pytest.mark.parametrize("make", [with_momentum, optim.Adam], ids=["SGD", "Adam"])
 def test_a_wrong_index_in_a_metric_costs_no_step(where, make, reads):
