@@ -91,7 +91,13 @@ Tensors, computed by helpers, in PyTorch's spelling:
     no_grad         a context in which nothing is recorded for gradients
     enable_grad     a context that records again; also set_grad_enabled
     is_grad_enabled  whether this thread records for gradients
-    manual_seed     seed the random numbers
+    manual_seed     seed the random numbers; also seed
+    initial_seed    the seed that they began with
+    Generator       random numbers that follow from a seed of their own
+    get_rng_state   where random numbers are; also set_rng_state
+    device          a device's name, as tensors tell where they live
+    cuda            whether that is a CUDA device, and the like
+    inf             infinity; also nan, pi, e, newaxis
     nn              layers and losses
     optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
     amp             mixed precision: ``autocast`` and ``GradScaler``
@@ -122,8 +128,11 @@ Operations are functions and methods of tensors:
     diagonal diag take_along_dim index_add index_copy index_fill scatter diff reshape absolute
     clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp addcmul addcdiv
     nan_to_num isclose count_nonzero norm cosine_similarity var_mean std_mean aminmax median
+    concatenate divide greater greater_equal less less_equal moveaxis multiply negative
+    not_equal subtract swapdims true_divide
 
-Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64
+Element types: bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64, and
+PyTorch's other names for them: short int long half float double
 
 Models served over HTTP and gRPC:
 
@@ -165,6 +174,7 @@ Modules that are not named here are internal: they may change with each release.
 # ruff: noqa: E402 - which package this is comes first
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shmgpu import installed
@@ -212,7 +222,8 @@ __version__ = "0.1.0"
 
 # Tensors, what is made of them, and the server's declarations are loaded when they are first named:
 # a program that only calls functions does without.
-_LAZY_MODULES = frozenset({"amp", "debug", "nn", "optim", "serve"})
+_LAZY_MODULES = frozenset({"amp", "cuda", "debug", "nn", "optim", "serve"})
+_CONSTANTS = {"e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None, "pi": math.pi}
 _TENSOR_NAMES = {
     name: module
     for module, names in {
@@ -222,6 +233,8 @@ _TENSOR_NAMES = {
         "randn_like zeros_like",
         "tensors.whole": "allclose as_tensor bernoulli equal is_tensor masked_select meshgrid "
         "multinomial nonzero normal numel randint randperm unique",
+        "tensors.devices": "device",
+        "tensors.generators": "Generator get_rng_state initial_seed seed set_rng_state",
         "tensors.grad_mode": "enable_grad is_grad_enabled no_grad set_grad_enabled",
         "optim": "SGD Adam AdamW",
         "saving": "load save",
@@ -238,6 +251,8 @@ def __getattr__(name: str) -> Any:
 
     if name.startswith("_"):
         raise AttributeError(f"module 'shmgpu' has no attribute {name!r}")
+    if name in _CONSTANTS:
+        return _CONSTANTS[name]
     if name in _LAZY_MODULES:
         return importlib.import_module(f"shmgpu.{name}")
     if importlib.machinery.PathFinder.find_spec(f"shmgpu.{name}", __path__) is not None:
@@ -258,7 +273,7 @@ def __dir__() -> list[str]:
     """The public names, loaded or not, and none of the modules behind them."""
     from shmgpu.tensors.tensor import DTYPES, FUNCTIONS
 
-    return [*__all__, *_LAZY_MODULES, *_TENSOR_NAMES, *FUNCTIONS, *DTYPES]
+    return [*__all__, *_CONSTANTS, *_LAZY_MODULES, *_TENSOR_NAMES, *FUNCTIONS, *DTYPES]
 
 
 __all__ = [

@@ -217,11 +217,15 @@ tensors/debug/saved                 child
 tensors/debug/__init__              child
 tensors/autocasting                 child
 tensors/current                     child
+tensors/devices                     child
+tensors/hooks                       child
 tensors/sharing                     child
 tensors/base                        child
+tensors/generators                  child
 tensors/factories                   child
-tensors/tensor                      child
+tensors/operations                  child
 tensors/whole                       child
+tensors/tensor                      child
 tensors/recomputing                 child
 tensors/placement                   child
 tensors/__init__                    child
@@ -234,6 +238,7 @@ optim/combined                      child
 optim/lr_scheduler                  child
 optim/__init__                      child
 amp                                 child
+cuda                                child
 saving                              child
 nn/functional                       child
 nn/module                           child

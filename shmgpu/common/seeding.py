@@ -22,18 +22,19 @@ class Seeds:
     Whoever draws mixes it (:func:`mixed`): neighbours share nothing but that.
 
     Attributes:
+        initial: the seed with which it began.
         state: the next number, of 63 bits.
     """
 
-    __slots__ = ("state",)
+    __slots__ = ("initial", "state")
 
     def __init__(self) -> None:
         self.begin(None)
 
     def begin(self, seed: int | None) -> None:
         """Begin where that seed says; None: anywhere."""
-        system = int.from_bytes(os.urandom(8), "little")
-        self.state = mixed(system if seed is None else seed) & _63_BITS
+        self.initial = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self.state = mixed(self.initial) & _63_BITS
 
     def next(self) -> int:
         """The number of one draw."""

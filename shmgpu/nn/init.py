@@ -13,6 +13,7 @@ import numpy as np
 
 from shmgpu.common import seeding
 from shmgpu.tensors.factories import eye
+from shmgpu.tensors.generators import Generator, seeds_of
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, rand, randn
 from shmgpu.tensors.tensor import tensor as tensor_of
@@ -92,23 +93,35 @@ def zeros_(tensor: Tensor) -> Tensor:
     return constant_(tensor, 0.0)
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+Source = Generator | None  # what decides which numbers are drawn
+
+
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Source = None) -> Tensor:
     """Drawn evenly from ``a`` to ``b``."""
-    return _filled(tensor, rand(tensor.shape, dtype=tensor.dtype) * (b - a) + a)
+    drawn = rand(tensor.shape, dtype=tensor.dtype, generator=generator)
+    return _filled(tensor, drawn * (b - a) + a)
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Source = None
+) -> Tensor:
     """Drawn from a normal distribution."""
-    return _filled(tensor, randn(tensor.shape, dtype=tensor.dtype) * std + mean)
+    drawn = randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+    return _filled(tensor, drawn * std + mean)
 
 
-def _generator() -> np.random.Generator:
-    """Follows the seed of tensors, as each draw of theirs does."""
-    return np.random.Generator(np.random.Philox(seeding.mixed(seeding.TENSORS.next())))
+def _here(generator: Source) -> np.random.Generator:
+    """Draws in this process, and follows a seed of tensors, as each draw of theirs does."""
+    return np.random.Generator(np.random.Philox(seeding.mixed(seeds_of(generator).next())))
 
 
 def trunc_normal_(
-    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: Source = None,
 ) -> Tensor:
     """Drawn from a normal distribution, again and again until it lies from ``a`` to ``b``.
 
@@ -120,13 +133,13 @@ def trunc_normal_(
         raise ValueError(
             f"trunc_normal_: of mean {mean} and std {std} next to none lies in {a} to {b}"
         )
-    generator = _generator()
-    drawn = generator.standard_normal(tensor.numel())
+    here = _here(generator)
+    drawn = here.standard_normal(tensor.numel())
     while True:
         (outside,) = ((drawn < low) | (drawn > high)).nonzero()
         if not len(outside):
             break
-        drawn[outside] = generator.standard_normal(len(outside))
+        drawn[outside] = here.standard_normal(len(outside))
     return _filled(tensor, tensor_of(drawn.reshape(tensor.shape) * std + mean))
 
 
@@ -164,15 +177,16 @@ def _fans(tensor: Tensor, name: str) -> tuple[int, int]:
     return shape[1] * field, shape[0] * field
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """Evenly within gain * sqrt(6 / (fan_in + fan_out)) of 0 (Glorot and Bengio, 2010)."""
     bound = gain * math.sqrt(6 / sum(_fans(tensor, "xavier_uniform_")))
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """Normal, with a deviation of gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
-    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor, "xavier_normal_"))))
+    std = gain * math.sqrt(2 / sum(_fans(tensor, "xavier_normal_")))
+    return normal_(tensor, 0.0, std, generator)
 
 
 def _kaiming(tensor: Tensor, a: float, mode: str, nonlinearity: str, name: str) -> float:
@@ -185,7 +199,11 @@ def _kaiming(tensor: Tensor, a: float, mode: str, nonlinearity: str, name: str) 
 
 
 def kaiming_uniform_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Source = None,
 ) -> Tensor:
     """Evenly within gain * sqrt(3 / fan) of 0 (He et al., 2015).
 
@@ -194,19 +212,25 @@ def kaiming_uniform_(
         a: the slope of a leaky ReLU that follows.
         mode: keep the variance of what flows on, ``"fan_in"``, or back, ``"fan_out"``.
         nonlinearity: what follows; see :func:`calculate_gain`.
+        generator: what decides which numbers are drawn.
     """
     bound = math.sqrt(3) * _kaiming(tensor, a, mode, nonlinearity, "kaiming_uniform_")
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor,
+    a: float = 0.0,
+    mode: str = "fan_in",
+    nonlinearity: str = "leaky_relu",
+    generator: Source = None,
 ) -> Tensor:
     """Normal, with a deviation of gain / sqrt(fan); arguments as :func:`kaiming_uniform_`."""
-    return normal_(tensor, 0.0, _kaiming(tensor, a, mode, nonlinearity, "kaiming_normal_"))
+    std = _kaiming(tensor, a, mode, nonlinearity, "kaiming_normal_")
+    return normal_(tensor, 0.0, std, generator)
 
 
-def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
     """A matrix whose rows or columns are orthogonal and of length ``gain`` (Saxe et al., 2013).
 
     The axes after the first count as one. ValueError for a tensor of fewer than two axes.
@@ -214,20 +238,20 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     if tensor.ndim < 2:
         raise ValueError(f"orthogonal_: the tensor {tensor.shape} must have two axes or more")
     rows = tensor.shape[0]
-    drawn = _generator().standard_normal((rows, tensor.numel() // max(rows, 1)))
+    drawn = _here(generator).standard_normal((rows, tensor.numel() // max(rows, 1)))
     wide = drawn.shape[0] < drawn.shape[1]
     q, r = np.linalg.qr(drawn.T if wide else drawn)
     q = q * np.sign(np.diag(r))  # evenly among all such matrices
     return _filled(tensor, tensor_of(gain * (q.T if wide else q).reshape(tensor.shape)))
 
 
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Source = None) -> Tensor:
     """Normal, and in each column that share is 0 (Martens, 2010)."""
     if tensor.ndim != 2:
         raise ValueError(f"sparse_: the tensor {tensor.shape} must have two axes")
-    generator = _generator()
-    drawn = generator.standard_normal(tensor.shape) * std
+    here = _here(generator)
+    drawn = here.standard_normal(tensor.shape) * std
     zeros = math.ceil(sparsity * tensor.shape[0])
     for column in range(tensor.shape[1]):
-        drawn[generator.permutation(tensor.shape[0])[:zeros], column] = 0
+        drawn[here.permutation(tensor.shape[0])[:zeros], column] = 0
     return _filled(tensor, tensor_of(drawn))

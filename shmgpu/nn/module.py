@@ -6,7 +6,6 @@ comes back.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,11 +13,12 @@ from shmgpu.codec import arrays, dtypes
 from shmgpu.ops.casting import cast
 from shmgpu.ops.promotion import is_float
 from shmgpu.optim.optimizer import forget
+from shmgpu.tensors.devices import is_device
 from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.hooks import Handle, registered
 from shmgpu.tensors.tensor import Tensor, snapshot, tensor
 
 State = dict[str, Tensor]
-DEVICES = ("cpu", "cuda", "mps")  # words that begin a device's name
 
 
 class _IsParameter(type):
@@ -55,25 +55,6 @@ class Loaded(NamedTuple):
     unexpected_keys: list[str]
 
 
-class Handle:
-    """A hook that was registered; also a context that ends with the hook removed."""
-
-    def __init__(self, hooks: dict[int, Any], number: int) -> None:
-        self._hooks = hooks
-        self._number = number
-
-    def remove(self) -> None:
-        """Do not call the hook any more."""
-        self._hooks.pop(self._number, None)
-
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
-
-
-_numbers = itertools.count()
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -252,13 +233,7 @@ class Module:
     # ---- hooks -----------------------------------------------------------------------------------
 
     def _register(self, table: str, hook: Any, prepend: bool, with_kwargs: bool) -> Handle:
-        hooks, number = self.__dict__[table], next(_numbers)
-        before = list(hooks.items()) if prepend else []
-        if prepend:
-            hooks.clear()
-        hooks[number] = (hook, with_kwargs)
-        hooks.update(before)
-        return Handle(hooks, number)
+        return registered(self.__dict__[table], (hook, with_kwargs), prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
@@ -510,10 +485,8 @@ class Module:
 
 
 def _is_device(given: Any) -> bool:
-    """Whether that names a place and not an element type."""
-    if given is None or isinstance(given, (bool, int)):
-        return True
-    return str(getattr(given, "type", given)).partition(":")[0] in DEVICES
+    """Whether that names a place, or how to go there, and not an element type."""
+    return given is None or isinstance(given, (bool, int)) or is_device(given)
 
 
 def _recast(one: Tensor, kind: dtypes.DType) -> None:

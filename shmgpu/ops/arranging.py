@@ -187,9 +187,16 @@ def scatter(x: Node, dim: int, index: Node, src: Node | float) -> Node:
     return setitem(x, tuple(places), src)
 
 
-def diff(x: Node, n: int = 1, dim: int = -1) -> Node:
-    """Each element less the one before it, ``n`` times over; of bools whether they differ."""
+def diff(
+    x: Node, n: int = 1, dim: int = -1, prepend: Node | None = None, append: Node | None = None
+) -> Node:
+    """Each element less the one before it, ``n`` times over; of bools whether they differ.
+
+    ``prepend`` and ``append`` are put before and behind it along the axis first.
+    """
     axis = rules.axis_of(dim, len(x.spec.shape), "diff")
+    parts = [one for one in (prepend, x, append) if one is not None]
+    x = cat(parts, axis) if len(parts) > 1 else x
     for _ in range(n):
         have = x.spec.shape[axis]
         ahead = narrow(x, axis, min(1, have), max(have - 1, 0))

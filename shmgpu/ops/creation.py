@@ -192,6 +192,6 @@ RAND = _drawn(
 DRAWN = (RANDN, RAND)
 
 
-def random(op: Op, shape: Shape, dtype: DType) -> Node:
+def random(op: Op, shape: Shape, dtype: DType, seeds: seeding.Seeds = seeding.TENSORS) -> Node:
     """Drawn as ``op`` does, with the next seed."""
-    return apply(op, (number(seeding.TENSORS.next(), int64),), (dtype, shape))
+    return apply(op, (number(seeds.next(), int64),), (dtype, shape))

@@ -114,6 +114,7 @@ class Node:
         owners: how many tensors show it; while there are any its value must be kept.
         is_released: its gradient was taken, and will not be taken again.
         again: of a checkpoint only: (gradient, node) -> the gradients of its inputs but the first.
+        hooks: where the gradient is looked at only: what may change it, and what keeps it.
         leaf: of a node that collects gradients: a weak reference to the tensor that shows it. The
             way back ends here, even where the node was computed (a weight that was updated).
         undo: of what an operation in place made, until it is computed: a weak reference to the
@@ -123,6 +124,7 @@ class Node:
 
     __slots__ = (
         "again",
+        "hooks",
         "inputs",
         "is_released",
         "leaf",
@@ -137,6 +139,7 @@ class Node:
     )
 
     again: Callable[[Node, Node], list[Node]]
+    hooks: tuple[dict[int, Callable[[Node], Node]], dict[int, Callable[[Node], Node]]]
 
     def __init__(
         self,

@@ -142,8 +142,8 @@ def sort(x: Node, dim: int = -1, descending: bool = False) -> Found:
     return Found(gather(x, dim, indices), indices)
 
 
-def topk(x: Node, k: int, dim: int = -1, largest: bool = True) -> Found:
-    """The k greatest (or least) elements in order, and where they were."""
+def topk(x: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
+    """The k greatest (or least) elements and where they were; in order, also unless ``sorted``."""
     axis = rules.axis_of(dim, len(x.spec.shape), "topk")
     have = x.spec.shape[axis] if x.spec.shape else 1
     if not 0 <= k <= have:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shmgpu.codec import dtypes
 from shmgpu.ops import rules
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.creation import full, ones_like
@@ -133,11 +134,18 @@ def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
     return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
 
 
-def prod(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """The product over an axis, several, or all of them; of bools and whole numbers int64."""
-    if not is_float(x.spec.dtype):
+def prod(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    """The product over an axis, several, or all of them; of bools and whole numbers int64.
+
+    In the type ``dtype``, where one is given.
+    """
+    kind = None if dtype is None else dtypes.of_any(dtype)
+    if kind is not None and is_float(kind):
+        x = cast(x, kind)
+    elif not is_float(x.spec.dtype):
         x = cast(x, int64)
-    return apply(PROD, (x,), (rules.axes_of(dim, len(x.spec.shape), "prod"), keepdim))
+    made = apply(PROD, (x,), (rules.axes_of(dim, len(x.spec.shape), "prod"), keepdim))
+    return made if kind is None else cast(made, kind)
 
 
 def count(x: Node, axes: tuple[int, ...]) -> int:
@@ -145,12 +153,16 @@ def count(x: Node, axes: tuple[int, ...]) -> int:
     return math.prod(x.spec.shape[axis] for axis in axes)
 
 
-def mean(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
+def mean(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
     """The mean over an axis, several, or all of them; NaN of no elements.
+
+    In the float type ``dtype``, where one is given.
 
     Raises:
         TypeError: the tensor is not of floats.
     """
+    if dtype is not None:
+        x = cast(x, dtypes.of_any(dtype))
     if not is_float(x.spec.dtype):
         raise TypeError(
             f"mean: the tensor is {x.spec.dtype.name}, and a mean needs floats: x.to('float32')"

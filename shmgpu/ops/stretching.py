@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shmgpu.codec import dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.ops import rules
+from shmgpu.ops.casting import cast
 from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
 from shmgpu.ops.kernels import given, torch_reduction
-from shmgpu.ops.promotion import CATEGORY, FLOAT, int64
+from shmgpu.ops.promotion import CATEGORY, FLOAT, int64, is_float
 from shmgpu.ops.shaping import reshape
 
 Shape = tuple[int, ...]
@@ -101,6 +103,13 @@ SUM = Op(
 )
 
 
-def sum(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """The sum over an axis, several, or all of them; of bools and whole numbers int64."""
-    return apply(SUM, (x,), (rules.axes_of(dim, len(x.spec.shape), "sum"), keepdim))
+def sum(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
+    """The sum over an axis, several, or all of them; of bools and whole numbers int64.
+
+    In the type ``dtype``, where one is given.
+    """
+    kind = None if dtype is None else dtypes.of_any(dtype)
+    if kind is not None and is_float(kind):
+        x = cast(x, kind)
+    summed = apply(SUM, (x,), (rules.axes_of(dim, len(x.spec.shape), "sum"), keepdim))
+    return summed if kind is None else cast(summed, kind)

@@ -8,7 +8,8 @@ like any other.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
@@ -21,6 +22,50 @@ RELEASED = (
     "the graph behind this tensor was released by an earlier backward(): pass retain_graph=True to "
     "that one, or compute the tensor again"
 )
+
+
+Hooks = dict[int, Callable[[Node], Node]]
+
+_watched: list[bool] = []  # not empty once any gradient is looked at: others pay one look
+
+
+def watch() -> None:
+    """From now on some tensor's gradient is looked at."""
+    if not _watched:
+        _watched.append(True)
+
+
+def hooks_of(node: Node) -> Hooks:
+    """What is called with a node's gradient, by numbers; not of a leaf, whose tensor has them."""
+    watch()
+    return _table(node)[0]
+
+
+def retained_by(node: Node, is_asked: bool = True) -> Hooks:
+    """What keeps a node's gradient, once its hooks were called, by the tensors that do so."""
+    if is_asked:
+        watch()
+    return _table(node)[1] if is_asked or hasattr(node, "hooks") else {}
+
+
+def _table(node: Node) -> tuple[Hooks, Hooks]:
+    if not hasattr(node, "hooks"):
+        node.hooks = {}, {}
+    return node.hooks
+
+
+def _hooked(g: Node, node: Node, is_backward: bool) -> Node:
+    """The gradient as the hooks leave it: those of a leaf are its tensor's, whose node changes."""
+    if node.leaf is not None:
+        hooks: Any = getattr(node.leaf(), "_hooks", None)
+        keepers: Hooks = {}
+    else:
+        hooks, keepers = getattr(node, "hooks", ({}, {}))
+    for hook in list(hooks.values()) if hooks else ():
+        g = hook(g)
+    for keep in list(keepers.values()) if is_backward else ():
+        keep(g)
+    return g
 
 
 def _order(roots: Sequence[Node]) -> list[Node]:
@@ -66,6 +111,8 @@ def gradients(
             g = found.pop(node, None)
             if g is None:
                 continue
+            if _watched:
+                g = _hooked(g, node, wanted is None)
             if wanted is None:
                 if node.leaf is not None:
                     results[node] = g

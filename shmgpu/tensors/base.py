@@ -21,7 +21,8 @@ from shmgpu.ops import creation, elementwise, graph, indexing, shaping, stretchi
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
-from shmgpu.tensors import autograd, current, interop
+from shmgpu.tensors import autograd, current, devices, interop
+from shmgpu.tensors.hooks import Handle, registered
 from shmgpu.tensors.message import Held, LostValue
 from shmgpu.tensors.sharing import Shared, snapshot, view
 
@@ -41,7 +42,7 @@ class Tensor:
         grad: sum of the gradients that :meth:`backward` has added, or None.
     """
 
-    __slots__ = ("__weakref__", "_node", "_shared", "_view", "grad")
+    __slots__ = ("__weakref__", "_hooks", "_node", "_shared", "_view", "grad")
     __array_priority__ = 1000
 
     def __init__(self, node: Node) -> None:
@@ -134,9 +135,74 @@ class Tensor:
         """Whether the elements are floats."""
         return is_float(self.dtype)
 
+    @property
+    def device(self) -> devices.device:
+        """Where it is computed: the device of the helpers that tensors live on."""
+        return devices.here()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is computed on a CUDA device."""
+        return devices.here().type == "cuda"
+
+    def to(
+        self,
+        *args: Any,
+        dtype: Any = None,
+        device: Any = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+        memory_format: Any = None,
+    ) -> Tensor:
+        """In another element type; the tensor itself where it has that already.
+
+        A device is accepted and changes nothing: tensors live where helpers compute.
+
+        Args:
+            *args: an element type, a device, a tensor whose type is meant, or several of them.
+            dtype: the element type.
+            device: ``"cpu"``, ``"cuda:0"``, a :class:`shmgpu.device`, ...
+            non_blocking: accepted, and changes nothing: nothing is computed here.
+            copy: give a tensor of its own in any case.
+            memory_format: accepted, and changes nothing: helpers decide how elements lie.
+
+        Raises:
+            TypeError: an argument is none of these.
+        """
+        for one in args:
+            if type(one) is Tensor:
+                dtype = one.dtype
+            elif devices.is_device(one):
+                device = one
+            elif not isinstance(one, bool) and one is not None:
+                dtype = one
+        devices.accepted(device)
+        kind = self.dtype if dtype is None else dtypes.of_any(dtype)
+        if kind is not self.dtype:
+            return Tensor(cast(self._node, kind))
+        return self.clone() if copy else self
+
     def cpu(self) -> Tensor:
         """The tensor itself: its elements are read where the program runs."""
         return self
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Tensor:
+        """The tensor itself: tensors live where helpers compute."""
+        devices.accepted(device)
+        return self
+
+    def type(self, dtype: Any = None) -> Any:
+        """In another element type; without one, the name of its own."""
+        return f"shmgpu.{self.dtype.name}" if dtype is None else self.to(dtype)
+
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        """True: the helper decides how elements lie in memory."""
+        return True
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
 
     def view_as(self, other: Tensor) -> Tensor:
         """The same elements in another tensor's shape."""
@@ -148,7 +214,7 @@ class Tensor:
 
     def type_as(self, other: Tensor) -> Tensor:
         """In another tensor's element type."""
-        return Tensor(cast(self._node, other.dtype))
+        return self.to(other.dtype)
 
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the length of one axis."""
@@ -161,6 +227,8 @@ class Tensor:
     def numel(self) -> int:
         """The number of elements."""
         return math.prod(self._node.spec.shape)
+
+    nelement, ndimension = numel, dim  # PyTorch's other names
 
     def __iter__(self) -> Any:
         """Its parts along the first axis, as views."""
@@ -177,10 +245,29 @@ class Tensor:
 
     @property
     def data(self) -> Data:
-        """Its elements as a read-only array, computed now if they were not before."""
+        """Its elements as a read-only array, computed now if they were not before.
+
+        May be set, to a tensor or an array of any shape: no gradients flow through that.
+        """
         shown = current.elements(self._node).view(Data)
         shown.setflags(write=False)
         return shown
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        node = alias(as_operand(value)) if type(value) is Tensor else _leaf(value, None)
+        if self._node.needs_grad and self._node.leaf is None:
+            raise RuntimeError(
+                "gradients flow through this tensor: set the data of a leaf, or of detach()"
+            )
+        if self._node.leaf is not None and not is_float(node.spec.dtype):
+            raise TypeError(
+                f"a tensor that collects gradients cannot become {node.spec.dtype.name}: give it "
+                "elements of a float type"
+            )
+        if self._shared is not None:  # views keep the elements as they were
+            self._shared.leave(self)
+        self._replace(node, checks=False)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Its elements as a plain, read-only array."""
@@ -303,6 +390,72 @@ class Tensor:
         self._node.needs_grad = True
         self._node.leaf = weakref.ref(self)
 
+    def retain_grad(self) -> None:
+        """Have :meth:`backward` set ``grad`` of this tensor, too, which is not a leaf.
+
+        Raises:
+            RuntimeError: no gradients flow to it.
+        """
+        node = self._node
+        if not node.needs_grad:
+            raise RuntimeError("retain_grad: no gradients flow to this tensor")
+        if node.leaf is not None or self.retains_grad:
+            return
+        me = weakref.ref(self)
+
+        def keep(g: Node) -> Node:
+            tensor = me()
+            if tensor is not None:
+                tensor._add_grad(g)
+            return g
+
+        autograd.retained_by(node)[id(self)] = keep
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether ``grad`` of this tensor, which is not a leaf, is set by :meth:`backward`."""
+        return id(self) in autograd.retained_by(self._node, False)
+
+    def register_hook(self, hook: Any) -> Handle:
+        """Call ``hook(gradient)`` whenever this tensor's gradient is computed.
+
+        Args:
+            hook: what it returns, unless None, is the gradient from then on; it must not change
+                its argument in place.
+
+        Returns:
+            What removes the hook: a handle with ``remove()``, or a context.
+
+        Raises:
+            RuntimeError: no gradients flow to the tensor.
+        """
+        if not self._node.needs_grad:
+            raise RuntimeError("register_hook: no gradients flow to this tensor")
+
+        def call(g: Node) -> Node:
+            changed = hook(Tensor(g))
+            if changed is None:
+                return g
+            if changed.shape != g.spec.shape:
+                raise RuntimeError(
+                    f"a hook made of a gradient {g.spec.shape} one {changed.shape}: keep its shape"
+                )
+            node: Node = cast(changed._node, g.spec.dtype)
+            return node
+
+        if self._node.leaf is None:
+            return registered(autograd.hooks_of(self._node), call)
+        autograd.watch()
+        if not hasattr(self, "_hooks"):
+            self._hooks: dict[int, Any] = {}
+        return registered(self._hooks, call)
+
+    def detach_(self) -> Tensor:
+        """No gradients flow through this tensor any more; it keeps its elements."""
+        if self._node.needs_grad:
+            self._become(alias(self._node))
+        return self
+
     def detach(self) -> Tensor:
         """The same elements, through which no gradients flow.
 
@@ -345,10 +498,13 @@ class Tensor:
         for node, share in found.items():
             tensor = node.leaf()
             if tensor is not None:
-                before = tensor.grad
-                if before is not None and type(before._node.value) is not LostValue:
-                    share = elementwise.add(before._node, share)
-                tensor.grad = Tensor(share)
+                tensor._add_grad(share)
+
+    def _add_grad(self, share: Node) -> None:
+        before = self.grad
+        if before is not None and type(before._node.value) is not LostValue:
+            share = elementwise.add(before._node, share)
+        self.grad = Tensor(share)
 
     # ---- in place ------------------------------------------------------------------------------
 
@@ -491,13 +647,16 @@ def _places(index: Any, shape: tuple[int, ...]) -> Any:
     return mask.nonzero()
 
 
-def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+def tensor(
+    data: Any, dtype: Any = None, requires_grad: bool = False, *, device: Any = None
+) -> Tensor:
     """A tensor with a copy of the data.
 
     Args:
         data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
         dtype: element type; by default that of the data, and float32 for Python's floats.
         requires_grad: collect gradients. Whole numbers in lists then become float32.
+        device: accepted, and changes nothing: tensors live where helpers compute.
 
     Raises:
         TypeError: a gradient is wanted of a type that has none.
@@ -509,6 +668,7 @@ def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """
     if requires_grad and dtype is None and not arrays.is_array(data):
         dtype = float32
+    devices.accepted(device)
     made = Tensor(_leaf(data, dtype))
     if requires_grad:
         made.requires_grad_()

@@ -32,6 +32,11 @@ def check_backend(name: str) -> None:
         raise ValueError(f"backend {name!r}: there are {' and '.join(functions.EXECUTE)}")
 
 
+def backend() -> str:
+    """The library that computes, unless a broker was started for another one."""
+    return _backend
+
+
 def use_backend(name: str) -> None:
     """Compute with that library from now on: ValueError for another name."""
     global _backend

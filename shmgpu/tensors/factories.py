@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import dtypes
-from shmgpu.common import seeding as seeds
+from shmgpu.codec.dtypes import DType
+from shmgpu.common import seeding
 from shmgpu.ops import creation
 from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import OF_NUMBER, category_of_number, float32, is_float
 from shmgpu.tensors import current
 from shmgpu.tensors.base import Tensor, tensor
+from shmgpu.tensors.devices import accepted
+from shmgpu.tensors.generators import Generator, default_generator, seeds_of
 
 
 def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
@@ -30,46 +33,84 @@ def _shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple([int(n) for n in sizes])
 
 
-def _made(node: Node, requires_grad: bool) -> Tensor:
+def _kind(dtype: Any) -> DType:
+    return float32 if dtype is None or dtype is float32 else dtypes.of_any(dtype)
+
+
+def _made(node: Node, requires_grad: bool, device: Any = None) -> Tensor:
+    accepted(device)
     made = Tensor(node)
     return made.requires_grad_() if requires_grad else made
 
 
 def full(
-    size: Sequence[int], fill_value: complex, dtype: Any = None, requires_grad: bool = False
+    size: Sequence[int],
+    fill_value: complex,
+    dtype: Any = None,
+    requires_grad: bool = False,
+    *,
+    device: Any = None,
 ) -> Tensor:
-    """A tensor of one value."""
+    """A tensor of one value, in its type unless another is given: int64, float32 or bool."""
     kind = OF_NUMBER[category_of_number(fill_value)] if dtype is None else dtypes.of_any(dtype)
-    return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad)
+    return _made(creation.full(_shape(tuple(size)), fill_value, kind), requires_grad, device)
 
 
-def zeros(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor of zeros."""
-    return _made(creation.full(_shape(size), 0, dtypes.of_any(dtype)), requires_grad)
+def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros, float32 unless another type is given."""
+    return _made(creation.full(_shape(size), 0, _kind(dtype)), requires_grad, device)
 
 
-def ones(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor of ones."""
-    return _made(creation.full(_shape(size), 1, dtypes.of_any(dtype)), requires_grad)
+def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones, float32 unless another type is given."""
+    return _made(creation.full(_shape(size), 1, _kind(dtype)), requires_grad, device)
 
 
-def manual_seed(seed: int) -> None:
-    """Seed the random numbers drawn from now on; takes precedence over ``launch(seed=)``."""
-    seeds.seed_by_user(seed)
+def manual_seed(seed: int) -> Generator:
+    """Seed the random numbers drawn from now on; takes precedence over ``launch(seed=)``.
+
+    Returns:
+        The generator that is drawn from where none is given.
+    """
+    seeding.seed_by_user(seed)
+    return default_generator
 
 
-def randn(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor of random numbers from the normal distribution with mean 0 and variance 1."""
+def randn(
+    *size: Any,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
+    """A tensor of random numbers from the normal distribution with mean 0 and variance 1.
+
+    Args:
+        size: lengths of the axes, or one sequence of them.
+        dtype: a float type; float32 unless given.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        requires_grad: collect gradients.
+        generator: what decides which numbers are drawn; that of :func:`manual_seed` unless given.
+    """
     current.recorder()  # what is drawn may follow from the place in the broker
-    node = creation.random(creation.RANDN, _shape(size), dtypes.of_any(dtype))
-    return _made(node, requires_grad)
+    node = creation.random(creation.RANDN, _shape(size), _kind(dtype), seeds_of(generator))
+    return _made(node, requires_grad, device)
 
 
-def rand(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
-    """A tensor of random numbers, uniformly distributed from 0 (included) to 1 (excluded)."""
+def rand(
+    *size: Any,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
+    """A tensor of random numbers, uniformly distributed from 0 (included) to 1 (excluded).
+
+    Arguments as for :func:`randn`.
+    """
     current.recorder()  # what is drawn may follow from the place in the broker
-    node = creation.random(creation.RAND, _shape(size), dtypes.of_any(dtype))
-    return _made(node, requires_grad)
+    node = creation.random(creation.RAND, _shape(size), _kind(dtype), seeds_of(generator))
+    return _made(node, requires_grad, device)
 
 
 def arange(
@@ -78,6 +119,7 @@ def arange(
     step: float = 1,
     *,
     dtype: Any = None,
+    device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Numbers from ``start`` (0 where only one is given) up to ``end``, not included.
@@ -87,6 +129,7 @@ def arange(
         end: none of the numbers reaches it.
         step: from one to the next; negative to go down.
         dtype: int64 unless given, and float32 where one of the numbers is a float.
+        device: accepted, and changes nothing: tensors live where helpers compute.
         requires_grad: collect gradients.
 
     Raises:
@@ -102,27 +145,38 @@ def arange(
         kind = dtypes.of_any(dtype)
     if step == 0 or not all(map(math.isfinite, given)) or (end - start) / step < 0:
         raise ValueError(f"arange: from {start} one does not come to {end} in steps of {step}")
-    made = Tensor(creation.arange(start, step, math.ceil((end - start) / step), kind))
-    return made.requires_grad_() if requires_grad else made
+    node = creation.arange(start, step, math.ceil((end - start) / step), kind)
+    return _made(node, requires_grad, device)
 
 
 def linspace(
-    start: float, end: float, steps: int, *, dtype: Any = float32, requires_grad: bool = False
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """``steps`` numbers from ``start`` to ``end``, both among them, evenly apart.
 
     Raises:
         ValueError: ``steps`` is negative, or the dtype is not a float type.
     """
-    kind = dtypes.of_any(dtype)
+    kind = _kind(dtype)
     if steps < 0 or not is_float(kind):
         raise ValueError(f"linspace: steps={steps} of {kind.name}: give 0 or more, of a float type")
-    made = Tensor(creation.linspace(float(start), float(end), steps, kind))
-    return made.requires_grad_() if requires_grad else made
+    node = creation.linspace(float(start), float(end), steps, kind)
+    return _made(node, requires_grad, device)
 
 
 def eye(
-    n: int, m: int | None = None, *, dtype: Any = float32, requires_grad: bool = False
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """A matrix with ones on its diagonal and zeros elsewhere.
 
@@ -132,17 +186,24 @@ def eye(
     columns = n if m is None else m
     if n < 0 or columns < 0:
         raise ValueError(f"eye: ({n}, {columns}) must be 0 or more")
-    made = Tensor(creation.eye(n, columns, dtypes.of_any(dtype)))
-    return made.requires_grad_() if requires_grad else made
+    return _made(creation.eye(n, columns, _kind(dtype)), requires_grad, device)
 
 
-def empty(*size: Any, dtype: Any = float32, requires_grad: bool = False) -> Tensor:
+def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor whose elements do not matter: they are zeros."""
-    return zeros(*size, dtype=dtype, requires_grad=requires_grad)
+    return zeros(*size, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def _like(make: Any, name: str, what: str) -> Any:
-    def like(input: Tensor, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
+    def like(
+        input: Tensor,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        memory_format: Any = None,
+    ) -> Tensor:
+        accepted(device)
         kind = input.dtype if dtype is None else dtype
         made: Tensor = make(input.shape, dtype=kind, requires_grad=requires_grad)
         return made
@@ -160,9 +221,15 @@ randn_like = _like(randn, "randn_like", "numbers drawn from the normal distribut
 
 
 def full_like(
-    input: Tensor, fill_value: complex, *, dtype: Any = None, requires_grad: bool = False
+    input: Tensor,
+    fill_value: complex,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """A tensor of one value, of the input's shape and type."""
+    accepted(device)
     kind = input.dtype if dtype is None else dtype
     return full(input.shape, fill_value, dtype=kind, requires_grad=requires_grad)
 
@@ -170,37 +237,74 @@ def full_like(
 # ---- methods -------------------------------------------------------------------------------------
 
 
-def new_tensor(self: Tensor, data: Any, dtype: Any = None) -> Tensor:
+def new_tensor(
+    self: Tensor, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor with a copy of the data, of this one's element type unless given."""
-    return tensor(data, dtype=self.dtype if dtype is None else dtype)
+    accepted(device)
+    kind = self.dtype if dtype is None else dtype
+    return tensor(data, dtype=kind, requires_grad=requires_grad)
 
 
-def new_zeros(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
-    """Zeros of this tensor's element type unless another is given."""
-    return zeros(*size, dtype=self.dtype if dtype is None else dtype)
+def _new(make: Any, name: str, what: str) -> Any:
+    def new(
+        self: Tensor,
+        *size: Any,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        kind = self.dtype if dtype is None else dtype
+        made: Tensor = make(*size, dtype=kind, device=device, requires_grad=requires_grad)
+        return made
+
+    new.__name__ = new.__qualname__ = name
+    new.__doc__ = f"{what} of this tensor's element type unless another is given."
+    return new
 
 
-def new_ones(self: Tensor, *size: Any, dtype: Any = None) -> Tensor:
-    """Ones of this tensor's element type unless another is given."""
-    return ones(*size, dtype=self.dtype if dtype is None else dtype)
+new_zeros = _new(zeros, "new_zeros", "Zeros")
+new_ones = _new(ones, "new_ones", "Ones")
+new_empty = _new(empty, "new_empty", "Elements that do not matter,")
 
 
-def new_full(self: Tensor, size: Sequence[int], fill_value: complex, dtype: Any = None) -> Tensor:
+def new_full(
+    self: Tensor,
+    size: Sequence[int],
+    fill_value: complex,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """One value, of this tensor's element type unless another is given."""
-    return full(size, fill_value, dtype=self.dtype if dtype is None else dtype)
+    kind = self.dtype if dtype is None else dtype
+    return full(size, fill_value, dtype=kind, device=device, requires_grad=requires_grad)
 
 
-def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def uniform_(
+    self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
     """Draw all elements anew, uniformly from ``low`` (included) to ``high`` (excluded)."""
-    drawn = rand(*self.shape, dtype=self.dtype) * (high - low) + low
+    drawn = rand(*self.shape, dtype=self.dtype, generator=generator) * (high - low) + low
     return self._updated(drawn._node)
 
 
-def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(
+    self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
     """Draw all elements anew, from a normal distribution."""
-    drawn = randn(*self.shape, dtype=self.dtype) * std + mean
+    drawn = randn(*self.shape, dtype=self.dtype, generator=generator) * std + mean
     return self._updated(drawn._node)
 
 
-for _method in (new_tensor, new_zeros, new_ones, new_full, uniform_, normal_):
+def exponential_(self: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+    """Draw all elements anew, from an exponential distribution of that rate."""
+    drawn = (1 - rand(*self.shape, dtype=self.dtype, generator=generator)).log() / -lambd
+    return self._updated(drawn._node)
+
+
+for _method in (
+    new_tensor, new_zeros, new_ones, new_empty, new_full, uniform_, normal_, exponential_
+):  # fmt: skip
     setattr(Tensor, _method.__name__, _method)

@@ -7,6 +7,7 @@ that is, :mod:`shmgpu.ops.views` says. Never computes, never looks at a value.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from shmgpu.ops import casting, graph, shaping, views
@@ -16,6 +17,10 @@ from shmgpu.tensors.grad_mode import Mode
 
 Tensor: TypeAlias = Any  # the class stands above: one that is made here is of its like's
 T = TypeVar("T", bound=Any)
+
+
+def _nobody() -> None:
+    """In place of the tensor that views were taken from, where that is gone."""
 
 
 class Shared:
@@ -28,7 +33,7 @@ class Shared:
     __slots__ = ("_most", "_views", "_whole", "shape")
 
     def __init__(self, whole: Tensor) -> None:
-        self._whole = weakref.ref(whole)
+        self._whole: Callable[[], Tensor | None] = weakref.ref(whole)
         self._views: list[weakref.ref[Tensor]] = []
         self._most = 16  # until those that are gone are looked for
         self.shape = whole.shape
@@ -39,6 +44,14 @@ class Shared:
             self._views = [known for known in self._views if known() is not None]
             self._most = 16 + 2 * len(self._views)
         self._views.append(weakref.ref(one))
+
+    def leave(self, one: Tensor) -> None:
+        """It shows other elements from now on; views of it keep those that they show."""
+        if one._view is None:
+            self._whole = _nobody
+        else:
+            self._views = [known for known in self._views if known() is not one]
+        one._shared = one._view = None
 
     def alive(self) -> list[Tensor]:
         """Those that are still there."""

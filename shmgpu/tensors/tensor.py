@@ -1,52 +1,27 @@
-"""Tensors with their operations: functions, methods, operators, and what is done in place.
+"""Tensors with all that they can: methods, operators, what is done in place, :func:`grad`.
 
-Owns the list of what the families of operations record, from which all of these are made, and
-:func:`grad`. What a tensor itself is, :mod:`shmgpu.tensors.base` says.
+What a tensor itself is, :mod:`shmgpu.tensors.base` says; its functions are listed in
+:mod:`shmgpu.tensors.operations`. Whoever imports this file has tensors with all of their methods.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from shmgpu.codec import arrays
-from shmgpu.ops import (
-    activations,
-    arranging,
-    attention,
-    casting,
-    distances,
-    elementwise,
-    formulas,
-    graph,
-    indexing,
-    linear,
-    losses,
-    normalising,
-    ordering,
-    products,
-    rearranging,
-    reductions,
-    shaping,
-    stretching,
-    transcendental,
-    windows,
-)
-from shmgpu.ops.graph import Node
+from shmgpu.ops import arranging, elementwise, graph, linear, shaping, stretching
 from shmgpu.ops.promotion import TYPES
-from shmgpu.tensors import autocasting, autograd, interop
-from shmgpu.tensors.base import Data, Tensor, _leaf, _unpickled, as_operand, from_numpy, tensor
+from shmgpu.tensors import autograd, interop, whole
+from shmgpu.tensors.base import Data, Tensor, _unpickled, as_operand, from_numpy, tensor
 from shmgpu.tensors.factories import full, manual_seed, ones, rand, randn, zeros
 from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.operations import ALSO, FUNCTIONS, as_argument, recording
 from shmgpu.tensors.sharing import snapshot, view
 
 __all__ = [
+    "ALSO",
     "DTYPES",
     "FUNCTIONS",
     "Data",
@@ -70,118 +45,14 @@ __all__ = [
 ]
 
 DTYPES = {one.name: one for one in TYPES}
-
-_ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorch takes, too
-
-
-# What shows elements of its first argument: a change in place of one is seen in the other.
-_VIEWS = frozenset(
-    "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
-    "ravel unflatten select swapaxes broadcast_to".split()
-)
-
-
-def recording(record: Callable[..., Any]) -> Callable[..., Any]:
-    """The function over tensors that records as ``record`` does over nodes."""
-    is_view = record.__name__ in _VIEWS
-    follow = autocasting.following(record)
-
-    @functools.wraps(record)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = follow(
-            *[
-                a._node if type(a) is Tensor else a if type(a) in _PLAIN else as_argument(a)
-                for a in args
-            ],
-            **{_ALIASES.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
-        )
-        if type(out) is Node:
-            return view(args[0], out) if is_view and type(args[0]) is Tensor else Tensor(out)
-        if is_view and type(args[0]) is Tensor:
-            return tuple([view(args[0], one) for one in out])
-        made = [Tensor(one) for one in out]
-        return type(out)(*made) if hasattr(out, "_fields") else tuple(made)
-
-    call.__dict__["__signature__"] = _of_tensors(inspect.signature(record))
-    return call
-
-
-_SHOWN = {"Node": "Tensor", "Operand": "Tensor | complex", "Dim": "int | Sequence[int] | None"}
-_SHOWN |= {"Shape": "Sequence[int]", "Found": "(values, indices)"}
-
-
-def _of_tensors(of_nodes: inspect.Signature) -> inspect.Signature:
-    """What ``help()`` shows: the same in the words of whoever calls."""
-
-    def shown(annotation: Any) -> Any:
-        return re.sub(r"\w+", lambda word: _SHOWN.get(word[0], word[0]), str(annotation))
-
-    return of_nodes.replace(
-        parameters=[
-            one.replace(annotation=shown(one.annotation)) for one in of_nodes.parameters.values()
-        ],
-        return_annotation=shown(of_nodes.return_annotation),
-    )
-
-
-_PLAIN = frozenset((bool, int, float, str, type(None)))
-
-
-def as_argument(value: Any) -> Any:
-    """What ``record`` functions take: nodes for tensors and arrays, also in lists."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is Tensor:
-        return value._node
-    if isinstance(value, (list, tuple)) and any(type(one) is Tensor for one in value):
-        return [as_operand(one) for one in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return _leaf(value, None) if arrays.is_array(value) else value
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: recording(getattr(family, name))
-    for family, names in (
-        (
-            elementwise,
-            "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge",
-        ),
-        (elementwise, "logical_not logical_and logical_or bitwise_and bitwise_or bitwise_xor"),
-        (elementwise, "bitwise_left_shift bitwise_right_shift"),
-        (elementwise, "bitwise_not neg abs sign floor ceil round exp log sqrt rsqrt sin cos tanh"),
-        (elementwise, "sigmoid erf relu where clamp log1p square reciprocal isnan isfinite isinf"),
-        (transcendental, "expm1 asin acos atan asinh acosh atanh atan2 hypot copysign signbit"),
-        (transcendental, "nextafter arcsin arccos arctan arcsinh arccosh arctanh arctan2"),
-        (shaping, "permute transpose unsqueeze squeeze flatten cat stack narrow split chunk"),
-        (shaping, "flip movedim unbind"),
-        (casting, "to"),
-        (stretching, "sum"),
-        (reductions, "mean var std amax amin logsumexp all any prod"),
-        (linear, "matmul linear dot"),
-        (activations, "softmax log_softmax gelu silu leaky_relu softplus dropout"),
-        (normalising, "layer_norm"),
-        (windows, "conv2d max_pool2d avg_pool2d"),
-        (attention, "scaled_dot_product_attention"),
-        (losses, "mse_loss l1_loss nll_loss cross_entropy binary_cross_entropy"),
-        (losses, "binary_cross_entropy_with_logits"),
-        (indexing, "gather scatter_add index_select take embedding masked_fill"),
-        (rearranging, "tril triu pad roll one_hot"),
-        (ordering, "argmax argmin max min argsort sort topk cumsum cumprod searchsorted"),
-        (ordering, "bucketize"),
-        (products, "mm bmm mv outer addmm addmv baddbmm tensordot einsum"),
-        (arranging, "ravel unflatten select swapaxes broadcast_to tile repeat_interleave concat"),
-        (arranging, "vstack hstack diagonal diag take_along_dim index_add index_copy index_fill"),
-        (arranging, "scatter diff"),
-        (shaping, "reshape"),
-        (formulas, "absolute clip trunc fmod log2 log10 tan sinh cosh logaddexp logical_xor lerp"),
-        (formulas, "addcmul addcdiv nan_to_num isclose count_nonzero norm"),
-        (distances, "cosine_similarity"),
-        (formulas, "var_mean std_mean aminmax median"),
-    )
-    for name in names.split()
-}
+# PyTorch's other names for them.
+DTYPES |= {
+    name: DTYPES[of]
+    for name, of in {
+        "half": "float16", "float": "float32", "double": "float64", "short": "int16",
+        "int": "int32", "long": "int64",
+    }.items()
+}  # fmt: skip
 
 _NOT_METHODS = {
     "linear",
@@ -189,7 +60,8 @@ _NOT_METHODS = {
     "layer_norm", "conv2d", "max_pool2d", "avg_pool2d", "scaled_dot_product_attention", "embedding",
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
-    "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize",
+    "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize", "to",
+    "concatenate",
 }  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",
@@ -198,7 +70,8 @@ _OPERATORS = {
 }  # fmt: skip
 _CASTS = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
-    "int": "int32", "long": "int64", "bool": "bool",
+    "int": "int32", "long": "int64", "short": "int16", "char": "int8", "byte": "uint8",
+    "bool": "bool",
 }  # fmt: skip
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -252,7 +125,7 @@ def _changing(name: str) -> Callable[..., Any]:
 
 
 def _of_torch(cls: Any, function: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
-    return interop.with_torch(cls, function, args, kwargs or {}, FUNCTIONS)
+    return interop.with_torch(cls, function, args, kwargs or {}, {*FUNCTIONS, *dir(whole)})
 
 
 def _add_methods() -> None:
@@ -278,7 +151,7 @@ def _add_methods() -> None:
         setattr(Tensor, f"__{dunder}__", FUNCTIONS[name])
 
     for method, dtype in _CASTS.items():
-        setattr(Tensor, method, functools.partialmethod(FUNCTIONS["to"], dtype))
+        setattr(Tensor, method, functools.partialmethod(Tensor.to, dtype))
 
     def permute(self: Tensor, *dims: Any) -> Tensor:
         """The axes in another order; name each once, as arguments or in one sequence."""
@@ -303,7 +176,13 @@ def _add_methods() -> None:
         """Put beside itself so many times along each axis; missing ones count as 1."""
         return Tensor(arranging.tile(self._node, _dims(dims)))
 
-    for made in (permute, reshape, expand, repeat, tile):
+    def where(self: Tensor, condition: Any, other: Any) -> Any:
+        """These elements where the condition holds, those of ``other`` elsewhere."""
+        return FUNCTIONS["where"](condition, self, other)
+
+    for name in "allclose bernoulli equal masked_select multinomial nonzero unique".split():
+        setattr(Tensor, name, getattr(whole, name))
+    for made in (permute, reshape, expand, repeat, tile, where):
         setattr(Tensor, made.__name__, made)
     Tensor.view = reshape  # type: ignore[attr-defined]
 

@@ -12,13 +12,24 @@ from typing import Any
 import numpy as np
 
 from shmgpu.codec import dtypes
-from shmgpu.tensors.tensor import FUNCTIONS, Tensor, rand, randn, tensor
+from shmgpu.tensors.base import Tensor, tensor
+from shmgpu.tensors.devices import accepted
+from shmgpu.tensors.factories import rand, randn
+from shmgpu.tensors.generators import Generator
+from shmgpu.tensors.operations import FUNCTIONS
 
 _INT64 = dtypes.by_name("int64")
 
 
 def randint(
-    low: int, high: Any = None, size: Sequence[int] | None = None, *, dtype: Any = _INT64
+    low: int,
+    high: Any = None,
+    size: Sequence[int] | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = _INT64,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Whole numbers from ``low`` (0 where only one is given) up to ``high``, not included.
 
@@ -26,7 +37,10 @@ def randint(
         low: the least; the end, where it is the only number.
         high: none reaches it; or the size, where ``low`` is the end.
         size: the shape.
+        generator: what decides which are drawn.
         dtype: of the outcome.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        requires_grad: collect gradients.
 
     Raises:
         ValueError: there is no whole number between the two.
@@ -35,48 +49,78 @@ def randint(
         low, high, size = 0, low, high
     if size is None or high <= low:
         raise ValueError(f"randint: from {low} to {high} of the shape {size}: give low < high")
-    drawn = rand(*size, dtype="float64") * (high - low)
+    drawn = rand(*size, dtype="float64", device=device, generator=generator) * (high - low)
     found: Tensor = (drawn.floor() + low).to(dtype)
-    return found
+    return found.requires_grad_() if requires_grad else found
 
 
-def randperm(n: int, *, dtype: Any = _INT64) -> Tensor:
+def randperm(
+    n: int,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = _INT64,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """The whole numbers from 0 up to ``n``, not included, in random order."""
-    found: Tensor = rand(n, dtype="float64").argsort().to(dtype)
-    return found
+    drawn = rand(n, dtype="float64", device=device, generator=generator)
+    found: Tensor = drawn.argsort().to(dtype)
+    return found.requires_grad_() if requires_grad else found
 
 
-def normal(mean: Any = 0.0, std: Any = 1.0, size: Sequence[int] | None = None) -> Tensor:
+def normal(
+    mean: Any = 0.0,
+    std: Any = 1.0,
+    size: Sequence[int] | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Normally distributed numbers.
 
     Args:
         mean: of each, a tensor or a number.
         std: the deviation of each, likewise.
         size: the shape, where both are numbers.
+        generator: what decides which are drawn.
+        dtype: a float type; float32 unless given.
+        device: accepted, and changes nothing: tensors live where helpers compute.
+        requires_grad: collect gradients.
     """
     if size is None:
         both = mean + std
         if not isinstance(both, Tensor):
             raise TypeError("normal: give size=, or a tensor for mean or std")
         size = both.shape
-    drawn: Tensor = randn(*size) * std + mean
-    return drawn
+    drawn: Tensor = randn(*size, dtype=dtype, device=device, generator=generator) * std + mean
+    return drawn.requires_grad_() if requires_grad else drawn
 
 
-def bernoulli(input: Tensor, p: float | None = None) -> Tensor:
+def bernoulli(
+    input: Tensor, p: float | None = None, *, generator: Generator | None = None
+) -> Tensor:
     """1 with the probability that the element is (or with ``p``), else 0; of the same type."""
-    chance = rand(*input.shape, dtype="float64")
+    chance = rand(*input.shape, dtype="float64", generator=generator)
     found: Tensor = (chance < (input if p is None else p)).to(input.dtype)
     return found
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+def multinomial(
+    input: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Generator | None = None,
+) -> Tensor:
     """Places of a row's elements, drawn with these as weights; int64.
 
     Args:
         input: weights, 0 or more: (k,) or (rows, k).
         num_samples: how many are drawn of each row.
         replacement: whether one may be drawn again.
+        generator: what decides which are drawn.
 
     Raises:
         ValueError: more are to be drawn than there are, or the shape is another.
@@ -90,18 +134,20 @@ def multinomial(input: Tensor, num_samples: int, replacement: bool = False) -> T
     lead = input.shape[:-1]
     if not replacement:
         # Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
-        keys = FUNCTIONS["log"](1 - rand(*lead, count, dtype="float64")) / weights
+        drawn = rand(*lead, count, dtype="float64", generator=generator)
+        keys = FUNCTIONS["log"](1 - drawn) / weights
         keys = FUNCTIONS["where"](weights > 0, keys, -math.inf)
         chosen: Tensor = keys.topk(num_samples, -1)[1]
         return chosen
     until = weights.cumsum(-1)
-    aim = rand(*lead, num_samples, dtype="float64") * until[..., -1:]
+    aim = rand(*lead, num_samples, dtype="float64", generator=generator) * until[..., -1:]
     found: Tensor = (aim.unsqueeze(-1) >= until.unsqueeze(-2)).sum(-1)
     return found
 
 
-def as_tensor(data: Any, dtype: Any = None) -> Tensor:
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
     """The tensor itself where it is one of that type; else as :func:`shmgpu.tensor`."""
+    accepted(device)
     if isinstance(data, Tensor) and dtype is None:
         return data
     if isinstance(data, Tensor):
@@ -164,21 +210,31 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return found
 
 
-def unique(input: Tensor, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """The different elements in order; computed now, which costs one message.
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The different elements; computed now, which costs one message.
 
     Args:
         input: any tensor.
+        sorted: accepted: they are in order in any case.
         return_inverse: also where each element is among them, in the input's shape.
         return_counts: also how often each is there.
+        dim: the different parts along that axis, in place of elements.
     """
     found = np.unique(
-        input.data.numpy().reshape(-1), return_inverse=True, return_counts=True, equal_nan=False
-    )
+        input.data.numpy(), return_inverse=True, return_counts=True, axis=dim,
+        equal_nan=False,
+    )  # fmt: skip
     values, inverse, counts = found
     out = [tensor(values)]
     if return_inverse:
-        out.append(tensor(inverse.reshape(input.shape).astype(np.int64)))
+        shape = input.shape if dim is None else (-1,)
+        out.append(tensor(inverse.reshape(shape).astype(np.int64)))
     if return_counts:
         out.append(tensor(counts.astype(np.int64)))
     return out[0] if len(out) == 1 else tuple(out)
@@ -204,3 +260,39 @@ def is_tensor(obj: Any) -> bool:
 def numel(input: Tensor) -> int:
     """The number of elements."""
     return input.numel()
+
+
+# ---- methods -------------------------------------------------------------------------------------
+
+
+def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Generator | None = None) -> Tensor:
+    """Draw all elements anew: 1 with that probability (a number, or one for each), else 0."""
+    chance = rand(*self.shape, dtype="float64", generator=generator)
+    return self._updated((chance < p).to(self.dtype)._node)
+
+
+def random_(
+    self: Tensor,
+    from_: int = 0,
+    to: int | None = None,
+    *,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Draw all elements anew: whole numbers from the first up to the second, not included.
+
+    One number alone is the second. Without any, up to what the element type holds exactly.
+    """
+    if to is None:
+        from_, to = 0, from_ or _MOST[self.dtype.name]
+    drawn = randint(from_, to, self.shape, generator=generator, dtype=self.dtype)
+    return self._updated(drawn._node)
+
+
+_MOST = {
+    "bool": 2, "uint8": 1 << 8, "int8": 1 << 7, "int16": 1 << 15, "int32": 1 << 31,
+    "int64": 1 << 53, "float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24,
+    "float64": 1 << 53,
+}  # fmt: skip
+
+for _method in (bernoulli_, random_):
+    setattr(Tensor, _method.__name__, _method)

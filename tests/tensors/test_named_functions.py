@@ -40,6 +40,31 @@ CASES = {
     "einsum trace": (lambda f, a: f.einsum("bii->b", a), SQUARE),
     "einsum outer": (lambda f, a, b: f.einsum("i,j->ji", a, b), V, W),
     "einsum turned": (lambda f, a: f.einsum("bij->jbi", a), BATCH),
+    "sum in a type": (lambda f, a: f.sum(a, 1, dtype=f.float32), A),
+    "sum of whole numbers in a type": (lambda f, a: f.sum(a, 1, dtype=f.int8), INTS),
+    "sum of whole numbers as floats": (lambda f, a: a.sum(dtype=f.float64), INTS),
+    "mean in a type": (lambda f, a: f.mean(a.float(), 0, True, dtype=f.float64), A),
+    "mean of whole numbers": (lambda f, a: a.mean(dtype=f.float64), INTS),
+    "prod in a type": (lambda f, a: f.prod(a.float(), 1, dtype=f.float64), A),
+    "prod of whole numbers in a type": (lambda f, a: f.prod(a, 1, dtype=f.int16), INTS + 1),
+    "by names": (lambda f, a, b: f.add(input=a, other=f.mul(other=b, input=a), alpha=2), A, B),
+    "by names in part": (lambda f, a, b: f.maximum(a, other=b) + a.logaddexp(other=b), A, B),
+    "by NumPy's names": (lambda f, a: f.sum(input=a, axis=1, keepdim=True), A),
+    "a view by names": (lambda f, a: f.transpose(input=a, dim0=0, dim1=1), A),
+    "where of a tensor": (lambda f, a, b: a.where(a > 0, b), A, B),
+    "topk by names": (lambda f, a: f.topk(a, k=2, dim=1, largest=False, sorted=True)[0], A),
+    **{
+        name: (lambda f, a, b, name=name: getattr(f, name)(a, b), A, B)
+        for name in "divide multiply subtract true_divide".split()
+    },
+    **{
+        name: (lambda f, a, b, name=name: getattr(a, name)(b), A, B)
+        for name in "greater greater_equal less less_equal not_equal multiply divide".split()
+    },
+    "negative": (lambda f, a: f.negative(a) - a.negative() * 2, A),
+    "concatenate": (lambda f, a, b: f.concatenate([a, b], 1), A, B),
+    "moveaxis": (lambda f, a: f.moveaxis(a, 0, 2) + a.moveaxis(0, 2), BATCH),
+    "swapdims": (lambda f, a: f.swapdims(a, 0, 2) + a.swapdims(0, 2), BATCH),
     "ravel": (lambda f, a: f.ravel(a), A),
     "unflatten": (lambda f, a: f.unflatten(a, 1, (2, -1)), A),
     "select": (lambda f, a: f.select(a, 1, -2), A),
@@ -64,6 +89,7 @@ CASES = {
     "index_fill": (lambda f, a, i: f.index_fill(a, 1, i, 7.0), A, PLACES),
     "scatter": (lambda f, a, b, i: f.scatter(a, 1, i.unsqueeze(0), b), A, B[:1, :2], PLACES),
     "scatter of a number": (lambda f, a, i: f.scatter(a, 0, i.unsqueeze(1), 2.5), A, PLACES),
+    "diff between": (lambda f, a, b: f.diff(a, 2, 1, prepend=b, append=b[:, :1]), A, B),
     "diff": (lambda f, a: f.diff(a, 2, dim=1), A),
     "clip": (lambda f, a: f.clip(a, -1, 0.5), A),
     "absolute": (lambda f, a: f.absolute(a), A),
@@ -190,6 +216,21 @@ def test_what_depends_on_elements_is_looked_at(engine):
         strict=True,
     ):
         assert one.tolist() == other.tolist()
+    assert x.nonzero().tolist() == theirs.nonzero().tolist()
+    assert x.masked_select(x > 1).tolist() == theirs.masked_select(theirs > 1).tolist()
+    assert x.unique().tolist() == theirs.unique().tolist()
+    twice = np.array([[1, 0, 1], [2, 5, 2]])
+    for axis in (0, 1):
+        for one, other in zip(
+            gt.tensor(twice).unique(True, True, True, axis),
+            torch.unique(torch.tensor(twice), True, True, True, axis),
+            strict=True,
+        ):
+            assert one.tolist() == other.tolist()
+    assert x.equal(x.clone()) and x.float().allclose(x.float() + 1e-9)
+    assert x.float().clamp(0, 1).bernoulli().tolist() == x.clamp(0, 1).tolist()
+    assert x.float().abs().multinomial(3).shape == (3, 3)
+    assert x.nelement() == 12 and x.ndimension() == 2 and x.itemsize == 8 and x.is_contiguous()
     assert gt.equal(x, x.clone()) and not gt.equal(x, x + 1) and not gt.equal(x, x[:1])
     assert gt.allclose(x.float(), x.float() + 1e-9) and not gt.allclose(x.float(), x.float() + 1)
     assert gt.is_tensor(x) and not gt.is_tensor(INTS) and gt.numel(x) == 12
