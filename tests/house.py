@@ -165,6 +165,7 @@ ops/shaping                         any
 ops/stretching                      any
 ops/creation                        any
 ops/elementwise                     any
+ops/templates                       any
 ops/transcendental                  any
 ops/reductions                      any
 ops/linear                          any

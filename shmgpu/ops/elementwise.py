@@ -18,7 +18,6 @@ from shmgpu.ops.promotion import (
     floats,
     int64,
     is_float,
-    number,
     result_type,
     together,
 )
@@ -183,8 +182,13 @@ def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
     """
     if alpha == 1:
         return apply(ADD, together(a, b))
+    return add_scaled(a, b, alpha)
+
+
+def add_scaled(a: Operand, b: Operand, alpha: Operand) -> Node:
+    """``a + alpha * b``, where the factor may be a node: one value, of the type of the result."""
     a, b = together(a, b)
-    return apply(ADD_SCALED, (a, b, number(alpha, a.spec.dtype)))
+    return apply(ADD_SCALED, (a, b, as_node(alpha, a.spec.dtype)))
 
 
 def sub(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:

@@ -177,15 +177,21 @@ class Node:
 
 
 class Scalar:
-    """The value of a leaf that is a plain number: it travels beside the program, not in it."""
+    """The value of a leaf that is a plain number: it travels beside the program, not in it.
 
-    __slots__ = ("number",)
+    Attributes:
+        source: the one that this is in another element type.
+    """
+
+    __slots__ = ("number", "source")
 
     def __init__(self, number: complex) -> None:
         self.number = number
+        self.source: Scalar | None = None
 
 
 _numbers = itertools.count(1)
+next_number = _numbers.__next__  # every node made until now has a lower one
 _spec = operator.attrgetter("spec")
 _known: dict[tuple[Any, ...], Spec] = {}
 _specs: dict[tuple[DType, tuple[int, ...]], Spec] = {}

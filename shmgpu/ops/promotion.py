@@ -130,7 +130,9 @@ def as_node(operand: Node | complex, dtype: DType) -> Node:
     if operand.spec.dtype is dtype:
         return operand
     if type(operand.value) is Scalar:
-        return number(operand.value.number, dtype)
+        made = number(operand.value.number, dtype)
+        made.value.source = operand.value
+        return made
     return apply(CAST, (operand,), (dtype,))
 
 

@@ -1,7 +1,8 @@
 """What all optimisers share: groups of parameters, their state, and its way out and back.
 
 A step is recorded like anything else, so forward, backward and step travel as one program. Numbers
-that change from step to step go beside it: another learning rate makes no other program.
+that change from step to step go beside it: another learning rate makes no other program. A rule is
+asked once for each form and shape, and what it recorded is recorded again from then on.
 
 A step replaces each parameter and each tensor of its state by one operation in place: where what it
 follows from fails, all of them stay what they were.
@@ -9,23 +10,32 @@ follows from fails, all of them stay what they were.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from shmgpu.codec import arrays
+from shmgpu.codec.dtypes import DType
+from shmgpu.ops import promotion
+from shmgpu.ops.elementwise import add_scaled, mul, neg
 from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import is_float
+from shmgpu.ops.templates import Templates
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import enable_grad, no_grad
 from shmgpu.tensors.tensor import Tensor, full, snapshot, tensor
 
 Group = dict[str, Any]
+Form = Any  # hashable: what a rule does depends on it, besides shapes and types
+Numbers = tuple[float, ...]
 
 # What says how torch computes a step, and with what it begins. Nothing here depends on it.
 HINTS = {"foreach": None, "capturable": False, "differentiable": False, "fused": None}
+COUPLED, DECOUPLED = 1, 2  # weights decay by their gradients, or apart from them
 COUNTS = ("step", "mu_product")  # plain numbers of a state; tensors of one element for torch
+
+_templates = Templates()
 
 
 class Optimizer:
@@ -102,18 +112,45 @@ class Optimizer:
                 loss = closure()
         with no_grad():
             for group in self.param_groups:
-                for one in group["params"]:
-                    if one.grad is not None:
-                        grad = -one.grad if group.get("maximize") else one.grad
-                        state = self.state.setdefault(one, {})
-                        before = state.copy()
-                        self._change(one, grad, state, group)
-                        if (undo := one._node.undo) is not None:
-                            turn = self._turns[one] = self._turns.get(one, 0) + 1
-                            back = functools.partial(self._take_back, one, before, turn)
-                            one._node.undo = (*undo, back)
+                self._update(group)
         current.recorder().step_done()
         return loss
+
+    def _update(self, group: Group) -> None:
+        """One step of a group."""
+        names, decay = self._keeps(group), group["weight_decay"]
+        flags = (bool(group.get("maximize")), _decay_of(group))
+        nodes: dict[tuple[DType, Numbers], tuple[Node, ...]] = {}  # most share their numbers
+        for one in group["params"]:
+            if one.grad is None:
+                continue
+            state = self.state.get(one)
+            if state is None:
+                state = self.state[one] = {}
+            as_it_was = state.copy()
+            form, numbers = self._numbers(state, group)
+            before, grad = one._node, one.grad._node
+            dtype = before.spec.dtype
+            if decay:
+                share = decay if flags[1] == COUPLED else 1 - group["lr"] * decay
+                numbers = (share, *numbers)
+            known = nodes.get((dtype, numbers))
+            if known is None:
+                known = tuple([promotion.number(value, dtype) for value in numbers])
+                nodes[dtype, numbers] = known
+            kept = []
+            for name in names:
+                if name not in state:
+                    state[name] = full(one.shape, self._begin(group), dtype=dtype)
+                kept.append(state[name])
+            given = (before, grad, *[each._node for each in kept], *known)
+            key = (type(self), form, flags, *[node.spec for node in given])
+            rule = partial(self._made, form, flags, given, len(kept))
+            for each, node in zip((*kept, one), _templates.record(key, given, rule), strict=True):
+                each._updated(node)  # shown by no other tensor: copy_ would have to mark a copy
+            if (undo := one._node.undo) is not None:
+                turn = self._turns[one] = self._turns.get(one, 0) + 1
+                one._node.undo = (*undo, partial(self._take_back, one, as_it_was, turn))
 
     def _take_back(self, one: Tensor, before: dict[str, Any], turn: int) -> None:
         """That step of a parameter failed: its counts are what they were, as its tensors are.
@@ -124,7 +161,48 @@ class Optimizer:
             self._turns[one] = turn - 1
             self.state[one] = before
 
-    def _change(self, one: Tensor, grad: Tensor, state: dict[str, Any], group: Group) -> None:
+    def _made(
+        self, form: Form, flags: tuple[bool, int], given: tuple[Node, ...], count: int
+    ) -> tuple[Node, ...]:
+        """What the rule records; a gradient to climb is reversed first, and weights decay."""
+        (one, grad), kept, numbers = given[:2], given[2 : 2 + count], given[2 + count :]
+        if flags[0]:
+            grad = neg(grad)
+        if flags[1]:
+            decay, *rest = numbers
+            numbers = tuple(rest)
+            if flags[1] == COUPLED:
+                grad = add_scaled(grad, one, decay)
+            else:
+                one = mul(one, decay)
+        return self._change(form, one, grad, kept, numbers)
+
+    # ---- what a rule says ------------------------------------------------------------------------
+
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        """The names of the tensors that are kept of each parameter, in its shape."""
+        raise NotImplementedError
+
+    def _begin(self, group: Group) -> float:
+        """What these begin with."""
+        return 0.0
+
+    def _numbers(self, state: dict[str, Any], group: Group) -> tuple[Form, Numbers]:
+        """What changes from step to step; it is asked once for each, and may count."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _change(
+        form: Form,
+        one: Node,
+        grad: Node,
+        kept: tuple[Node, ...],
+        numbers: tuple[Node, ...],
+    ) -> tuple[Node, ...]:
+        """Record a step: what is kept becomes, and at last the parameter.
+
+        It sees the form, and of the numbers that there are some: not what they are.
+        """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,14 +300,6 @@ def check_betas(name: str, betas: tuple[float, float]) -> None:
         raise ValueError(f"{name}: betas={betas} must be at least 0 and below 1")
 
 
-def kept(state: dict[str, Any], key: str, one: Tensor, begin: float = 0.0) -> Tensor:
-    """A tensor of the state, in the parameter's shape; made when it is first asked for."""
-    if key not in state:
-        state[key] = full(one.shape, begin, dtype=one.dtype)
-    found: Tensor = state[key]
-    return found
-
-
 def count(state: dict[str, Any]) -> float:
     """One step more: how many it makes."""
     state["step"] = state.get("step", 0.0) + 1.0
@@ -237,25 +307,8 @@ def count(state: dict[str, Any]) -> float:
     return found
 
 
-def follow(state: dict[str, Any], key: str, value: Tensor, share: float, one: Tensor) -> Tensor:
-    """A running mean: ``share`` of it as it was, the rest of what is new."""
-    found = kept(state, key, one)
-    return put(found, (found * share).add(value, alpha=1 - share)._node)
-
-
-def put(one: Tensor, made: Node) -> Tensor:
-    """Have a tensor become what was computed for it.
-
-    The node of that, so that no other tensor shows it: ``copy_`` would have to mark a copy.
-    """
-    return one._updated(made)
-
-
-def decayed(one: Tensor, grad: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """The parameter and its gradient with the decay of weights: it is either one's."""
-    decay = group["weight_decay"]
-    if not decay:
-        return one, grad
-    if group.get("decoupled_weight_decay"):
-        return one * (1 - group["lr"] * decay), grad
-    return one, grad.add(one, alpha=decay)
+def _decay_of(group: Group) -> int:
+    """How weights decay."""
+    if not group["weight_decay"]:
+        return 0
+    return DECOUPLED if group.get("decoupled_weight_decay") else COUPLED

@@ -6,21 +6,17 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from shmgpu.optim.optimizer import (
-    Group,
-    Optimizer,
-    check,
-    check_betas,
-    count,
-    decayed,
-    follow,
-    kept,
-    put,
-)
-from shmgpu.tensors.tensor import FUNCTIONS, Tensor
+from shmgpu.ops.elementwise import abs, add, add_scaled, div, maximum, mul, sqrt, sub
+from shmgpu.ops.graph import Node
+from shmgpu.optim.optimizer import Form, Group, Numbers, Optimizer, check, check_betas, count
 
 State = dict[str, Any]
-maximum = FUNCTIONS["maximum"]
+Nodes = tuple[Node, ...]
+
+
+def _follow(mean: Node, value: Node, share: Node, rest: Node) -> Node:
+    """A running mean: ``share`` of it as it was, the rest of what is new."""
+    return add_scaled(mul(mean, share), value, rest)
 
 
 class SGD(Optimizer):
@@ -76,15 +72,21 @@ class SGD(Optimizer):
             hints,
         )
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        before, grad = decayed(one, grad, group)
-        momentum = group["momentum"]
-        if momentum:
-            share = 1 - group["dampening"] if "momentum_buffer" in state else 1.0
-            last = kept(state, "momentum_buffer", one)
-            put(last, (last * momentum).add(grad, alpha=share)._node)
-            grad = grad.add(last, alpha=momentum) if group["nesterov"] else last
-        put(one, before.add(grad, alpha=-group["lr"])._node)
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
+        share = 1 - group["dampening"] if "momentum_buffer" in state else 1.0
+        return group["nesterov"], (-group["lr"], group["momentum"], share)
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        rate, momentum, share = numbers
+        if not kept:
+            return (add_scaled(one, grad, rate),)
+        last = _follow(kept[0], grad, momentum, share)
+        grad = add_scaled(grad, last, momentum) if form else last
+        return last, add_scaled(one, grad, rate)
 
 
 class Adam(Optimizer):
@@ -135,17 +137,22 @@ class Adam(Optimizer):
             hints,
         )
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         beta1, beta2 = group["betas"]
         steps = count(state)
-        before, grad = decayed(one, grad, group)
-        mean = follow(state, "exp_avg", grad, beta1, one)
-        square = follow(state, "exp_avg_sq", grad * grad, beta2, one)
-        if group["amsgrad"]:
-            greatest = kept(state, "max_exp_avg_sq", one)
-            square = put(greatest, maximum(greatest, square)._node)
-        root = square.sqrt() * (1 / math.sqrt(1 - beta2**steps)) + group["eps"]
-        put(one, before.add(mean / root, alpha=-group["lr"] / (1 - beta1**steps))._node)
+        rate, root = -group["lr"] / (1 - beta1**steps), 1 / math.sqrt(1 - beta2**steps)
+        return None, (rate, root, group["eps"], beta1, 1 - beta1, beta2, 1 - beta2)
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        rate, root, eps, *shares = numbers
+        mean, square = _moments(grad, kept, shares)
+        greatest = (maximum(kept[2], square),) if len(kept) > 2 else ()
+        bound = add(mul(sqrt((square, *greatest)[-1]), root), eps)
+        return mean, square, *greatest, add_scaled(one, div(mean, bound), rate)
 
 
 class AdamW(Adam):
@@ -219,18 +226,30 @@ class RMSprop(Optimizer):
             hints,
         )
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        centred = ("grad_avg",) if group["centered"] else ()
+        return ("square_avg", *centred, *(("momentum_buffer",) if group["momentum"] else ()))
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         count(state)
-        before, grad = decayed(one, grad, group)
-        spread = follow(state, "square_avg", grad * grad, group["alpha"], one)
-        if group["centered"]:
-            mean = follow(state, "grad_avg", grad, group["alpha"], one)
-            spread = spread - mean * mean
-        change = grad / (spread.sqrt() + group["eps"])
-        if group["momentum"]:
-            last = kept(state, "momentum_buffer", one)
-            change = put(last, (last * group["momentum"] + change)._node)
-        put(one, before.add(change, alpha=-group["lr"])._node)
+        alpha, momentum = group["alpha"], group["momentum"]
+        form = (bool(group["centered"]), bool(momentum))
+        return form, (-group["lr"], alpha, 1 - alpha, group["eps"], momentum)
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        (is_centred, has_momentum), (rate, share, rest, eps, momentum) = form, numbers
+        spread = _follow(kept[0], mul(grad, grad), share, rest)
+        made = [spread]
+        if is_centred:
+            mean = _follow(kept[1], grad, share, rest)
+            made.append(mean)
+            spread = sub(spread, mul(mean, mean))
+        change = div(grad, add(sqrt(spread), eps))
+        if has_momentum:
+            change = add(mul(kept[-1], momentum), change)
+            made.append(change)
+        return *made, add_scaled(one, change, rate)
 
 
 class Adagrad(Optimizer):
@@ -282,13 +301,22 @@ class Adagrad(Optimizer):
             hints,
         )
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        steps = count(state)
-        before, grad = decayed(one, grad, group)
-        total = kept(state, "sum", one, group["initial_accumulator_value"])
-        put(total, (total + grad * grad)._node)
-        rate = group["lr"] / (1 + (steps - 1) * group["lr_decay"])
-        put(one, before.add(grad / (total.sqrt() + group["eps"]), alpha=-rate)._node)
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return ("sum",)
+
+    def _begin(self, group: Group) -> float:
+        begin: float = group["initial_accumulator_value"]
+        return begin
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
+        rate = group["lr"] / (1 + (count(state) - 1) * group["lr_decay"])
+        return None, (-rate, group["eps"])
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        rate, eps = numbers
+        total = add(kept[0], mul(grad, grad))
+        return total, add_scaled(one, div(grad, add(sqrt(total), eps)), rate)
 
 
 class Adadelta(Optimizer):
@@ -324,14 +352,25 @@ class Adadelta(Optimizer):
             hints,
         )
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return "square_avg", "acc_delta"
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         count(state)
-        rho, eps = group["rho"], group["eps"]
-        before, grad = decayed(one, grad, group)
-        square = follow(state, "square_avg", grad * grad, rho, one)
-        change = (kept(state, "acc_delta", one) + eps).sqrt() / (square + eps).sqrt() * grad
-        follow(state, "acc_delta", change * change, rho, one)
-        put(one, before.add(change, alpha=-group["lr"])._node)
+        return None, (-group["lr"], group["rho"], 1 - group["rho"], group["eps"])
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        (square, delta), (rate, share, rest, eps) = kept, numbers
+        square = _follow(square, mul(grad, grad), share, rest)
+        change = mul(div(sqrt(add(delta, eps)), sqrt(add(square, eps))), grad)
+        delta = _follow(delta, mul(change, change), share, rest)
+        return square, delta, add_scaled(one, change, rate)
+
+
+def _moments(grad: Node, kept: Nodes, shares: list[Node]) -> tuple[Node, Node]:
+    """The running means of gradients and of their squares."""
+    return _follow(kept[0], grad, *shares[:2]), _follow(kept[1], mul(grad, grad), *shares[2:])
 
 
 class _Moments(Optimizer):
@@ -353,6 +392,9 @@ class _Moments(Optimizer):
         check_betas(name, betas)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "maximize": maximize, **more}, hints)
+
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq"
 
 
 class Adamax(_Moments):
@@ -381,14 +423,20 @@ class Adamax(_Moments):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, maximize, {}, hints)
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _keeps(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_inf"
+
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         beta1, beta2 = group["betas"]
-        steps = count(state)
-        before, grad = decayed(one, grad, group)
-        mean = follow(state, "exp_avg", grad, beta1, one)
-        greatest = kept(state, "exp_inf", one)
-        put(greatest, maximum(greatest * beta2, grad.abs() + group["eps"])._node)
-        put(one, before.add(mean / greatest, alpha=-group["lr"] / (1 - beta1**steps))._node)
+        rate = -group["lr"] / (1 - beta1 ** count(state))
+        return None, (rate, beta1, 1 - beta1, beta2, group["eps"])
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        (mean, greatest), (rate, share, rest, beta2, eps) = kept, numbers
+        mean = _follow(mean, grad, share, rest)
+        greatest = maximum(mul(greatest, beta2), add(abs(grad), eps))
+        return mean, greatest, add_scaled(one, div(mean, greatest), rate)
 
 
 class NAdam(_Moments):
@@ -423,17 +471,22 @@ class NAdam(_Moments):
         more = {"momentum_decay": momentum_decay, "decoupled_weight_decay": decoupled_weight_decay}
         super().__init__(params, lr, betas, eps, weight_decay, maximize, more, hints)
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         beta1, beta2 = group["betas"]
-        steps, decay = count(state), group["momentum_decay"]
-        before, grad = decayed(one, grad, group)
+        steps, decay, rate = count(state), group["momentum_decay"], -group["lr"]
         now, ahead = [beta1 * (1 - 0.5 * 0.96 ** (n * decay)) for n in (steps, steps + 1)]
         product = state["mu_product"] = state.get("mu_product", 1.0) * now
-        mean = follow(state, "exp_avg", grad, beta1, one)
-        square = follow(state, "exp_avg_sq", grad * grad, beta2, one)
-        root = (square * (1 / (1 - beta2**steps))).sqrt() + group["eps"]
-        before = before.add(grad / root, alpha=-group["lr"] * (1 - now) / (1 - product))
-        put(one, before.add(mean / root, alpha=-group["lr"] * ahead / (1 - product * ahead))._node)
+        rates = (rate * (1 - now) / (1 - product), rate * ahead / (1 - product * ahead))
+        shares = (beta1, 1 - beta1, beta2, 1 - beta2)
+        return None, (*rates, 1 / (1 - beta2**steps), group["eps"], *shares)
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        by_grad, by_mean, scale, eps, *shares = numbers
+        mean, square = _moments(grad, kept, shares)
+        root = add(sqrt(mul(square, scale)), eps)
+        one = add_scaled(one, div(grad, root), by_grad)
+        return mean, square, add_scaled(one, div(mean, root), by_mean)
 
 
 class RAdam(_Moments):
@@ -465,18 +518,21 @@ class RAdam(_Moments):
         more = {"decoupled_weight_decay": decoupled_weight_decay}
         super().__init__(params, lr, betas, eps, weight_decay, maximize, more, hints)
 
-    def _change(self, one: Tensor, grad: Tensor, state: State, group: Group) -> None:
+    def _numbers(self, state: State, group: Group) -> tuple[Form, Numbers]:
         beta1, beta2 = group["betas"]
         steps = count(state)
-        before, grad = decayed(one, grad, group)
-        mean = follow(state, "exp_avg", grad, beta1, one)
-        square = follow(state, "exp_avg_sq", grad * grad, beta2, one)
-        rate, rest = group["lr"] / (1 - beta1**steps), 1 - beta2**steps
+        rate, rest = -group["lr"] / (1 - beta1**steps), 1 - beta2**steps
         most = 2 / (1 - beta2) - 1
         length = most - 2 * steps * beta2**steps / rest  # of the mean, in steps
-        if length <= 5:
-            put(one, before.add(mean, alpha=-rate)._node)
-            return
-        share = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
-        root = square.sqrt() + group["eps"]
-        put(one, before.add(mean / root, alpha=-rate * math.sqrt(share * rest))._node)
+        is_trusted = length > 5
+        if is_trusted:
+            share = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
+            rate *= math.sqrt(share * rest)
+        return is_trusted, (rate, group["eps"], beta1, 1 - beta1, beta2, 1 - beta2)
+
+    @staticmethod
+    def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
+        rate, eps, *shares = numbers
+        mean, square = _moments(grad, kept, shares)
+        change = div(mean, add(sqrt(square), eps)) if form else mean
+        return mean, square, add_scaled(one, change, rate)

@@ -1,8 +1,9 @@
 """Gradients: a walk back over recorded nodes, which records more of them.
 
-Owns the walk. Never sends, never computes a value. What an operation's gradient is, its row of the
-table says. A helper knows nothing of any of this: to it the operations of a gradient are operations
-like any other.
+Owns the walk, and what makes two graphs equal for it: a graph like an earlier one gets the nodes
+that the walk recorded there. Never sends, never computes a value. What an operation's gradient is,
+its row of the table says. A helper knows nothing of any of this: to it the operations of a gradient
+are operations like any other.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
-from shmgpu.ops.graph import Node
+from shmgpu.ops.graph import Node, Scalar
+from shmgpu.ops.recomputing import CHECKPOINT
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
+from shmgpu.ops.templates import Templates
 from shmgpu.tensors.grad_mode import Mode
 
 RELEASED = (
@@ -54,6 +57,13 @@ def _table(node: Node) -> tuple[Hooks, Hooks]:
     return node.hooks
 
 
+def _is_watched(node: Node) -> bool:
+    """Whether a hook or a keeper is called with that node's gradient."""
+    if node.leaf is not None:
+        return bool(getattr(node.leaf(), "_hooks", None))
+    return any(getattr(node, "hooks", ()))
+
+
 def _hooked(g: Node, node: Node, is_backward: bool) -> Node:
     """The gradient as the hooks leave it: those of a leaf are its tensor's, whose node changes."""
     if node.leaf is not None:
@@ -69,7 +79,7 @@ def _hooked(g: Node, node: Node, is_backward: bool) -> Node:
 
 
 def _order(roots: Sequence[Node]) -> list[Node]:
-    """What the roots' gradients flow through, the newest first."""
+    """What the roots' gradients flow through, inputs first."""
     seen = {root for root in roots if root.needs_grad}
     stack = list(seen)
     while stack:
@@ -82,7 +92,10 @@ def _order(roots: Sequence[Node]) -> list[Node]:
             if one.needs_grad and one not in seen:
                 seen.add(one)
                 stack.append(one)
-    return sorted(seen, key=operator.attrgetter("number"), reverse=True)
+    return sorted(seen, key=operator.attrgetter("number"))
+
+
+_templates = Templates()
 
 
 def gradients(
@@ -95,47 +108,117 @@ def gradients(
 ) -> dict[Node, Node]:
     """The gradient of every leaf (or of those asked for) that the outputs depend on.
 
+    A graph that is built as an earlier one has the gradients that were recorded for that one.
+
     Raises:
         RuntimeError: the graph was released before.
     """
     order = _order(outputs)
-    wanted = None if only is None else set(only)
-    found: dict[Node, Node] = {}
-    results: dict[Node, Node] = {}
+
+    def walk() -> list[Node]:
+        found = _walk(order, outputs, seeds, only)
+        return [*found, *found.values()]
+
     with Mode(create_graph):
-        for output, seed in zip(outputs, seeds, strict=True):
-            share = ones_like(output) if seed is None else seed
-            before = found.get(output)
-            found[output] = share if before is None else _sum(before, share)
-        for node in order:
-            g = found.pop(node, None)
-            if g is None:
-                continue
-            if _watched:
-                g = _hooked(g, node, wanted is None)
-            if wanted is None:
-                if node.leaf is not None:
-                    results[node] = g
-            elif node in wanted:
-                results[node] = g
-            if node.leaf is not None or node.op is None:
-                continue
-            op = node.op
-            rules = op.gradients
-            for index, one in enumerate(node.inputs):
-                rule = rules[index] if one.needs_grad else None
-                if rule is not None:
-                    share = rule(g, node)
-                    if op.broadcasts and share.spec.shape != one.spec.shape:
-                        share = sum_to(share, one.spec.shape)
-                    before = found.get(one)
-                    found[one] = share if before is None else _sum(before, share)
+        is_plain = not create_graph and not (_watched and any(map(_is_watched, order)))
+        structure = _structure(order, outputs, seeds, only) if is_plain else None
+        if structure is None:
+            results: Sequence[Node] = walk()
+        else:
+            results = _templates.record(*structure, walk)
     if not retain_graph:
         for node in order:
             if node.leaf is None:
                 node.is_released = True
                 if node.value is not None:
                     node.inputs = ()
+    half = len(results) // 2
+    return dict(zip(results[:half], results[half:], strict=True))
+
+
+def _structure(
+    order: list[Node],
+    outputs: Sequence[Node],
+    seeds: Sequence[Node | None],
+    only: Sequence[Node] | None,
+) -> tuple[tuple[Any, ...], list[Node]] | None:
+    """A key that tells all that the walk looks at, and the nodes that it meets; None: it cannot.
+
+    Of a plain number the rules see whether it is 0.
+    """
+    places: dict[Node, int] = {}
+    key: list[Any] = []
+
+    def put(node: Node) -> None:
+        place = places.get(node)
+        if place is not None:
+            key.append(place)
+            return
+        places[node] = len(places)
+        key.append(node.spec)
+        value = node.value
+        key.append(bool(value.number) if type(value) is Scalar else None)
+
+    for node in order:
+        if node.op is CHECKPOINT:
+            return None
+        if node.leaf is not None or node.op is None:
+            key += (node.spec, node.leaf is not None)
+        else:
+            key += (node.op, node.params)
+            for one in node.inputs:
+                put(one)
+        places[node] = len(places)
+    key.append(None)
+    for output, seed in zip(outputs, seeds, strict=True):
+        put(output)
+        if seed is None:
+            key.append(None)
+        else:
+            put(seed)
+    if only is not None:
+        key.append(None)
+        key += [places[node] for node in only if node in places]
+    return tuple(key), list(places)
+
+
+def _walk(
+    order: list[Node],
+    outputs: Sequence[Node],
+    seeds: Sequence[Node | None],
+    only: Sequence[Node] | None,
+) -> dict[Node, Node]:
+    """Ask the rules, from the outputs back."""
+    wanted = None if only is None else set(only)
+    found: dict[Node, Node] = {}
+    results: dict[Node, Node] = {}
+    for output, seed in zip(outputs, seeds, strict=True):
+        share = ones_like(output) if seed is None else seed
+        before = found.get(output)
+        found[output] = share if before is None else _sum(before, share)
+    for node in reversed(order):
+        g = found.pop(node, None)
+        if g is None:
+            continue
+        if _watched:
+            g = _hooked(g, node, wanted is None)
+        if wanted is None:
+            if node.leaf is not None:
+                results[node] = g
+        elif node in wanted:
+            results[node] = g
+        if node.leaf is not None or node.op is None:
+            continue
+        op = node.op
+        rules = op.gradients
+        for index, one in enumerate(node.inputs):
+            rule = rules[index] if one.needs_grad else None
+            if rule is not None:
+                share = rule(g, node)
+                if op.broadcasts and share.spec.shape != one.spec.shape:
+                    share = sum_to(share, one.spec.shape)
+                before = found.get(one)
+                found[one] = share if before is None else _sum(before, share)
     return results
 
 
