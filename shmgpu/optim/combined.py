@@ -71,6 +71,7 @@ class SequentialLR(_Combined):
             group["lr"] = group["initial_lr"]
         for one in schedulers:
             one.last_epoch -= 1
+        schedulers[0]._step_count = 0
         schedulers[0].step()
         self._last_lr = schedulers[0].get_last_lr()
 

@@ -61,12 +61,16 @@ class LRScheduler:
         """The same from the first ones, for a schedule that can tell."""
         return self.get_lr()
 
+    def _first(self) -> list[float]:
+        """What they are when the schedule begins, or goes on from a state of the optimiser."""
+        return self.get_lr()
+
     def step(self, epoch: int | None = None) -> None:
         """One step further, or to that one."""
         self._step_count += 1
         if epoch is None:
             self.last_epoch += 1
-            rates = self.get_lr()
+            rates = self._first() if self._step_count == 1 else self.get_lr()
         else:
             self.last_epoch = epoch
             rates = self._at_once()
@@ -129,10 +133,11 @@ class MultiplicativeLR(_Given):
 
     def get_lr(self) -> list[float]:
         """As the functions say."""
-        if self.last_epoch <= 0:
-            return self._rates
         rules = zip(self._rates, self.lr_lambdas, strict=True)
         return [rate * rule(self.last_epoch) for rate, rule in rules]
+
+    def _first(self) -> list[float]:
+        return self._rates
 
 
 class _Scaled(LRScheduler):
@@ -242,6 +247,9 @@ class LinearLR(_Scaled):
             return 1.0
         return 1 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise)
 
+    def _first(self) -> list[float]:
+        return self.get_lr() if self.last_epoch == 0 else self._rates
+
     def _whole(self) -> float:
         share = min(self.total_iters, self.last_epoch) / self.total_iters
         return self.start_factor + (self.end_factor - self.start_factor) * share
@@ -255,10 +263,13 @@ class ExponentialLR(_Scaled):
         super().__init__(optimizer, last_epoch)
 
     def _factor(self) -> float:
-        return 1.0 if self.last_epoch == 0 else self.gamma
+        return self.gamma
 
     def _whole(self) -> float:
         return self.gamma**self.last_epoch
+
+    def _first(self) -> list[float]:
+        return self._rates
 
 
 class PolynomialLR(_Scaled):
@@ -278,12 +289,15 @@ class PolynomialLR(_Scaled):
         return float((1 - min(step, self.total_iters) / self.total_iters) ** self.power)
 
     def _factor(self) -> float:
-        if self.last_epoch == 0 or self.last_epoch > self.total_iters:
+        if self.last_epoch > self.total_iters:
             return 1.0
         return self._left(self.last_epoch) / self._left(self.last_epoch - 1)
 
     def _whole(self) -> float:
         return self._left(self.last_epoch)
+
+    def _first(self) -> list[float]:
+        return self._rates
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -307,10 +321,6 @@ class CosineAnnealingLR(LRScheduler):
 
     def get_lr(self) -> list[float]:
         """What the last rates become."""
-        if self.last_epoch == 0:
-            return self._rates
-        if self._step_count == 1:
-            return self._at_once()
         if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # up again, from nothing
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             both = zip(self._rates, self.base_lrs, strict=True)
@@ -321,3 +331,6 @@ class CosineAnnealingLR(LRScheduler):
     def _at_once(self) -> list[float]:
         share = self._height(self.last_epoch) / 2
         return [self.eta_min + (base - self.eta_min) * share for base in self.base_lrs]
+
+    def _first(self) -> list[float]:
+        return self._rates

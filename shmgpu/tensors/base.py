@@ -365,12 +365,12 @@ class Tensor:
 
     # ---- gradients -----------------------------------------------------------------------------
 
-    def requires_grad_(self, wanted: bool = True) -> Tensor:
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop to collect gradients in this tensor."""
         node = self._node
-        if wanted == node.needs_grad:
+        if requires_grad == node.needs_grad:
             return self
-        if not wanted:
+        if not requires_grad:
             if node.leaf is None:
                 raise RuntimeError(
                     "gradients flow through this tensor: use detach() to get one without"

@@ -61,7 +61,7 @@ _NOT_METHODS = {
     "mse_loss", "l1_loss", "nll_loss", "cross_entropy", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "pad", "one_hot", "einsum", "concat", "vstack", "hstack",
     "cosine_similarity", "reshape", "tile", "searchsorted", "bucketize", "to",
-    "concatenate",
+    "concatenate", "std_mean", "var_mean",
 }  # fmt: skip
 _OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "mod": "remainder",

@@ -22,6 +22,7 @@ from attach.brokers import said, until
 import shmgpu
 from shmgpu import core
 from shmgpu.child import runtime
+from shmgpu.watch import trace
 
 LATELY = brokers.DEADLINE_S  # until then a place that was left is clean again
 
@@ -137,6 +138,8 @@ def test_a_client_sees_the_brokers_statistics_and_trace(joined, tmp_path):
     shmgpu.write_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert "add_one" in {event["name"] for event in events if event["ph"] == "X"}
+    records = trace.read()
+    assert shmgpu.write_trace(tmp_path / "two.json", records=records[-2:]) == 2
 
 
 # ---- names ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def later_fails(helper):
     def work():
         raise ValueError("nobody waits for this")
 
-    helper.afterwards(work, lambda error: helper.session.append(str(error)))
+    helper.afterwards(work, failed=lambda error: helper.session.append(str(error)))
     helper.afterwards(lambda: helper.session.append("and then"))
     return 1
 

@@ -51,6 +51,8 @@ def test_autocast_is_a_threads_own_and_a_decorator(engine):
         assert (x @ x).dtype.name == "float16"
     assert seen == ["float32"]
     assert amp.autocast("bfloat16")(lambda: x @ x)().dtype.name == "bfloat16"
+    with amp.autocast(device_type="cuda", dtype="float16", cache_enabled=False):
+        assert (x @ x).dtype.name == "float16"
     with pytest.raises(ValueError, match="must be 'float16' or 'bfloat16'"):
         amp.autocast("cuda", dtype="float32")
 
@@ -81,7 +83,7 @@ def test_a_step_whose_gradients_overflow_is_skipped(engine):
     scaler.unscale_(step)
     with pytest.raises(RuntimeError, match="called already"):
         scaler.unscale_(step)
-    scaler.update(16.0)
+    scaler.update(new_scale=16.0)
     assert scaler.get_scale() == 16.0
     off = amp.GradScaler(enabled=False)
     off.update()

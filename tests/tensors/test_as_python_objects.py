@@ -114,3 +114,20 @@ def test_an_input_that_does_not_matter_is_none_where_that_is_allowed(engine):
     assert none is None
     with pytest.raises(RuntimeError, match="allow_unused=True"):
         gt.grad((x * 2).sum(), [x, y])
+
+
+def test_gradients_begin_with_those_that_are_given(engine):
+    x = gt.ones(2, requires_grad=True)
+    (found,) = gt.grad(x * 2, x, grad_outputs=gt.tensor([3.0, 5.0]), retain_graph=False)
+    assert found.tolist() == [6, 10]
+    (x * 2).backward(gradient=gt.tensor([1.0, 4.0]))
+    assert x.grad.tolist() == [2, 8]
+    assert not x.requires_grad_(requires_grad=False).requires_grad
+
+
+def test_layouts_of_memory_change_nothing(engine):
+    x = gt.ones(2, 3)
+    for make in (gt.empty_like, gt.ones_like, gt.zeros_like, gt.rand_like, gt.randn_like):
+        assert make(x, memory_format=torch.contiguous_format).shape == (2, 3)
+    assert x.to("float64", memory_format=torch.channels_last).dtype.name == "float64"
+    assert x.is_contiguous(memory_format=torch.channels_last)

@@ -46,6 +46,11 @@ def test_it_is_called_again_when_gradients_are_asked_for_and_draws_alike(engine)
     with gt.no_grad():
         gt.checkpoint(part, x)
     assert len(calls) == 3
+    other = gt.tensor(np.ones((40, 3), "float32"), requires_grad=True)
+    y = gt.checkpoint(part, other, use_reentrant=False, preserve_rng_state=False)
+    kept = np.array(y.data)
+    y.sum().backward()
+    assert ((other.grad.data != 0) != (kept != 0)).any()  # it drew anew
 
 
 def test_several_outputs_and_what_takes_no_gradient(engine):

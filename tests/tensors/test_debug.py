@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -95,6 +96,8 @@ def test_an_operation_whose_input_was_not_moved_is_found(pair):
 def test_handles_are_those_of_tensors_that_somebody_knows(pair):
     left, right = pair
     held = {row["tensor"]: row for row in debug.get_handles()}
+    names = {one.name for one in dataclasses.fields(gt.debug.Handle)}
+    assert all(row.keys() == names for row in held.values())
     assert {left.id, right.id} <= set(held)
     assert held[left.id]["helper"] != held[right.id]["helper"]
     assert held[left.id]["shape"] == (30, 30) and held[left.id]["nbytes"] == 3600
@@ -145,6 +148,10 @@ def test_ticks_say_who_was_busy_and_who_was_idle(pair):
     for _ in range(5):
         (left @ right).data
     ticks = debug.get_tick_trace()
+    assert ticks[0].keys() == {one.name for one in dataclasses.fields(gt.debug.Tick)}
+    spans = gt.debug.get_spans()
+    assert {one.helper for one in spans} <= {0, 1} and any("matmul" in one.label for one in spans)
+    assert all(0 < one.start_ns <= one.end_ns for one in spans)
     assert ticks[0]["number"] == 0 and set(ticks[-1]["busy"]) == {0, 1}
     shares = [share for tick in ticks for share in tick["busy"].values()]
     assert 0 <= min(shares) and 0 < max(shares) <= 1
@@ -161,6 +168,14 @@ def test_helpers_are_counted_with_what_they_ran(pair):
     assert sum(row["operations"].get("matmul", 0) for row in rows.values()) == 1
     assert all(row["state"] == "ready" and row["messages"] >= 1 for row in rows.values())
     assert sum(row["handles"] for row in rows.values()) == len(debug.get_handles())
+
+
+def test_what_helpers_did_has_the_keys_that_the_page_promises(pair):
+    left, right = pair
+    (left @ right).data
+    rows = debug.get_output_queue()
+    names = {one.name for one in dataclasses.fields(gt.debug.Instruction)}
+    assert all(row.keys() == names for row in rows) and "MOVE" in {row["kind"] for row in rows}
 
 
 def test_everything_prints(engine, capsys):

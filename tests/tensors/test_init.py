@@ -17,7 +17,7 @@ MANY = (60, 50)
 def test_gains_are_torchs():
     for word in ("linear", "relu", "leaky_relu", "tanh", "sigmoid", "selu", "conv2d"):
         assert nn.init.calculate_gain(word) == torch.nn.init.calculate_gain(word)
-    assert nn.init.calculate_gain("leaky_relu", 0.3) == torch.nn.init.calculate_gain(
+    assert nn.init.calculate_gain("leaky_relu", param=0.3) == torch.nn.init.calculate_gain(
         "leaky_relu", 0.3
     )
     with pytest.raises(ValueError, match="must be one of linear"):
@@ -80,7 +80,7 @@ def gradients(package, ones):
 def test_gradients_are_clipped_as_torch_clips_them(engine):
     for norm_type, most in ((2.0, 1.5), (1.0, 3.0), (math.inf, 0.5), (2.0, 100.0)):
         ours, theirs = gradients(nn, gt.ones), gradients(torch.nn, torch.ones)
-        found = nn.utils.clip_grad_norm_(ours, most, norm_type)
+        found = nn.utils.clip_grad_norm_(ours, most, norm_type=norm_type)
         want = torch.nn.utils.clip_grad_norm_(theirs, most, norm_type)
         assert found.item() == pytest.approx(want.item(), rel=1e-5)
         for one, other in zip(ours[:2], theirs[:2], strict=True):

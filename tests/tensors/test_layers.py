@@ -384,9 +384,16 @@ REFUSED = {
         lambda: nn.CrossEntropyLoss(gt.ones(3))(gt.ones(2, 4), gt.tensor([0, 1])),
         "one of each class",
     ),
+    **{
+        f"padding of {name} by its edges": (
+            lambda name=name: getattr(nn, name)(1, 1, 2, padding_mode="circular"),
+            f"{name}: padding_mode='circular' must be 'zeros'",
+        )
+        for name in ("Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d")
+    },
     "three sizes": (lambda: nn.Conv2d(1, 1, (1, 2, 3)), "must be a number, or 2"),
     "an adaptive pool of nothing": (lambda: nn.AdaptiveAvgPool2d(0)(gt.ones(1, 2, 2)), "2 numbers"),
-    "a weight of PReLU": (lambda: nn.PReLU(3)(gt.ones(2, 4)), r"\(1,\) or \(4,\)"),
+    "a weight of PReLU": (lambda: nn.PReLU(num_parameters=3)(gt.ones(2, 4)), r"\(1,\) or \(4,\)"),
     "a margin the wrong way round": (lambda: nn.Hardtanh(1.0, 0.0)(gt.ones(1)), "not be above"),
 }
 

@@ -52,6 +52,15 @@ CASES = {
     "by NumPy's names": (lambda f, a: f.sum(input=a, axis=1, keepdim=True), A),
     "a view by names": (lambda f, a: f.transpose(input=a, dim0=0, dim1=1), A),
     "where of a tensor": (lambda f, a, b: a.where(a > 0, b), A, B),
+    "var_mean": (lambda f, a: f.cat(f.var_mean(a, dim=1, correction=0)), A),
+    "std_mean": (lambda f, a: f.cat(f.std_mean(a, dim=0, keepdim=True)), A),
+    "diagonal by names": (lambda f, a: f.diagonal(a, offset=1, dim1=2, dim2=0), BATCH),
+    "flatten by names": (lambda f, a: f.flatten(a, start_dim=1, end_dim=2), BATCH),
+    "what is no number": (
+        lambda f, a: f.nan_to_num(a / 0, nan=1.0, posinf=2.0, neginf=-3.0),
+        INTS - 1.0,
+    ),
+    "new ones": (lambda f, a: a.new_ones(2, 3) + a.new_empty(2, 3).fill_(2) * a.element_size(), A),
     "topk by names": (lambda f, a: f.topk(a, k=2, dim=1, largest=False, sorted=True)[0], A),
     **{
         name: (lambda f, a, b, name=name: getattr(f, name)(a, b), A, B)
@@ -187,10 +196,15 @@ def test_they_are_torchs(engine, name):
 @pytest.mark.parametrize(
     "step",
     [
-        "abs_()", "clamp_(-1, 1)", "exp_()", "floor_()", "neg_()", "pow_(2)", "relu_()", "round_()",
-        "sigmoid_()", "sqrt_()", "square_()", "tanh_()", "tril_()", "trunc_()", "lerp_(a, 0.5)",
-        "masked_fill_(a > 0, 3.0)", "index_fill_(0, i, 2.0)", "addcmul_(a, a, value=2)",
-        "scatter_(0, i.unsqueeze(1), 5.0)", "index_add_(0, i, a[:2])",
+        "abs_()", "clamp_(-1, 1)", "exp_()", "floor_()", "neg_()", "pow_(2)", "relu_()",
+        "round_()", "sigmoid_()", "sqrt_()", "square_()", "tanh_()", "tril_()", "trunc_()",
+        "lerp_(a, 0.5)", "masked_fill_(a > 0, 3.0)", "index_fill_(0, i, 2.0)",
+        "addcmul_(a, a, value=2)", "scatter_(0, i.unsqueeze(1), 5.0)", "index_add_(0, i, a[:2])",
+        "addcdiv_(a, a + 9)", "ceil_()", "clip_(-1, 1)", "clamp_(-1, 1).acos_()",
+        "clamp_(-1, 1).asin_()", "atan_()", "copysign_(-a)", "floor_divide_(0.7)",
+        "remainder_(0.7)", "reciprocal_()", "sign_()", "triu_(1)", "abs_().log_()",
+        "abs_().log1p_()", "abs_().rsqrt_()", "index_copy_(0, i, a[:2])", "expm1_()",
+        "scatter_add_(0, i.unsqueeze(1), a)",
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")

@@ -116,7 +116,7 @@ def test_a_closure_computes_the_gradients_of_a_step(engine):
         return loss
 
     with gt.no_grad():
-        loss = step.step(closure)
+        loss = step.step(closure=closure)
     assert loss.item() == pytest.approx(float((START**2).sum()), rel=1e-5)
     np.testing.assert_allclose(weight.data, START * 0.8, rtol=1e-5)
 

@@ -44,7 +44,8 @@ SCHEDULES = {
         o, [s.LinearLR(o, 0.1, total_iters=10), s.CosineAnnealingLR(o, 90)], [10]
     ),
     "ChainedScheduler": lambda s, o: s.ChainedScheduler(
-        [s.ConstantLR(o, 0.5, 20), s.ExponentialLR(o, 0.97), s.CosineAnnealingLR(o, 60)]
+        [s.ConstantLR(o, 0.5, 20), s.ExponentialLR(o, 0.97), s.CosineAnnealingLR(o, 60)],
+        optimizer=o,
     ),
     "ReduceLROnPlateau": lambda s, o: s.ReduceLROnPlateau(o, factor=0.5, patience=3, cooldown=2),
     "ReduceLROnPlateau max": lambda s, o: s.ReduceLROnPlateau(
@@ -65,7 +66,7 @@ def walk(optimizer, schedule, steps):
     seen = []
     for number in steps:
         if "Plateau" in type(schedule).__name__:
-            schedule.step(math.cos(number / 9) + 1)
+            schedule.step(metrics=math.cos(number / 9) + 1)
         else:
             schedule.step()
         seen.append([(group["lr"], group["momentum"]) for group in optimizer.param_groups])
@@ -109,8 +110,8 @@ def test_a_step_can_be_named(here):
         optimizer, schedule = made(name, optim, gt.ones)
         walk(optimizer, schedule, range(12))
         rates = schedule.get_last_lr()
-        schedule.step(0)
-        schedule.step(12)
+        schedule.step(epoch=0)
+        schedule.step(epoch=12)
         assert schedule.get_last_lr() == pytest.approx(rates)
     optimizer, schedule = made("CosineAnnealingWarmRestarts", optim, gt.ones)
     walk(optimizer, schedule, range(12))

@@ -133,17 +133,23 @@ def test_a_causal_attention_needs_no_mask(engine):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize(
-    "settings", [{}, {"norm_first": True, "activation": "gelu", "bias": False}]
+    "settings",
+    [{}, {"norm_first": True, "activation": "gelu", "bias": False}, {"layer_norm_eps": 0.5}],
 )
 def test_encoders_are_torchs(engine, settings):
     def made(package):
-        layer = package.TransformerEncoderLayer(6, 3, 8, 0.0, batch_first=True, **settings)
-        return package.TransformerEncoder(layer, 2, package.LayerNorm(6))
+        layer = package.TransformerEncoderLayer(
+            6, 3, dim_feedforward=8, dropout=0.0, batch_first=True, **settings
+        )
+        return package.TransformerEncoder(
+            layer, 2, package.LayerNorm(6), enable_nested_tensor=False, mask_check=False
+        )
 
     ours, theirs = made(nn), made(torch.nn)
     x = RNG.normal(size=(2, 4, 6))
     alike(ours, theirs, x)
     alike(ours, theirs, x, mask=CAUSAL, src_key_padding_mask=PADDED & False)
+    alike(ours.layers[0], theirs.layers[0], x, src_mask=CAUSAL)
     alike(ours.eval(), theirs.train(), x)  # torch's way of inference is another
     assert ours.layers[0].linear1.weight is not ours.layers[1].linear1.weight
     with pytest.raises(ValueError, match="must be one of relu, gelu"):
