@@ -153,7 +153,7 @@ def test_each_variable_that_the_source_reads_is_set_by_a_test():
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     found = set(re.findall(r"""["'](SHMGPU_[A-Z][A-Z_]*[A-Z])["']""", text))
     missing = {one for one in found if not re.search(rf"\b{one}\b", text_of_the_tests())}
-    assert len(found) > 5 and missing <= {"SHMGPU_BUILD_FAULTS"}, TOLD  # make sets that
+    assert len(found) > 3 and missing <= {"SHMGPU_BUILD_FAULTS"}, TOLD  # make sets that
 
 
 @pytest.mark.parametrize("flag", flags_of_commands())
