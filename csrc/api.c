@@ -1,8 +1,8 @@
 /* api -- the public interface: each call is a few lines over a wing.
  *
- * Owns: how many messages shm_send_msg may have out, and the blocks of calls that timed out:
- * a helper may still write to those, so a shm_free of one waits for the late answer. Must never:
- * decide anything that a file below could.
+ * Owns: how many messages of shm_send_msg may be open, and the blocks of calls that timed out: a
+ * helper may still write to those, so a shm_free of one takes effect at the late answer. Must
+ * never: decide anything that a file below could decide.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -41,7 +41,7 @@ int shm_register(shm_func_t func, const char *name, size_t params_size) {
 }
 
 const char *shm_function_name(uint64_t row) {
-  if (shmi_join_is_member()) return shmi_scoreboard_function_name(row);
+  if (shmi_attach_is_client()) return shmi_scoreboard_function_name(row);
   const shmi_function_t *function = shmi_function_table_find(row);
   return function != NULL ? function->name : NULL;
 }
@@ -52,8 +52,8 @@ void shm_dump_arenas(int wanted) { shmi_arena_dump(wanted); }
 
 static const shm_main_bundle_t *launch_bundles;
 
-/* What stdio holds is written once, by whoever wrote it: before each fork, and by a role at its
- * end, which runs no exit handlers of the program it was forked from. */
+/* Flush stdio before each fork and at a role's end, so that each process writes its own output
+ * once. A role runs none of the exit handlers of the program that it was forked from. */
 static int flush_and_fork(void) {
   fflush(NULL);
   return fork();
@@ -94,21 +94,21 @@ int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_bloc
 
 /* ---- messages ---- */
 
-static uint32_t talk_window = 1;
+static uint32_t message_window = 1;
 
 int shm_set_window(int messages) {
   if (!shmi_port_is_open()) return SHM_ENOT_CHILD;
   if (messages < 1 || messages > shm_port_window()) return SHM_EBAD_SIZE;
-  talk_window = (uint32_t)messages;
+  message_window = (uint32_t)messages;
   return SHM_OK;
 }
 
 int shm_send_msgs(const shm_msg_t msgs[], int count) {
-  return shmi_port_send(msgs, count, talk_window);
+  return shmi_port_send(msgs, count, message_window);
 }
 
 int shm_send_msg(const shm_msg_t *msg) {
-  int sent = shmi_port_send(msg, 1, talk_window);
+  int sent = shmi_port_send(msg, 1, message_window);
   return sent == 1 ? SHM_OK : sent;
 }
 
@@ -124,12 +124,12 @@ int shm_read_msg(shm_msg_t *msg) {
 
 /* ---- calls with a deadline, and the blocks they leave behind ---- */
 
-typedef struct late { /* a block that belongs to a call which timed out */
+typedef struct late { /* a block of a call that timed out */
   struct late *next;
   uint64_t sequence;
   void *block;
   int free_it; /* its owner freed it meanwhile */
-} late_t; /* several calls may have timed out on one block: it is free after the last of them */
+} late_t; /* several calls may have timed out on one block: it is freed after the last of them */
 
 static pthread_mutex_t late_lock = PTHREAD_MUTEX_INITIALIZER;
 static late_t *late_calls;
@@ -177,7 +177,7 @@ void *shm_realloc(void *ptr, size_t size) {
   int is_late = ptr != NULL && late_of(ptr) != NULL;
   pthread_mutex_unlock(&late_lock);
   if (!is_late) return shmi_heap_realloc(ptr, size);
-  /* A helper may still write to it: it stays where it is, as a shm_free of it would leave it. */
+  /* A helper may still write to it: it stays where it is, as with shm_free. */
   void *made = shm_malloc(size);
   size_t bytes = shm_usable_size(ptr);
   if (made != NULL) {
@@ -202,7 +202,7 @@ int shm_call(const shm_msg_t *msg, int64_t timeout_ns) {
   late_settle();
   late_t *call = status == SHM_ETIMEOUT && reply.sequence != 0 ? malloc(sizeof *call) : NULL;
   if (call != NULL) {
-    /* A block that was freed and then called on again is the caller's mistake; it stays freed. */
+    /* Using a block in a call after freeing it is the caller's mistake; it stays freed. */
     late_t *other = late_of(msg->params);
     *call = (late_t){.next = late_calls,
                      .sequence = reply.sequence,

@@ -2,9 +2,8 @@
  *
  * A *parent* forks *helpers*, which own the expensive sessions (a model, a CUDA
  * context), and *children*, which run the user's code and each own one private
- * shared-memory *arena*. A call is a 16-byte message {func_ptr, params}: the data it
- * speaks of already lies in the caller's arena, where the helper reads and writes it
- * in place.
+ * shared-memory *arena*. A call is a 16-byte message {func_ptr, params}: its data is
+ * already in the caller's arena, where the helper reads and writes it in place.
  *
  * Everything between the markers CDEF-BEGIN and CDEF-END is also what cffi parses for
  * the Python binding: plain C declarations only, no macros with arguments.
@@ -84,7 +83,7 @@ enum shm_status {
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
 const char *shm_status_text(int status); /* one sentence; never NULL */
 
-/* ---- the talk's interface -------------------------------------------------- */
+/* ---- launch, memory, messages ---------------------------------------------- */
 
 typedef void (*shm_func_t)(void *params);
 
@@ -112,27 +111,27 @@ void *shm_malloc(size_t size);
 /* In a child: SHM_OK, or SHM_EBAD_FREE for a double, foreign or interior free, which
  * changes nothing. free(NULL) is SHM_OK. */
 int shm_free(void *ptr);
-/* In a child: hand msg to some helper; SHM_EWINDOW when the window (one, unless
+/* In a child: send msg to some helper; SHM_EWINDOW when the window (one message, unless
  * shm_set_window raised it) is full. Does not wait. */
 int shm_send_msg(const shm_msg_t *msg);
 /* In a child: wait for the next answered message of shm_send_msg; fills *msg when it is not
  * NULL. Returns the outcome of that call. */
 int shm_read_msg(shm_msg_t *msg);
-/* The same for several at once, in one system call where one is enough: how many were sent (the
- * window may cut them short), and how many answers were taken (at least one; statuses[i] is the
- * outcome of msgs[i]). */
+/* The same for several at once, in one system call if possible. Returns how many were sent (the
+ * window may allow fewer), or how many answers were taken (at least one; statuses[i] is the outcome
+ * of msgs[i]). */
 int shm_send_msgs(const shm_msg_t msgs[], int count);
 int shm_read_msgs(shm_msg_t msgs[], int statuses[], int max);
 /* In a helper: its number, from 0. SHM_ENOT_HELPER elsewhere. */
 int shm_get_helper_id(void);
 
-/* ---- what a C program needs besides ---------------------------------------- */
+/* ---- what else a C program needs ------------------------------------------- */
 
 /* Before shm_launch: allow children to call func on parameter blocks of params_size bytes.
  * func is called with the address of the block in the caller's arena. */
 int shm_register(shm_func_t func, const char *name, size_t params_size);
 int shm_get_child_id(void);                 /* in a child: its number, from 0 */
-int shm_set_window(int messages);           /* in a child: how many shm_send_msg may be out */
+int shm_set_window(int messages);           /* in a child: how many shm_send_msg may be open */
 int shm_last_status(void);                  /* why this thread's last shm_malloc... was NULL */
 /* Send msg and wait for its own answer. timeout_ns < 0 waits for ever. After SHM_ETIMEOUT the
  * helper may still write to the block: a shm_free of it takes effect at the late answer. */
@@ -187,11 +186,11 @@ typedef struct shm_function_config {
   uint32_t batch_max_rows;     /* 0: never batched */
   uint32_t flags;
   uint64_t batch_delay_ns;     /* how long a batch may wait to fill; 0: greedy */
-  uint64_t hang_after_ns;      /* 0: an executing call is never taken for hung */
+  uint64_t hang_after_ns;      /* after which a call counts as hung; 0: never */
 } shm_function_config_t;
 int shm_register_function(const shm_function_config_t *config, uint64_t *row);
-/* NULL when row is no row. Copy what you keep: an attached program's is good until the same thread
- * asks again. */
+/* NULL when there is no such row. In an attached program the name is valid until the same thread
+ * calls this again: copy it. */
 const char *shm_function_name(uint64_t row);
 
 enum shm_role { SHM_ROLE_NONE = 0, SHM_ROLE_PARENT = 1, SHM_ROLE_HELPER = 2, SHM_ROLE_CHILD = 3 };
@@ -207,27 +206,27 @@ typedef struct shm_config {
   size_t arena_bytes;          /* per child; rounded up to a page */
   size_t scratch_bytes;        /* per helper; 0: none */
   uint32_t window;             /* messages a child may have outstanding; 0: 64 */
-  uint32_t trace_records;      /* how many lives of frames the trace ring keeps; 0: none */
+  uint32_t trace_records;      /* how many calls the trace ring keeps; 0: none */
   int prefault;                /* populate every arena at launch */
   int huge_pages;              /* ask for transparent huge pages */
   int max_deaths;              /* helper deaths within death_window_ns that end the launch; 0: 5 */
   uint64_t death_window_ns;    /* 0: ten seconds */
   uint64_t grace_ns;           /* how long a drain waits before TERM, and TERM before KILL; 0: 5 s */
-  int restart;                 /* shm_restart: what becomes of a child that failed */
+  int restart;                 /* shm_restart: what happens to a child that failed */
   int max_restarts;            /* of one child; 0: 5 */
   int slot_count;              /* children at once, forked and joined; 0: child_count */
   int persistent;              /* shm_persistence */
   int listener_fd;             /* listening Unix socket (SOCK_SEQPACKET) where processes that were
                                   not forked ask to join; 0: none */
-  int manifest_fd;             /* memory file handed to whoever joins; 0: none */
+  int manifest_fd;             /* memory file that every attached program gets; 0: none */
   uint32_t listener_gid;       /* a group whose members may join beside the user; 0: none */
-  uint8_t helper_absent[64];   /* 1: a place for a helper that shm_ask_scale may fill later */
-  char pool_name[16][32];      /* per pool: what it is called; those who look on are told */
-  uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when nobody has been joined, and no call
-                                  open, for so long; 0: never */
+  uint8_t helper_absent[64];   /* 1: no helper at first; shm_ask_scale may start one later */
+  char pool_name[16][32];      /* per pool: its name, for monitors */
+  uint64_t idle_ns;            /* with SHM_UNTIL_TOLD: end when no program has been attached, and no
+                                  call open, for so long; 0: never */
 } shm_config_t;
 
-/* What a broker lives on for when it has forked no child. */
+/* Until when a broker runs. */
 enum shm_persistence {
   SHM_UNTIL_CHILDREN_END = 0,  /* every child has ended: a launch */
   SHM_UNTIL_TOLD = 1,          /* a signal asks for the end */
@@ -236,7 +235,7 @@ enum shm_persistence {
 
 enum shm_restart {
   SHM_RESTART_NEVER = 0,       /* the launch ends with SHM_ECHILD_FAILED */
-  SHM_RESTART_ON_FAILURE = 1   /* its slot is cleaned and its main runs anew, max_restarts times */
+  SHM_RESTART_ON_FAILURE = 1   /* its slot is cleared and its main runs again, max_restarts times */
 };
 
 enum shm_event_kind {
@@ -258,14 +257,14 @@ enum shm_event_kind {
   SHM_EVENT_CHILD_LEFT = 16,      /* and left it, or died */
   SHM_EVENT_CHILD_REFUSED = 17,   /* a process asked to join and was refused: reason in exit_status */
   SHM_EVENT_HELPER_RETIRED = 18,  /* one that its pool no longer needs finished its work and ended */
-  SHM_EVENT_SCALED = 19,          /* a pool (index) gets so many helpers (attempts; before: deaths) */
-  SHM_EVENT_IDLE = 20,            /* the broker ends: nobody has been joined for delay_ns */
+  SHM_EVENT_SCALED = 19,          /* a pool (index) gets attempts helpers; before it had deaths */
+  SHM_EVENT_IDLE = 20,            /* the broker ends: no program has been attached for delay_ns */
   SHM_EVENT_SCALE_REFUSED = 21    /* a pool (index) was to get attempts helpers: see exit_status, and
                                      shm_error_detail() */
 };
 /* Why the broker itself ended a process. */
 enum shm_reason {
-  SHM_REASON_NONE = 0,         /* it did not: the process ended by itself, or somebody else did */
+  SHM_REASON_NONE = 0,         /* it did not: the process ended by itself or was ended by others */
   SHM_REASON_HUNG = 1,         /* a call took longer than its function's hang_after */
   SHM_REASON_PROTOCOL = 2,     /* it broke the protocol again and again */
   SHM_REASON_ENDING = 3        /* the broker was told to end, or a child had failed */
@@ -280,11 +279,11 @@ typedef struct shm_event {
   int is_final;                /* a death: the helper (the child) is not replaced */
   int is_failure;              /* a child's end: it failed */
   int reason;                  /* a death: shm_reason */
-  int attempts;                /* a helper's death: 1: it is given up, and yet tried again; 2: it was
-                                * let go by then, because its pool needs fewer, and is not replaced;
-                                * a child's: how often it was restarted so far, since its last
-                                * long life; of a delay: how often it was tried in vain */
-  uint64_t delay_ns;           /* a death that is not final: in how long it is replaced, at least */
+  int attempts;                /* a helper's death: 1: it is given up, but will be tried again; 2: it
+                                * had been let go, because its pool needs fewer, and is not replaced.
+                                * A child's end: how often it was restarted since it last ran for
+                                * long. A delay: how many tries have failed */
+  uint64_t delay_ns;           /* a death that is not final: the least time until it is replaced */
   uint64_t sequence;           /* the call it was executing, when it was */
   uint64_t function;           /* and that call's func_ptr */
 } shm_event_t;
@@ -296,13 +295,13 @@ typedef struct shm_host {
   int (*run_child)(int child, uint32_t generation);      /* in the child; returns its exit status */
   void (*on_event)(const shm_event_t *event);            /* in the parent */
   int (*on_signal)(void);  /* in the parent: run the host's signal handlers; non-zero stops */
-  int (*is_done)(int child); /* in the parent: 0 when a child that exited with 0 left without what
-                                it owes, which is a failure, too */
+  int (*is_done)(int child); /* in the parent: 0 when a child that exited with 0 did not deliver its
+                                result, which is a failure, too */
   void (*exit)(int status);                              /* in a role: end the process */
 } shm_host_t;
 
-/* Core dumps of this process, and of those that it forks, hold the arenas and scratch regions that
- * are mapped from here on (wanted: 1), or leave them out, as they do unless told. */
+/* Whether core dumps of this process, and of those that it forks, include the arenas and scratch
+ * regions that are mapped from here on (1), or omit them (0, the default). */
 void shm_dump_arenas(int wanted);
 
 /* Become the parent and dispatch until every child has ended (launch), or, with
@@ -313,58 +312,58 @@ int shm_run(const shm_config_t *config, const shm_host_t *host);
 int shm_leave(void);
 
 /* Join the broker at the other end of `connection_fd`, a socket connected to its listener: this
- * process becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0: for ever).
- * heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with the same
- * socket. One thread at a time: SHM_ENESTED is what another gets meanwhile. Leave with shm_leave.
- * *manifest_fd: the broker's manifest, for the caller to close. */
+ * process becomes a child in a free slot. wait_ns: how long to wait for one (0: not at all; < 0:
+ * for ever). heeds_signals: see shm_host_t.on_signal; SHM_EINTR then asks to be called again with
+ * the same socket. One thread at a time: SHM_ENESTED is what another gets meanwhile. Leave with
+ * shm_leave. *manifest_fd: the broker's manifest, for the caller to close. */
 int shm_join(int connection_fd, const char *program, int64_t wait_ns, int heeds_signals,
              int *manifest_fd);
-/* In a process that the user's own code forked from a child: let go of what it inherited of that
- * child's place, which notices nothing; it may then join for itself. Arrays stay readable. */
+/* In a process that the user's own code forked from a child: give up what it inherited of that
+ * child's slot, without effect on the child. It may then join by itself. Arrays stay readable. */
 int shm_disown(void);
 /* Ask the broker at the other end of `connection_fd`, a socket connected to its listener, about its
- * pool `pool`: *before is how many helpers it is to have. *manifest_fd as for shm_join. */
+ * pool `pool`: *before gets how many helpers it is to have. *manifest_fd as for shm_join. */
 int shm_ask(int connection_fd, int pool, int *before, int *manifest_fd);
-/* Give that pool `helpers` of them: those that are missing are forked, one too many finishes what it
- * holds and ends. Returns when that has begun. */
+/* Have that pool run `helpers` helpers: missing ones are forked, surplus ones finish what they hold
+ * and end. Returns when that has begun. */
 int shm_ask_scale(int connection_fd, int pool, int helpers, int *before);
-/* Have a broker that lives until it is told to end do so when nobody is joined and no call is open;
- * those who have joined stay as long as they like. */
+/* Have a broker with SHM_UNTIL_TOLD end when no program is attached and no call is open. Attached
+ * programs may stay as long as they like. */
 int shm_ask_retire(int connection_fd);
 
-/* What whoever joins may use at most. Of every member 0 means: as much as anybody. */
+/* How much an attached program may use at most. In every member 0 means: no limit of its own. */
 typedef struct shm_quota {
-  char program[64];            /* of processes that call themselves so; "": of all */
-  uint32_t uid;                /* of this user's processes, where has_uid */
+  char program[64];            /* for programs of this name; "": for all */
+  uint32_t uid;                /* for this user's programs, if has_uid */
   uint32_t has_uid;
   uint32_t window;             /* messages outstanding */
   uint32_t weight;             /* messages a turn in the fair queue */
-  uint64_t arena_bytes;        /* that its allocator hands out */
+  uint64_t arena_bytes;        /* that its allocator gives out */
   uint64_t parked_bytes;       /* of results that a helper keeps until there is room for them */
 } shm_quota_t;
 enum shm_quota_limits { SHM_MAX_QUOTAS = 256, SHM_MAX_WEIGHT = 1000 };
-/* In the parent, before shm_run or in one of its callbacks: the whole table anew. A row with a user
- * or a program goes before one with neither; where several such rows fit, the smallest value holds.
- * Who is joined already keeps its arena, and gets the rest anew: of a smaller window, its library
- * sends nothing until so few are out. */
+/* In the parent, before shm_run or in one of its callbacks: replace the whole table. A row with a
+ * user or a program takes precedence over one with neither; if several such rows match, the
+ * smallest value applies. Attached programs keep their arenas, and the other limits change for them
+ * at once: with a smaller window, their library sends nothing until few enough calls are open. */
 int shm_set_quotas(const shm_quota_t *rows, int count);
 
 /* What this process must add to an address in its arena to get the broker's: 0 unless it joined
  * and the broker's range was taken here. */
 int64_t shm_arena_shift(void);
-const char *shm_error_detail(void); /* more about the last failure; "" when there is no more */
+const char *shm_error_detail(void); /* more about the last failure; "" if there is nothing more */
 int shm_stop_signal(void);          /* after SHM_ESIGNALLED: which signal */
 
-/* What memory the machine can give to arenas: bytes, and a sentence when it is not enough. */
+/* Whether the machine has `bytes` of memory left for arenas; shm_error_detail() says why not. */
 int shm_check_memory(uint64_t bytes);
 
 /* The child's arena, and the reservation in which all arenas lie. */
 uint64_t shm_arena_base(int child);
 uint64_t shm_arena_bytes(void);
-/* How many memory files that child's arena had before the one that this process maps: in a helper
- * fewer than shm_child_stats_t.arenas until it is told of a slot that changed hands, which happens
- * between a take that returns SHM_EINTR and the next. What is kept of the old one (a driver's
- * registration) is to be let go of in between. */
+/* How many memory files that child's arena had before the one that this process maps. In a helper
+ * it is less than shm_child_stats_t.arenas until the helper maps the arena of the slot's new
+ * occupant, which happens in the take after one that returned SHM_EINTR. In between, release what
+ * you keep of the old one (a driver's registration). */
 uint64_t shm_arena_version(int child);
 uint64_t shm_reservation_base(void);
 uint64_t shm_reservation_bytes(void);
@@ -372,24 +371,24 @@ uint64_t shm_scratch_base(int helper);
 
 /* ---- a child's calls (the port) ---- */
 
-typedef struct shm_call_config {  /* what does not change between calls of one signature */
+typedef struct shm_call_config {  /* what all calls of one signature have in common */
   uint64_t function;           /* func_ptr of the message */
   uint64_t batch_key;          /* 0: never batched */
   uint64_t placement;          /* mask of helpers; 0: any of the pool */
   uint32_t rows;               /* what it adds to a batch */
   uint8_t pool;
   uint8_t priority;            /* 0 to 3, higher first */
-  uint8_t gang;                /* 1: run on every helper of placement at once, as one call */
+  uint8_t gang;                /* 1: one call that runs on every helper of placement at once */
   uint8_t reserved;
-  uint32_t port;               /* shm_port_number() of the port it was made for; 0: of any */
+  uint32_t port;               /* shm_port_number() of the port it was made for; 0: any */
   uint32_t unused;
 } shm_call_config_t;
 
 typedef struct shm_reply {
   uint64_t sequence;
-  uint64_t ticket;             /* what the call was submitted with; 0 for others */
+  uint64_t ticket;             /* what was given to shm_port_submit; 0 for other calls */
   uint64_t value;              /* what the helper passed to shm_helper_finish */
-  uint64_t token;              /* after SHM_ENEEDS_SPACE: of this ask for room, and of no other */
+  uint64_t token;              /* after SHM_ENEEDS_SPACE: names this request for room, and no other */
   int32_t status;
   int32_t helper;
 } shm_reply_t;
@@ -397,13 +396,13 @@ typedef struct shm_reply {
 /* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
  * shm_port_abandon, the call's late reply comes out of shm_port_drain: its memory must stay
  * untouched until then. After SHM_EINTR resume with shm_port_wait(reply->sequence, ...). When
- * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. So it is
- * with SHM_ENEEDS_SPACE when submitted calls that fill the window ask for room: give it to those
- * that shm_port_take_growing tells of, and call again. */
+ * SHM_EINTR comes before there was room in the window, reply->sequence is 0: call again. Likewise
+ * after SHM_ENEEDS_SPACE with reply->sequence 0: submitted calls that fill the window ask for room;
+ * give it to those that shm_port_take_growing returns, then call again. SHM_EWINDOW: the window is
+ * full of calls of this very thread that this one interrupts and that ask for room, so it would
+ * never have room. */
 int shm_port_call(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
-                  shm_reply_t *reply); /* SHM_EWINDOW: every place of the window has a call of this
-                                          very thread, which this one interrupts and which asks
-                                          for room: none would ever become free */
+                  shm_reply_t *reply);
 int shm_port_wait(uint64_t sequence, uint64_t deadline_ns, shm_reply_t *reply);
 int shm_port_abandon(uint64_t sequence);
 /* How a binding's parameter block begins; what follows the addresses is the binding's own. */
@@ -415,8 +414,8 @@ typedef struct shm_block {
   uint64_t result_bytes;
   uint64_t arrays[];           /* addresses */
 } shm_block_t;
-/* A call that differs from the last one only in where its one array argument and its output buffer
- * lie: both addresses are written into the block, then it goes on as shm_port_call without a
+/* A call that differs from the last one only in the addresses of its one array argument and of its
+ * output buffer: writes both into the block and then does what shm_port_call does without a
  * deadline. */
 typedef struct shm_repeat {
   shm_call_config_t config;
@@ -429,14 +428,14 @@ typedef struct shm_repeat {
  * reply->sequence 0: argument does not lie in the arena, nothing was sent. */
 int shm_port_repeat(const shm_repeat_t *repeat, const void *argument, void *room);
 /* Never waits: SHM_EAGAIN when the window is full. Its replies come out of shm_port_drain, or of
- * shm_port_take_end and ..._growing, and bear the ticket. *sequence is written only when it was
- * sent, before any reply can come. */
+ * shm_port_take_end and shm_port_take_growing, and carry the ticket. *sequence is written only if
+ * the call is sent, before any reply can come. */
 int shm_port_submit(const shm_call_config_t *config, uint64_t params, uint64_t deadline_ns,
                     uint64_t ticket, uint64_t *sequence);
-/* Offer a parked result more room at params; the same call goes on under the same sequence.
- * (after a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.)
- * params == 0 drops the parked result. SHM_EBAD_FRAME when that is not what the call asks for, or
- * not any more: nothing was sent. */
+/* Offer a parked result more room at params; the same call goes on under the same sequence. (after
+ * a shm_port_call: wait with shm_port_wait; after a submit: shm_port_drain.) params == 0 drops the
+ * parked result. SHM_EBAD_FRAME when the call does not ask for that, or does so no longer: nothing
+ * was sent. */
 int shm_port_grow(uint64_t sequence, uint64_t token, uint64_t params);
 /* Remove the call from the queue if it has not been handed to a helper; either way exactly one
  * reply comes (SHM_ECANCELLED when it was removed). */
@@ -444,26 +443,26 @@ int shm_port_cancel(uint64_t sequence);
 /* Replies of submitted and abandoned calls: how many were put into out; 0 at the time-out.
  * timeout_ns: 0 does not wait, negative waits for ever. SHM_EBROKER_DIED when none can come. */
 int shm_port_drain(shm_reply_t *out, int max, int64_t timeout_ns);
-/* The same wait without taking anything: how many ends of calls are here, plus 2^32 for each reply
- * that asks for room. Then these take one at a time; its sequence is 0 where there is none. */
+/* The same wait, but nothing is taken: how many calls have ended, plus 2^32 for each reply that
+ * asks for room. The other two then take one at a time; its sequence is 0 if there is none. */
 int64_t shm_port_await(uint32_t port, int64_t timeout_ns);
 shm_reply_t shm_port_take_end(uint32_t port);
 shm_reply_t shm_port_take_growing(uint32_t port);
-/* Which of this process's ports is open: they are numbered from 1. A thread that was held up while
- * the process left its broker and joined another can neither send to that, nor take what has come
- * from it, with the number of the one before. */
+/* The number of the port that is open in this process, counted from 1. A thread that was delayed
+ * while the process left its broker and joined another one still has the number of the first port,
+ * and with that it can neither send to the second broker nor take its replies. */
 int shm_port_number(void);
 int shm_port_fd(void);         /* readable when replies may have come */
-int shm_port_event_fd(void);   /* readable when another thread read replies that drain returns */
+int shm_port_event_fd(void);   /* readable when another thread has read replies that drain returns */
 int shm_port_outstanding(void);
-/* Is the broker gone, whether a call has noticed or not? */
+/* Whether the broker is gone, even if no call has noticed yet. */
 int shm_port_is_lost(void);
 int shm_port_window(void);
 
 /* ---- a helper's calls (its port) ---- */
 
 typedef struct shm_work {
-  uint64_t delivery;           /* this hand-over's number, for shm_helper_finish */
+  uint64_t delivery;           /* the number of this delivery, for shm_helper_finish */
   uint64_t function;           /* func_ptr of the message */
   uint64_t params;             /* its parameter block: at least block_bytes lie in the arena */
   uint64_t token;              /* grow: the token of the parked result */
@@ -477,22 +476,23 @@ typedef struct shm_work {
   uint8_t reserved;
 } shm_work_t;
 
-/* The session is made (SHM_OK), or could not be (SHM_ESESSION). */
+/* Report that the session is made (SHM_OK), or could not be made (SHM_ESESSION). */
 int shm_helper_ready(int status);
 /* Wait for the next call: fills works with the messages of one batch and returns how many (at
  * least 1), SHM_EAGAIN at the time-out, SHM_ESTOPPED when the helper should end; SHM_EINTR when a
- * signal came, or a child has left for whom something may be kept (shm_get_child_stats): call
- * again. */
+ * signal came, or when a child has left (shm_get_child_stats says which): release what you keep for
+ * it, and call again. */
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns);
 int shm_helper_finish(uint64_t delivery, int status, uint64_t value);
-/* shm_helper_finish(status, value) for all that the last take returned, then shm_helper_take
- * without a time-out: one crossing a call. */
+/* shm_helper_finish(status, value) for everything that the last take returned, then shm_helper_take
+ * without a time-out: one crossing of the binding for each call. */
 int shm_helper_step(shm_work_t *works, int max, int status, uint64_t value);
-/* All of the last take is finished, but not all of its work done: send the replies at once. Until
- * the next take the helper is seen to be busy, and may be taken for hung as before; a death costs
- * no call. What goes on may read the callers' arenas, and must not write there. */
+/* Everything of the last take is finished, but some work is left: send the replies at once. Until
+ * the next take the helper counts as busy, and as hung if that takes too long; if it dies, no call
+ * fails. That work may read the callers' arenas, but must not write there. */
 int shm_helper_go_on(void);
-/* In any role: 1 while that helper goes on so. Whoever has its answer sees it, or that it ended. */
+/* In any role: 1 while that helper does such work. A caller that has its answer sees it, or that it
+ * has ended. */
 int shm_helper_goes_on(int helper);
 
 /* ---- what is counted (the scoreboard) ---- */
@@ -512,8 +512,8 @@ enum shm_child_state {
   SHM_CHILD_UNUSED = 0,
   SHM_CHILD_RUNNING = 1,
   SHM_CHILD_ENDED = 2,
-  SHM_CHILD_QUARANTINED = 3,   /* gone, while helpers may still write to its arena */
-  SHM_CHILD_CLEARING = 4       /* gone; its arena's memory is given back */
+  SHM_CHILD_QUARANTINED = 3,   /* gone, but helpers may still write to its arena */
+  SHM_CHILD_CLEARING = 4       /* gone; its arena's memory is being given back */
 };
 enum shm_helper_state {
   SHM_HELPER_UNUSED = 0,
@@ -535,12 +535,12 @@ typedef struct shm_child_stats {
   uint64_t submitted;          /* calls seen by the dispatcher */
   uint64_t answered;
   uint64_t failed;             /* answered with a status other than SHM_OK */
-  uint64_t dropped;            /* whose child died before they were answered */
+  uint64_t dropped;            /* calls whose child died before they were answered */
   uint64_t protocol_errors;
-  uint64_t restarts;           /* how often its main was run anew */
+  uint64_t restarts;           /* how often its main was run again */
   uint64_t arena_used_bytes;   /* last reported by the child */
-  uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: as of anybody */
-  uint64_t window;             /* calls it may have outstanding by now; 0: as many as anybody */
+  uint64_t parked_limit;       /* bytes of its results that a helper keeps; 0: no limit of its own */
+  uint64_t window;             /* calls it may have open now; 0: no limit of its own */
   uint64_t arenas;             /* memory files that its slot's arena had before */
   uint64_t bytes[6];           /* by shm_bytes_kind */
 } shm_child_stats_t;
@@ -557,11 +557,11 @@ typedef struct shm_helper_stats {
   uint64_t finished;           /* messages */
   uint64_t batches;            /* batches of more than one message */
   uint64_t batched;            /* messages in those */
-  uint64_t busy_ns;            /* executing, and going on after answers */
-  uint64_t went_on;            /* how often it ended work that went on after an answer */
+  uint64_t busy_ns;            /* executing calls, and work after their answers */
+  uint64_t went_on;            /* how often work after an answer has ended */
   uint64_t bytes[6];
-  char pool_name[32];          /* "": it has none */
-  uint32_t goes_on;            /* 1: it works on for a call that is answered */
+  char pool_name[32];          /* "": none */
+  uint32_t goes_on;            /* 1: it still works for a call that is answered */
   uint32_t reserved;
 } shm_helper_stats_t;
 
@@ -605,7 +605,7 @@ typedef struct shm_function_row {
 } shm_function_row_t;
 int shm_get_functions(shm_function_row_t *out, int max); /* how many were put into out */
 
-/* One life of a frame; times are CLOCK_MONOTONIC ns. */
+/* One call, from its request to its answer; times are CLOCK_MONOTONIC ns. */
 typedef struct shm_trace_record {
   uint64_t sequence;
   uint64_t function;
@@ -622,15 +622,16 @@ typedef struct shm_trace_record {
   uint8_t priority;
   uint32_t generation;
 } shm_trace_record_t;
-/* Copies records with numbers from *next on into out, oldest first; skips what the ring has
+/* Copy the records numbered from *next on into out, oldest first, skipping those that the ring has
  * overwritten; advances *next. Returns how many. */
 int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max);
 
-/* In a process without a broker: read somebody else's. fd is what the parent of that broker holds
- * as "memfd:shmgpu-scoreboard" (open /proc/PID/fd/N for reading); it may be closed after. Then the five
- * functions above read that broker, until shm_monitor_close or until this process launches. The
- * broker notices nothing. SHM_ENO_BOARD: it is not one, or not of this version, and
- * shm_error_detail() says why; SHM_ENESTED: this process has a broker, or a monitor open. */
+/* In a process without a broker: watch another one. fd is what the parent of that broker holds as
+ * "memfd:shmgpu-scoreboard" (open /proc/PID/fd/N for reading); it may be closed afterwards. Then
+ * the five functions above read that broker, until shm_monitor_close or until this process
+ * launches. The broker does not notice. SHM_ENO_BOARD: fd is not a scoreboard, or not one of this
+ * version; shm_error_detail() says why. SHM_ENESTED: this process has a broker, or has a monitor
+ * open. */
 int shm_monitor_open(int fd);
 void shm_monitor_close(void);
 

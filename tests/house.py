@@ -61,6 +61,7 @@ child/attach                        child
 helper/helper_port                  helper
 
 broker/schedule                     parent
+broker/poll_set                     parent
 broker/dispatch                     parent
 broker/process_table                parent
 broker/quota                        parent

@@ -11,7 +11,7 @@ static inline uint64_t shmi_clock_ns(void) {
   return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Make it the earlier of both moments; 0 is none. */
+/* Set *at_ns to the earlier of the two times; 0 means none. */
 static inline void shmi_clock_earliest(uint64_t *at_ns, uint64_t candidate_ns) {
   if (candidate_ns != 0 && (*at_ns == 0 || candidate_ns < *at_ns)) *at_ns = candidate_ns;
 }

@@ -1,9 +1,9 @@
 /* descriptor -- the list of every descriptor the broker holds in this process.
  *
- * A forked role must keep exactly its own descriptors: an end of somebody else's pipe that
- * stays open hides that somebody's death. So each room that makes a descriptor enters it
- * here, and a new role closes in one sweep all that it does not keep. Descriptors of the
- * user's program are never in the list and never touched.
+ * A forked role must keep exactly its own descriptors: an open copy of another process's pipe end
+ * hides that process's death. So each module that makes a descriptor lists it here, and a new role
+ * closes all that it does not keep in one sweep. Descriptors of the user's program are never listed
+ * and never touched.
  *
  * Owns: the list. Must never: make a descriptor itself.
  */
@@ -12,12 +12,12 @@
 
 #include "base/status.h"
 
-/* Enter fd (when it is one) and return it, so that a making call can be wrapped; when the list
- * itself cannot grow, fd is closed and -1 returned with errno set. */
+/* List fd (if it is not negative) and return it, so that the call that makes it can be wrapped.
+ * When the list cannot grow, fd is closed, and -1 is returned with errno set. */
 int shmi_descriptor_own(int fd);
 /* Is this number in the list? */
 int shmi_descriptor_owns(int fd);
-/* Close *fd when it is open, take it out of the list and set it to -1. */
+/* Close *fd if it is open, remove it from the list and set it to -1. */
 void shmi_descriptor_close(int *fd);
 /* In a fresh role: close every listed descriptor but the count in keep. */
 void shmi_descriptor_keep_only(const int keep[], int count);

@@ -1,5 +1,6 @@
-/* error_detail -- one sentence more about the last failure: figures, names, errno's text. Kept per
- * process, because a failure is reported where it happened, before anything else is tried.
+/* error_detail -- one more sentence about the last failure: numbers, names, errno's text. There is
+ * one for each process, because a failure is reported where it happened, before anything else is
+ * tried.
  *
  * Owns: that sentence. Must never: print.
  */

@@ -1,7 +1,7 @@
-/* fault -- places where a test makes a role die, stop or leave. Nothing of it is in a normal build.
+/* fault -- points where a test makes a role die, stop or leave. A normal build contains none of it.
  *
- * The test build (-DSHM_FAULTS) has five points in every role, which mean the same from its own
- * side of the conversation: it reads, it works, it writes.
+ * The test build (-DSHM_FAULTS) has five points in every role, which correspond to each other: a
+ * role reads, works and writes.
  *
  *   | point        | helper                       | child                | parent                  |
  *   |--------------|------------------------------|----------------------|-------------------------|
@@ -11,14 +11,15 @@
  *   | before_reply | control page says finished   | before its request   | replies due, unwritten  |
  *   | after_reply  | replies are in the pipe      | its request is out   | replies are written     |
  *
- * (A function in Python, and a child's main, say themselves that they pass in_function.)
+ * (Functions in Python, and a child's main, pass in_function by a call of their own.)
  *
- * A role reads its faults from SHMGPU_FAULTS when it begins; `;` separates them:
+ * A role reads its faults from SHMGPU_FAULTS when it begins; they are separated by `;`:
  *
  *   helper0@before_reply=KILL#3; child*@after_read=exit0; helper1/2@in_function=STOP
  *
- * role and index (or *); /generation (or *), 1 unless given, so that a replacement lives; point;
- * SEGV, KILL, ABRT, STOP or exit0; #n: at the n-th passing, 1 unless given. Each happens once.
+ * role and index (or *); /generation (or *), 1 by default, so that a replacement survives; point;
+ * SEGV, KILL, ABRT, STOP or exit0; #n: the n-th time that the point is passed, 1 by default. Each
+ * happens once.
  *
  * Owns: the faults armed in this process. Must never: cost a normal build one instruction.
  */
@@ -38,7 +39,7 @@ enum shmi_fault_point {
   SHMI_FAULT_POINTS
 };
 
-/* This process is that role from now on: what was armed is forgotten, the variable is read. */
+/* This process has that role from now on: forget what was armed, and read the variable. */
 void shmi_fault_role(int role, int index, uint32_t generation);
 void shmi_fault_pass(enum shmi_fault_point point);
 

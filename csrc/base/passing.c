@@ -50,13 +50,13 @@ int shmi_passing_send(int fd, const void *message, size_t bytes, const int descr
     sent = sendmsg(fd, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
   if (sent == (ssize_t)bytes) return SHM_OK;
-  /* Too many of this user's are on their way at once: like a full socket, a matter of time. */
+  /* This user has too many descriptors in transit: as with a full socket, try again later. */
   if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS)) return SHM_EAGAIN;
   if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) return SHM_EBROKER_DIED;
   return SHM_ESYSTEM;
 }
 
-/* The first ones into the list, one too many is closed. How many came. */
+/* List the first descriptors and close those beyond them. Returns how many came. */
 static int take(struct msghdr *header, int descriptors[], int most) {
   int count = 0;
   for (struct cmsghdr *at = CMSG_FIRSTHDR(header); at != NULL; at = CMSG_NXTHDR(header, at)) {
@@ -81,7 +81,7 @@ int shmi_passing_receive(int fd, void *message, size_t bytes, int descriptors[],
                           .msg_controllen = sizeof control.bytes};
   for (int i = 0; i < most; i++) descriptors[i] = -1;
   ssize_t got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
-  /* Who closed before it read what we said is told of once, and then what it said. */
+  /* A peer that closed before it read our message is reported once; then its own can be read. */
   if (got < 0 && errno == ECONNRESET) got = recvmsg(fd, &header, MSG_CMSG_CLOEXEC);
   if (got < 0 && errno == EINTR) return SHM_EINTR;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return SHM_EAGAIN;

@@ -1,8 +1,7 @@
 /* status -- every outcome the library can name: code, name, sentence.
  *
- * One table, SHMI_STATUS_TABLE, is the only place where a code, its name and its
- * sentence meet. Functions return 0 (SHM_OK) or a negative code; a code travels in
- * a frame as its positive magnitude (16 bits).
+ * One table, SHMI_STATUS_TABLE, has the name and the sentence for each code. Functions return 0
+ * (SHM_OK) or a negative code; in a frame a code travels as its positive magnitude (16 bits).
  *
  * Owns: that table. Must never: print.
  */

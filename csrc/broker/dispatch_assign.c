@@ -1,4 +1,6 @@
-/* dispatch_assign -- what is on its way to helpers. See dispatch_internal.h. */
+/* dispatch_assign -- what is sent to helpers: calls, room for results, arenas to clear. See
+ * dispatch_internal.h.
+ */
 #include "broker/dispatch_internal.h"
 
 #include <string.h>
@@ -7,13 +9,13 @@
 #include "memory/arena.h"
 
 enum {
-  TELL_MAX = 64,           /* frames in a helper's pipe that are on no books */
-  CLEAR_AT_ONCE = 8 << 20 /* bytes of a dead child's arena: some milliseconds of a helper */
+  MAX_NOTICES = 64,       /* frames in a helper's pipe that are not counted as in flight */
+  CLEAR_AT_ONCE = 8 << 20 /* bytes of a dead child's arena: some milliseconds of a helper's time */
 };
 
 void shmi_dispatch_leave_quarantine(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
-  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].is_to_hear = 1;
+  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].must_notify = 1;
   if (child->wants_clearing) {
     child->state = SHMI_PEER_CLEARING;
     d->scoreboard->child_stats[slot].state = SHM_CHILD_CLEARING;
@@ -37,7 +39,7 @@ static void hold_several(shmi_dispatch_t *d, int h) {
   d->holding_several |= UINT64_C(1) << h;
 }
 
-/* The caller has seen that there is a number left. */
+/* The caller has checked that a delivery number is left. */
 static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   shmi_helper_t *helper = &d->helpers[h];
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
@@ -48,8 +50,8 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   d->scoreboard->broker->in_flight++;
   if (helper->in_flight++ == 0) helper->lowest = delivery;
   else hold_several(d, h);
-  helper->by_delivery[delivery % SHMI_BOARD_RING] = number;
-  if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);
+  helper->by_delivery[delivery % SHMI_DELIVERY_RING] = number;
+  if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_check_span(d, h);
   shmi_frame_t *frame = &helper->out[helper->out_count++];
   *frame = r->frame;
   frame->flags = more ? SHMI_FRAME_MORE : 0;
@@ -68,8 +70,8 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   }
 }
 
-/* Memory files go ahead of the frames that name them: how many frames may be written. What cannot
- * be passed now can be when the helper, or another of this user's processes, has taken some. */
+/* Memory files are sent before the frames that name them. Returns how many frames may be written. A
+ * file that cannot be sent now (too many descriptors of this user are in transit) is sent later. */
 static uint32_t pass_arenas(shmi_dispatch_t *d, shmi_helper_t *helper) {
   for (uint32_t i = 0; i < helper->out_count && helper->to_pass > 0; i++) {
     shmi_frame_t *frame = &helper->out[i];
@@ -85,6 +87,18 @@ static uint32_t pass_arenas(shmi_dispatch_t *d, shmi_helper_t *helper) {
   return helper->out_count;
 }
 
+/* Be woken when helper h, whose pipe is full, has read from it. */
+static void watch_for_room(shmi_dispatch_t *d, int h, int is_full) {
+  shmi_helper_t *helper = &d->helpers[h];
+  if (helper->is_blocked == is_full) return;
+  if (is_full) {
+    shmi_poll_set_add(&d->poll_set, helper->down_fd, SHMI_POLL_ROOM, SHMI_WATCHED_ROOM, h);
+  } else {
+    shmi_poll_set_remove(&d->poll_set, helper->down_fd);
+  }
+  helper->is_blocked = (uint8_t)is_full;
+}
+
 static void write_out(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
   uint32_t written = 0, ready = helper->to_pass > 0 ? pass_arenas(d, helper) : helper->out_count;
@@ -92,19 +106,19 @@ static void write_out(shmi_dispatch_t *d, int h) {
   while (written < ready) {
     int got = shmi_pipe_write(helper->down_fd, helper->out + written, (int)(ready - written));
     if (got == SHM_EINTR) continue;
-    if (got < 0) { /* dead: all of this is on the books, and comes back when it is removed */
+    if (got < 0) { /* dead: everything in flight is recovered when the helper is removed */
       written = helper->out_count;
       helper->to_pass = 0;
       break;
     }
-    /* Full: a user beyond the kernel's soft limit of pipe pages is given small ones. The rest
-     * follows when the helper has read, which it may do without an answer. */
+    /* The pipe is full: the kernel gives small pipes to a user beyond its soft limit of pipe pages.
+     * The rest follows when the helper has read, which it may do without sending an answer. */
     is_full = got == 0;
     if (is_full) break;
     written += (uint32_t)got;
   }
   helper->out_count -= written;
-  shmi_dispatch_watch_room(d, h, is_full);
+  watch_for_room(d, h, is_full);
   if (helper->out_count > 0) {
     memmove(helper->out, helper->out + written, helper->out_count * sizeof *helper->out);
   }
@@ -158,11 +172,11 @@ static int least_busy_helper(const shmi_dispatch_t *d) {
   return found;
 }
 
-/* Nothing is left of whoever was in that slot: its next occupant gets a memory file that nobody
- * maps, whatever the last one forked or kept. */
+/* Nothing of the slot's last occupant is left: the next one gets a memory file that nobody maps,
+ * whatever the last one forked or kept. */
 static void finish_clearing(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
-  if (shmi_arena_renew(slot) != SHM_OK) { /* no descriptor or memory to be had: tried again */
+  if (shmi_arena_renew(slot) != SHM_OK) { /* no descriptor or memory available: tried again */
     d->is_late = 1;
     return;
   }
@@ -174,8 +188,8 @@ static void finish_clearing(shmi_dispatch_t *d, int slot) {
   shmi_dispatch_leave_quarantine(d, slot);
 }
 
-/* Have the memory of every arena that is to be cleared given back, stretch by stretch. The file
- * itself may live as long as processes that we do not know; its memory does not. */
+/* Have helpers give back the memory of every arena that is to be cleared, stretch by stretch. The
+ * file itself may live as long as processes that we do not know of; its memory does not. */
 static uint64_t hand_out_clears(shmi_dispatch_t *d) {
   uint64_t touched = 0;
   for (int slot = 0; slot < d->config.children; slot++) {
@@ -212,16 +226,17 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
   shmi_schedule_free(d->schedule, number);
 }
 
-/* Helpers keep things for children between their calls, and an idle one would keep them for those
- * that have left. On no books: there is no answer, and one that dies needs not hear of it. A helper
- * that does not read is told a few times only, so that its pipe has room for calls; one telling is
- * as good as many, and the next is due when it has answered, or has read what it was told. */
-static void tell_gone(shmi_helper_t *helper) {
+/* Tell a helper that children have left: it keeps things for them between calls, and an idle helper
+ * would keep them for ever. The notice is not counted as in flight: it has no answer, and a helper
+ * that dies need not get it. A helper that does not read gets only a few, so that its pipe has room
+ * for calls; one notice is as good as many. The next is due when the helper has answered, or has
+ * read all notices. */
+static void send_notice(shmi_helper_t *helper) {
   if (helper->state != SHMI_PEER_UP || helper->out_count > 0) return;
-  if (helper->told == TELL_MAX && shmi_pipe_unread(helper->down_fd) == 0) helper->told = 0;
-  if (helper->told == TELL_MAX) return;
-  helper->is_to_hear = 0;
-  helper->told++;
+  if (helper->notices == MAX_NOTICES && shmi_pipe_unread(helper->down_fd) == 0) helper->notices = 0;
+  if (helper->notices == MAX_NOTICES) return;
+  helper->must_notify = 0;
+  helper->notices++;
   helper->out[helper->out_count++] = (shmi_frame_t){.kind = SHMI_FRAME_GONE};
 }
 
@@ -229,7 +244,7 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
   uint32_t batch[SHM_MAX_BATCH];
   uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
   for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].is_to_hear) tell_gone(&d->helpers[h]);
+    if (d->helpers[h].must_notify) send_notice(&d->helpers[h]);
     if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, h);
     if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
   }

@@ -21,7 +21,7 @@ static void protocol_error(shmi_dispatch_t *d, int slot) {
   }
 }
 
-/* A place among the helpers may be empty: only what is none was named by mistake. */
+/* A helper's slot may be empty for now: only a number beyond all slots was named by mistake. */
 static int why_not_there(const shmi_dispatch_t *d, const shmi_frame_t *frame, uint64_t expected) {
   uint64_t beyond = d->config.helpers < 64 ? UINT64_MAX << d->config.helpers : 0;
   uint64_t named = frame->placement;
@@ -105,13 +105,13 @@ static void take_cancel(shmi_dispatch_t *d, int slot, const shmi_frame_t *frame)
 
 static void child_left(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
-  shmi_dispatch_unwatch(d, &child->request_fd);
+  shmi_poll_set_remove_and_close(&d->poll_set, &child->request_fd);
   if (child->state == SHMI_PEER_UP) child->state = SHMI_PEER_LEFT;
   d->flags |= SHMI_TURN_LEFT;
 }
 
-/* One that writes as fast as it is read gets a new edge instead of the whole turn, and an offender
- * is not listened to any more. */
+/* A child that writes as fast as it is read does not get the whole turn: it is reported again in
+ * the next. An offender is not read any more. */
 void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
   shmi_child_t *child = &d->children[slot];
   shmi_frame_t frames[SHMI_PIPE_BURST];
@@ -119,7 +119,8 @@ void shmi_dispatch_read_child(shmi_dispatch_t *d, int slot, int at_end) {
   do {
     if (child->request_fd < 0 || child->state == SHMI_PEER_OFFENDED) return;
     if (++bursts > BURSTS && !at_end) {
-      shmi_dispatch_watch_anew(d, child->request_fd, SHMI_PEER_IS_CHILD, slot);
+      shmi_poll_set_rearm(&d->poll_set, child->request_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_CHILD,
+                          slot);
       break;
     }
     got = shmi_pipe_read(child->request_fd, frames, SHMI_PIPE_BURST);
@@ -165,15 +166,15 @@ int shmi_dispatch_add_child(shmi_dispatch_t *d, int slot, int request_fd, int re
   stats->parked_limit = 0;
   stats->window = 0;
   shmi_schedule_set_weight(d->schedule, slot, 1);
-  return shmi_dispatch_watch(d, request_fd, SHMI_PEER_IS_CHILD, slot);
+  return shmi_poll_set_add(&d->poll_set, request_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_CHILD, slot);
 }
 
 void shmi_dispatch_limit_child(shmi_dispatch_t *d, int slot, uint32_t window, uint32_t weight,
                                uint64_t parked_bytes) {
   shmi_child_t *child = &d->children[slot];
   if (window == 0 || window > d->config.window) window = d->config.window;
-  /* A smaller one than before is the child's to keep to: what it sent meanwhile was right when it
-   * was sent, whenever it comes. */
+  /* When the window shrinks, the child itself keeps to it: what it sent before was within the
+   * window when it was sent, whenever it arrives. */
   if (!child->was_told_window || window > child->window) child->window = window;
   child->was_told_window = 1;
   __atomic_store_n(&d->scoreboard->child_stats[slot].window, window, __ATOMIC_RELAXED);
@@ -192,7 +193,7 @@ int shmi_dispatch_child_state(const shmi_dispatch_t *d, int slot) {
 void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
   if (child->state == SHMI_PEER_NONE || child->state >= SHMI_PEER_QUARANTINED) return;
-  if (child->request_fd >= 0) shmi_dispatch_unwatch(d, &child->request_fd);
+  if (child->request_fd >= 0) shmi_poll_set_remove_and_close(&d->poll_set, &child->request_fd);
   child->state = SHMI_PEER_QUARANTINED;
   child->wants_clearing = 0;
   shmi_scoreboard_drop_page(slot);
@@ -203,7 +204,7 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
     shmi_schedule_free(d->schedule, number);
   }
   shmi_dispatch_forget_replies(d, slot);
-  /* Those told to make room will not do it any more. */
+  /* Calls that wait for room will never get it. */
   shmi_dispatch_count_dropped(d, slot, child->parked);
   child->parked = 0;
   shmi_descriptor_close(&child->reply_fd);
@@ -213,7 +214,7 @@ void shmi_dispatch_remove_child(shmi_dispatch_t *d, int slot) {
   if (child->in_flight > 0) return;
   shmi_dispatch_leave_quarantine(d, slot);
   d->now_ns = shmi_clock_ns();
-  shmi_dispatch_hand_out(d); /* helpers hear of it now: the next turn may be long in coming */
+  shmi_dispatch_hand_out(d); /* notify helpers now: the next turn may be far off */
 }
 
 void shmi_dispatch_clear_child(shmi_dispatch_t *d, int slot) {

@@ -1,5 +1,5 @@
-/* dispatch_helpers -- what helpers answer; how they come, are let go, and die. See
- * dispatch_internal.h.
+/* dispatch_helpers -- what helpers answer; how they are added, let go, and removed when they die.
+ * See dispatch_internal.h.
  */
 #include "broker/dispatch_internal.h"
 
@@ -15,7 +15,7 @@ enum {
   READS = 8 /* of one helper in one turn: twice what a pipe holds */
 };
 
-void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h) {
+void shmi_dispatch_check_span(shmi_dispatch_t *d, int h) {
   shmi_helper_t *helper = &d->helpers[h];
   int is_full = shmi_helper_span(helper) > SHMI_SPAN_OF_CALLS;
   if (is_full == helper->is_full) return;
@@ -25,29 +25,29 @@ void shmi_dispatch_mind_span(shmi_dispatch_t *d, int h) {
 
 static void forget_delivery(shmi_dispatch_t *d, int h, uint64_t delivery) {
   shmi_helper_t *helper = &d->helpers[h];
-  uint32_t *number = &helper->by_delivery[delivery % SHMI_BOARD_RING];
+  uint32_t *number = &helper->by_delivery[delivery % SHMI_DELIVERY_RING];
   const shmi_frame_t *frame = &shmi_schedule_request(d->schedule, *number)->frame;
   if (frame->kind != SHMI_FRAME_CLEAR) shmi_dispatch_released(d, frame->slot);
   *number = SHMI_NONE;
   d->scoreboard->broker->in_flight--;
   if (--helper->in_flight < 2) d->holding_several &= ~(UINT64_C(1) << h);
-  helper->told = 0;
+  helper->notices = 0;
   while (helper->in_flight > 0 && helper->lowest < helper->deliveries &&
-         helper->by_delivery[helper->lowest % SHMI_BOARD_RING] == SHMI_NONE) {
+         helper->by_delivery[helper->lowest % SHMI_DELIVERY_RING] == SHMI_NONE) {
     helper->lowest++;
   }
-  if (helper->is_full) shmi_dispatch_mind_span(d, h);
+  if (helper->is_full) shmi_dispatch_check_span(d, h);
 }
 
 static uint32_t in_flight_at(const shmi_helper_t *helper, uint64_t delivery) {
   if (helper->in_flight == 0 || delivery < helper->lowest || delivery > helper->deliveries) {
     return SHMI_NONE;
   }
-  return helper->by_delivery[delivery % SHMI_BOARD_RING];
+  return helper->by_delivery[delivery % SHMI_DELIVERY_RING];
 }
 
-/* One helper of a gang has ended its part; the last one's end is the call's. The value is the
- * first helper's, the status the first failure. */
+/* One helper of a gang has finished its part; when the last one has, the call is over. The value is
+ * that of the gang's first helper, the status that of the first failure. */
 static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
                           uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
@@ -56,7 +56,7 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
     r->gang_status = status;
     r->gang_value = value;
   }
-  if (finished > 0) { /* it ended its part, rather than died */
+  if (finished > 0) { /* 0: it died */
     d->scoreboard->helper_stats[h].finished++;
     d->scoreboard->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
   }
@@ -64,23 +64,24 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
   shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
 }
 
-/* At an answer of that function: how long did the work of the one before go on after it? */
-static void hear_of_going_on(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
+/* Before an answer of this function is taken in: learn how long the work that the previous one left
+ * for after its answer took. */
+static void learn_deferred(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
   shmi_helper_t *helper = &d->helpers[h];
   uint64_t so_far_ns =
-      atomic_load_explicit(&shmi_scoreboard_helper(h)->went_on_ns, memory_order_relaxed);
+      atomic_load_explicit(&shmi_scoreboard_helper(h)->deferred_ns, memory_order_relaxed);
   if (helper->answered != NULL) {
-    shmi_schedule_went_on(d->schedule, helper->answered->index, so_far_ns - helper->went_on_ns);
+    shmi_schedule_deferred(d->schedule, helper->answered->index, so_far_ns - helper->deferred_ns);
   }
   helper->answered = function;
-  helper->went_on_ns = so_far_ns;
+  helper->deferred_ns = so_far_ns;
 }
 
 static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
                    uint32_t started, uint32_t finished) {
   shmi_helper_t *helper = &d->helpers[h];
   uint32_t number = in_flight_at(helper, delivery);
-  if (number == SHMI_NONE) { /* heard of before; or stale, and nobody's any more */
+  if (number == SHMI_NONE) { /* known already from the control page; or stale */
     if (helper->heard_early > 0) helper->heard_early--;
     else d->scoreboard->broker->dropped++;
     return;
@@ -99,7 +100,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
     shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
     stats->finished++;
-    hear_of_going_on(d, h, r->function);
+    learn_deferred(d, h, r->function);
     if (r->estimate_ns > 0) stats->busy_ns += service_ns; /* once a batch */
     shmi_schedule_finished(d->schedule, number, service_ns > 0 ? service_ns : 1);
   }
@@ -111,8 +112,8 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
   shmi_helper_t *helper = &d->helpers[h];
   shmi_frame_t frames[READ_FRAMES];
   for (int reads = 0;; reads++) {
-    if (reads == READS) { /* one that writes as fast as it is read does not get the whole turn */
-      shmi_dispatch_watch_anew(d, helper->up_fd, SHMI_PEER_IS_HELPER, h);
+    if (reads == READS) { /* a helper that writes as fast as it is read does not get the whole turn */
+      shmi_poll_set_rearm(&d->poll_set, helper->up_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_HELPER, h);
       return 1;
     }
     int got = shmi_pipe_read(helper->up_fd, frames, READ_FRAMES);
@@ -141,11 +142,13 @@ static int read_helper(shmi_dispatch_t *d, int h, int at_end) {
 
 void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end) {
   /* At the end of file its pidfd tells the rest. */
-  if (!read_helper(d, h, at_end)) shmi_dispatch_unwatch(d, &d->helpers[h].up_fd);
+  if (!read_helper(d, h, at_end)) {
+    shmi_poll_set_remove_and_close(&d->poll_set, &d->helpers[h].up_fd);
+  }
 }
 
 static const shmi_outcome_t *outcome_of(int h, uint64_t delivery) {
-  const shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[delivery % SHMI_BOARD_RING];
+  const shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[delivery % SHMI_DELIVERY_RING];
   return atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery ? outcome : NULL;
 }
 
@@ -172,7 +175,7 @@ static int keeps_a_result(const shmi_dispatch_t *d, int h) {
 }
 
 void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
-  if (d->dirty != 0) return; /* a reply on its way may be of a result that it keeps */
+  if (d->dirty != 0) return; /* an unsent reply may be about a result that a helper keeps */
   for (uint64_t left = d->retiring; left != 0; left &= left - 1) {
     int h = __builtin_ctzll(left);
     shmi_helper_t *helper = &d->helpers[h];
@@ -182,9 +185,9 @@ void shmi_dispatch_close_retired(shmi_dispatch_t *d) {
   }
 }
 
-/* Each has a share of the cores: have them look how many they are. */
-static void let_all_look(shmi_dispatch_t *d) {
-  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].is_to_hear = 1;
+/* Helpers share the cores: have each look how many helpers there are now. */
+static void notify_all(shmi_dispatch_t *d) {
+  for (int h = 0; h < d->config.helpers; h++) d->helpers[h].must_notify = 1;
 }
 
 int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, int files_fd,
@@ -200,15 +203,15 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->in_flight = 0;
   helper->out_count = 0;
   helper->to_pass = 0;
-  /* It was forked with what was there to be mapped. */
+  /* It was forked with all present memory files mapped. */
   for (int i = 0; i < d->config.children; i++) d->children[i].mapped_by |= UINT64_C(1) << h;
-  shmi_dispatch_mind_span(d, h);
+  shmi_dispatch_check_span(d, h);
   helper->is_blocked = 0;
   helper->heard_early = 0;
   helper->is_retiring = 0;
-  if (d->scoreboard->helper_stats[h].state != SHM_HELPER_UNUSED) let_all_look(d);
-  helper->is_to_hear = 0;
-  helper->told = 0;
+  if (d->scoreboard->helper_stats[h].state != SHM_HELPER_UNUSED) notify_all(d);
+  helper->must_notify = 0;
+  helper->notices = 0;
   helper->answered = NULL;
   shmi_schedule_expect_helper(d->schedule, h, 1);
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
@@ -217,18 +220,19 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   stats->state = SHM_HELPER_STARTING;
   stats->generation = generation;
   stats->pool = d->config.helper_pool[h];
-  return shmi_dispatch_watch(d, up_fd, SHMI_PEER_IS_HELPER, h);
+  return shmi_poll_set_add(&d->poll_set, up_fd, SHMI_POLL_ARRIVALS, SHMI_WATCHED_HELPER, h);
 }
 
 int shmi_dispatch_helper_state(const shmi_dispatch_t *d, int h) { return d->helpers[h].state; }
 
-/* The function of an answered call whose work a helper still does; NULL: there is none. */
-static const shmi_function_t *goes_on_with(int h) {
-  uint64_t row = atomic_load_explicit(&shmi_scoreboard_helper(h)->going_on, memory_order_acquire);
-  return row == 0 || row > shmi_function_table_count() ? NULL : shmi_function_table_row((uint32_t)(row - 1));
+/* The function of an answered call whose deferred work a helper is doing; NULL: there is none. */
+static const shmi_function_t *deferred_function(int h) {
+  uint64_t row = atomic_load_explicit(&shmi_scoreboard_helper(h)->deferred_row, memory_order_acquire);
+  if (row == 0 || row > shmi_function_table_count()) return NULL;
+  return shmi_function_table_row((uint32_t)(row - 1));
 }
 
-/* A delivery of a dead helper that nothing was heard of: what became of it? */
+/* Decide what becomes of a delivery of a dead helper whose outcome has not arrived. */
 static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t executing,
                     shmi_victim_t *victim) {
   shmi_helper_t *helper = &d->helpers[h];
@@ -239,7 +243,7 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
   int is_call = r->frame.kind == SHMI_FRAME_CALL;
   if (outcome != NULL) {
     int status = shmi_status_from_wire((uint16_t)outcome->status);
-    if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* parked, and gone with it */
+    if (status == SHM_ENEEDS_SPACE) status = SHM_EHELPER_DIED; /* the parked result is lost with it */
     finish(d, h, delivery, status, outcome->value, outcome->started_units,
            outcome->finished_units);
     return;
@@ -251,7 +255,7 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     shmi_dispatch_finish_clear(d, number, SHM_EHELPER_DIED);
     return;
   }
-  if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
+  if (r->members != 0) { /* the others may have begun: a gang is never run again in part */
     finish_member(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
     return;
   }
@@ -265,7 +269,7 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
     return;
   }
-  int again = has_caller && /* nobody's call is run for nobody: answering drops it */
+  int again = has_caller && /* without a caller, answering drops it */
               (!was_executing ||
                ((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2));
   if (again) {
@@ -274,7 +278,7 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
                                  shmi_dispatch_why_gone(d, r->frame.placement | UINT64_C(1) << h));
       return;
     }
-    /* A call that was never begun may be handed over as often as helpers die. */
+    /* A call that was never begun may be handed over again whenever a helper dies. */
     if (!was_executing) r->attempts--;
     else d->scoreboard->broker->retried++;
     d->scoreboard->broker->requeued++;
@@ -290,7 +294,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   if (helper->state == SHMI_PEER_NONE) return;
   d->now_ns = shmi_clock_ns();
   if (helper->up_fd >= 0) read_helper(d, h, 1); /* what it wrote before it died */
-  shmi_schedule_helper_down(d->schedule, h); /* after that: it may have said that it is ready */
+  shmi_schedule_helper_down(d->schedule, h); /* after reading: it may have reported that it is ready */
   uint64_t executing =
       atomic_load_explicit(&shmi_scoreboard_helper(h)->executing, memory_order_acquire);
   /* Newest first, so that those queued again keep their order. */
@@ -298,16 +302,16 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
        n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
     recover(d, h, n, executing, victim);
   }
-  const shmi_function_t *going_on = goes_on_with(h);
-  if (going_on != NULL && victim->function == 0) {
-    victim->function = shmi_function_table_address(going_on);
+  const shmi_function_t *deferred_row = deferred_function(h);
+  if (deferred_row != NULL && victim->function == 0) {
+    victim->function = shmi_function_table_address(deferred_row);
   }
   while (helper->grow_head != SHMI_NONE) {
     uint32_t number = helper->grow_head;
     helper->grow_head = shmi_schedule_request(d->schedule, number)->next;
     shmi_dispatch_answer_plain(d, number, SHM_EHELPER_DIED);
   }
-  int was_asked = helper->down_fd < 0; /* its pipe was closed: this is its orderly end */
+  int was_asked = helper->down_fd < 0; /* we closed its pipe: this end was asked for */
   d->retiring &= ~(UINT64_C(1) << h);
   helper->state = SHMI_PEER_NONE;
   shmi_descriptor_close(&helper->down_fd);
@@ -353,7 +357,7 @@ void shmi_dispatch_retire_helper(shmi_dispatch_t *d, int h) {
   d->helpers[h].is_retiring = 1;
   d->retiring |= UINT64_C(1) << h;
   d->scoreboard->helper_stats[h].state = SHM_HELPER_LEAVING;
-  let_all_look(d);
+  notify_all(d);
   shmi_dispatch_close_retired(d);
 }
 
@@ -365,7 +369,7 @@ void shmi_dispatch_close_helpers(shmi_dispatch_t *d) {
   for (int h = 0; h < d->config.helpers; h++) shmi_descriptor_close(&d->helpers[h].down_fd);
 }
 
-/* The first call of those that its page names and that has not ended; NULL: there is none. */
+/* The first call that its page names as executing and that has not ended; NULL: there is none. */
 static const shmi_request_t *executing_call(const shmi_dispatch_t *d, const shmi_helper_t *helper,
                                             uint64_t executing) {
   uint64_t first = executing >> 16, end = first + (executing & 0xffff);
@@ -385,9 +389,9 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
   uint64_t hung = 0;
   for (int h = 0; h < d->config.helpers; h++) {
     shmi_helper_t *helper = &d->helpers[h];
-    const shmi_function_t *going_on = goes_on_with(h);
-    if (helper->state != SHMI_PEER_UP || (helper->in_flight == 0 && going_on == NULL)) continue;
-    /* What it begins next, it does not tell anybody: so look again in time for any function. */
+    const shmi_function_t *deferred_row = deferred_function(h);
+    if (helper->state != SHMI_PEER_UP || (helper->in_flight == 0 && deferred_row == NULL)) continue;
+    /* It does not report what it begins next: so look again in time for any function. */
     uint64_t again_ns = now_ns + d->least_hang_ns;
     shmi_clock_earliest(next_ns, again_ns);
     shmi_helper_page_t *page = shmi_scoreboard_helper(h);
@@ -399,8 +403,8 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
       hang_after_ns = r->function->hang_after_ns;
       since_ns = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed);
     } else {
-      hang_after_ns = going_on == NULL ? 0 : going_on->hang_after_ns;
-      since_ns = atomic_load_explicit(&page->going_on_since_ns, memory_order_relaxed);
+      hang_after_ns = deferred_row == NULL ? 0 : deferred_row->hang_after_ns;
+      since_ns = atomic_load_explicit(&page->deferred_since_ns, memory_order_relaxed);
     }
     if (hang_after_ns == 0) continue;
     uint64_t due = since_ns + hang_after_ns;

@@ -1,4 +1,6 @@
-/* dispatch_replies -- outcomes on their way to children. See dispatch_internal.h. */
+/* dispatch_replies -- what is sent to children: the outcomes of their calls. See
+ * dispatch_internal.h.
+ */
 #include "broker/dispatch_internal.h"
 
 #include "ipc/pipe.h"
@@ -14,7 +16,7 @@ void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint6
   shmi_child_t *child = &d->children[r->frame.slot];
   shm_broker_stats_t *broker = d->scoreboard->broker;
   shm_child_stats_t *stats = &d->scoreboard->child_stats[r->frame.slot];
-  int goes_on = status == SHM_ENEEDS_SPACE;
+  int is_parked = status == SHM_ENEEDS_SPACE;
   if (r->frame.kind == SHMI_FRAME_CALL && d->scoreboard->trace_records > 0) {
     shm_trace_record_t life = {.sequence = r->frame.sequence,
                                .function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr,
@@ -37,7 +39,7 @@ void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint6
     shmi_schedule_free(d->schedule, number);
     return;
   }
-  if (!goes_on) {
+  if (!is_parked) {
     broker->answered++;
     stats->answered++;
     if (status != SHM_OK) {
@@ -85,8 +87,8 @@ void shmi_dispatch_forget_replies(shmi_dispatch_t *d, int slot) {
   }
 }
 
-/* Write what is due to one child. 0 when something is left (its pipe is full, which a window
- * that fits the pipe rules out). */
+/* Write what is due to one child. Returns 0 when something is left because its pipe is full, which
+ * cannot happen while its window fits the pipe. */
 static int write_replies(shmi_dispatch_t *d, int slot) {
   shmi_child_t *child = &d->children[slot];
   while (child->replies_head != SHMI_NONE) {
@@ -98,14 +100,14 @@ static int write_replies(shmi_dispatch_t *d, int slot) {
     }
     int written = shmi_pipe_write(child->reply_fd, frames, count);
     if (written == SHM_EINTR) continue;
-    if (written < 0) { /* nobody reads any more: its death will be told by its pidfd */
+    if (written < 0) { /* nobody reads any more: its pidfd will report its death */
       shmi_dispatch_forget_replies(d, slot);
       return 1;
     }
     for (int i = 0; i < written; i++) {
       uint32_t number = child->replies_head;
       child->replies_head = shmi_schedule_request(d->schedule, number)->next;
-      /* Only now: a child that reads no reply runs into its own window, not into the table. */
+      /* Only now: a child that reads no replies fills its own window, not the table of requests. */
       if (frames[i].status == shmi_status_to_wire(SHM_ENEEDS_SPACE)) {
         child->parked++;
         child->parked_at |= UINT64_C(1) << (frames[i].slot & 63);

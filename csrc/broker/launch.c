@@ -4,7 +4,8 @@
  * sealed table of functions), and then either becomes the parent itself, or, for an init(), forks
  * one and becomes its child 0.
  *
- * Owns: the order in which a broker is made and destroyed. Must never: leave anything behind.
+ * Owns: the order in which a broker is made and destroyed. Must never: leave anything behind when a
+ * step fails.
  */
 #include "shmgpu.h"
 
@@ -117,9 +118,11 @@ static int be_parent(int request_fd, int reply_fd, pid_t caller) {
   SHMI_FAULT_ROLE(SHM_ROLE_PARENT, 0, 1);
   shmi_signals_take(settings.caller_is_child);
   int status = shmi_process_table_open(&settings, &host);
-  if (status == SHM_OK && caller > 0) status = shmi_process_table_admit_caller(caller, request_fd, reply_fd);
+  if (status == SHM_OK && caller > 0) {
+    status = shmi_process_table_admit_caller(caller, request_fd, reply_fd);
+  }
   if (status == SHM_OK) status = shmi_supervise();
-  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_OVER, .exit_status = status});
+  shmi_process_table_report((shm_event_t){.kind = SHM_EVENT_OVER, .exit_status = status});
   shmi_process_table_close();
   shmi_signals_give_back();
   return status;
@@ -140,7 +143,7 @@ static int become_first_child(void) {
     shmi_descriptor_close(&request[1]);
     status = be_parent(request[0], reply[1], caller);
     if (status != SHM_OK) { /* read only if it still waits */
-      strncpy(shmi_scoreboard()->detail, shm_error_detail(), SHMI_BOARD_DETAIL_BYTES - 1);
+      strncpy(shmi_scoreboard()->detail, shm_error_detail(), SHMI_SCOREBOARD_DETAIL_BYTES - 1);
     }
     shmi_role_end(&host, status == SHM_OK ? 0 : 1);
   }
@@ -183,7 +186,7 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
   if (shmi_role() != SHM_ROLE_NONE) return SHM_ENESTED;
   shmi_error_detail_set("%s", "");
   int status = check_config(config);
-  if (status == SHM_OK) status = shmi_init_stay_behind(lent->fork);
+  if (status == SHM_OK) status = shmi_pid1_stay_behind(lent->fork);
   if (status != SHM_OK) return status;
   settings = *config;
   host = *lent;
@@ -203,8 +206,8 @@ int shm_run(const shm_config_t *config, const shm_host_t *lent) {
 }
 
 int shm_leave(void) {
-  if (shmi_join_is_member()) {
-    shmi_join_leave();
+  if (shmi_attach_is_client()) {
+    shmi_attach_leave();
     return SHM_OK;
   }
   if (shmi_role() != SHM_ROLE_CHILD || parent_process.pid == 0) return SHM_ENOT_RUNNING;

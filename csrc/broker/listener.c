@@ -24,19 +24,19 @@
 #endif
 
 enum {
-  WAITING = 64,          /* clients that wait for a place */
-  ACCEPTS = 256,          /* at once: who connects without end holds up nobody inside */
-  CLIENTS = WAITING + 16, /* so that who only asks for something finds room beside them */
-  GROUPS = 64 /* of a user; more are counted first */
+  WAITING = 64,           /* clients that wait for a slot */
+  ACCEPTS = 256,          /* at once: a flood of connections must not hold up admitted clients */
+  CLIENTS = WAITING + 16, /* beside those that wait, clients that only ask something find room */
+  GROUPS = 64             /* of a user; if there are more, they are counted first */
 };
-#define HELLO_NS UINT64_C(2000000000) /* how long a client may be connected and say nothing */
+#define HELLO_NS UINT64_C(2000000000) /* how long a client may be connected and send nothing */
 
 typedef struct client {
   int fd; /* -1: nobody */
   int has_said_hello, may_wait;
   char program[SHMI_ATTACH_NAME_BYTES];
-  uint64_t until_ns; /* sent away then; 0: never */
-  uint64_t again_ns; /* not looked at before; 0: at any time */
+  uint64_t until_ns; /* refused then; 0: never */
+  uint64_t again_ns; /* not served before then; 0: at any time */
 } client_t;
 
 static const char CROWDED[] = "too many processes are connecting to the broker";
@@ -44,10 +44,10 @@ static const char NO_DESCRIPTORS[] = "the broker has no descriptors left: raise 
 static const char TOO_MANY_AT_ONCE[] =
     "more programs join at once than the broker's ulimit -n allows: connect again, or raise it";
 static int listener_fd = -1;
-static int is_shut; /* nobody is let in any more */
+static int is_shut; /* nobody is admitted any more */
 #define AGAIN_NS UINT64_C(100000000) /* after a connection that could not be accepted */
-static uint64_t again_ns; /* when it is watched again; 0: it is */
-static client_t clients[CLIENTS]; /* mean something while the listener is open */
+static uint64_t again_ns; /* when the listener is watched again; 0: it is being watched */
+static client_t clients[CLIENTS]; /* valid while the listener is open */
 
 int shmi_listener_open(int lent_fd) {
   if (lent_fd <= 0) return SHM_OK;
@@ -60,8 +60,8 @@ int shmi_listener_open(int lent_fd) {
     return SHM_ESYSTEM;
   }
   fcntl(listener_fd, F_SETFL, O_NONBLOCK);
-  int status = shmi_process_table_watch(listener_fd, SHMI_WATCH_LISTENER, 0);
-  if (status == SHM_OK) shmi_listener_look(-1); /* who has waited for this stands there now */
+  int status = shmi_process_table_watch(listener_fd, -1);
+  if (status == SHM_OK) shmi_listener_read(-1); /* clients may be waiting in the backlog */
   return status;
 }
 
@@ -73,7 +73,7 @@ int shmi_listener_has_clients(void) {
 }
 
 static void send_away(client_t *client) {
-  shmi_descriptor_close(&client->fd); /* closing takes it out of the set */
+  shmi_descriptor_close(&client->fd); /* closing removes it from the poll set */
 }
 
 void shmi_listener_close(void) {
@@ -91,8 +91,8 @@ static void tell_no(client_t *client, int status, const char *sentence) {
 }
 
 static void refuse(client_t *client, int status, const char *sentence) {
-  if (status != SHM_ESTOPPED) { /* that it ends, the log says once */
-    shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
+  if (status != SHM_ESTOPPED) { /* the log reports once that the broker is ending */
+    shmi_process_table_report((shm_event_t){.kind = SHM_EVENT_CHILD_REFUSED, .exit_status = status});
   }
   tell_no(client, status, sentence);
 }
@@ -101,7 +101,7 @@ static void refuse_command(client_t *client, const shmi_hello_t *hello, int stat
                            const char *sentence) {
   if (hello->kind == SHMI_HELLO_SCALE) {
     shmi_error_detail_set("%s", sentence);
-    shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_SCALE_REFUSED,
+    shmi_process_table_report((shm_event_t){.kind = SHM_EVENT_SCALE_REFUSED,
                                  .index = hello->pool,
                                  .attempts = hello->helpers,
                                  .exit_status = status});
@@ -111,13 +111,13 @@ static void refuse_command(client_t *client, const shmi_hello_t *hello, int stat
 
 void shmi_listener_shut(void) {
   is_shut = 1;
-  if (listener_fd >= 0) shmi_listener_look(-1); /* those who wait outside */
+  if (listener_fd >= 0) shmi_listener_read(-1); /* those in the backlog */
   for (int i = 0; listener_fd >= 0 && i < CLIENTS; i++) {
     if (clients[i].fd >= 0) refuse(&clients[i], SHM_ESTOPPED, "");
   }
 }
 
-/* The kernel's word for who stands there. */
+/* What the kernel says of the process at the other end. */
 static int peer_of(int fd, struct ucred *who) {
   socklen_t bytes = sizeof *who;
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, who, &bytes) == 0;
@@ -128,7 +128,7 @@ static int may_command(int fd) {
   return peer_of(fd, &who) && (who.uid == geteuid() || who.uid == 0);
 }
 
-/* Whether a group is one of those that whoever stands there has beside its first. */
+/* Whether the process at the other end has this group among its supplementary ones. */
 static int is_member(int fd, gid_t wanted) {
   gid_t few[GROUPS], *groups = few, *many = NULL;
   socklen_t bytes = sizeof few;
@@ -152,8 +152,8 @@ static int may_enter(int fd) {
   return wanted != 0 && (who.gid == wanted || is_member(fd, wanted));
 }
 
-/* Whoever connects waits in the backlog until there may be a descriptor for it: a parent that looked
- * again at once would do nothing else. */
+/* No descriptor is left: connections wait in the backlog for a while. A parent that tried again at
+ * once would do nothing else. */
 static void open_later(void) {
   if (again_ns == 0) shmi_process_table_unwatch(listener_fd);
   again_ns = shmi_clock_ns() + AGAIN_NS;
@@ -162,7 +162,7 @@ static void open_later(void) {
 static void open_again(uint64_t at_ns, uint64_t *next_ns) {
   if (again_ns == 0 || listener_fd < 0) return;
   if (again_ns <= at_ns) {
-    int status = shmi_process_table_watch(listener_fd, SHMI_WATCH_LISTENER, 0);
+    int status = shmi_process_table_watch(listener_fd, -1);
     again_ns = status == SHM_OK ? 0 : at_ns + AGAIN_NS;
   }
   shmi_clock_earliest(next_ns, again_ns);
@@ -175,7 +175,7 @@ static int count_waiting(void) {
 }
 
 static void accept_all(void) {
-  for (int accepted = 0; accepted < ACCEPTS; accepted++) { /* the others are reported again */
+  for (int accepted = 0; accepted < ACCEPTS; accepted++) { /* the poll set reports the rest again */
     int fd = shmi_descriptor_own(accept4(listener_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -198,7 +198,7 @@ static void accept_all(void) {
     *client = (client_t){.fd = fd, .until_ns = shmi_clock_ns() + HELLO_NS};
     if (!may_enter(fd)) {
       refuse(client, SHM_EREFUSED, "the broker belongs to another user");
-    } else if (shmi_process_table_watch(fd, SHMI_WATCH_CLIENT, (int)(client - clients)) != SHM_OK) {
+    } else if (shmi_process_table_watch(fd, (int)(client - clients)) != SHM_OK) {
       send_away(client);
     }
   }
@@ -209,24 +209,24 @@ static int process_of(int fd, shmi_process_t *process) {
   if (!peer_of(fd, &who)) return SHM_ESYSTEM;
   int pidfd = -1;
   socklen_t bytes = sizeof pidfd;
-  /* The very process that connected, whatever its number is by now (Linux 6.5). */
+  /* The very process that connected, even if its pid has been reused since (Linux 6.5). */
   if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &bytes) == 0) {
     process->pid = who.pid;
     process->pidfd = shmi_descriptor_own(pidfd);
     if (process->pidfd < 0) return SHM_ESYSTEM;
     if (who.pid > 0) return SHM_OK;
-    shmi_process_forget(process); /* it has no number here, by which it could be told of */
+    shmi_process_forget(process); /* it has no pid in our namespace, so no event could name it */
   }
   return who.pid > 0 ? shmi_process_open(who.pid, process) : SHM_EUNSUPPORTED;
 }
 
-/* As many of this user's descriptors are on their way as may be: they arrive in a moment. */
+/* This user has as many descriptors in transit as the kernel allows: they arrive in a moment. */
 static void later(client_t *client) {
   if (client->may_wait) client->again_ns = shmi_clock_ns() + AGAIN_NS;
   else refuse(client, SHM_EAGAIN, TOO_MANY_AT_ONCE);
 }
 
-/* Give the client that slot. Its socket is closed, unless it waits for a better moment. */
+/* Give the client that slot. Its socket is closed, unless it has to try again later. */
 static void let_in(client_t *client, int slot) {
   const shm_config_t *config = shmi_process_table_config();
   shmi_dispatch_t *dispatch = shmi_process_table_dispatch();
@@ -274,11 +274,11 @@ static void let_in(client_t *client, int slot) {
                                            towards[1]);
   int sent = SHM_OK;
   if (status == SHM_OK) {
-    /* Before it can send anything. */
+    /* Before the client can send anything. */
     shmi_dispatch_limit_child(dispatch, slot, quota.window, quota.weight, quota.parked_bytes);
     sent = shmi_passing_send(client->fd, &welcome, sizeof welcome, descriptors, count);
   }
-  /* Should it be gone already, or hear nothing, its pipe has ended, and the slot is freed by that. */
+  /* If it is gone already, or did not get the welcome, its pipe ends, and that frees the slot. */
   shmi_descriptor_close(&page_fd);
   shmi_descriptor_close(&from[1]);
   shmi_descriptor_close(&towards[0]);
@@ -301,7 +301,7 @@ static void serve(client_t *client) {
   }
 }
 
-/* Say how many helpers a pool has, and give it another number where that is asked for. */
+/* Answer how many helpers a pool has, after changing their number if that is asked for. */
 static void serve_command(client_t *client, const shmi_hello_t *hello) {
   char sentence[SHMI_ATTACH_SENTENCE_BYTES];
   int most, before = shmi_process_table_wanted(hello->pool, &most), status = SHM_OK;
@@ -340,7 +340,7 @@ static void serve_command(client_t *client, const shmi_hello_t *hello) {
       refuse_command(client, hello, SHM_EBAD_CONFIG, "the broker ends with who started it");
       return;
     }
-    shmi_process_table_retire(); /* those who have joined stay as long as they like */
+    shmi_process_table_retire(); /* attached programs may stay as long as they like */
   }
   shmi_welcome_t answer = {.magic = SHMI_ATTACH_MAGIC,
                            .version = SHMI_ATTACH_VERSION,
@@ -355,7 +355,7 @@ static void hear(client_t *client) {
   shmi_hello_t hello;
   ssize_t got = recv(client->fd, &hello, sizeof hello, MSG_DONTWAIT | MSG_TRUNC);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0 || client->has_said_hello) { /* it left, or talks where it should wait */
+  if (got <= 0 || client->has_said_hello) { /* it left, or sends where it should wait */
     send_away(client);
     return;
   }
@@ -376,7 +376,7 @@ static void hear(client_t *client) {
   serve(client);
 }
 
-void shmi_listener_look(int client) {
+void shmi_listener_read(int client) {
   if (client < 0) accept_all();
   else if (clients[client].fd >= 0) hear(&clients[client]);
 }

@@ -1,10 +1,9 @@
 /* process_table -- see process_table.h. */
-#include "broker/process_table_internal.h"
+#include "broker/process_table.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -12,23 +11,59 @@
 #include "base/error_detail.h"
 #include "base/fault.h"
 #include "base/passing.h"
+#include "broker/poll_set.h"
 #include "child/heap.h"
 #include "child/port.h"
 #include "helper/helper_port.h"
+#include "ipc/attach_handshake.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "process/role.h"
 
-enum { REAP_AT_ONCE = 64 };
+enum { EVENTS = 64 };
 
-shmi_process_table_t shmi_process_table = {.epoll_fd = -1};
+enum { WATCHED_HELPER, WATCHED_CHILD, WATCHED_CLIENT };
 
-#define table shmi_process_table
+typedef struct helper {
+  shmi_process_t process;
+  uint32_t generation;
+  int was_let_go;
+  int is_wanted;
+} helper_t;
 
-void shmi_process_table_tell(shm_event_t event) {
+typedef struct child {
+  shmi_process_t process;
+  enum shmi_child_kind kind;
+  int is_over;
+  uint32_t uid;                         /* of a client: what the kernel says */
+  char program[SHMI_ATTACH_NAME_BYTES]; /* of a client: what it says itself */
+} child_t;
+
+/* Of the parent, while it runs; a role that was just forked still reads it. */
+static struct {
+  shm_config_t config;
+  shm_host_t host;
+  const shmi_process_observer_t *observer;
+  shmi_dispatch_t *dispatch;
+  shmi_poll_set_t poll_set;
+  helper_t *helpers;
+  child_t *children;
+  shmi_alive_t alive;
+} table = {.poll_set = {.fd = -1}};
+
+void shmi_process_table_report(shm_event_t event) {
   if (table.host.on_event != NULL) table.host.on_event(&event);
 }
+
+void shmi_process_table_observe(const shmi_process_observer_t *observer) {
+  table.observer = observer;
+}
+
+const shm_config_t *shmi_process_table_config(void) { return &table.config; }
+const shm_host_t *shmi_process_table_host(void) { return &table.host; }
+shmi_dispatch_t *shmi_process_table_dispatch(void) { return table.dispatch; }
+shmi_alive_t shmi_process_table_alive(void) { return table.alive; }
 
 /* ---- a role's whole life, in the new process ---- */
 
@@ -63,17 +98,14 @@ static _Noreturn void run_child(int index, pid_t parent, int request_fd, int rep
 
 /* ---- forking roles, in the parent ---- */
 
-int shmi_process_table_watch(int fd, int what, int index) {
-  struct epoll_event event = {
-      .events = EPOLLIN,
-      .data = {.u64 = (uint64_t)(uint32_t)what << 32 | (uint32_t)index}};
-  return epoll_ctl(table.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? SHM_OK : SHM_ESYSTEM;
+int shmi_process_table_watch(int fd, int client) {
+  return shmi_poll_set_add(&table.poll_set, fd, SHMI_POLL_READABLE, WATCHED_CLIENT, client);
 }
 
-void shmi_process_table_unwatch(int fd) { epoll_ctl(table.epoll_fd, EPOLL_CTL_DEL, fd, NULL); }
+void shmi_process_table_unwatch(int fd) { shmi_poll_set_remove(&table.poll_set, fd); }
 
-static int watch(const shmi_process_t *process, int role, int index) {
-  return shmi_process_table_watch(process->pidfd, role, index);
+static int watch(const shmi_process_t *process, int kind, int index) {
+  return shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);
 }
 
 int shmi_process_table_two_pipes(int towards[2], int from[2], int *capacity) {
@@ -97,7 +129,7 @@ static void close_ends(int towards[2], int from[2]) {
   }
 }
 
-/* A process whose end could not be watched for would be waited for in vain: it ends here. */
+/* The end of a process that cannot be watched would never be noticed: so it ends here. */
 static void end_unwatched(shmi_process_t *process) {
   int exit_status;
   shmi_error_detail_errno("watching a new process");
@@ -106,7 +138,7 @@ static void end_unwatched(shmi_process_t *process) {
 }
 
 int shmi_process_table_start_helper(int index) {
-  shmi_helper_entry_t *helper = &table.helpers[index];
+  helper_t *helper = &table.helpers[index];
   int down[2], up[2], files[2], capacity;
   int status = shmi_process_table_two_pipes(down, up, &capacity);
   if (status == SHM_OK) {
@@ -119,10 +151,7 @@ int shmi_process_table_start_helper(int index) {
   }
   shmi_scoreboard_reset_helper(index);
   helper->generation++;
-  helper->failed = helper->told_ready = 0;
-  helper->kill_ns = 0;
   helper->was_let_go = 0;
-  helper->reason = SHM_REASON_NONE;
   pid_t parent = getpid();
   int forked = shmi_process_fork(table.host.fork, &helper->process);
   if (forked == 0) {
@@ -140,30 +169,24 @@ int shmi_process_table_start_helper(int index) {
     shmi_descriptor_close(&files[0]);
     return forked;
   }
-  helper->started_ns = shmi_clock_ns();
-  helper->respawn_ns = 0;
-  table.helpers_alive++;
+  table.alive.helpers++;
   status = shmi_dispatch_add_helper(table.dispatch, index, down[1], up[0], files[0],
                                     helper->process.pid, helper->generation);
-  if (status == SHM_OK) status = watch(&helper->process, SHM_ROLE_HELPER, index);
+  if (status == SHM_OK) status = watch(&helper->process, WATCHED_HELPER, index);
   if (status != SHM_OK) {
     shmi_victim_t none;
     end_unwatched(&helper->process);
     shmi_dispatch_remove_helper(table.dispatch, index, &none);
-    table.helpers_alive--;
+    table.alive.helpers--;
     return status;
   }
   if (helper->generation > 1) shmi_scoreboard()->broker->helper_respawns++;
-  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_HELPER_STARTED,
-                               .index = index,
-                               .pid = helper->process.pid,
-                               .generation = helper->generation,
-                               .deaths = helper->deaths});
+  table.observer->helper_started(index);
   return SHM_OK;
 }
 
 int shmi_process_table_start_child(int index) {
-  shmi_child_entry_t *child = &table.children[index];
+  child_t *child = &table.children[index];
   int reply[2], request[2], capacity;
   int status = shmi_process_table_two_pipes(reply, request, &capacity);
   if (status != SHM_OK) {
@@ -186,62 +209,52 @@ int shmi_process_table_start_child(int index) {
     shmi_descriptor_close(&request[0]);
     return forked;
   }
-  child->is_ours = 1;
-  child->reason = SHM_REASON_NONE;
-  child->started_ns = shmi_clock_ns();
-  child->respawn_ns = 0;
-  table.children_alive++;
+  child->kind = SHMI_CHILD_FORKED;
+  child->is_over = 0;
+  table.alive.children++;
   status = shmi_dispatch_add_child(table.dispatch, index, request[0], reply[1], child->process.pid);
-  if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
+  if (status == SHM_OK) status = watch(&child->process, WATCHED_CHILD, index);
   if (status != SHM_OK) {
     end_unwatched(&child->process);
     shmi_dispatch_remove_child(table.dispatch, index);
-    child->has_ended = 1;
-    table.children_alive--;
+    shmi_process_table_child_gone(index, 1);
     return status;
   }
-  shmi_process_table_tell((shm_event_t){.kind = SHM_EVENT_CHILD_STARTED,
-                               .index = index,
-                               .pid = child->process.pid,
-                               .generation = generation,
-                               .attempts = child->restarts});
+  table.observer->child_started(index);
   return SHM_OK;
 }
 
 int shmi_process_table_admit_caller(pid_t caller, int request_fd, int reply_fd) {
-  shmi_child_entry_t *first = &table.children[0];
+  child_t *first = &table.children[0];
   int status = shmi_process_open(caller, &first->process);
-  if (status == SHM_OK) status = watch(&first->process, SHM_ROLE_CHILD, 0);
+  if (status == SHM_OK) status = watch(&first->process, WATCHED_CHILD, 0);
   if (status != SHM_OK) return status;
-  table.children_alive = 1;
+  first->kind = SHMI_CHILD_CALLER;
+  table.alive.children = 1;
   return shmi_dispatch_add_child(table.dispatch, 0, request_fd, reply_fd, caller);
 }
 
 int shmi_process_table_admit_client(int index, shmi_process_t *client, uint32_t uid,
                                     const char *program, int request_fd, int reply_fd) {
-  shmi_child_entry_t *child = &table.children[index];
-  *child = (shmi_child_entry_t){.process = *client, .is_attached = 1, .uid = uid};
+  child_t *child = &table.children[index];
+  *child = (child_t){.process = *client, .kind = SHMI_CHILD_CLIENT, .uid = uid};
   strncpy(child->program, program, sizeof child->program - 1);
   int status = shmi_dispatch_add_child(table.dispatch, index, request_fd, reply_fd, client->pid);
-  if (status == SHM_OK) status = watch(&child->process, SHM_ROLE_CHILD, index);
+  if (status == SHM_OK) status = watch(&child->process, WATCHED_CHILD, index);
   if (status != SHM_OK) {
     shmi_dispatch_remove_child(table.dispatch, index);
     shmi_process_forget(&child->process);
-    child->has_ended = 1;
+    child->is_over = 1;
     return status;
   }
-  table.clients_alive++;
-  shmi_process_table_tell((shm_event_t){
-      .kind = SHM_EVENT_CHILD_JOINED,
-      .index = index,
-      .pid = client->pid,
-      .generation = shmi_dispatch_child_generation(table.dispatch, index)});
+  table.alive.clients++;
+  table.observer->child_started(index);
   return SHM_OK;
 }
 
 const char *shmi_process_table_client(int index, uint32_t *uid) {
-  const shmi_child_entry_t *child = &table.children[index];
-  if (!child->is_attached || child->process.pid == 0) return NULL;
+  const child_t *child = &table.children[index];
+  if (child->kind != SHMI_CHILD_CLIENT || child->process.pid == 0) return NULL;
   *uid = child->uid;
   return child->program;
 }
@@ -254,11 +267,34 @@ int shmi_process_table_free_slot(void) {
   return -1;
 }
 
-const shm_config_t *shmi_process_table_config(void) { return &table.config; }
-shmi_dispatch_t *shmi_process_table_dispatch(void) { return table.dispatch; }
+enum shmi_child_kind shmi_process_table_child_kind(int index) {
+  return table.children[index].kind;
+}
+
+int shmi_process_table_child_pid(int index) { return table.children[index].process.pid; }
+int shmi_process_table_child_is_over(int index) { return table.children[index].is_over; }
+
+int shmi_process_table_release_child(int index) {
+  int pid = table.children[index].process.pid;
+  shmi_process_forget(&table.children[index].process);
+  return pid;
+}
+
+void shmi_process_table_child_gone(int index, int for_good) {
+  child_t *child = &table.children[index];
+  child->is_over = for_good;
+  if (child->kind == SHMI_CHILD_CLIENT) table.alive.clients--;
+  else table.alive.children--;
+}
+
 void shmi_process_table_retire(void) { table.config.idle_ns = 1; } /* 0 would be: never */
 
-/* ---- more helpers, and fewer ---- */
+/* ---- helpers: more, and fewer ---- */
+
+int shmi_process_table_helper_pid(int index) { return table.helpers[index].process.pid; }
+uint32_t shmi_process_table_helper_generation(int index) { return table.helpers[index].generation; }
+int shmi_process_table_helper_is_wanted(int index) { return table.helpers[index].is_wanted; }
+int shmi_process_table_helper_was_let_go(int index) { return table.helpers[index].was_let_go; }
 
 int shmi_process_table_wanted(int pool, int *most) {
   int wanted = 0;
@@ -273,16 +309,15 @@ int shmi_process_table_wanted(int pool, int *most) {
 
 static void let_helper_go(int index) {
   table.helpers[index].is_wanted = 0;
-  table.helpers[index].respawn_ns = 0;
   table.helpers[index].was_let_go = table.helpers[index].process.pid != 0;
   shmi_dispatch_retire_helper(table.dispatch, index);
 }
 
 static int want_helper(int index) {
-  shmi_helper_entry_t *helper = &table.helpers[index];
+  helper_t *helper = &table.helpers[index];
   helper->is_wanted = 1;
-  helper->short_deaths = 0;
-  /* One that was let go and has not ended yet: its end makes way for the next. */
+  table.observer->helper_wanted(index);
+  /* One that was let go and has not ended yet: the next starts when it has. */
   return helper->process.pid != 0 ? SHM_OK : shmi_process_table_start_helper(index);
 }
 
@@ -301,7 +336,7 @@ int shmi_process_table_scale(int pool, int helpers) {
     at--;
   }
   if (at != before) {
-    shmi_process_table_tell((shm_event_t){
+    shmi_process_table_report((shm_event_t){
         .kind = SHM_EVENT_SCALED, .index = pool, .attempts = at, .deaths = before});
   }
   return status;
@@ -309,47 +344,47 @@ int shmi_process_table_scale(int pool, int helpers) {
 
 /* ---- signalling and reaping ---- */
 
-void shmi_process_table_signal_children(int signal, int reason) {
-  for (int i = 0; i < table.config.child_count; i++) { /* clients lie behind them */
-    shmi_child_entry_t *child = &table.children[i];
-    if (!child->is_ours || child->process.pid == 0) continue;
-    if (child->reason == SHM_REASON_NONE) child->reason = reason;
-    shmi_process_signal(&child->process, signal);
-  }
+void shmi_process_table_signal_helper(int index, int signal) {
+  shmi_process_signal(&table.helpers[index].process, signal);
 }
 
-void shmi_process_table_signal_helpers(int signal) {
-  for (int i = 0; i < table.config.helper_count; i++) {
-    shmi_process_signal(&table.helpers[i].process, signal);
-  }
+int shmi_process_table_signal_child(int index, int signal) {
+  const child_t *child = &table.children[index];
+  if (child->kind != SHMI_CHILD_FORKED || child->process.pid == 0) return 0;
+  shmi_process_signal(&child->process, signal);
+  return 1;
 }
 
-void shmi_process_table_look(const shmi_process_table_news_t *news) {
-  struct epoll_event events[REAP_AT_ONCE];
-  int count = epoll_wait(table.epoll_fd, events, REAP_AT_ONCE, 0);
+static void helper_is_readable(int index) {
+  helper_t *helper = &table.helpers[index];
+  int exit_status = 0, pid = helper->process.pid, was_let_go = helper->was_let_go;
+  if (!shmi_process_reap(&helper->process, 0, &exit_status)) return;
+  helper->was_let_go = 0;
+  table.alive.helpers--;
+  table.observer->helper_ended(index, pid, exit_status, was_let_go);
+}
+
+static void child_is_readable(int index) {
+  child_t *child = &table.children[index];
+  int exit_status = 0, pid = child->process.pid;
+  if (child->kind == SHMI_CHILD_FORKED) {
+    if (!shmi_process_reap(&child->process, 0, &exit_status)) return;
+  } else {
+    if (pid == 0) return;
+    shmi_process_forget(&child->process);
+  }
+  table.observer->child_ended(index, pid, exit_status);
+}
+
+void shmi_process_table_poll(void) {
+  struct epoll_event events[EVENTS];
+  int count = shmi_poll_set_wait(&table.poll_set, events, EVENTS, 0, NULL);
   for (int i = 0; i < count; i++) {
-    int what = (int)(events[i].data.u64 >> 32), index = (int)(uint32_t)events[i].data.u64;
-    int exit_status = 0;
-    if (what == SHMI_WATCH_LISTENER) {
-      news->connecting(-1);
-    } else if (what == SHMI_WATCH_CLIENT) {
-      news->connecting(index);
-    } else if (what == SHM_ROLE_HELPER) {
-      int pid = table.helpers[index].process.pid;
-      if (shmi_process_reap(&table.helpers[index].process, 0, &exit_status)) {
-        news->helper_ended(index, pid, exit_status);
-      }
-    } else {
-      shmi_child_entry_t *child = &table.children[index];
-      int pid = child->process.pid;
-      if (child->is_ours) {
-        if (shmi_process_reap(&child->process, 0, &exit_status)) {
-          news->child_ended(index, pid, exit_status);
-        }
-      } else if (pid != 0) {
-        shmi_process_forget(&child->process);
-        news->child_ended(index, pid, 0);
-      }
+    int index = shmi_poll_index(&events[i]);
+    switch (shmi_poll_kind(&events[i])) {
+      case WATCHED_HELPER: helper_is_readable(index); break;
+      case WATCHED_CHILD: child_is_readable(index); break;
+      default: table.observer->client_readable(index);
     }
   }
 }
@@ -357,11 +392,14 @@ void shmi_process_table_look(const shmi_process_table_news_t *news) {
 /* ---- making and ending ---- */
 
 int shmi_process_table_open(const shm_config_t *config, const shm_host_t *host) {
-  table = (shmi_process_table_t){.config = *config, .host = *host};
-  table.epoll_fd = shmi_descriptor_own(epoll_create1(EPOLL_CLOEXEC));
+  table.config = *config;
+  table.host = *host;
+  table.observer = NULL;
+  table.alive = (shmi_alive_t){0};
+  int status = shmi_poll_set_open(&table.poll_set);
   table.helpers = calloc((size_t)config->helper_count, sizeof *table.helpers);
   table.children = calloc((size_t)config->slot_count, sizeof *table.children);
-  if (table.epoll_fd < 0 || table.helpers == NULL || table.children == NULL) return SHM_ESYSTEM;
+  if (status != SHM_OK || table.helpers == NULL || table.children == NULL) return SHM_ESYSTEM;
   for (int i = 0; i < config->helper_count; i++) {
     table.helpers[i].process.pidfd = -1;
     table.helpers[i].is_wanted = !config->helper_absent[i];
@@ -374,7 +412,7 @@ int shmi_process_table_open(const shm_config_t *config, const shm_host_t *host) 
                                      .helper_pool = table.config.helper_pool,
                                      .min_credit = table.config.min_credit,
                                      .helper_absent = table.config.helper_absent,
-                                     .supervisor_fd = table.epoll_fd};
+                                     .supervisor_fd = table.poll_set.fd};
   shm_broker_stats_t *stats = shmi_scoreboard()->broker;
   stats->started_ns = shmi_clock_ns();
   stats->parent_pid = getpid();
@@ -392,7 +430,7 @@ int shmi_process_table_open(const shm_config_t *config, const shm_host_t *host) 
 void shmi_process_table_close(void) {
   shmi_dispatch_destroy(table.dispatch);
   table.dispatch = NULL;
-  shmi_descriptor_close(&table.epoll_fd);
+  shmi_poll_set_close(&table.poll_set);
   free(table.helpers);
   free(table.children);
   table.helpers = NULL;

@@ -53,7 +53,7 @@ int shmi_spin(shmi_spin_t *spin) {
       }
       relax();
     }
-    sched_yield(); /* whoever the answer waits for may have been put on this core */
+    sched_yield(); /* the process that is to answer may be waiting for this core */
   } while (shmi_clock_ns() < end_ns);
   spin->trust -= SPIN_LOSS;
   return 0;

@@ -1,17 +1,17 @@
 /* adaptive_spin -- waiting for a lone call without sleeping.
  *
- * A round trip is four wake-ups, and waking a core that fell idle costs more than all the rest.
- * So a caller whose replies have lately come within SPIN_NS watches, for that long, the count of
- * its answers that the dispatcher keeps on the scoreboard, and sleeps in the read only then. It
- * watches only while there are cores to spare: as many as twice the calls that are out in the
- * whole broker. Replies that come later cost it the habit; every SPIN_RETRY calls it looks again
- * whether times have changed, a few times in a row, because the first of a row finds cores that
- * still sleep deeply. At worst that is 3 x SPIN_NS in SPIN_RETRY calls of more than SPIN_NS.
+ * A round trip is four wake-ups, and waking an idle core costs more than all the rest. So a caller
+ * whose recent replies came within SPIN_NS watches, for that long, the count of its answers that
+ * the dispatcher keeps on the scoreboard, and only then sleeps in the read. It spins only while
+ * there are cores to spare: twice as many as there are open calls in the whole broker. A caller
+ * whose replies come later stops spinning. Every SPIN_RETRY calls it tries again, a few times in a
+ * row, because the first try finds cores that are still in a deep sleep. At worst that costs 3 x
+ * SPIN_NS in SPIN_RETRY calls of more than SPIN_NS.
  *
- * Owns: what one caller has learnt. Must never: make a system call but to yield.
+ * Owns: what one caller has learnt. Must never: make a system call, except to yield.
  */
-#ifndef SHMI_SPIN_H
-#define SHMI_SPIN_H
+#ifndef SHMI_ADAPTIVE_SPIN_H
+#define SHMI_ADAPTIVE_SPIN_H
 
 #include "base/status.h"
 
@@ -25,7 +25,7 @@ typedef struct shmi_spin {
 void shmi_spin_open(shmi_spin_t *spin, const uint64_t *answered);
 /* Before a call is sent. */
 void shmi_spin_note(shmi_spin_t *spin);
-/* After it was. 1: the answer is on its way. */
+/* After it was sent. 1: the answer is on its way. */
 int shmi_spin(shmi_spin_t *spin);
 
 #endif

@@ -27,11 +27,11 @@
 enum { HEED_NS = 100000000, ANSWER_NS = 2000000000 };
 
 static int is_member;
-static pid_t joining;         /* the process of which a thread is in shm_join; 0: of none */
-static ino_t asked;           /* the socket where hello was said and no answer has come; 0: none */
-static uint64_t answer_by_ns; /* of that; 0: never too late */
+static pid_t joining;         /* the process that has a thread in shm_join; 0: none has */
+static ino_t asked;           /* the socket where a hello was sent and no answer has come; 0: none */
+static uint64_t answer_by_ns; /* the deadline for that answer; 0: none */
 
-int shmi_join_is_member(void) { return is_member; }
+int shmi_attach_is_client(void) { return is_member; }
 
 static int say(int fd, shmi_hello_t *hello) {
   hello->magic = SHMI_ATTACH_MAGIC;
@@ -40,7 +40,7 @@ static int say(int fd, shmi_hello_t *hello) {
   do {
     sent = send(fd, hello, sizeof *hello, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  /* One that refuses at sight has closed its end already: what it said is there to be heard. */
+  /* A broker that refuses at once has closed its end already: its answer can still be read. */
   if (sent == (ssize_t)sizeof *hello || errno == EPIPE || errno == ECONNRESET) return SHM_OK;
   shmi_error_detail_errno("saying hello to the broker");
   return SHM_EBROKER_DIED;
@@ -56,7 +56,8 @@ static void close_all(int descriptors[SHMI_ATTACH_DESCRIPTORS]) {
   for (int i = 0; i < SHMI_ATTACH_DESCRIPTORS; i++) shmi_descriptor_close(&descriptors[i]);
 }
 
-/* The answer, with the descriptors it brings: how many, or a negative status and none. */
+/* Read the answer and the descriptors that come with it: how many, or a negative status and
+ * none. */
 static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_ATTACH_DESCRIPTORS]) {
   int count =
       shmi_passing_receive(fd, welcome, sizeof *welcome, descriptors, SHMI_ATTACH_DESCRIPTORS);
@@ -71,12 +72,12 @@ static int hear(int fd, shmi_welcome_t *welcome, int descriptors[SHMI_ATTACH_DES
   return count;
 }
 
-/* Whoever listens there may write what it likes: a status that is none is no success. */
+/* Whoever listens there may write anything: an unknown status is not a success. */
 static int refusal_of(const shmi_welcome_t *welcome) {
   return welcome->status < 0 ? welcome->status : SHM_EREFUSED;
 }
 
-/* What it takes over of the descriptors is -1 then. */
+/* Descriptors that it takes over are set to -1. */
 static int become_member(const shmi_welcome_t *welcome, int descriptors[], int heeds_signals) {
   if (welcome->window < 1 || welcome->window > SHM_MAX_WINDOW) {
     shmi_error_detail_set("it gives a window of %u messages", welcome->window);
@@ -111,7 +112,7 @@ static void forget_broker(void) {
 
 static int join(int connection_fd, const char *program, int64_t wait_ns, int heeds_signals,
                 int *manifest_fd) {
-  struct stat socket; /* numbers of descriptors come again: an asker may have given up */
+  struct stat socket; /* known by inode: descriptors' numbers are reused when a caller gives up */
   if (fstat(connection_fd, &socket) != 0) {
     shmi_error_detail_errno("asking to be let in");
     return SHM_ESYSTEM;
@@ -153,7 +154,7 @@ static int join(int connection_fd, const char *program, int64_t wait_ns, int hee
     close_all(descriptors);
     return status;
   }
-  if (count > SHMI_ATTACH_MANIFEST) { /* the caller's from here on */
+  if (count > SHMI_ATTACH_MANIFEST) { /* it belongs to the caller from here on */
     *manifest_fd = fcntl(descriptors[SHMI_ATTACH_MANIFEST], F_DUPFD_CLOEXEC, 0);
     shmi_descriptor_close(&descriptors[SHMI_ATTACH_MANIFEST]);
   }
@@ -166,7 +167,7 @@ int shm_join(int connection_fd, const char *program, int64_t wait_ns, int heeds_
   shmi_error_detail_set("%s", "");
   *manifest_fd = -1;
   pid_t me = getpid(), nobody = __atomic_load_n(&joining, __ATOMIC_RELAXED);
-  /* What a process inherited from one that was joining when it forked is nobody's there. */
+  /* Forked while its parent was joining, this process inherited a join that nobody will finish. */
   if (nobody == me ||
       !__atomic_compare_exchange_n(&joining, &nobody, me, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
     shmi_error_detail_set("another thread is just joining one");
@@ -184,12 +185,12 @@ static int copy_block(void *address, size_t bytes, int is_live, void *offset) {
   return 0;
 }
 
-/* What lives on becomes this process's own: the arena is given to whoever comes next. */
+/* Replace what is still in use by private copies: the arena goes to the slot's next occupant. */
 static void keep_privately(uint64_t mapping, size_t bytes) {
   void *here = (void *)(uintptr_t)mapping;
   char *own = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
-  if (own == MAP_FAILED) { /* better an old value that changes than somebody else's that we change */
+  if (own == MAP_FAILED) { /* unmap: we must not write into the next occupant's memory */
     mprotect(here, bytes, PROT_READ);
     return;
   }
@@ -220,7 +221,7 @@ static int ask(int fd, shmi_hello_t *hello, shmi_welcome_t *answer, int *manifes
     count = hear(fd, answer, descriptors);
   } while (count == SHM_EINTR);
   if (count < 0) return count;
-  /* The caller's from here on. */
+  /* It belongs to the caller from here on. */
   if (count > 0) *manifest_fd = fcntl(descriptors[0], F_DUPFD_CLOEXEC, 0);
   close_all(descriptors);
   if (answer->status == SHM_OK) return SHM_OK;
@@ -255,11 +256,11 @@ int shm_ask_retire(int connection_fd) {
   return status;
 }
 
-void shmi_join_leave(void) {
+void shmi_attach_leave(void) {
   uint64_t bytes;
   uint64_t mapping = shmi_arena_reservation(&bytes);
   keep_privately(mapping, bytes);
-  shmi_port_close(); /* the broker sees its end and cleans the slot */
+  shmi_port_close(); /* the broker sees the pipe's end and cleans the slot */
   if (shmi_heap_retire(mapping, bytes)) shmi_arena_detach();
   forget_broker();
 }
@@ -268,7 +269,7 @@ int shm_disown(void) {
   if (!shmi_role_is_inherited()) return SHM_OK;
   if (shmi_role() != SHM_ROLE_CHILD) return SHM_ENESTED;
   shmi_port_disown();
-  shmi_descriptor_keep_only(NULL, 0); /* copies, which would keep the broker from seeing its end */
+  shmi_descriptor_keep_only(NULL, 0); /* copies would hide the owner's end from the broker */
   shmi_arena_narrow(shmi_role_index());
   uint64_t bytes;
   uint64_t mapping = shmi_arena_reservation(&bytes);

@@ -1,16 +1,16 @@
-/* attach -- joining: this process becomes a child of a broker that runs already.
+/* attach -- this process joins a broker that is already running, and becomes a child of it.
  *
- * Owns: what shm_join gave this process. Must never: keep anything of the user's, or anything at
- * all after a refusal.
+ * Owns: what shm_join gave this process. Must never: keep anything that belongs to the user, or
+ * anything at all after a refusal.
  */
-#ifndef SHMI_JOIN_H
-#define SHMI_JOIN_H
+#ifndef SHMI_ATTACH_H
+#define SHMI_ATTACH_H
 
 #include "base/status.h"
 
-/* Did this process join the broker it is in? */
-int shmi_join_is_member(void);
-/* It leaves: arrays that live on keep their memory. */
-void shmi_join_leave(void);
+/* Whether this process joined its broker, rather than being forked by it. */
+int shmi_attach_is_client(void);
+/* Leave the broker. Arrays that are still in use keep their memory. */
+void shmi_attach_leave(void);
 
 #endif

@@ -50,7 +50,7 @@ int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes) {
                           .mapping = mapping,
                           .mapping_bytes = mapping_bytes};
       retired = kept;
-    } /* else the mapping is never given back: better than unmapping live memory */
+    } /* else the mapping is never given back, which is better than unmapping live memory */
   } else if (heap != NULL) {
     shmi_tlsf_destroy(heap);
   }
@@ -61,10 +61,10 @@ int shmi_heap_retire(uint64_t mapping, uint64_t mapping_bytes) {
 }
 
 int shmi_heap_disown(uint64_t mapping, uint64_t mapping_bytes) {
-  int in_use = pthread_mutex_trylock(&lock) != 0; /* by a thread that was not forked */
+  int in_use = pthread_mutex_trylock(&lock) != 0; /* a thread that was not forked held it */
   lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   if (!in_use) return shmi_heap_retire(mapping, mapping_bytes);
-  heap = NULL; /* caught half-way: left as it is, for good */
+  heap = NULL; /* it may be in the middle of a change: never used again */
   retired = NULL;
   heap_base = heap_bytes = 0;
   return 1;

@@ -1,11 +1,11 @@
 /* reply_queue -- a queue of replies, each with the message that it answers.
  *
- * A ring that grows: replies outlive the entries of their calls, and wait until somebody asks.
+ * A ring that grows: replies outlive the entries of their calls, and wait here until they are read.
  *
- * Owns: its memory. Must never: take a lock, which is its owner's.
+ * Owns: its memory. Must never: take a lock; its owner holds one.
  */
-#ifndef SHMI_REPLIES_H
-#define SHMI_REPLIES_H
+#ifndef SHMI_REPLY_QUEUE_H
+#define SHMI_REPLY_QUEUE_H
 
 #include "base/status.h"
 
@@ -15,11 +15,11 @@ typedef struct shmi_replies {
   uint32_t head, count, capacity;
 } shmi_replies_t;
 
-/* SHM_OK, or SHM_ESYSTEM where there is no memory. */
+/* SHM_OK, or SHM_ESYSTEM when there is no memory. */
 int shmi_replies_push(shmi_replies_t *queue, const shm_reply_t *reply, const shm_msg_t *msg);
-/* 0: there is none. reply and msg may be NULL. */
+/* 0: the queue is empty. reply and msg may be NULL. */
 int shmi_replies_pop(shmi_replies_t *queue, shm_reply_t *reply, shm_msg_t *msg);
-/* Take out the first reply of one of these calls: the call's index, or -1. */
+/* Remove the first reply that belongs to one of these calls: the call's index, or -1. */
 int shmi_replies_take(shmi_replies_t *queue, const uint64_t sequences[], int count);
 void shmi_replies_free(shmi_replies_t *queue);
 

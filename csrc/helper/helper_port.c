@@ -14,16 +14,16 @@
 #include "memory/arena.h"
 
 enum {
-  QUEUE = SHMI_BOARD_RING,
+  QUEUE = SHMI_DELIVERY_RING,
   REPLIES = SHMI_PIPE_BURST,
-  GROWS_IN_A_ROW = 64, /* room for results comes first, as often as that; then what waits has a turn */
-  HOLD_REPLIES_NS = 100000, /* how long a reply may wait for company, by the best knowledge */
-  LOOK_AGAIN_NS = 200000    /* how stale the queue may be: a GROW goes ahead of what waits */
+  GROWS_IN_A_ROW = 64, /* GROWs go first, but after so many of them a waiting call has its turn */
+  HOLD_REPLIES_NS = 100000, /* the longest that a reply is expected to wait for others */
+  LOOK_AGAIN_NS = 200000    /* read the pipe again after so long: a GROW overtakes queued calls */
 };
 
 static struct port {
   int down_fd, up_fd, files_fd;
-  uint32_t arenas_due;  /* memory files that lie in files_fd */
+  uint32_t arenas_due;  /* memory files that wait in files_fd */
   uint32_t clear_head, clear_count;
   int helper;
   int stopping; /* end of file was seen: what is queued is still served */
@@ -43,9 +43,9 @@ static struct port {
   shmi_frame_t taken[QUEUE]; /* by delivery % QUEUE: what finish needs to know */
   uint64_t started_ns[QUEUE];
   uint16_t function[QUEUE];  /* by delivery % QUEUE: 1 + index of its row, 0: none */
-  uint8_t is_short[SHM_MAX_FUNCTIONS]; /* its last call took less than HOLD_REPLIES_NS */
+  uint8_t is_short[SHM_MAX_FUNCTIONS]; /* the function's last call took less than HOLD_REPLIES_NS */
   uint64_t last_take[SHM_MAX_BATCH];
-  uint64_t going_on_ns; /* since when work goes on after its answer; 0: none does */
+  uint64_t deferred_began_ns; /* when the work after an answer began; 0: there is none */
   shmi_frame_t replies[REPLIES];
 } port = {.down_fd = -1, .up_fd = -1, .files_fd = -1, .helper = -1};
 
@@ -64,9 +64,9 @@ static int flush(void) {
   return SHM_OK;
 }
 
-/* Take in what lies in the pipe. timeout_ns < 0: wait until there is something. */
+/* Read everything in the pipe. timeout_ns < 0: wait until there is something. */
 static int look(int64_t timeout_ns) {
-  /* The private queue holds at least a control ring's worth, which is more than may be out. */
+  /* The private queue holds as much as the control ring, which is more than can be in flight. */
   uint32_t room = QUEUE - (port.count > port.grow_count ? port.count : port.grow_count);
   if (room < SHMI_PIPE_BURST) return SHM_OK;
   shmi_frame_t frames[SHMI_PIPE_BURST * 4];
@@ -93,7 +93,7 @@ static int look(int64_t timeout_ns) {
       has_heard = 1;
       continue;
     }
-    if (frames[i].kind == SHMI_FRAME_CLEAR) { /* its arena may be one of those that are due */
+    if (frames[i].kind == SHMI_FRAME_CLEAR) { /* its arena may be one that is still to be mapped */
       has_heard = 1;
       port.clears[(port.clear_head + port.clear_count++) % QUEUE] = frames[i];
       continue;
@@ -105,7 +105,7 @@ static int look(int64_t timeout_ns) {
   }
   shmi_count(&port.page->frames_received, (uint64_t)got);
   SHMI_FAULT(AFTER_READ);
-  return has_heard ? SHM_EINTR : SHM_OK; /* the caller looks after what it keeps, and comes back */
+  return has_heard ? SHM_EINTR : SHM_OK; /* the host releases what it keeps, and calls again */
 }
 
 static uint32_t units(uint64_t from_ns, uint64_t to_ns) {
@@ -118,8 +118,8 @@ static void publish_executing(void) {
   atomic_store_explicit(&port.page->executing, value, memory_order_release);
 }
 
-/* On to the lowest call that was begun and has not ended: those behind it may have ended before it,
- * and between them lie the numbers of what is no call. */
+/* Advance to the lowest call that was begun and has not ended: later calls may have ended before
+ * it, and some numbers between them belong to other messages. */
 static void skip_finished(void) {
   while (port.lowest <= port.highest) {
     const shmi_frame_t *frame = &port.taken[port.lowest % QUEUE];
@@ -142,7 +142,7 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
         now - port.started_ns[delivery % QUEUE] < HOLD_REPLIES_NS;
   }
 
-  shmi_outcome_t *outcome = &port.page->finished[delivery % SHMI_BOARD_RING];
+  shmi_outcome_t *outcome = &port.page->finished[delivery % SHMI_DELIVERY_RING];
   outcome->value = value;
   outcome->status = shmi_status_to_wire(status);
   outcome->started_units = started;
@@ -166,12 +166,12 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
                      .delivery = delivery,
                      .started_units = started,
                      .finished_units = finished};
-  /* The token: a parked result is found again only in the generation that parked it. */
+  /* The token carries our generation: only the process that parked a result can find it again. */
   if (port.reply_count == REPLIES) return flush();
   return SHM_OK;
 }
 
-/* A binding's block says its own length: read it once, and check it against the arena of the
+/* A binding's block begins with its own length: read it once, and check it against the arena of the
  * child that sent the message. */
 static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
   const shmi_function_t *function =
@@ -206,8 +206,8 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
                        .slot = frame->slot};
 }
 
-/* Nobody lives in that arena any more: give back its memory, also where processes that were forked
- * by who did go on mapping it. Pages that a driver has pinned go when it lets go of them. */
+/* That arena has no occupant any more: give back its memory, even if processes that the last
+ * occupant forked still map it. Pages that a driver has pinned are freed when it unpins them. */
 static void clear(const shmi_frame_t *frame) {
   uint64_t address = frame->result.value, bytes = frame->result.token;
   int is_good = shmi_range_inside(shmi_arena_address(frame->slot), shmi_arena_bytes(), address,
@@ -219,12 +219,12 @@ static void clear(const shmi_frame_t *frame) {
   shm_helper_finish(frame->delivery, is_good ? SHM_OK : SHM_EBAD_PARAMS, 0);
 }
 
-/* Slots have changed hands: map their new memory. The host has been told in between (SHM_EINTR), and
- * has let go of what it kept of the old. No call that is queued here is of an old one. */
+/* Slots have new occupants: map their memory files. The host was told before (SHM_EINTR) and has
+ * released what it kept of the old ones. No queued call belongs to an old occupant. */
 static int settle_arenas(void) {
   for (; port.arenas_due > 0; port.arenas_due--) {
     int child = shmi_arena_take(port.files_fd);
-    if (child < 0) return child; /* the calls that need it are made elsewhere when this one is gone */
+    if (child < 0) return child; /* this helper ends, and another one gets the calls that need it */
   }
   for (; port.clear_count > 0; port.clear_count--) {
     clear(&port.clears[port.clear_head++ % QUEUE]);
@@ -254,21 +254,22 @@ static int take_grow(shm_work_t *work) {
   return 1;
 }
 
-/* The next batch of the queue: how many of its messages are good. */
+/* Take the next batch out of the queue: how many of its messages are valid. */
 static int take_batch(shm_work_t *works, int max) {
   int good = 0, more = 1;
   uint64_t first = port.queue[port.head % QUEUE].delivery, last = first;
-  for (uint32_t i = 0; i < port.count; i++) { /* all of the batch lies here */
+  for (uint32_t i = 0; i < port.count; i++) { /* the whole batch is in the queue */
     const shmi_frame_t *frame = &port.queue[(port.head + i) % QUEUE];
     last = frame->delivery;
-    port.taken[last % QUEUE] = *frame; /* begun, all of them, before the first of them can end */
+    port.taken[last % QUEUE] = *frame; /* all count as begun before the first of them can end */
     if ((frame->flags & SHMI_FRAME_MORE) == 0) break;
   }
   port.grows_in_a_row = 0;
   if (port.begun == 0) port.lowest = first;
   port.highest = last;
   port.begun += (uint32_t)(last - first + 1);
-  /* The time first: who sees what executes must not take the last call's beginning for its. */
+  /* The time first: a reader that sees what is executing must not see the last call's start
+   * time. */
   atomic_store_explicit(&port.page->executing_since_ns, port.now_ns, memory_order_relaxed);
   publish_executing();
   while (more && port.count > 0) {
@@ -290,7 +291,7 @@ static int take_batch(shm_work_t *works, int max) {
   return good;
 }
 
-/* Is the whole batch at the head of the queue here? A batch of more than one burst may have
+/* Whether the whole batch at the head of the queue is here: a batch of more than one burst may have
  * been cut by the end of a read. */
 static int batch_is_whole(void) {
   for (uint32_t i = 0; i < port.count; i++) {
@@ -299,8 +300,8 @@ static int batch_is_whole(void) {
   return 0;
 }
 
-/* May the replies that are ready wait until the call at the head of the queue has run? Not when
- * that is known to be long, or not known at all. */
+/* Whether ready replies may wait until the call at the head of the queue has run: not if it is
+ * known to be long, nor if nothing is known about it. */
 static int may_hold_replies(void) {
   if (port.now_ns - port.first_reply_ns > HOLD_REPLIES_NS) return 0;
   const shmi_frame_t *next = &port.queue[port.head % QUEUE];
@@ -311,23 +312,24 @@ static int may_hold_replies(void) {
 
 int shm_helper_go_on(void) {
   if (port.helper < 0) return SHM_ENOT_HELPER;
-  if (port.taken_count > 0 && port.going_on_ns == 0) {
+  if (port.taken_count > 0 && port.deferred_began_ns == 0) {
     uint64_t delivery = port.last_take[port.taken_count - 1];
-    port.going_on_ns = port.now_ns;
-    /* Before the reply: who has it must find the helper at work, or done with it. */
-    atomic_store_explicit(&port.page->going_on_since_ns, port.started_ns[delivery % QUEUE],
+    port.deferred_began_ns = port.now_ns;
+    /* Before the reply: a caller that has it must see that the helper is still busy, or has
+     * finished. */
+    atomic_store_explicit(&port.page->deferred_since_ns, port.started_ns[delivery % QUEUE],
                           memory_order_relaxed);
-    atomic_store_explicit(&port.page->going_on, port.function[delivery % QUEUE],
+    atomic_store_explicit(&port.page->deferred_row, port.function[delivery % QUEUE],
                           memory_order_release);
   }
   return flush();
 }
 
-static void end_going_on(void) {
+static void end_deferred(void) {
   port.now_ns = shmi_clock_ns();
-  shmi_count(&port.page->went_on_ns, port.now_ns - port.going_on_ns);
-  port.going_on_ns = 0;
-  atomic_store_explicit(&port.page->going_on, 0, memory_order_release);
+  shmi_count(&port.page->deferred_ns, port.now_ns - port.deferred_began_ns);
+  port.deferred_began_ns = 0;
+  atomic_store_explicit(&port.page->deferred_row, 0, memory_order_release);
   shmi_count(&port.page->went_on, 1);
 }
 
@@ -338,7 +340,7 @@ static int grow_is_next(void) {
 
 int shm_helper_take(shm_work_t *works, int max, int64_t timeout_ns) {
   if (port.helper < 0) return SHM_ENOT_HELPER;
-  if (port.going_on_ns != 0) end_going_on();
+  if (port.deferred_began_ns != 0) end_deferred();
   port.taken_count = 0;
   if (max < 1) return SHM_EBAD_SIZE;
   if (port.arenas_due > 0 || port.clear_count > 0) {

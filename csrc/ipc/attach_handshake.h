@@ -1,14 +1,15 @@
-/* attach_handshake -- what a process that asks to join says, and what it is told. Two datagrams on
- * a SOCK_SEQPACKET socket; with the second one come the descriptors.
+/* attach_handshake -- what a program that attaches sends, and what it is answered. Two datagrams on
+ * a SOCK_SEQPACKET socket; the descriptors come with the second one.
  *
- *   client -> broker  hello: it asks to join
- *   broker -> client  welcome, with: its arena, the scoreboard, its page,
- *                         its two pipe ends[, the manifest]
- *   client -> broker  hello: it asks what the broker is, that a pool gets more or fewer helpers, or
- *                        that it ends when nobody is joined
- *   broker -> client  welcome, with: the manifest, where there is one
+ *   client -> broker  hello: let me join
+ *   broker -> client  welcome, with its arena, the scoreboard, its page, its two pipe ends
+ *                     [, the manifest]
  *
- * or a refusal: a welcome whose status is negative, with a sentence.
+ *   client -> broker  hello: tell me what you are; give a pool more or fewer helpers; or end when no
+ *                     program is attached
+ *   broker -> client  welcome, with the manifest, if there is one
+ *
+ * A refusal is a welcome with a negative status and a sentence.
  *
  * Owns: the layout. Must never: know a socket.
  */
@@ -25,15 +26,15 @@ enum {
 };
 #define SHMI_ATTACH_MAGIC UINT32_C(0x756d6873) /* "shmu" */
 
-/* In the order in which they are sent. What several are handed is for reading: a receiver can
- * write to what is its own alone, and can change the size or the seals of nothing. */
+/* In the order in which they are sent. Whatever several programs get is read-only: a receiver can
+ * write only to what is its own, and can change no size and no seals. */
 enum shmi_attach_descriptor {
   SHMI_ATTACH_ARENA,    /* its own */
-  SHMI_ATTACH_SCOREBOARD,    /* for reading */
-  SHMI_ATTACH_PAGE,     /* its own: what it counts */
+  SHMI_ATTACH_SCOREBOARD, /* read-only */
+  SHMI_ATTACH_PAGE,     /* its own, for what it counts */
   SHMI_ATTACH_REQUESTS, /* the end to write */
   SHMI_ATTACH_REPLIES,  /* the end to read */
-  SHMI_ATTACH_MANIFEST, /* for reading */
+  SHMI_ATTACH_MANIFEST, /* read-only */
   SHMI_ATTACH_DESCRIPTORS
 };
 _Static_assert((int)SHMI_ATTACH_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
@@ -41,14 +42,14 @@ _Static_assert((int)SHMI_ATTACH_DESCRIPTORS <= (int)SHMI_PASSING_MOST,
 
 enum shmi_hello_kind {
   SHMI_HELLO_JOIN = 0,
-  SHMI_HELLO_ASK = 1,  /* how many helpers a pool has, and the manifest */
-  SHMI_HELLO_SCALE = 2, /* give a pool so many; of the broker's own user only */
-  SHMI_HELLO_RETIRE = 3 /* end with the last who has joined; of the broker's own user only */
+  SHMI_HELLO_ASK = 1,   /* how many helpers a pool has; the manifest */
+  SHMI_HELLO_SCALE = 2, /* give a pool so many helpers; the broker's own user only */
+  SHMI_HELLO_RETIRE = 3 /* end when no program is attached; the broker's own user only */
 };
 
 typedef struct shmi_hello {
   uint32_t magic, version;
-  int32_t kind, pool, helpers; /* of ASK and SCALE: of which pool, and how many */
+  int32_t kind, pool, helpers; /* ASK and SCALE: which pool; SCALE: how many helpers */
   int32_t reserved;
   int64_t wait_ns; /* for a free slot; 0: not at all, negative: for ever */
   char program[SHMI_ATTACH_NAME_BYTES];
@@ -59,11 +60,11 @@ typedef struct shmi_welcome {
   int32_t status;
   int32_t slot;
   uint32_t generation;
-  uint32_t window; /* the most it may ever be given; by now: the scoreboard's child_stats.window */
-  uint64_t arena_address; /* the broker's */
+  uint32_t window; /* the most it can ever be; how much it is now: child_stats.window */
+  uint64_t arena_address; /* in the broker's range */
   uint64_t arena_bytes;
-  int32_t helpers_before, helpers_now; /* of the pool asked for */
-  char sentence[SHMI_ATTACH_SENTENCE_BYTES]; /* of a refusal */
+  int32_t helpers_before, helpers_now; /* of the pool in question */
+  char sentence[SHMI_ATTACH_SENTENCE_BYTES]; /* in a refusal: why */
 } shmi_welcome_t;
 
 #endif

@@ -1,4 +1,4 @@
-/* frame -- the checks. Pure: see frame.h. */
+/* frame -- the validation of frames. See frame.h. */
 #include "ipc/frame.h"
 
 int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds) {
@@ -7,7 +7,7 @@ int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_
       break;
     case SHMI_FRAME_GROW:
     case SHMI_FRAME_CANCEL:
-      return SHM_OK; /* only sequence and token matter, and both are looked up */
+      return SHM_OK; /* only the sequence number and the token matter, and both are looked up */
     default:
       return SHM_EBAD_FRAME;
   }
@@ -16,7 +16,7 @@ int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_
   if ((frame->flags & ~SHMI_FRAME_GANG) != 0) return SHM_EBAD_FRAME;
   if ((frame->flags & SHMI_FRAME_GANG) != 0 &&
       (frame->placement == 0 || (frame->placement & ~bounds->helper_mask) != 0)) {
-    return SHM_EPLACEMENT; /* a gang runs on all it names, or not at all */
+    return SHM_EPLACEMENT; /* a gang runs on all helpers that it names, or not at all */
   }
   if (frame->placement != 0 && (frame->placement & bounds->helper_mask) == 0) {
     return SHM_EPLACEMENT;

@@ -1,16 +1,16 @@
-/* frame -- what travels on a pipe: 64 bytes, and the rules a frame must keep.
+/* frame -- what travels on a pipe: 64 bytes, and the rules that a valid frame keeps.
  *
- * A frame is the talk's 16-byte message with its address label. Request and reply share the
- * layout; what a field means may depend on the direction, and the unions say so. Nothing
- * here knows descriptors, processes or queues: a check is a pure function of the frame and
- * of the bounds it is held against.
+ * A frame is the 16-byte message of the public interface with what is needed to deliver it.
+ * Requests and replies share the layout; where a field's meaning depends on the direction, there is
+ * a union. Nothing here knows descriptors, processes or queues: validation is a pure function of
+ * the frame and of given bounds.
  *
  * Directions:   child -> dispatcher   CALL, GROW, CANCEL
  *               dispatcher -> helper  CALL, GROW, CLEAR, GONE
  *               helper -> dispatcher  REPLY, READY
  *               dispatcher -> child   REPLY
  *
- * Owns: the layout and the checks. Must never: read what a frame points to.
+ * Owns: the layout and the validation. Must never: read what a frame points to.
  */
 #ifndef SHMI_FRAME_H
 #define SHMI_FRAME_H
@@ -20,9 +20,9 @@
 enum shmi_frame_kind {
   SHMI_FRAME_CALL = 1,   /* run msg.func_ptr on msg.params */
   SHMI_FRAME_GROW = 2,   /* room for a parked result: msg.func_ptr is its token */
-  SHMI_FRAME_CANCEL = 3, /* take the call of that sequence out of the queue */
+  SHMI_FRAME_CANCEL = 3, /* remove the call with that sequence number from the queue */
   SHMI_FRAME_REPLY = 4,  /* how the call ended */
-  SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be */
+  SHMI_FRAME_READY = 5,  /* a helper's session is made, or could not be made */
   SHMI_FRAME_CLEAR = 6,  /* to a helper: give back result.token bytes of memory at result.value */
   SHMI_FRAME_GONE = 7    /* to a helper: a child has left; the scoreboard says which. No answer */
 };
@@ -30,8 +30,8 @@ enum shmi_frame_kind {
 enum shmi_frame_flag {
   SHMI_FRAME_MORE = 1, /* to a helper: the next frame belongs to the same batch */
   SHMI_FRAME_GANG = 2, /* to run on every helper of the placement mask at once */
-  SHMI_FRAME_NEW_ARENA = 4, /* to a helper: first map the memory file that was passed for its slot */
-  SHMI_FRAME_TO_PASS = 8    /* the same, while the dispatcher still has it: not passed yet */
+  SHMI_FRAME_NEW_ARENA = 4, /* to a helper: first map the memory file that was sent for its slot */
+  SHMI_FRAME_TO_PASS = 8    /* within the dispatcher: that memory file has not been sent yet */
 };
 
 enum { SHMI_PRIORITIES = 4 };
@@ -39,7 +39,7 @@ enum { SHMI_PRIORITIES = 4 };
 typedef struct shmi_frame {
   union {
     shm_msg_t msg;  /* the message */
-    struct {        /* in a reply: what the helper returned beside the status */
+    struct {        /* in a reply: what the helper returned with the status */
       uint64_t token;
       uint64_t value;
     } result;
@@ -55,7 +55,7 @@ typedef struct shmi_frame {
   uint32_t rows;       /* what the call adds to a batch */
   union {
     uint64_t batch_key; /* from a child: calls of one key may share a batch; 0: never */
-    uint64_t delivery;  /* to and from a helper: number of this hand-over, from 1 */
+    uint64_t delivery;  /* to and from a helper: number of this delivery, from 1 */
   };
   union {
     uint64_t deadline_ns; /* from a child: absolute, CLOCK_MONOTONIC; 0: none */
@@ -83,7 +83,7 @@ _Static_assert(offsetof(shmi_frame_t, batch_key) == 40, "layout");
 _Static_assert(offsetof(shmi_frame_t, deadline_ns) == 48, "layout");
 _Static_assert(offsetof(shmi_frame_t, placement) == 56, "layout");
 
-/* What a child's frame is held against. */
+/* What a child's frame is validated against. */
 typedef struct shmi_frame_bounds {
   uint64_t arena_base;
   uint64_t arena_bytes;
@@ -91,19 +91,19 @@ typedef struct shmi_frame_bounds {
   int pool_count;
 } shmi_frame_bounds_t;
 
-/* Does [address, address + bytes) lie in [base, base + capacity)? Cannot overflow. */
+/* Whether [address, address + bytes) lies in [base, base + capacity). Cannot overflow. */
 static inline int shmi_range_inside(uint64_t base, uint64_t capacity, uint64_t address,
                                     uint64_t bytes) {
   uint64_t offset = address - base; /* wraps to a huge number below base */
   return offset <= capacity && bytes <= capacity - offset;
 }
 
-/* A frame as a child may send it, all but its function (see function_table): SHM_OK,
- * SHM_EBAD_FRAME (protocol broken), SHM_EBAD_POOL or SHM_EPLACEMENT. */
+/* Validate a child's frame, except its function (see function_table): SHM_OK, SHM_EBAD_FRAME (the
+ * protocol is broken), SHM_EBAD_POOL or SHM_EPLACEMENT. */
 int shmi_frame_check_request(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds);
 
-/* Does the parameter block of at least params_bytes lie in the arena, 8-byte aligned? NULL is
- * allowed when nothing is asked for. SHM_OK or SHM_EBAD_PARAMS. */
+/* Validate the address of its parameter block: at least params_bytes of it must lie in the arena,
+ * 8-byte aligned. NULL is valid when params_bytes is 0. SHM_OK or SHM_EBAD_PARAMS. */
 int shmi_frame_check_params(const shmi_frame_t *frame, const shmi_frame_bounds_t *bounds,
                             uint64_t params_bytes);
 

@@ -8,7 +8,7 @@
 
 enum { HASH_SLOTS = 2 * SHM_MAX_FUNCTIONS };
 
-/* One mapping of its own pages, so that sealing it seals nothing else. */
+/* In a mapping of its own, so that sealing it seals nothing else. */
 typedef struct table {
   shmi_function_t rows[SHM_MAX_FUNCTIONS];
   uint16_t by_address[HASH_SLOTS]; /* row index + 1 of a C function; open addressing */
@@ -81,7 +81,7 @@ uint64_t shmi_function_table_address(const shmi_function_t *row) {
 int shmi_function_table_seal(void) {
   int status = table_make();
   if (status != SHM_OK) return status;
-  for (uint32_t i = 0; i < table->count; i++) { /* for those who watch from outside */
+  for (uint32_t i = 0; i < table->count; i++) { /* for monitors */
     const shmi_function_t *row = &table->rows[i];
     shmi_scoreboard_name(i, shmi_function_table_address(row), row->name);
   }
@@ -101,7 +101,7 @@ const shmi_function_t *shmi_function_table_find(uint64_t func_ptr) {
   uint64_t offset = func_ptr - (uint64_t)(uintptr_t)table->rows;
   if (offset < (uint64_t)table->count * sizeof(shmi_function_t)) {
     const shmi_function_t *row = &table->rows[offset / sizeof(shmi_function_t)];
-    /* Only the exact start, and only of a binding's row: a C function goes by its address. */
+    /* Only the exact start of a row, and only of a binding's: C functions are found by address. */
     return offset % sizeof(shmi_function_t) == 0 && row->func == NULL ? row : NULL;
   }
   uint32_t slot = slot_of(func_ptr);

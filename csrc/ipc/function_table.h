@@ -1,10 +1,11 @@
 /* function_table -- the table of functions that may be called, sealed before the first fork.
  *
- * A message names its function by an address. That is safe only because nothing is ever
- * called that is not an exact row of this table, and the table cannot change once a broker
- * runs: its pages are read-only then, and every forked role has the same copy.
+ * A message names its function by an address. That is safe only because nothing is ever called that
+ * is not exactly a row of this table, and because the table cannot change once a broker runs: its
+ * pages are read-only then, and every forked role has the same copy.
  *
- * A C function's row is found by the function's address; a binding's row by the row's own.
+ * The row of a C function is found by the function's address, a binding's row by the row's own
+ * address.
  *
  * Owns: the rows and the hash over the C functions. Must never: call anything.
  */
@@ -36,6 +37,6 @@ int shmi_function_table_unseal(void);
 const shmi_function_t *shmi_function_table_find(uint64_t func_ptr);
 const shmi_function_t *shmi_function_table_row(uint32_t index);
 uint32_t shmi_function_table_count(void);
-uint64_t shmi_function_table_address(const shmi_function_t *row); /* what messages name it by */
+uint64_t shmi_function_table_address(const shmi_function_t *row); /* by which messages name it */
 
 #endif

@@ -27,8 +27,8 @@ int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
   for (int end = 0; end < 2 && !failed; end++) {
     if ((nonblocking >> end & 1) != 0) failed = fcntl(ends[end], F_SETFL, O_NONBLOCK) != 0;
   }
-  /* Beyond a user's soft limit of pipe pages the kernel hands out smaller pipes. One page less,
-   * because a page whose first frames were read stays taken until its last one is. */
+  /* Beyond a user's soft limit of pipe pages the kernel makes smaller pipes. One page less, because
+   * a page stays in use until its last frame is read. */
   int bytes = failed ? 0 : fcntl(ends[1], F_GETPIPE_SZ);
   if (failed || bytes <= 0) {
     int saved = errno;
@@ -49,7 +49,7 @@ int shmi_pipe_read(int fd, shmi_frame_t *frames, int max) {
     if (n > 0) {
       got += (size_t)n;
       if (got % SHMI_FRAME_BYTES == 0) return (int)(got / SHMI_FRAME_BYTES);
-      continue; /* the rest of a frame is on its way: its writer writes whole ones */
+      continue; /* the rest of a frame is coming: writers write whole ones */
     }
     if (n == 0) return got == 0 ? SHM_EBROKER_DIED : SHM_EBAD_FRAME;
     if (errno == EINTR) {
@@ -61,15 +61,16 @@ int shmi_pipe_read(int fd, shmi_frame_t *frames, int max) {
   }
 }
 
-/* SIGPIPE belongs to the user: the signal that our own write may raise is taken back without
- * ever being delivered. Only reached when a write failed with EPIPE. */
+/* SIGPIPE belongs to the user: the signal that our own write raised is removed before it is
+ * delivered. Called only when a write failed with EPIPE. */
 static void swallow_sigpipe(const sigset_t *pipe_set) {
   struct timespec zero = {0, 0};
   while (sigtimedwait(pipe_set, NULL, &zero) < 0 && errno == EINTR) {
   }
 }
 
-/* A write with SIGPIPE blocked: three more system calls, so not where the signal is ignored. */
+/* A write with SIGPIPE blocked. It takes three more system calls, so not if the signal is
+ * ignored. */
 static ssize_t write_guarded(int fd, const char *from, size_t bytes) {
   sigset_t pipe_set, old, pending;
   sigemptyset(&pipe_set);
@@ -85,7 +86,7 @@ static ssize_t write_guarded(int fd, const char *from, size_t bytes) {
   return n;
 }
 
-static int sigpipe_ignored; /* in this process: EPIPE alone tells that the reader is gone */
+static int sigpipe_ignored; /* in this process: EPIPE alone reports that the reader is gone */
 
 void shmi_pipe_sigpipe(int is_ignored) { sigpipe_ignored = is_ignored; }
 
@@ -97,7 +98,7 @@ int shmi_pipe_write(int fd, const shmi_frame_t *frames, int count) {
     size_t bytes = (size_t)piece * SHMI_FRAME_BYTES;
     ssize_t n = sigpipe_ignored ? write(fd, from, bytes) : write_guarded(fd, from, bytes);
     if (n > 0) {
-      written += (int)(n / SHMI_FRAME_BYTES); /* atomic: all of the piece */
+      written += (int)(n / SHMI_FRAME_BYTES); /* atomic: the whole piece */
       continue;
     }
     if (errno == EINTR) {

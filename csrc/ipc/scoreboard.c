@@ -21,12 +21,12 @@
 #endif
 
 enum {
-  LAYOUT = 2, /* raised when a field changes its meaning or place and no struct its size */
+  LAYOUT = 2, /* raise it when a field changes its meaning or offset and no struct its size */
   TRACE_LEAST = 64
 };
 static const char MAGIC[8] = "shmgpuB";
 
-/* What a monitor checks before it believes a byte of the rest. */
+/* What a monitor checks before it reads anything else. */
 typedef struct header {
   char magic[8]; /* written last */
   uint32_t layout;
@@ -51,19 +51,19 @@ static shm_function_row_t *function_rows;
 static _Atomic uint64_t *own_bytes; /* this role's byte counters */
 static _Atomic uint64_t fallback_bytes[SHM_BYTES_KINDS]; /* of a process that has no page */
 
-/* The parent's, by slot: the pages of attached programs. NULL: there is none. */
+/* In the parent, by slot: the pages of attached programs. NULL: there is none. */
 static shmi_child_page_t **pages_apart;
-/* Of an attached program: its own. */
+/* In an attached program: its own page. */
 static shmi_child_page_t *own_page;
 static int own_child = -1;
 
-/* Any thread may read while another one leaves the broker. So what is mapped stays until the last who
- * had begun has read to his end, and who comes later finds nothing. */
+/* Any thread may read while another one leaves the broker. So the mapping stays until the last
+ * reader that had begun is done, and later ones find nothing. */
 static _Atomic int is_shown;
 static _Atomic int readers;
 static pthread_once_t forks_are_told = PTHREAD_ONCE_INIT;
 
-/* Those who read when a process forked are no threads of the fork. */
+/* Threads that were reading when a process forked do not exist in the fork. */
 static void forget_readers(void) { atomic_store(&readers, 0); }
 static void tell_forks(void) { pthread_atfork(NULL, NULL, forget_readers); }
 
@@ -118,9 +118,9 @@ static parts_t lay_out(int children, int helpers, uint32_t ring) {
   parts.broker = advance(&at, sizeof(shm_broker_stats_t));
   parts.child_stats = advance(&at, child_count * sizeof(shm_child_stats_t));
   parts.helper_stats = advance(&at, helper_count * sizeof(shm_helper_stats_t));
-  parts.detail = advance(&at, SHMI_BOARD_DETAIL_BYTES);
+  parts.detail = advance(&at, SHMI_SCOREBOARD_DETAIL_BYTES);
   at = pages(at);
-  /* Rows that nobody touches take no memory. */
+  /* Rows that are never touched take no memory. */
   parts.functions = advance(&at, pages(SHM_MAX_FUNCTIONS * sizeof(shm_function_row_t)));
   parts.child_pages = advance(&at, child_count * child_page_bytes());
   parts.helper_pages = advance(&at, helper_count * helper_page_bytes());
@@ -148,7 +148,7 @@ static void adopt(void *made, const parts_t *parts, int children, int helpers, u
 
 static header_t *header(void) { return (header_t *)(void *)mapping; }
 
-/* All of a header but its magic, as this build writes it. */
+/* A header as this build writes it, except its magic. */
 static header_t header_of(int children, int helpers, uint32_t ring) {
   return (header_t){.layout = LAYOUT,
                     .header_bytes = sizeof(header_t),
@@ -164,7 +164,7 @@ static header_t header_of(int children, int helpers, uint32_t ring) {
                     .trace_records = ring};
 }
 
-/* The same file, open for reading alone; without /proc the descriptor stays as it is. */
+/* The same file, open for reading only; without /proc the descriptor stays as it is. */
 static int for_reading(int fd) {
   char path[32];
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -175,7 +175,7 @@ static int for_reading(int fd) {
 }
 
 int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records) {
-  shm_monitor_close(); /* one scoreboard a process: its own comes before somebody else's */
+  shm_monitor_close(); /* one scoreboard for each process: its own comes before another broker's */
   uint32_t ring = 0;
   if (trace_records > 0) {
     ring = TRACE_LEAST;
@@ -189,7 +189,7 @@ int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records) {
   if (pages_apart != NULL && ftruncate(fd, (off_t)parts.total) == 0) {
     made = mmap(NULL, parts.total, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
-  /* Whoever maps it can rely on its size, and nobody can write to it but through this mapping,
+  /* Everybody who maps it can rely on its size, and it can be written to only through this mapping,
    * which forked roles inherit. */
   if (made == MAP_FAILED || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW |
                                                        F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
@@ -212,7 +212,8 @@ int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records) {
   return SHM_OK;
 }
 
-/* A forked role has swept its descriptors: its copy is closed, and the number may be another's. */
+/* A forked role has closed its descriptors: its copy is gone, and the number may have been
+ * reused. */
 static void close_descriptor(void) {
   if (shmi_descriptor_owns(scoreboard_fd)) shmi_descriptor_close(&scoreboard_fd);
   scoreboard_fd = -1;
@@ -271,11 +272,11 @@ void shmi_scoreboard_name(uint32_t index, uint64_t function, const char *name) {
 }
 
 void shmi_scoreboard_reset_helper(int helper) {
-  /* Counters go on over generations; only what names deliveries starts anew. */
+  /* Counters continue over generations; only what refers to deliveries is reset. */
   shmi_helper_page_t *page = shmi_scoreboard_helper(helper);
   atomic_store(&page->executing, 0);
   atomic_store(&page->executing_since_ns, 0);
-  atomic_store(&page->going_on, 0);
+  atomic_store(&page->deferred_row, 0);
   memset(page->finished, 0, sizeof page->finished);
 }
 
@@ -345,10 +346,10 @@ void shmi_scoreboard_copy_pages(void) {
 void shmi_scoreboard_trace(const shm_trace_record_t *record) {
   if (scoreboard.trace_records == 0) return;
   uint64_t number = scoreboard.broker->trace_written;
-  /* A reader who sees a byte of this record must see the count that says its place is taken. */
+  /* A reader that sees any byte of this record must also see the count that includes it. */
   atomic_thread_fence(memory_order_release);
   scoreboard.trace[number & (scoreboard.trace_records - 1)] = *record;
-  /* Readers in other processes look at the count first. */
+  /* Readers in other processes read the count first. */
   __atomic_store_n(&scoreboard.broker->trace_written, number + 1, __ATOMIC_RELEASE);
 }
 
@@ -363,7 +364,7 @@ void shm_count_bytes(int kind, uint64_t bytes) {
 int shm_get_broker_stats(shm_broker_stats_t *stats) {
   if (!begin_reading()) return SHM_ENOT_RUNNING;
   *stats = *scoreboard.broker;
-  stats->in_flight = 0; /* added up by who wants to know: the dispatcher has better to do */
+  stats->in_flight = 0; /* added up here, by readers, to save the dispatcher the work */
   for (int h = 0; h < scoreboard.helpers; h++) stats->in_flight += scoreboard.helper_stats[h].in_flight;
   return end_reading(SHM_OK);
 }
@@ -388,8 +389,8 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   stats->frames_sent = load(&page->frames_sent);
   stats->frames_received = load(&page->frames_received);
   stats->went_on = load(&page->went_on);
-  stats->goes_on = load(&page->going_on) != 0;
-  stats->busy_ns += load(&page->went_on_ns);
+  stats->goes_on = load(&page->deferred_row) != 0;
+  stats->busy_ns += load(&page->deferred_ns);
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) stats->bytes[kind] = load(&page->bytes[kind]);
   return end_reading(SHM_OK);
 }
@@ -397,7 +398,7 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
 int shm_helper_goes_on(int helper) {
   if (!begin_reading()) return 0;
   return end_reading(helper >= 0 && helper < scoreboard.helpers &&
-                     atomic_load_explicit(&shmi_scoreboard_helper(helper)->going_on,
+                     atomic_load_explicit(&shmi_scoreboard_helper(helper)->deferred_row,
                                           memory_order_acquire) != 0);
 }
 
@@ -405,7 +406,7 @@ int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   if (!begin_reading()) return 0;
   if (scoreboard.trace_records == 0) return end_reading(0);
   uint64_t ring = scoreboard.trace_records;
-  /* The oldest place is the one that is written next: only the writer itself may read there. */
+  /* The oldest record is overwritten next: only the writer itself may read it. */
   uint64_t kept = view == WRITER ? ring : ring - 1;
   uint64_t written = __atomic_load_n(&scoreboard.broker->trace_written, __ATOMIC_ACQUIRE);
   uint64_t oldest = written > kept ? written - kept : 0;
@@ -416,7 +417,7 @@ int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
     ++*next;
   }
   if (view == WRITER) return end_reading(count);
-  /* What was overwritten while it was copied may be torn: it goes out at the front. */
+  /* Records that were overwritten while they were copied may be torn: drop them from the front. */
   atomic_thread_fence(memory_order_acquire);
   written = __atomic_load_n(&scoreboard.broker->trace_written, __ATOMIC_RELAXED);
   oldest = written > kept ? written - kept : 0;
@@ -427,14 +428,14 @@ int shm_read_trace(uint64_t *next, shm_trace_record_t *out, int max) {
   return end_reading(count - torn);
 }
 
-/* ---- the monitor: somebody else's scoreboard, read-only ---- */
+/* ---- the monitor: another broker's scoreboard, read-only ---- */
 
 static int refuse(const char *why) {
   shmi_error_detail_set("%s", why);
   return SHM_ENO_BOARD;
 }
 
-/* SHM_OK when a file of that many bytes, with that header, is a scoreboard as this build makes them. */
+/* SHM_OK when a file of that size, with that header, is a scoreboard of this build. */
 static int check_header(const header_t *found, uint64_t bytes) {
   if (memcmp(found->magic, MAGIC, sizeof MAGIC) != 0) return refuse("it does not begin as one");
   header_t expected = header_of(found->children, found->helpers, found->trace_records);
@@ -455,13 +456,13 @@ static int check_header(const header_t *found, uint64_t bytes) {
   return SHM_OK;
 }
 
-/* Map the scoreboard behind fd, believing nothing. */
+/* Map the scoreboard in fd, trusting nothing. */
 static int map_foreign(int fd, enum view as) {
   if (mapping != NULL) return SHM_ENESTED;
   int seals = fcntl(fd, F_GET_SEALS);
   struct stat file;
   if (seals < 0 || fstat(fd, &file) != 0) return refuse("it is no memory file");
-  /* Unsealed it could shrink under the mapping, and a read would end in SIGBUS. */
+  /* If it were not sealed, it could shrink under the mapping, and a read would end in SIGBUS. */
   if ((seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_GROW) == 0) return refuse("it is not sealed");
   if (file.st_size < (off_t)sizeof(header_t)) return refuse("it is too short");
   size_t bytes = (size_t)file.st_size;
@@ -470,7 +471,7 @@ static int map_foreign(int fd, enum view as) {
     shmi_error_detail_errno("mapping a scoreboard");
     return SHM_ESYSTEM;
   }
-  header_t found; /* a copy: what was checked is what is used */
+  header_t found; /* a copy, so that what was checked is what is used */
   memcpy(&found, made, sizeof found);
   int status = check_header(&found, bytes);
   if (status != SHM_OK) {

@@ -1,7 +1,7 @@
-/* scoreboard -- what every role may read and exactly one role may write: counters, control pages,
- * the trace ring.
+/* scoreboard -- what every role may read but only one role may write: counters, control pages, the
+ * trace ring.
  *
- * One memfd, mapped by the parent before the first fork and inherited by every role at the
+ * One memory file, mapped by the parent before the first fork and inherited by every role at the
  * same address. After the fork a role keeps write access to its own page only:
  *
  *   | parent's page: header, broker, child and helper statistics | names of functions (parent) |
@@ -9,17 +9,19 @@
  *
  * Once the parent has mapped it, it is sealed against any other writable mapping. So an attached
  * program, which inherits nothing, has its page in a memory file of its own, which it and the
- * parent map; its place in the scoreboard holds a copy, which the parent makes for those who look on.
+ * parent map; the scoreboard holds a copy of that page, which the parent makes for all other
+ * readers.
  *
- * A helper's control page is what makes a message handed over ahead of time safe: it says
- * which deliveries are executing and which have finished with what outcome, so that a death
- * costs only the call that was executing.
+ * A helper's control page makes it safe to hand over messages ahead of time: it says which
+ * deliveries are executing and which have finished with what outcome, so that a death costs only
+ * the call that was executing.
  *
- * The parent keeps one descriptor of it. By that a *monitor*, another process of the same user,
- * finds the scoreboard under /proc and maps it read-only (shm_monitor_open). It believes nothing: the
- * file must be sealed against a change of size, and its header must be of this build.
+ * The parent keeps one descriptor of it. There a *monitor*, another process of the same user, finds
+ * the scoreboard under /proc and maps it read-only (shm_monitor_open). A monitor trusts nothing:
+ * the file must be sealed against changes of its size, and its header must be that of this build.
  *
- * Owns: the mapping, the descriptor. Must never: hold payload, or anything one role must not know.
+ * Owns: the mapping, the descriptor. Must never: hold payload, or anything that a role must not
+ * know.
  */
 #ifndef SHMI_SCOREBOARD_H
 #define SHMI_SCOREBOARD_H
@@ -28,12 +30,12 @@
 
 #include "base/status.h"
 
-/* Rings by delivery number, here and on both sides of a helper's pipes. No number is given while one
- * that is so much lower has not ended, so none of them can lap itself. */
-enum { SHMI_BOARD_RING = 1024 };
+/* The size of rings by delivery number, here and on both sides of a helper's pipes. No number is
+ * given out while one that is lower by this much has not ended, so two never share a place. */
+enum { SHMI_DELIVERY_RING = 1024 };
 
 typedef struct shmi_outcome {
-  _Atomic uint64_t delivery; /* written last: a torn entry is never believed */
+  _Atomic uint64_t delivery; /* written last: a torn entry is never taken as valid */
   uint64_t value;
   uint32_t status;           /* as on the wire */
   uint32_t started_units;
@@ -51,17 +53,17 @@ typedef struct shmi_child_page { /* written by the child */
 typedef struct shmi_helper_page { /* written by the helper: the control page */
   _Atomic uint64_t executing;     /* first delivery << 16 | how many; 0: none */
   _Atomic uint64_t executing_since_ns;
-  _Atomic uint64_t going_on;      /* 1 + row of the answered call whose work goes on; 0: none */
-  _Atomic uint64_t going_on_since_ns; /* when that call began */
-  _Atomic uint64_t went_on;       /* how often such work has ended */
-  _Atomic uint64_t went_on_ns;    /* how long it took, all of it, after the answers */
+  _Atomic uint64_t deferred_row;  /* 1 + row of the answered call that is worked on; 0: none */
+  _Atomic uint64_t deferred_since_ns; /* when that call began */
+  _Atomic uint64_t went_on;       /* how often work after an answer has ended */
+  _Atomic uint64_t deferred_ns;   /* how long all of it took, from the answers on */
   _Atomic uint64_t frames_sent;
   _Atomic uint64_t frames_received;
   _Atomic uint64_t bytes[SHM_BYTES_KINDS];
-  shmi_outcome_t finished[SHMI_BOARD_RING];
+  shmi_outcome_t finished[SHMI_DELIVERY_RING];
 } shmi_helper_page_t;
 
-typedef struct shmi_scoreboard { /* where each part lies; a copy in every role */
+typedef struct shmi_scoreboard { /* where each part is; every role has a copy */
   shm_broker_stats_t *broker;
   shm_child_stats_t *child_stats;
   shm_helper_stats_t *helper_stats;
@@ -74,20 +76,20 @@ typedef struct shmi_scoreboard { /* where each part lies; a copy in every role *
   int helpers;
 } shmi_scoreboard_t;
 
-enum { SHMI_BOARD_DETAIL_BYTES = 512 };
+enum { SHMI_SCOREBOARD_DETAIL_BYTES = 512 };
 
 int shmi_scoreboard_create(int children, int helpers, uint32_t trace_records);
 void shmi_scoreboard_destroy(void);
-/* The scoreboard of this process, or NULL when no broker was made above it (in a monitor too). */
+/* The scoreboard of this process, or NULL when it has no broker (as in a monitor). */
 const shmi_scoreboard_t *shmi_scoreboard(void);
-/* In a process that attaches: map the scoreboard behind fd for reading, and its own page behind page_fd. */
+/* In a process that attaches: map the scoreboard in fd for reading, and its own page in page_fd. */
 int shmi_scoreboard_join(int fd, int child, int page_fd);
-/* In the parent: the descriptor of the scoreboard, to be handed over. It is open for reading. */
+/* In the parent: the descriptor of the scoreboard, to be sent. It is open for reading only. */
 int shmi_scoreboard_descriptor(void);
-/* In the parent: make the page of an attached program that takes this slot, which counts on from
- * where the slot stands. Its descriptor, for the caller to close, or a negative status. */
+/* In the parent: make the page of an attached program that takes this slot. Its counters continue
+ * from the slot's. Returns its descriptor, for the caller to close, or a negative status. */
 int shmi_scoreboard_make_page(int child);
-/* In the parent: it is gone; what it counted stays. Without effect on other slots. */
+/* In the parent: the program is gone; what it counted stays. For other slots it does nothing. */
 void shmi_scoreboard_drop_page(int child);
 /* In the parent: copy what attached programs have counted to where others see it. */
 void shmi_scoreboard_copy_pages(void);
@@ -97,7 +99,7 @@ int shmi_scoreboard_become(int role, int index);
 void shmi_scoreboard_reset_helper(int helper);
 /* The parent, before the first fork: a function's name, for those who read the trace. */
 void shmi_scoreboard_name(uint32_t index, uint64_t function, const char *name);
-/* The name of a row of the broker that this process joined; NULL: it has none. */
+/* The name of a row in the broker that this process joined; NULL: it has none. */
 const char *shmi_scoreboard_function_name(uint64_t function);
 
 shmi_child_page_t *shmi_scoreboard_child(int child);
@@ -109,8 +111,8 @@ static inline void shmi_count(_Atomic uint64_t *counter, uint64_t more) {
                         memory_order_relaxed);
 }
 
-/* Calls of all children that have not ended: a call that its child died over is dropped, not answered.
- * Each number is the parent's and read by itself, so a reader beside it may see a few less. */
+/* Open calls of all children. A call whose child died is dropped, not answered. The parent writes
+ * each number separately, so another process may see a few less. */
 static inline int64_t shmi_scoreboard_calls_out(void) {
   const shm_broker_stats_t *broker = shmi_scoreboard()->broker;
   return (int64_t)(__atomic_load_n(&broker->submitted, __ATOMIC_RELAXED) -
@@ -118,7 +120,7 @@ static inline int64_t shmi_scoreboard_calls_out(void) {
                    __atomic_load_n(&broker->dropped, __ATOMIC_RELAXED));
 }
 
-/* The parent alone: append one life to the ring. */
+/* In the parent: append a record to the trace. */
 void shmi_scoreboard_trace(const shm_trace_record_t *record);
 
 #endif

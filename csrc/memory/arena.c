@@ -21,10 +21,10 @@ static char *reservation;
 static uint64_t reservation_bytes;
 static size_t stride, scratch_stride; /* one region and the guard behind it */
 static int *arena_fds, *scratch_fds;
-static uint64_t *versions; /* of each child's arena: inherited with its memory file */
+static uint64_t *versions; /* how many memory files each child's arena had before: inherited */
 
-static int dumped; /* the user wants the regions in core dumps, to look at them in a debugger */
-static int joined = -1;   /* the child whose arena this process joined with; -1: none */
+static int dumped; /* the user wants the regions in core dumps, for a debugger */
+static int joined = -1;   /* the child that this process is, if it joined; -1: it did not */
 static int64_t shift;     /* broker's address - address here */
 
 #define MIB ((double)(1 << 20))
@@ -70,7 +70,7 @@ static int plan_regions(const shmi_arena_plan_t *wanted) {
   return wanted->children + wanted->helpers;
 }
 
-/* Guards take a huge page's worth of addresses where arenas must start on its border. */
+/* Guards are as large as a huge page if arenas must start on the boundary of one. */
 static size_t guard_bytes(const shmi_arena_plan_t *wanted) {
   return wanted->huge_pages ? (size_t)2 << 20 : GUARD;
 }
@@ -161,8 +161,8 @@ void shmi_arena_detach(void) { reservation = NULL; }
 
 void shmi_arena_dump(int wanted) { dumped = wanted; }
 
-/* What programs ask about belongs to them: it is not written to disk because a helper has crashed,
- * which would take as long as its arenas are large, too. */
+/* Arenas hold the programs' data, which should not land on disk because a helper crashed. Writing
+ * large arenas would also take long. */
 static void leave_out_of_dumps(void *at, size_t bytes) {
   if (!dumped) madvise(at, bytes, MADV_DONTDUMP);
 }
@@ -170,7 +170,7 @@ static void leave_out_of_dumps(void *at, size_t bytes) {
 int shmi_arena_join(int fd, int child, uint64_t broker_address, size_t bytes) {
   struct stat file;
   int seals = fcntl(fd, F_GET_SEALS);
-  /* One that could shrink, or is shorter than they say, would end this process by SIGBUS. */
+  /* A file that can shrink, or is shorter than stated, would end this process by SIGBUS. */
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &file) != 0 || bytes == 0 ||
       (uint64_t)file.st_size < bytes) {
     shmi_error_detail_set("the arena that it hands out is no sealed memory file of %zu bytes", bytes);
@@ -214,7 +214,7 @@ static int map_region(int fd, uint64_t address, size_t bytes) {
     return SHM_ESYSTEM;
   }
   leave_out_of_dumps(at, bytes);
-  if (plan.huge_pages) madvise(at, bytes, MADV_HUGEPAGE); /* a wish: the kernel may not have them */
+  if (plan.huge_pages) madvise(at, bytes, MADV_HUGEPAGE); /* the kernel may not have any */
   return SHM_OK;
 }
 
@@ -287,7 +287,8 @@ int shmi_arena_populate(int child) {
     return SHM_ESYSTEM;
   }
 #endif
-  /* Before Linux 5.14: touch a byte a page. Arenas are zero here, so writing zero changes none. */
+  /* Before Linux 5.14: touch one byte in each page. Arenas are zero here, so zero changes
+   * nothing. */
   size_t page = shmi_memory_page_bytes();
   for (size_t offset = 0; offset < plan.arena_bytes; offset += page) {
     *(volatile char *)(at + offset) = 0;
@@ -298,7 +299,7 @@ int shmi_arena_populate(int child) {
 int shmi_arena_next_data(int child, uint64_t from, uint64_t most, uint64_t *offset,
                          uint64_t *bytes) {
   off_t data = lseek(arena_fds[child], (off_t)from, SEEK_DATA);
-  if (data < 0) return 0; /* ENXIO: holes to the end */
+  if (data < 0) return 0; /* ENXIO: nothing but holes */
   off_t hole = lseek(arena_fds[child], data, SEEK_HOLE);
   *offset = (uint64_t)data;
   *bytes = (hole > data ? (uint64_t)hole : plan.arena_bytes) - (uint64_t)data;

@@ -8,7 +8,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* The number of `key` in a file of "key   number unit" lines, scaled from kB; fallback if absent. */
+/* The number of `key` in a file of "key   number unit" lines, scaled from kB; fallback if
+ * absent. */
 static uint64_t field_kib(const char *path, const char *key, uint64_t fallback) {
   FILE *file = fopen(path, "re");
   if (file == NULL) return fallback;
@@ -25,7 +26,7 @@ static uint64_t field_kib(const char *path, const char *key, uint64_t fallback) 
   return found;
 }
 
-/* A file holding one number, or "max". */
+/* The number in a file that holds one number, or "max". */
 static uint64_t number_file(const char *path, uint64_t fallback) {
   FILE *file = fopen(path, "re");
   if (file == NULL) return fallback;
@@ -40,7 +41,7 @@ static uint64_t number_file(const char *path, uint64_t fallback) {
   return value;
 }
 
-/* "key number" in a cgroup's memory.stat: page cache that would be given back under pressure. */
+/* "key number" in a cgroup's memory.stat: page cache that is reclaimed under pressure. */
 static uint64_t reclaimable(const char *path) {
   FILE *file = fopen(path, "re");
   if (file == NULL) return 0;
@@ -70,8 +71,8 @@ static uint64_t cgroup_room(const char *root, const char *path, const char *limi
   return limit > used ? limit - used : 0;
 }
 
-/* The tightest room over a cgroup and its ancestors; inside a cgroup namespace the walk ends at
- * what the container sees as its root. */
+/* The smallest amount that a cgroup and its ancestors leave; inside a cgroup namespace the walk
+ * ends at the container's root. */
 static uint64_t cgroup_walk(const char *root, char *path, const char *limit_name,
                             const char *usage_name) {
   uint64_t room = UINT64_MAX;
@@ -145,7 +146,7 @@ size_t shmi_memory_page_bytes(void) {
   size_t known = __atomic_load_n(&bytes, __ATOMIC_RELAXED);
   if (known != 0) return known;
   long asked = sysconf(_SC_PAGESIZE);
-  known = asked > 0 ? (size_t)asked : 65536; /* a multiple of all that there are */
+  known = asked > 0 ? (size_t)asked : 65536; /* a multiple of every page size */
 #ifdef SHMI_PAGE_BYTES
   if (known < SHMI_PAGE_BYTES) known = SHMI_PAGE_BYTES;
 #endif

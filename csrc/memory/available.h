@@ -1,8 +1,8 @@
-/* available -- how much the machine can still give, by arithmetic (nothing is touched to find out),
- * and in what pages.
+/* available -- how much memory the machine has left, calculated without touching any, and the size
+ * of its pages.
  *
- * Reads MemAvailable and free swap, the limits of this process's cgroup and of its ancestors
- * (v2 and v1), the commit limit where overcommit is off, and RLIMIT_AS.
+ * Reads MemAvailable and free swap, the limits of this process's cgroup and of its ancestors (v2
+ * and v1), the commit limit if overcommit is off, and RLIMIT_AS.
  *
  * Owns: nothing but the arithmetic. Must never: take memory in order to find out.
  */
@@ -11,14 +11,15 @@
 
 #include "base/status.h"
 
-/* Bytes of shared memory that can be had now, and which limit says so ("the machine", "its
+/* How many bytes of shared memory are available now, and which limit says so ("the machine", "its
  * cgroup", ...). */
 uint64_t shmi_memory_available(const char **limited_by);
 /* Bytes of address space that may still be reserved (RLIMIT_AS); UINT64_MAX without a limit. */
 uint64_t shmi_memory_address_space(void);
 
-/* Bytes of a page: what is mapped and protected by itself. 4 KiB, and on other machines 16 or 64.
- * A build with -DSHMI_PAGE_BYTES=65536 takes that for it, to be tested where pages are smaller. */
+/* Bytes of a page, the unit of mapping and protection: 4 KiB, on other machines 16 or 64. A build
+ * with
+ * -DSHMI_PAGE_BYTES=65536 assumes that size, so that it can be tested where pages are smaller. */
 size_t shmi_memory_page_bytes(void);
 /* Rounded up to whole pages. */
 size_t shmi_memory_in_pages(size_t bytes);

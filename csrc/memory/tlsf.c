@@ -5,9 +5,9 @@
  * being a power of two and the second its linear subdivision; two levels of bitmaps find the
  * next class that is not empty in two bit scans.
  *
- * What differs here is where the metadata lies. An arena is written by its child, by every
- * helper and by DMA, so nothing in it can be trusted to keep a list alive, and its fresh pages
- * are dear (a page of a memfd costs a fault and its zeroing). So nothing is kept in the arena:
+ * What differs here is where the metadata is kept. An arena is written by its child, by every
+ * helper and by DMA, so a list inside it could be damaged, and its fresh pages are expensive (a
+ * page of a memfd costs a fault and its zeroing). So no metadata is kept in the arena:
  *
  *   rows    32 private bytes for each 4 KiB of arena, that is for 64 granules: a bit for each
  *           granule where a block starts, a bit for those of them that are free, and a word
@@ -20,10 +20,10 @@
  * block that runs on; so every question about a block is answered by one row, and whether the
  * block before it is free by that row or the one before.
  *
- * This buys: a scribbler damages data, never the allocator; "is this the start of a live
- * block" is one look at two bits, so double, foreign and interior frees are always noticed;
- * 64-byte blocks cost 64 bytes. The price is 0.8 % of the arena below the highest block, paid
- * by the page, and 20 bytes for each free block that there is at one time.
+ * The gain: a stray write damages data, never the allocator; whether an address is the start of a
+ * live block takes a look at two bits, so double, foreign and interior frees are always noticed;
+ * 64-byte blocks cost 64 bytes. The price: 0.8 % of the arena below the highest block, in whole
+ * pages, and 20 bytes for each free block at a time.
  *
  * Budget of the hot path. malloc: two bit scans, at most SCAN_LIMIT nodes looked at, at most
  * three rows and two nodes written. free: at most four rows and three nodes. Free blocks inside
@@ -275,8 +275,8 @@ static inline void node_drop(shmi_tlsf_t *t, uint32_t id) {
   t->idle_node = id;
 }
 
-/* Place an unmarked node anew. Most changes of a large free block leave it in its class: then
- * its list is left alone. */
+/* Change the extent of an unmarked node. Most changes of a large free block leave it in its class:
+ * then its list stays as it is. */
 static inline void node_place(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint32_t size) {
   node_t *node = &t->nodes[id];
   bool moves = !class_equal(class_of(node->size), class_of(size));
@@ -287,7 +287,7 @@ static inline void node_place(shmi_tlsf_t *t, uint32_t id, uint32_t start, uint3
   mark_free(t, id);
 }
 
-/* Cut [start + gap, + n) out of free block id; to mark the cut is the caller's. */
+/* Cut [start + gap, + n) out of free block id; the caller marks the cut. */
 static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
   uint32_t start = t->nodes[id].start;
   uint32_t rest = t->nodes[id].size - gap - n;
@@ -302,8 +302,7 @@ static inline void cut(shmi_tlsf_t *t, uint32_t id, uint32_t gap, uint32_t n) {
   }
 }
 
-/* Make [start, + n), at whose ends blocks begin and end, free; join it with the free blocks
- * beside it. */
+/* Free [start, + n), at whose ends blocks begin and end; join it with adjacent free blocks. */
 static inline void join(shmi_tlsf_t *t, uint32_t start, uint32_t n) {
   uint32_t left = free_before(t, start), right = free_from(t, start + n);
   row_of(t, start)->starts &= ~bit_of(start);
@@ -350,9 +349,9 @@ static uint32_t tightest(const shmi_tlsf_t *t, uint32_t id, uint32_t n, uint32_t
 
 /* A free block with room for n granules at the alignment; 0 when there is none.
  *
- * TLSF proper rounds the request up to a class whose blocks all fit, and so passes by the block
- * of just this size that was freed a moment ago: programs on tensors ask for the same sizes
- * again and again. A bounded look into the request's own class comes first. */
+ * TLSF proper rounds the request up to a class whose blocks all fit, and so misses a block of
+ * exactly this size that was freed a moment ago; programs with tensors ask for the same sizes again
+ * and again. So a bounded search of the request's own class comes first. */
 static inline uint32_t choose(const shmi_tlsf_t *t, uint32_t n, uint32_t align) {
   class_t own = class_of(n);
   uint32_t id = tightest(t, t->heads[own.fl][own.sl], n, align, SCAN_LIMIT);
@@ -375,7 +374,7 @@ static void *fail(shmi_tlsf_t *t, int why, int *status) {
   return NULL;
 }
 
-/* Granules for size bytes; 0 for sizes that can never be had. */
+/* Granules for size bytes; 0 for sizes that can never be allocated. */
 static inline uint32_t granules_for(const shmi_tlsf_t *t, size_t size) {
   if (size == 0 || size > (size_t)t->granules << GRANULE_SHIFT) return 0;
   return (uint32_t)((size + SHMI_TLSF_GRANULE - 1) >> GRANULE_SHIFT);
@@ -583,7 +582,7 @@ static int64_t check_rows(const shmi_tlsf_t *t) {
     used += id ? 0 : size;
     starts++;
   }
-  /* The tour has seen everything that must be there; is there anything else? */
+  /* The walk has seen everything that must be there; is there anything else? */
   starts += ROW_GRANULES - column_of(t->granules);
   for (uint32_t r = 0; r <= t->granules >> ROW_SHIFT; r++) {
     const row_t *row = &t->rows[r];

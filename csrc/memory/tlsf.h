@@ -27,9 +27,9 @@ typedef struct shmi_tlsf shmi_tlsf_t;
 
 /* Divide [base, base + size) into one free block; a rest of size below 64 bytes stays unused.
  * base must be 4 KiB aligned (SHM_EBAD_CONFIG), size between 64 bytes and
- * SHMI_TLSF_MAX_BYTES (SHM_EBAD_SIZE). Address space for the side table, a sixth of size for
- * the worst case, is reserved and paid for page by page (SHM_ENO_MEMORY when it cannot be
- * had). */
+ * SHMI_TLSF_MAX_BYTES (SHM_EBAD_SIZE). Address space for the side table, a sixth of size in the
+ * worst case, is reserved; its pages take memory when they are used (SHM_ENO_MEMORY when it cannot
+ * be reserved). */
 int shmi_tlsf_create(shmi_tlsf_t **out, void *base, size_t size);
 void shmi_tlsf_destroy(shmi_tlsf_t *t); /* forgets every block; the range itself is untouched */
 

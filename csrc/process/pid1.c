@@ -33,7 +33,7 @@ static void close_range_of(int from, int to) {
   for (int fd = from; fd <= to; fd++) close(fd);
 }
 
-/* A pipe's end that stays open here would keep its reader waiting for ever. */
+/* A pipe end that stays open here would keep its reader waiting for ever. */
 static void let_go_of_descriptors(int keep) {
   int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int fd = 0; fd <= STDERR_FILENO && nowhere >= 0; fd++) {
@@ -43,7 +43,7 @@ static void let_go_of_descriptors(int keep) {
   close_range_of(keep > STDERR_FILENO ? keep + 1 : STDERR_FILENO + 1, (int)(~0U >> 1));
 }
 
-/* Not handed on: the program's end, and what a fault of this very process would be. */
+/* Not forwarded: the end of the program, and faults of this very process. */
 static int stays_here(int signal) {
   static const int signals[] = {SIGCHLD, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
   for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
@@ -54,8 +54,9 @@ static int stays_here(int signal) {
 
 static shmi_process_t program;
 
-/* Acts at once, in whichever thread the kernel chose: a library's threads may still live here, and
- * what came to one of them would be lost to a main thread that waits with signals blocked. */
+/* Acts at once, in whichever thread the kernel chose: threads of a library may still exist here,
+ * and a signal that one of them gets would be lost to a main thread that waits with signals
+ * blocked. */
 static void hand_on(int signal, siginfo_t *info, void *context) {
   (void)context;
   int saved = errno;
@@ -83,7 +84,7 @@ static _Noreturn void be_init(void) {
   for (;;) {
     int status;
     pid_t pid = waitpid(-1, &status, 0);
-    if (pid < 0 && errno == ECHILD) _exit(EXIT_FAILURE); /* unheard of: the program is nobody's */
+    if (pid < 0 && errno == ECHILD) _exit(EXIT_FAILURE); /* cannot happen: the program is our child */
     if (pid != program.pid) continue;
     _exit(WIFSIGNALED(status) ? SIGNALLED_BASE + WTERMSIG(status) : WEXITSTATUS(status));
   }
@@ -94,13 +95,13 @@ static int has_subprocesses(void) {
   return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-int shmi_init_stay_behind(int (*fork_hook)(void)) {
+int shmi_pid1_stay_behind(int (*fork_hook)(void)) {
   if (getpid() != 1 || has_subprocesses()) return SHM_OK;
   sigset_t all, mask;
   struct sigaction standard = {.sa_handler = SIG_DFL}, of_program;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &mask); /* what comes meanwhile is handed on after the fork */
-  sigaction(SIGCHLD, &standard, &of_program); /* ignored, it would reap behind our back */
+  pthread_sigmask(SIG_SETMASK, &all, &mask); /* signals that come meanwhile are forwarded later */
+  sigaction(SIGCHLD, &standard, &of_program); /* if it were ignored, the kernel would reap for us */
   int forked = shmi_process_fork(fork_hook, &program);
   if (forked == 1) be_init();
   sigaction(SIGCHLD, &of_program, NULL);

@@ -28,7 +28,7 @@ static int pidfd_of(pid_t pid) {
 
 int shmi_process_open(pid_t pid, shmi_process_t *process) {
   int fd = pidfd_of(pid);
-  /* EPERM: a container's filter does not know the call. */
+  /* EPERM: a container's filter refuses a call that it does not know. */
   if (fd < 0) return errno == ENOSYS || errno == EPERM ? SHM_EUNSUPPORTED : SHM_ESYSTEM;
   process->pid = pid;
   process->pidfd = fd;
@@ -77,7 +77,7 @@ int shmi_process_reap(shmi_process_t *process, int block, int *exit_status) {
   } while (got != 0 && errno == EINTR);
   if (got != 0) {
     if (errno != ECHILD) return 0;
-    /* Somebody else reaped it, or SIGCHLD is ignored: it is gone, how is not known. */
+    /* Somebody else reaped it, or SIGCHLD is ignored: it has ended, but how is unknown. */
     *exit_status = 255;
   } else if (info.si_pid == 0) {
     return 0;
@@ -94,7 +94,7 @@ void shmi_process_forget(shmi_process_t *process) {
 }
 
 int shmi_process_die_with(pid_t parent, int signal) {
-  /* Set first, then look: a parent that died in between is noticed either way. */
+  /* First set, then look: so a parent that dies in between is noticed, too. */
   if (prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0) != 0) return SHM_ESYSTEM;
   return getppid() == parent ? 1 : 0;
 }
@@ -102,8 +102,8 @@ int shmi_process_die_with(pid_t parent, int signal) {
 void shmi_process_offer_to_oom(void) {
   int fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
-  /* Above the parent's own, whatever that is: it is inherited, and lowering it is not ours to do.
-   * Raising it needs no privilege; a wish only. */
+  /* Relative to the parent's own score, which is inherited and must not be lowered. Raising it
+   * needs no privilege. If it fails, nothing is lost. */
   char text[16] = {0};
   ssize_t got = pread(fd, text, sizeof text - 1, 0);
   long raised = (got > 0 ? strtol(text, NULL, 10) : 0) + OOM_OFFER;

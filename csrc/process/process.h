@@ -1,8 +1,8 @@
 /* process -- making, signalling and reaping the processes we fork, always by pidfd.
  *
- * A pid may be reused the moment it is reaped; a pidfd never names a stranger. Nothing here
- * waits for any child but one it was given, so the user's own subprocesses keep their exit
- * status.
+ * A pid may be reused the moment it is reaped; a pidfd never names another process. Nothing here
+ * waits for any child other than the one it is given, so the user's own subprocesses keep their
+ * exit status.
  *
  * Owns: pidfds. Must never: install a SIGCHLD handler, wait for "any" child.
  */
@@ -24,15 +24,15 @@ int shmi_process_fork(int (*hook)(void), shmi_process_t *process);
 /* Watch a process that we did not fork. */
 int shmi_process_open(pid_t pid, shmi_process_t *process);
 int shmi_process_signal(const shmi_process_t *process, int signal);
-/* When it has ended: 1, *exit_status what it passed to exit or -signal, and it is forgotten.
- * 0: it still runs. block: wait for it. */
+/* 1: it has ended, *exit_status is what it passed to exit or -signal, and it is forgotten. 0: it
+ * still runs. block: wait for it. */
 int shmi_process_reap(shmi_process_t *process, int block, int *exit_status);
 /* Forget without waiting (a process we did not fork). */
 void shmi_process_forget(shmi_process_t *process);
-/* In a new process: be killed by `signal` when the one that forked it dies; 0 when it is dead
- * already. */
+/* In a new process: have the kernel send `signal` when the process that forked it dies; 0 when that
+ * is dead already. */
 int shmi_process_die_with(pid_t parent, int signal);
-/* In a role: let the kernel prefer it over the parent when memory runs out. */
+/* In a role: have the kernel kill it before the parent when memory runs out. */
 void shmi_process_offer_to_oom(void);
 
 #endif

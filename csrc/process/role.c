@@ -11,7 +11,7 @@
 #include "process/signals.h"
 
 static int role = SHM_ROLE_NONE, role_index = -1;
-static pid_t role_pid; /* whose it is: a process forked from that one inherits the memory only */
+static pid_t role_pid; /* the process that has the role: one forked from it inherits only this memory */
 
 int shmi_role(void) { return role; }
 int shmi_role_index(void) { return role_index; }

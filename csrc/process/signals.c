@@ -21,8 +21,8 @@ int shm_stop_signal(void) { return (int)stop_signal; }
 int shmi_signals_requests(void) { return (int)stop_requests; }
 const sigset_t *shmi_signals_wait_mask(void) { return &kept.wait_mask; }
 
-/* A signal is for the loop, which it is to wake: a thread of the host's, or of a library, that the
- * kernel picked instead hands it on. */
+/* A signal is meant for the loop, which it wakes. If the kernel picked another thread, of the host
+ * or of a library, that one forwards it. */
 static int was_handed_on(int signal) {
   if (pthread_equal(pthread_self(), waiter)) return 0;
   int before = errno;
@@ -57,19 +57,19 @@ void shmi_signals_take(int ignore_interrupt) {
   sigemptyset(&blocked);
   sigaddset(&blocked, SIGINT);
   sigaddset(&blocked, SIGTERM);
-  sigaddset(&blocked, SIGHUP); /* the host's own handler, let in while the loop waits */
+  sigaddset(&blocked, SIGHUP); /* the host's own handler runs while the loop waits */
   pthread_sigmask(SIG_BLOCK, &blocked, &kept.caller_mask);
   kept.wait_mask = kept.caller_mask;
   sigdelset(&kept.wait_mask, SIGINT);
   sigdelset(&kept.wait_mask, SIGTERM);
   stop_requests = 0;
   stop_signal = 0;
-  /* The parent of an init() shares the caller's terminal: Ctrl-C there is the caller's own. */
+  /* The parent of an init() shares the caller's terminal: Ctrl-C there is meant for the caller. */
   sigaction(SIGINT, ignore_interrupt ? &ignore : &stop, &kept.caller_int);
   sigaction(SIGTERM, &stop, &kept.caller_term);
   sigaction(SIGHUP, NULL, &kept.caller_hup);
   if (has_handler(&kept.caller_hup)) sigaction(SIGHUP, &hangup, NULL);
-  sigaction(SIGCHLD, &standard, &kept.caller_chld); /* ignored, it would reap behind our back */
+  sigaction(SIGCHLD, &standard, &kept.caller_chld); /* if ignored, the kernel would reap for us */
   sigaction(SIGPIPE, &ignore, &kept.caller_pipe);
   shmi_pipe_sigpipe(1);
 }
@@ -84,8 +84,9 @@ void shmi_signals_give_back(void) {
   shmi_pipe_sigpipe(0);
 }
 
-/* `timeout` and service managers tell the whole group; what a helper holds is to be finished then,
- * so a helper listens to its parent alone, and what a session forks listens to the session. */
+/* `timeout` and service managers signal the whole group. Helpers must finish what they hold even
+ * then, so a helper ends only when its parent says so, and what a session forked only with the
+ * session. */
 static void on_term_of_helper(int number, siginfo_t *info, void *context) {
   (void)context;
   if (info->si_pid != getppid()) return;

@@ -1,4 +1,4 @@
-/* signals -- what signals mean to the parent and to its roles, and the caller's own handlers back.
+/* signals -- what signals mean to the parent and to its roles; and the caller's handlers, restored.
  *
  *            parent of a launch()   parent of an init()   a forked role
  *   SIGINT   asks for the end       ignored               ignored: the parent decides
@@ -10,8 +10,9 @@
  *   SIGCHLD  the standard           the standard          as the caller had it
  *   SIGPIPE  ignored                ignored               ignored: a dead peer is an outcome
  *
- * Handlers only count. SIGINT, SIGTERM and SIGHUP are blocked but while the loop waits, so one can never
- * slip in between looking and waiting; one that another thread gets is handed on to the loop's.
+ * Handlers only count. SIGINT, SIGTERM and SIGHUP are blocked except while the loop waits, so none
+ * can arrive between looking and waiting. A signal that another thread gets is forwarded to the
+ * loop's.
  *
  * Owns: the dispositions while a broker runs. Must never: act on a signal.
  */
@@ -22,7 +23,7 @@
 
 #include "base/status.h"
 
-/* In the parent: from here until given back. */
+/* In the parent: take over the signals, until they are given back. */
 void shmi_signals_take(int ignore_interrupt);
 void shmi_signals_give_back(void);
 /* In a forked role. */

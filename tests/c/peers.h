@@ -197,7 +197,7 @@ HARNESS_UNUSED static shmi_frame_t reply_of(int h, const shmi_frame_t *frame, in
 }
 /* Its page says so, as before every reply. */
 HARNESS_UNUSED static void helper_notes(int h, const shmi_frame_t *frame, int status) {
-  shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[frame->delivery % SHMI_BOARD_RING];
+  shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[frame->delivery % SHMI_DELIVERY_RING];
   outcome->status = shmi_status_to_wire(status);
   outcome->started_units = 10;
   outcome->finished_units = 20;

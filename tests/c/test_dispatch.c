@@ -58,8 +58,8 @@ TEST_WITHIN(a_call_that_thousands_of_grows_overtake_keeps_its_number, 20) {
   }
   everybody_works(PARKERS, 1, &waits);
   CHECK_EQ(hands[0].count, 1); /* the call that all of them overtook */
-  CHECK(hands[0].highest > waits.delivery + SHMI_BOARD_RING / 2);
-  CHECK(hands[0].highest < waits.delivery + SHMI_BOARD_RING);
+  CHECK(hands[0].highest > waits.delivery + SHMI_DELIVERY_RING / 2);
+  CHECK(hands[0].highest < waits.delivery + SHMI_DELIVERY_RING);
   CHECK_EQ(child_reads(PARKERS), 0);
   helper_ends(0, 0, SHM_OK);
   everybody_works(PARKERS + 1, 1, NULL);
@@ -86,7 +86,7 @@ TEST_WITHIN(a_call_that_thousands_of_calls_overtake_keeps_its_number_too, 20) {
     turn();
     CHECK_EQ(child_reads(1), 1);
   }
-  CHECK(hands[0].highest < waits.delivery + SHMI_BOARD_RING);
+  CHECK(hands[0].highest < waits.delivery + SHMI_DELIVERY_RING);
   CHECK(kids[1].answered > 500 && kids[1].answered < 1024);
   for (int i = 0; i < 40; i++) child_calls(2); /* these wait as well: not even a batch goes */
   turn();
@@ -104,7 +104,7 @@ TEST(a_reply_to_a_number_that_was_not_given_is_nobodys) {
   turn();
   helper_reads(0);
   shmi_frame_t given = hands[0].frames[0];
-  uint64_t lies[] = {0, 2, SHMI_BOARD_RING + 1, 2 * SHMI_BOARD_RING + 1, UINT64_MAX};
+  uint64_t lies[] = {0, 2, SHMI_DELIVERY_RING + 1, 2 * SHMI_DELIVERY_RING + 1, UINT64_MAX};
   for (uint64_t i = 0; i < sizeof lies / sizeof *lies; i++) {
     shmi_frame_t lie = given;
     lie.delivery = lies[i];

@@ -535,7 +535,7 @@ TEST(what_goes_on_after_answers_counts_as_well) {
   open_schedule(1, 1, 1);
   teach(0, 10 * US);
   uint64_t before = shmi_schedule_estimate(s, 0);
-  shmi_schedule_went_on(s, 0, 200 * (uint64_t)MS);
+  shmi_schedule_deferred(s, 0, 200 * (uint64_t)MS);
   CHECK_EQ(shmi_schedule_estimate(s, 0), before + 200 * (uint64_t)MS);
   uint32_t a = put(0), b = put(0);
   CHECK_EQ(take(), a);
@@ -543,7 +543,7 @@ TEST(what_goes_on_after_answers_counts_as_well) {
   done(a, 0);
   CHECK_EQ(take(), b);
   done(b, 0);
-  for (int i = 0; i < 200; i++) shmi_schedule_went_on(s, 0, 0);
+  for (int i = 0; i < 200; i++) shmi_schedule_deferred(s, 0, 0);
   CHECK(shmi_schedule_estimate(s, 0) < before + 100);
   close_schedule();
 }

@@ -93,7 +93,7 @@ TEST(a_role_writes_its_own_page_and_no_other) {
       {SHM_ROLE_CHILD, 1, scoreboard->broker, 0},
       {SHM_ROLE_CHILD, 1, scoreboard->trace, 0},
       {SHM_ROLE_HELPER, 0, shmi_scoreboard_helper(0), 1},
-      {SHM_ROLE_HELPER, 0, &shmi_scoreboard_helper(0)->finished[SHMI_BOARD_RING - 1], 1},
+      {SHM_ROLE_HELPER, 0, &shmi_scoreboard_helper(0)->finished[SHMI_DELIVERY_RING - 1], 1},
       {SHM_ROLE_HELPER, 0, shmi_scoreboard_helper(1), 0},
       {SHM_ROLE_HELPER, 0, shmi_scoreboard_child(2), 0},
       {SHM_ROLE_HELPER, 0, scoreboard->child_stats, 0},

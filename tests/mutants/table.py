@@ -71,15 +71,15 @@ MUTANTS = [
     ),
     Mutant(
         "F01",
-        "csrc/broker/supervise.c",
+        "csrc/broker/supervise_roles.c",
         "(uint64_t)BACKOFF_FIRST_MS << doublings",
         "(uint64_t)BACKOFF_FIRST_MS >> (doublings + 8)",
         HELPER_DEATHS + "test_f01_a_replacement_comes_after_pauses_that_double",
     ),
     Mutant(
         "F01",
-        "csrc/broker/supervise.c",
-        "int given_up = helper->short_deaths >= table.config.max_deaths;",
+        "csrc/broker/supervise_roles.c",
+        "int given_up = helper->short_deaths >= config->max_deaths;",
         "int given_up = 0;",
         HELPER_DEATHS + "test_f01_five_quick_deaths_end_the_launch_with_the_reason",
     ),
@@ -144,8 +144,8 @@ MUTANTS = [
     ),
     Mutant(
         "F06",
-        "csrc/broker/supervise.c",
-        "helper->kill_ns = at_ns + HANG_GRACE_MS * MS;",
+        "csrc/broker/supervise_roles.c",
+        "helper->kill_ns = at_ns + HANG_GRACE_MS * SHMI_MS;",
         "helper->kill_ns = 0;",
         HANGS + "test_f06_a_call_beyond_its_hang_after_ends_its_helper",
     ),
@@ -188,8 +188,8 @@ MUTANTS = [
     Mutant(
         "F18",
         "csrc/broker/process_table.c",
-        "epoll_ctl(table.epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0",
-        "fd + (int)event.events > 0",
+        "return shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);",
+        "return process->pidfd + kind + index > 0 ? SHM_OK : SHM_ESYSTEM;",
         PROCESSES + "test_f18_a_helper_that_dies_is_noticed_at_once_whoever_was_forked_later",
     ),
     Mutant(
@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "F24",
-        "csrc/child/port.c",
+        "csrc/child/port_replies.c",
         "if (tick_fd < 0) return",
         "if (1) return",
         WAITING + "test_f24_ctrl_c_is_heard_however_soon_after_the_call_it_comes",
@@ -258,8 +258,9 @@ MUTANTS = [
     Mutant(
         "F26",
         "csrc/broker/dispatch_helpers.c",
-        "shmi_dispatch_unwatch(d, &d->helpers[h].up_fd);",
-        "shmi_dispatch_watch_anew(d, d->helpers[h].up_fd, SHMI_PEER_IS_HELPER, h);",
+        "shmi_poll_set_remove_and_close(&d->poll_set, &d->helpers[h].up_fd);",
+        "shmi_poll_set_rearm(&d->poll_set, d->helpers[h].up_fd, SHMI_POLL_READABLE, "
+        "SHMI_WATCHED_HELPER, h);",
         WAITING + "test_f26_a_helper_that_hangs_up_and_lives_on_costs_the_dispatcher_nothing",
     ),
     Mutant(
@@ -308,7 +309,7 @@ MUTANTS = [
     ),
     Mutant(
         "F01",
-        "csrc/broker/supervise.c",
+        "csrc/broker/supervise_roles.c",
         "fail(helper->failed ? SHM_ESESSION : SHM_ENO_HELPERS);",
         "fail(SHM_ENO_HELPERS);",
         HELPER_DEATHS
@@ -344,9 +345,9 @@ MUTANTS = [
     ),
     Mutant(
         "F02",
-        "csrc/broker/supervise.c",
-        "table.children[index].reason});\n  shmi_dispatch_clear_child(table.dispatch, index);",
-        "table.children[index].reason});",
+        "csrc/broker/supervise_roles.c",
+        "children[index].reason});\n  shmi_dispatch_clear_child(dispatch, index);",
+        "children[index].reason});",
         ATTACHED + "test_f02_the_arena_of_a_client_that_dies_in_a_call_is_clean_for_the_next",
     ),
     Mutant(
@@ -403,22 +404,22 @@ MUTANTS = [
     ),
     Mutant(
         "F35",
-        "csrc/broker/supervise.c",
-        "else if (child->is_attached) shmi_dispatch_remove_child",
-        "else if (0) shmi_dispatch_remove_child",
+        "csrc/broker/supervise_roles.c",
+        "        shmi_dispatch_remove_child(dispatch, i);\n        break;\n      default:",
+        "        release_caller(i);\n        break;\n      default:",
         ATTACHED + "test_f35_the_arena_of_a_client_that_errs_is_given_to_nobody_while_it_lives",
     ),
     Mutant(
         "F35",
-        "csrc/broker/supervise.c",
-        "if (child->is_ours) shmi_process_signal(&child->process, SIGKILL);",
-        "if (child->process.pid > 0) shmi_process_signal(&child->process, SIGKILL);",
+        "csrc/broker/process_table.c",
+        "if (child->kind != SHMI_CHILD_FORKED || child->process.pid == 0) return 0;",
+        "if (child->process.pid == 0) return 0;",
         ORPHANS + "test_f35_a_process_that_the_user_forked_is_cleaned_up_after_and_never_signalled",
     ),
     Mutant(
         "F30",
         "csrc/broker/supervise.c",
-        "    enter_phase(DRAINING);\n    shmi_dispatch_hold(table.dispatch, 1);",
+        "    enter_phase(SHMI_PHASE_DRAINING);\n    shmi_dispatch_hold(dispatch, 1);",
         "    begin_ending(SIGTERM);",
         ENDINGS
         + "test_f30_what_a_helper_executes_is_finished_and_answered_before_children_are_told",
@@ -461,7 +462,7 @@ MUTANTS = [
     ),
     Mutant(
         "F07",
-        "csrc/broker/schedule.c",
+        "csrc/broker/schedule_queues.c",
         "if (++ring->turns < s->weights[child]) return;",
         "if (++ring->turns < 1000000) return;",
         IN_C + "test_f07_full_windows_of_others_let_a_lone_call_pass_in_its_turn",
@@ -560,8 +561,8 @@ MUTANTS = [
     ),
     Mutant(
         "F25",
-        "csrc/child/port.c",
-        "if (port.growing.count > 0) {",
+        "csrc/child/port_replies.c",
+        "if (shmi_port.growing.count > 0) {",
         "if (0) {",
         FUTURES + "test_f25_a_blocking_call_serves_those_that_fill_the_window_and_ask_for_room",
     ),
@@ -597,15 +598,15 @@ MUTANTS = [
     ),
     Mutant(
         "interrupted",
-        "csrc/child/port.c",
-        "return own > 0 && own == port.outstanding;",
+        "csrc/child/port_replies.c",
+        "return own > 0 && own == shmi_port.outstanding;",
         "return 0;",
         INTERRUPTED + "test_a_signal_handler_that_would_wait_for_the_call_it_interrupts_is_told_so",
     ),
     Mutant(
         "interrupted",
         "csrc/child/port.c",
-        "(number != 0 && number != port.closings + 1)",
+        "(number != 0 && number != shmi_port.epoch + 1)",
         "0",
         "tests/attach/test_threads.py::"
         "test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker",
@@ -733,7 +734,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_assign.c",
-        "if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_mind_span(d, h);",
+        "if (delivery - helper->lowest >= SHMI_SPAN_OF_CALLS) shmi_dispatch_check_span(d, h);",
         "",
         CORE + "test_a_call_that_thousands_of_calls_overtake_keeps_its_number_too",
     ),
@@ -789,7 +790,7 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_assign.c",
-        "  shmi_dispatch_watch_room(d, h, is_full);\n",
+        "  watch_for_room(d, h, is_full);\n",
         "",
         CORE + "test_what_did_not_fit_a_helpers_pipe_follows_when_it_has_read",
     ),
@@ -837,45 +838,45 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "if (port.room_waiters > 0) futex_raise(&port.room_futex);\n}",
+        "csrc/child/port_replies.c",
+        "if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex);\n}",
         "}",
         CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
         "answers",
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "if (port.room_waiters > 0) futex_raise(&port.room_futex); /* one of them serves it */",
+        "csrc/child/port_replies.c",
+        "if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex); /* one will serve it */",
         "",
         CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
         "answers",
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "  } else if (port.room_waiters > 0) {\n    futex_raise(&port.room_futex);\n",
+        "csrc/child/port_replies.c",
+        "  } else if (shmi_port.room_waiters > 0) {\n    futex_raise(&shmi_port.room_futex);\n",
         "",
         CORE + "test_who_waits_for_a_place_reads_when_the_one_that_read_leaves",
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "return port.closings == closings;",
-        "(void)closings;\n  return 1;",
+        "csrc/child/port_replies.c",
+        "return shmi_port.epoch == epoch;",
+        "(void)epoch;\n  return 1;",
         CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
     ),
     Mutant(
         "core",
         "csrc/child/port.c",
-        "if (port.leading) port.reply_fd = port.tick_fd = -1;",
+        "if (shmi_port.leading) shmi_port.reply_fd = shmi_port.tick_fd = -1;",
         "",
         CORE + "test_a_thread_that_was_left_behind_changes_nothing_where_the_next_calls_are",
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "int is_full = port.free_list != 0 || port.outstanding >= window_now();",
+        "csrc/child/port_replies.c",
+        "int is_full = shmi_port.free_list != 0 || shmi_port.outstanding >= shmi_port_window_now();",
         "int is_full = 1;",
         CORE
         + "test_a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
@@ -883,15 +884,15 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/child/port.c",
-        "if (!port.leading && status != SHM_ENOT_RUNNING) lead_pass();",
+        "if (!shmi_port.leading && status != SHM_ENOT_RUNNING) shmi_port_lead_pass();",
         "",
         CORE + "test_whoever_was_to_read_for_others_and_has_its_answer_has_another_read",
     ),
     Mutant(
         "core",
         "csrc/child/port.c",
-        "entry->state == ENTRY_GROWING && entry->reply.token == token;",
-        "entry->state == ENTRY_GROWING;",
+        "entry->state == SHMI_ENTRY_GROWING && entry->reply.token == token;",
+        "entry->state == SHMI_ENTRY_GROWING;",
         CORE + "test_room_that_is_offered_late_is_not_taken_for_what_is_asked_since",
     ),
     Mutant(
@@ -940,7 +941,7 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/broker/supervise.c",
+        "csrc/broker/supervise_roles.c",
         ".kind = has_died ? SHM_EVENT_HELPER_DIED : SHM_EVENT_HELPER_RETIRED,",
         ".kind = SHM_EVENT_HELPER_RETIRED,",
         SCALE + "test_one_that_dies_over_what_it_held_when_it_was_let_go_is_told_of_as_dead",
@@ -977,7 +978,7 @@ MUTANTS = [
     Mutant(
         "calls",
         "csrc/broker/dispatch_helpers.c",
-        "  let_all_look(d);\n  shmi_dispatch_close",
+        "  notify_all(d);\n  shmi_dispatch_close",
         "  shmi_dispatch_close",
         SCALE + "test_helpers_share_the_cores_among_as_many_as_there_are",
     ),
@@ -991,14 +992,14 @@ MUTANTS = [
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
-        "if (!port.leading && port.drainers > 0) return;",
+        "csrc/child/port_replies.c",
+        "if (!shmi_port.leading && shmi_port.drainers > 0) return;",
         "",
         CORE + "test_of_several_that_drain_none_sleeps_on_when_one_has_what_it_wanted",
     ),
     Mutant(
         "core",
-        "csrc/child/port.c",
+        "csrc/child/port_replies.c",
         "return until(deadline_ns) == 0 ? SHM_ETIMEOUT : SHM_ENEEDS_SPACE;",
         "return SHM_ENEEDS_SPACE;",
         CORE + "test_a_call_that_waits_for_others_to_make_room_has_a_deadline",
@@ -1014,8 +1015,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_assign.c",
-        "shmi_pipe_unread(helper->down_fd) == 0) helper->told = 0;",
-        "0) helper->told = 0;",
+        "shmi_pipe_unread(helper->down_fd) == 0) helper->notices = 0;",
+        "0) helper->notices = 0;",
         CORE + "test_an_idle_helper_hears_of_every_child_that_leaves_however_many_do",
     ),
     Mutant(
@@ -1072,7 +1073,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/broker/dispatch_children.c",
-        "      shmi_dispatch_watch_anew(d, child->request_fd, SHMI_PEER_IS_CHILD, slot);\n",
+        "      shmi_poll_set_rearm(&d->poll_set, child->request_fd, SHMI_POLL_ARRIVALS, "
+        "SHMI_WATCHED_CHILD,\n                          slot);\n",
         "",
         CORE + "test_a_child_that_writes_without_end_gets_its_share_of_a_turn",
     ),

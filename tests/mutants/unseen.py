@@ -27,12 +27,12 @@ UNSEEN: list[Unseen] = [
     ),
     Unseen(
         "csrc/child/port.c",
-        "port.spins = 0;",
-        "port.spins = 1;",
+        "shmi_port.spins = 0;",
+        "shmi_port.spins = 1;",
         "How long it is looked for an answer before sleeping: the same answer comes.",
     ),
     Unseen(
-        "csrc/broker/supervise.c",
+        "csrc/broker/supervise_roles.c",
         "BACKOFF_FIRST_MS = 50,",
         "BACKOFF_FIRST_MS = 51,",
         "A wait that no test may measure.",
@@ -50,17 +50,17 @@ UNSEEN: list[Unseen] = [
         "Results are then cut one by one: the same comes out, more slowly.",
     ),
     Unseen(
-        "csrc/child/port.c",
-        "futex_raise(&port.room_futex);",
+        "csrc/child/port_replies.c",
+        "futex_raise(&shmi_port.room_futex);",
         ";",
-        "In settle_all: a window that somebody waits for is full of calls, each of which raises it "
+        "In shmi_port_settle_all: a window that somebody waits for is full of calls, each of which raises it "
         "when it is settled. Only one that was told to make room, and whose thread has not woken, "
         "is not; that thread then passes the lead on to who waits. This covers the moment between.",
     ),
     Unseen(
         "csrc/broker/supervise.c",
-        "shmi_dispatch_hold(table.dispatch, 1);",
-        "shmi_dispatch_hold(table.dispatch, 2);",
+        "shmi_dispatch_hold(dispatch, 1);",
+        "shmi_dispatch_hold(dispatch, 2);",
         "A truth value: only whether it is 0 counts.",
     ),
     Unseen(

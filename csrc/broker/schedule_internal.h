@@ -1,0 +1,147 @@
+/* schedule_internal -- what the scheduler's files share.
+ *
+ * schedule.c            requests enter, are chosen for a helper, and are taken out again
+ * schedule_queues.c     queues of single children, and rings of children that take turns
+ * schedule_holds.c      batches that are held until they are full or due
+ * schedule_gangs.c      messages that run on several helpers at once
+ * schedule_credit.c     how long calls take, and so how many a helper may hold
+ *
+ * A *domain* is a set of queues that one or more helpers serve: there is one domain for each pool,
+ * and one for each helper (for messages bound to it). In a domain and priority each child has a
+ * FIFO, and the children whose FIFO is not empty are linked in a ring. The ring's cursor is at the
+ * child whose turn it is. All of it lies in two tables that are reserved once and touched as
+ * needed, so nothing moves and nothing is allocated while the broker runs.
+ *
+ * Owns: the layout of the scheduler. Must never: be included by any other file; others use
+ * schedule.h.
+ */
+#ifndef SHMI_SCHEDULE_INTERNAL_H
+#define SHMI_SCHEDULE_INTERNAL_H
+
+#include "broker/schedule.h"
+
+enum { SHMI_HOLDS = 64 };
+
+enum shmi_request_state {
+  SHMI_REQUEST_FREE,
+  SHMI_REQUEST_QUEUED,
+  SHMI_REQUEST_HELD,
+  SHMI_REQUEST_EXPIRED,
+  SHMI_REQUEST_TAKEN,
+  SHMI_REQUEST_GANG
+};
+
+typedef struct shmi_queue { /* one child's FIFO in one domain and priority */
+  uint32_t head, tail;
+  uint32_t ring_next, ring_previous; /* child + 1 */
+} shmi_queue_t;
+
+typedef struct shmi_ring {
+  uint32_t cursor; /* child + 1 whose turn it is; 0: empty */
+  uint32_t turns;  /* messages the child at the cursor has taken of its turn */
+} shmi_ring_t;
+
+typedef struct shmi_domain {
+  shmi_ring_t rings[SHMI_PRIORITIES];
+  uint32_t queued;
+  uint8_t ready; /* bit p: rings[p] is not empty */
+} shmi_domain_t;
+
+typedef struct shmi_hold { /* messages of one batch key that wait for more of them */
+  uint64_t key;
+  uint64_t due_ns;
+  uint64_t rows;
+  uint32_t head, tail;
+  uint32_t max_rows;
+  uint8_t domain, priority, used;
+} shmi_hold_t;
+
+typedef struct shmi_load { /* what a helper holds */
+  uint64_t outstanding_ns; /* its estimated service time */
+  uint32_t in_flight;
+  uint8_t up, pool, min_credit, pool_first;
+} shmi_load_t;
+
+struct shmi_schedule {
+  shmi_schedule_config_t config;
+  size_t requests_bytes, queues_bytes;
+  shmi_request_t *requests; /* [1 ..] */
+  shmi_queue_t *queues;     /* [domain][priority][child] */
+  shmi_domain_t domains[SHM_MAX_POOLS + SHM_MAX_HELPERS];
+  shmi_load_t helpers[SHM_MAX_HELPERS];
+  shmi_hold_t holds[SHMI_HOLDS];
+  int holds_used;
+  uint64_t hold_timer;                   /* the earliest due_ns of all holds; 0: none */
+  uint64_t estimates[SHM_MAX_FUNCTIONS]; /* service time up to the answer */
+  uint64_t deferred[SHM_MAX_FUNCTIONS];  /* and of the work after it */
+  uint32_t *queued_of; /* by child, held messages included */
+  uint32_t *weights;
+  uint32_t free_list, made, capacity;
+  uint32_t expired;
+  uint32_t queued;
+  uint32_t gang_head, gang_tail;   /* gangs that wait, of all children */
+  uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
+  uint64_t gang_claims; /* mask of helpers that get nothing new until the first gang has run */
+  uint64_t spared;      /* mask of helpers that get nothing at all for now */
+  uint64_t expected;    /* mask of helpers that exist, or will again */
+  int run_helper;       /* the helper that got the last short messages, and how many more it gets: they */
+  int run_left;         /* go to one helper in runs, because a wake-up costs more than they do */
+};
+
+static inline shmi_queue_t *shmi_queue_of(shmi_schedule_t *s, int domain, int priority,
+                                          uint32_t child) {
+  return &s->queues[((size_t)domain * SHMI_PRIORITIES + (size_t)priority) *
+                        (size_t)s->config.children + child];
+}
+
+/* A request waits no longer, in whatever place it waited. */
+static inline void shmi_count_out(shmi_schedule_t *s, const shmi_request_t *r) {
+  s->queued--;
+  s->queued_of[r->frame.slot]--;
+}
+
+static inline int shmi_request_is_expired(const shmi_request_t *r, uint64_t now_ns) {
+  return r->frame.deadline_ns != 0 && r->frame.deadline_ns <= now_ns;
+}
+
+/* Put an expired request aside for take_expired. */
+static inline void shmi_set_aside(shmi_schedule_t *s, uint32_t number) {
+  s->requests[number].state = SHMI_REQUEST_EXPIRED;
+  s->requests[number].next = s->expired;
+  s->expired = number;
+}
+
+/* ---- schedule_queues.c ---- */
+
+void shmi_queue_put(shmi_schedule_t *s, uint32_t number, int at_front);
+void shmi_queue_remove(shmi_schedule_t *s, uint32_t number);
+/* Take the message at the head of the child's queue, and count it as part of its turn. */
+uint32_t shmi_queue_take_head(shmi_schedule_t *s, int domain, int priority, uint32_t child);
+/* A message of the child was added to a batch, in its turn or before: in both cases its next
+ * message waits for the next round. */
+void shmi_queue_use_turn(shmi_schedule_t *s, int domain, int priority, uint32_t child);
+
+/* ---- schedule_holds.c ---- */
+
+/* Hold the request together with those of its key. 0 when every hold is in use: queue it at
+ * once. */
+int shmi_hold_put(shmi_schedule_t *s, uint32_t number, uint64_t now_ns);
+void shmi_hold_remove(shmi_schedule_t *s, uint32_t number);
+/* Queue the messages of all holds that are due. */
+void shmi_hold_release_due(shmi_schedule_t *s, uint64_t now_ns);
+
+/* ---- schedule_gangs.c ---- */
+
+void shmi_gang_put(shmi_schedule_t *s, uint32_t number);
+void shmi_gang_remove(shmi_schedule_t *s, uint32_t number);
+
+/* ---- schedule_credit.c ---- */
+
+/* The estimated service time of a request. */
+uint64_t shmi_credit_estimate(const shmi_schedule_t *s, const shmi_request_t *r);
+/* May the helper be handed another message now? */
+int shmi_credit_allows(const shmi_schedule_t *s, int helper);
+/* The helper no longer holds the request. */
+void shmi_credit_return(shmi_schedule_t *s, const shmi_request_t *r, int helper);
+
+#endif
