@@ -210,6 +210,7 @@ tensors/interop                     child
 tensors/grad_mode                   child
 tensors/autograd                    child
 tensors/message                     child
+tensors/spreading                   child
 tensors/recorder                    child
 tensors/debug/rows                  child
 tensors/debug/ledger                child

@@ -50,6 +50,7 @@ from shmgpu.tensors.message import (
     Observer,
     RemoteValue,
 )
+from shmgpu.tensors.spreading import is_leaf, parts_of, spread
 from shmgpu.watch.stats import stats
 
 MAX_PROGRAMS = 4096
@@ -80,10 +81,12 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
+        puts_leaves_in_turn: have each helper make the next tensor that is made of none, as GT does.
     """
 
     def __init__(self, backend: str, helpers: Sequence[int]) -> None:
         self.pending: list[Node] = []
+        self.puts_leaves_in_turn = False
         self._flags = 0
         self._lives = {number: HelperIncarnation(number) for number in helpers}
         self._execute = functions.EXECUTE[backend]
@@ -92,6 +95,7 @@ class Recorder:
         self._handle = 1
         # Children begin with different helpers: what others hold is not known here.
         self._turn = 0 if runtime.current is None else runtime.current.rank
+        self._chosen: HelperIncarnation | None = None  # for a part of its own
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self._order = itertools.count(1)
@@ -149,6 +153,8 @@ class Recorder:
         with self._lock:
             missing = [node for node in dict.fromkeys(wanted) if type(node.value) is not Held]
             self._compute(missing, wait=True)
+            if not wanted:
+                self._settle(0)  # of parts that were sent to other helpers
             for node in missing:
                 if type(node.value) is LostValue:
                     raise node.value.error
@@ -173,13 +179,58 @@ class Recorder:
         if self._sent:
             self._settle(MAX_SENT)
         self._steps = 0
+        order = self._spread(read) if len(self._lives) > 1 and self.pending else None
+        try:
+            self._compute_pending(read, wait, order)
+        finally:
+            self._chosen = None
+
+    def _spread(self, read: list[Node]) -> list[Node] | None:
+        """Send what is independent of what is read to helpers of its own, and choose that one's.
+
+        Returns:
+            What is to be computed, inputs first, where all of it is one part.
+        """
+        order = needed([*(n for n in self.pending if n.owners), *read])
+        lives = list(self._lives.values())
+        if self.puts_leaves_in_turn:
+            for node in order:
+                if node.owners and is_leaf(node) and node.op is not None:
+                    self._turn += 1
+                    self._send_part([node], lives[self._turn % len(lives)])
+            return None
+        parts = parts_of(order)
+        if len(parts) < 2:
+            return order
+        self._turn += 1
+        turn = self._turn % len(lives)
+        planned = spread(parts, read, [*lives[turn:], *lives[:turn]], _is_idle)
+        for life, part in planned[:-1]:
+            self._send_part(part.nodes, life)
+        self._chosen = planned[-1][0]
+        return None
+
+    def _send_part(self, nodes: list[Node], life: HelperIncarnation) -> None:
+        """These, with all that they need, to that helper; what a tensor shows of them is kept."""
+        mine = set(nodes)
+        others = [node for node in self.pending if node not in mine]
+        self.pending, self._chosen = [node for node in nodes if node.owners], life
+        try:
+            self._compute_pending([], wait=False)
+        finally:
+            self.pending += others
+            self._chosen = None
+
+    def _compute_pending(
+        self, read: list[Node], wait: bool, known: list[Node] | None = None
+    ) -> None:
         roots: list[Node] = []
         tries = 0
         try:
             while True:
                 waiting, self.pending = self.pending, []
                 roots = [n for n in (*roots, *waiting) if n.owners and n.value is None]
-                order = needed([*roots, *read])
+                order, known = known or needed([*roots, *read]), None
                 draft = Draft(order, read, RemoteValue)
                 if self._are_lost(draft.arrays):
                     self._lose_what_follows(order)
@@ -442,6 +493,8 @@ class Recorder:
                 life = node.value.life
                 held[life] = held.get(life, 0) + node.spec.nbytes
             return max(held, key=held.__getitem__)
+        if self._chosen is not None and not self._chosen.is_over:
+            return self._chosen
         lives = list(self._lives.values())
         if len(lives) == 1:
             return lives[0]
@@ -585,6 +638,12 @@ def _cannot_fail_any_more(message: Message) -> None:
     """Its nodes are computed: what a tensor showed before them is not needed any more."""
     for node in (*message.kept, *message.read):
         node.undo = None
+
+
+def _is_idle(life: HelperIncarnation) -> bool:
+    """Whether it has nothing to do, for whomever."""
+    row = core.helper_stats(life.number)
+    return not row["in_flight"] and not row["goes_on"]
 
 
 def _is_death(error: BaseException) -> bool:
