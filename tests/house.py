@@ -346,6 +346,12 @@ cli/trace                           parent
 cli/main                            parent
 former                              any
 __init__                            any
+compat/__init__                     any
+compat/gt/__init__                  child
+compat/gt/nn                        child
+compat/gt/workers                   child
+compat/gt/server                    parent
+compat/gt/worker                    child
 __main__                            parent
 """
 

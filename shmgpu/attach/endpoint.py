@@ -77,6 +77,11 @@ def _refuse_shared(directory: pathlib.Path) -> None:
         )
 
 
+def path_of_port(port: int) -> pathlib.Path:
+    """The socket of a server that is known by a port's number, as GT's are."""
+    return runtime_directory() / f"gt-{port}.sock"
+
+
 def path_of(path: str | bytes | os.PathLike[str] | None) -> pathlib.Path:
     """The socket's path: the one given, that of ``SHMGPU_SOCKET``, or the user's own.
 

@@ -213,6 +213,11 @@ def claim(*, wait: float | None = 0.0, trust_broker: bool = False) -> Membership
     )
 
 
+def joined() -> Membership | None:
+    """This process's membership, where it is in a broker that it has joined."""
+    return _membership if runtime.current is not None else None
+
+
 def _refuse_where_taken() -> None:
     runtime.refuse_while_loading()
     _undo()

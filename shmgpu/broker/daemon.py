@@ -127,7 +127,7 @@ def up(
     elif isinstance(settings["session"], str):
         settings["session"] = module_loader.named(settings["session"])
     plan = LaunchConfig(children=0, slots=slots, **taken("ensure", settings))
-    if not carried and not function_table.of_users():
+    if served and not carried and not function_table.of_users():
         raise ConfigError(
             f"{', '.join(served)} decorates no function: name the module that uses @shmgpu.function"
         )

@@ -77,6 +77,8 @@ class Tensor:
         """The number of its current value, as :mod:`shmgpu.debug` shows it."""
         return self._node.number
 
+    node_id = id  # GT's name for it
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Lengths of the axes."""

@@ -23,6 +23,7 @@ from shmgpu.watch.stats import stats
 MAX_PENDING = 4096  # nodes that a tensor shows before they are sent unasked
 
 _backend = "torch"
+_in_turn = False
 runtime.computes_with_torch = True
 
 
@@ -53,6 +54,14 @@ def use_helpers(numbers: Sequence[int]) -> None:
     means.extra["tensor helpers"] = tuple(numbers)
 
 
+def put_leaves_in_turn() -> None:
+    """From now on each tensor that is made of no other is the next helper's, as in GT."""
+    global _in_turn
+    _in_turn = True
+    if runtime.current is not None and "recorder" in runtime.current.extra:
+        runtime.current.extra["recorder"].puts_leaves_in_turn = True
+
+
 def recorder() -> Recorder:
     """This process's recorder; the first one joins a broker, or starts one.
 
@@ -72,6 +81,7 @@ def recorder() -> Recorder:
                 debug.enable()
         helpers = means.extra.get("tensor helpers") or _helpers(means)
         found = means.extra["recorder"] = Recorder(means.extra.get("backend", _backend), helpers)
+        found.puts_leaves_in_turn = _in_turn
     return found
 
 
