@@ -160,11 +160,13 @@ def compiled(
 
     def memory(slot: int) -> str | None:
         """The name of what the slot's value is written into."""
+        if slot in plan.over:  # the input's own name: kernels compare with ``is``
+            return names[plan.over[slot]]
         if slot in plan.buffer:
             raw = buffers[plan.buffer[slot]].raw
             scope[f"b{slot}"] = backend.shaped(raw, specs[slot])
             return f"b{slot}"
-        return names[plan.over[slot]] if slot in plan.over else None
+        return None
 
     # Of a device, what is read is copied out while the next program runs, and may be written over.
     look = "array" if backend.is_host or lends else "copy"

@@ -405,6 +405,8 @@ def _numpy_slice_scatter(np: Any, specs: Specs, params: Params, out: Spec) -> An
     part = _part(params)
 
     def kernel(x: Any, value: Any, out: Any = None) -> Any:
+        if out is value:
+            value = value.copy()
         if out is None:
             out = np.array(x)
         elif out is not x:
@@ -419,6 +421,8 @@ def _torch_slice_scatter(torch: Any, specs: Specs, params: Params, out: Spec) ->
     part = _part(params)
 
     def kernel(x: Any, value: Any, out: Any = None) -> Any:
+        if out is value:
+            value = value.clone()
         if out is None:
             out = x.clone(memory_format=torch.contiguous_format)
         elif out is not x:
@@ -442,7 +446,7 @@ SLICE_SCATTER: Op = Op(
         lambda g, n: apply(SLICE_SCATTER, (g, zeros_like(n.inputs[1])), n.params),
         lambda g, n: take_slices(g, _slices_of(n.params)),
     ),
-    in_place=True,  # the value is a part, so never of the output's spec
+    in_place=True,
 )
 
 
