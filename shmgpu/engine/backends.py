@@ -125,7 +125,7 @@ class NumpyBackend:
     is_host = True
 
     def kernel(self, op: Any, specs: tuple[Spec, ...], params: Any, out: Spec) -> Any:
-        if not any(spec.dtype in _HALVES for spec in (*specs, out)):
+        if op.is_collective or not any(spec.dtype in _HALVES for spec in (*specs, out)):
             return op.numpy(np, specs, params, out)
         if op.is_view:
             view, dtype = op.numpy(np, specs, params, out), specs[0].dtype.numpy

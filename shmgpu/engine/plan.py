@@ -117,8 +117,9 @@ def make(
     if options.drop_unused:
         _drop_unused(plan, wanted, first)
     early = _early(plan.steps, specs, read if options.answer_early else [], first)
-    groups = grouping(plan.steps, specs, early, first) if grouping is not None else []
-    units = _ordered(plan.steps, groups, wanted, first)
+    turns = _turns(plan.steps)
+    groups = grouping(_waiting(plan.steps, turns), specs, early, first) if grouping else []
+    units = _ordered(plan.steps, groups, wanted, first, turns)
     plan.units = [unit for unit in units if unit.slots[0] in early]
     plan.early = len(plan.units)
     plan.units += [unit for unit in units if unit.slots[0] not in early]
@@ -171,7 +172,8 @@ def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
             plan.same_as[slot] = inputs[0]
             continue
         # As text, in which 0.0 and -0.0 differ, and 1 and True.
-        before = known.setdefault((step.op, inputs, repr(step.params)), slot) if reuse else slot
+        is_once = not reuse or step.op.is_collective
+        before = slot if is_once else known.setdefault((step.op, inputs, repr(step.params)), slot)
         if before == slot:
             plan.steps[slot] = Step(step.op, inputs, step.params, step.spec)
         else:
@@ -181,12 +183,30 @@ def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
 def _drop_unused(plan: Plan, wanted: set[int], first: int) -> None:
     used: set[int] = set()
     stack = [slot for slot in wanted if slot >= first]
+    stack += [slot for slot, step in plan.steps.items() if step.op.is_collective]
     while stack:
         slot = stack.pop()
         if slot not in used:
             used.add(slot)
             stack.extend(one for one in plan.steps[slot].inputs if one >= first)
     plan.steps = {slot: step for slot, step in plan.steps.items() if slot in used}
+
+
+def _turns(steps: dict[int, Step]) -> dict[int, int]:
+    """Of each collective but the first the one before it: all helpers do them in one order."""
+    collectives = [slot for slot, step in steps.items() if step.op.is_collective]
+    return dict(zip(collectives[1:], collectives, strict=False))
+
+
+def _waiting(steps: dict[int, Step], turns: dict[int, int]) -> dict[int, Step]:
+    """The steps, as if each of these read the one that it waits for."""
+    if not turns:
+        return steps
+    found = dict(steps)
+    for slot, before in turns.items():
+        step = steps[slot]
+        found[slot] = Step(step.op, (*step.inputs, before), step.params, step.spec)
+    return found
 
 
 def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first: int) -> set[int]:
@@ -209,9 +229,13 @@ def _early(steps: dict[int, Step], specs: Sequence[Spec], read: list[int], first
 
 
 def _ordered(
-    steps: dict[int, Step], groups: list[tuple[int, ...]], wanted: set[int], first: int
+    steps: dict[int, Step],
+    groups: list[tuple[int, ...]],
+    wanted: set[int],
+    first: int,
+    turns: dict[int, int],
 ) -> list[Unit]:
-    """Units in an order in which inputs come first, else as they were recorded."""
+    """Units in an order in which inputs and earlier turns come first, else as recorded."""
     home = {slot: group for group in groups for slot in group}
     readers: dict[int, list[int]] = {}
     for slot, step in steps.items():
@@ -241,6 +265,8 @@ def _ordered(
             continue
         unit = unit_of(slots)
         waits = [one for one in unit.inputs if one >= first and one not in done]
+        if slots[0] in turns and turns[slots[0]] not in done:
+            waits.append(turns[slots[0]])
         if waits:
             stack.extend(home.get(one, (one,)) for one in waits)
             continue

@@ -14,6 +14,7 @@ from shmgpu.ops import (
     attention,
     batch_normalising,
     casting,
+    collective,
     creation,
     distances,
     elementwise,
@@ -58,6 +59,7 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     ordering,
     recomputing,
     transcendental,
+    collective,
 )
 
 TABLE: dict[str, Op] = {}

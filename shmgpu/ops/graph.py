@@ -49,6 +49,8 @@ class Op:
         in_place: the kernels take ``out=``, and it may be one of the inputs of the same spec.
         takes_out: the kernels take ``out=``, and it must not be an input.
         may_fail: whether it can be done depends on elements, such as an index that is out of range.
+        is_collective: other helpers take part, so all must do it, in one order: a plan neither
+            drops nor moves it. Others may fail in it, so it may fail.
         numbers: places where torch's kernel takes a plain number for a tensor without axes.
     """
 
@@ -56,6 +58,7 @@ class Op:
         "broadcasts",
         "gradients",
         "in_place",
+        "is_collective",
         "is_view",
         "may_fail",
         "name",
@@ -82,6 +85,7 @@ class Op:
         in_place: bool = False,
         takes_out: bool = False,
         may_fail: bool = False,
+        is_collective: bool = False,
         numbers: tuple[int, ...] = (),
     ) -> None:
         self.name = name
@@ -94,7 +98,8 @@ class Op:
         self.is_view = is_view
         self.in_place = in_place
         self.takes_out = takes_out or in_place
-        self.may_fail = may_fail
+        self.may_fail = may_fail or is_collective
+        self.is_collective = is_collective
         self.numbers = numbers
         self.number = 0
 

@@ -20,11 +20,19 @@ from shmgpu.engine.compile import Fused, Pool, compiled
 from shmgpu.engine.expressions import OF_ALL, OF_FLOATS
 from shmgpu.engine.plan import Options
 from shmgpu.errors import BadParams
+from shmgpu.ops import (
+    collective,
+    indexing,
+    linear,
+    program_message,
+    reductions,
+    shaping,
+    stretching,
+)
 from shmgpu.ops import elementwise as e
-from shmgpu.ops import linear, program_message, reductions, shaping, stretching
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
-from shmgpu.ops.graph import leaf, spec_of
+from shmgpu.ops.graph import apply, leaf, spec_of
 from shmgpu.ops.program import Draft, Program, Step, decode
 from shmgpu.ops.promotion import bool_, float32, float64, number
 
@@ -245,6 +253,77 @@ def test_values_that_are_needed_no_more_give_their_memory_to_later_ones():
     plan = planning.make(program, Options(), min_buffer=0)
     assert plan.buffers == [1600, 1600]  # of what is read and what is written
     assert len(planning.make(program, Options(plan_memory=False), min_buffer=0).buffers) == 0
+
+
+def slots_of(program):
+    """The plan's steps, in the order in which they are done."""
+    return [slot for unit in planning.make(program, Options()).units for slot in unit.slots]
+
+
+TURNED = ((19, 0), (-1, 20), (-1, 1))  # all of it, from the last row to the first
+ALL = ((0, 0), (20, 20), (1, 1))
+PUT = {
+    "added": (lambda x, part: shaping.slice_add(x, part, TURNED), lambda x, part: x + part[::-1]),
+    "written": (
+        lambda x, part: apply(indexing.SLICE_SCATTER, (x, part), ALL),
+        lambda x, part: part,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", PUT)
+def test_a_part_as_great_as_the_whole_is_put_into_it_even_over_the_part(backend, way):
+    put, want = PUT[way]
+    x, y = (leaf(spec_of(float32, (20, 20)), There()) for _ in range(2))
+    whole = e.add(x, y)  # is read, and so lasts; the part does not
+    part = e.mul(x, y)
+    made = put(whole, part)
+    last = e.neg(made)
+    program = Draft([whole, part, made, last], [last, whole], Away).settled([], []).program(Away)
+    assert planning.make(program, Options()).over[4] == 3
+    a, b = np.arange(400, dtype="f4").reshape(20, 20), np.full((20, 20), 2, "f4")
+    got, seen = run_once(program, [a, b], backend)
+    equal(got, -want(a + b, a * b))
+    equal(seen, a + b)
+
+
+def run_once(program, arrays, backend):
+    given = [torch.tensor(a) if backend.name == "torch" else a for a in arrays]
+    with backend.running():
+        done = compiled(program, backend, Pool(backend), Options(answer_early=False))
+        return [plain(one) for one in done.run(given, [])[0]]
+
+
+def test_collectives_are_all_done_and_in_their_order_whoever_needs_them():
+    x = leaf(spec_of(float32, (8, 8)), There())
+    first = apply(collective.ALL_REDUCE, (x,), (0, (0, 1), "sum"))
+    second = apply(collective.ALL_REDUCE, (e.neg(x),), (1, (0, 1), "sum"))
+    third = apply(collective.ALL_REDUCE, (first,), (2, (0, 1), "sum"))
+    order = [first, second.inputs[0], second, third]
+    for read in ([], [third], [second], [first, second]):
+        program = Draft(order, read, Away).settled([], []).program(Away)
+        done = [slot for slot in slots_of(program) if slot != 2]
+        assert done == [1, 3, 4]
+    again = apply(collective.ALL_REDUCE, (x,), (0, (0, 1), "sum"))
+    program = Draft([first, again], [], Away).settled([], []).program(Away)
+    assert len(slots_of(program)) == 2  # not one for two, be they ever so equal
+
+
+def test_what_is_fused_never_spans_a_collective_that_waits_for_another_one():
+    """Of a chain the first half is needed by one collective, the second needs its successor."""
+    x = leaf(spec_of(float32, (64, 64)), There())
+    half = e.neg(e.add(x, x))
+    first = apply(collective.ALL_REDUCE, (half,), (0, (0, 1), "sum"))
+    second = apply(collective.ALL_REDUCE, (x,), (1, (0, 1), "sum"))
+    rest = e.mul(e.add(second, x), half)
+    order = [half.inputs[0], half, first, second, rest.inputs[0], rest]
+    program = Draft(order, [rest], Away).settled([], []).program(Away)
+    plan = planning.make(program, Options(), fusion.groups)
+    done = [slot for unit in plan.units for slot in unit.slots]
+    assert sorted(done) == list(range(1, 7))
+    assert done.index(3) < done.index(4)
+    assert done.index(2) < done.index(3)
+    assert done.index(4) < done.index(5)
 
 
 ADDS_UP = {"matmul", "sum", "mean"}

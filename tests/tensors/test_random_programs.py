@@ -15,6 +15,7 @@ from shmgpu import ops
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
+from shmgpu.ops import collective
 from shmgpu.tensors import current
 from shmgpu.tensors import tensor as st
 
@@ -314,6 +315,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 
 # Drawn numbers are each library's own.
 OWN = {"rand", "randn", "checkpoint"}  # each has tests of its own
+OWN |= {row.name for row in (*collective.LOWERED, collective.REDISTRIBUTE)}
 
 
 def test_programs_draw_from_the_whole_table(engine):
