@@ -187,6 +187,7 @@ ops/resampling                      any
 ops/recomputing                     any
 ops/losses                          any
 ops/distances                       any
+ops/collective                      any
 ops/attention                       any
 ops/__init__                        any
 ops/page                            any
@@ -204,6 +205,29 @@ engine/compile                      helper
 engine/cuda_graphs                  helper
 engine/session                      helper
 engine/functions                    helper
+
+distributed/placements              any
+distributed/mesh                    any
+distributed/layout                  any
+distributed/rules/base              any
+distributed/rules/elements          any
+distributed/rules/moving            any
+distributed/rules/reducing          any
+distributed/rules/products          any
+distributed/rules/normalising       any
+distributed/rules/finding           any
+distributed/rules/losses            any
+distributed/rules/making            any
+distributed/rules/__init__          any
+distributed/choice                  any
+distributed/moves                   any
+distributed/draft                   any
+distributed/builder                 any
+distributed/meeting                 any
+distributed/buckets                 any
+distributed/lowered                 any
+distributed/lowering                any
+distributed/__init__                any
 
 tensors/functions                   child
 tensors/interop                     child

@@ -1,0 +1,358 @@
+"""Which way each operation is done: where all values of a program lie on a mesh.
+
+Owns the choice. What the ways are, rules say; what comes of them, lowering makes. Axes of the mesh
+are gone through one after the other, each in the program's order, with a table for each value of
+what it costs to have it lie in each way. Where an operation can be done on what lies as it does, it
+is: nothing is moved ahead of need, so tensors that were cut stay cut, and weights stay where they
+are. Where it cannot, the cheapest way is taken, counting what was asked for of values further on.
+
+That is exact along chains. A value that several operations read is decided on when the first of
+them is, and where it has been moved to, the others may have it for nothing.
+
+Costs are in bytes that a member takes from others (see :func:`moved`). Small ones beside them keep
+ties in order: fewer collectives, then fewer slices, then less work done over again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.mesh import Mesh
+from shmgpu.distributed.placements import LOCAL, REPLICATE
+from shmgpu.distributed.rules import RULES
+from shmgpu.distributed.rules.base import Option, options_of
+from shmgpu.ops.casting import ALIAS
+from shmgpu.ops.collective import REDISTRIBUTE
+from shmgpu.ops.graph import Op, Params, Spec
+from shmgpu.ops.program import Program, Step
+from shmgpu.ops.recomputing import CHECKPOINT
+
+# A meeting takes as long as this many bytes more, which is what small tensors are weighed by.
+MEETING_BYTES = 4096
+# Work that all do which could be shared, in bytes that could be moved meanwhile: memory is read and
+# written about as quickly as it is exchanged, and a core multiplies some ten times for each byte.
+WORK_PER_BYTE, WORK_PER_PRODUCT = 0.25, 0.1
+SLICE = 2.0**-6  # what is whole stays so, where nothing asks for a part
+SCATTER = 2.0**-8  # and what is reduced is whole, unless a part is asked for
+SHARE = 2.0**-20  # of equal ways the one with less work
+FREE = 0.5  # below, nothing is moved
+
+Table = dict[int, float]  # code of a placement -> cost
+
+PASSES = (ALIAS, CHECKPOINT)  # whose value is their first input's
+
+
+def moved(have: int, want: int, nbytes: float, count: int) -> float:
+    """The cost of having a value lie in another way; infinite where that cannot be.
+
+    A reduction into parts is weighed as one that all have: what is in parts is mostly wanted whole
+    again, and if a part is what is asked for, this one is still the cheaper.
+    """
+    if have == want:
+        return 0.0
+    if have == LOCAL or want < 0:
+        return math.inf
+    if count == 1:
+        return 0.0
+    if have == REPLICATE:
+        return SLICE
+    if have > 0:
+        share = nbytes * (count - 1) / count
+        return MEETING_BYTES + (share if want == REPLICATE else share / count)
+    both = MEETING_BYTES + 2 * nbytes * (count - 1) / count
+    return both if want == REPLICATE else both + SCATTER
+
+
+class Ways:
+    """The ways of one operation, as columns."""
+
+    __slots__ = ("label_of", "options", "work")
+
+    def __init__(self, op: Op, specs: tuple[Spec, ...], params: Params, out: Spec) -> None:
+        rule = RULES.get(op)
+        self.options = options_of(rule, specs, params, out)
+        nbytes = out.nbytes + sum(spec.nbytes for spec in specs)
+        products = rule.work(specs, out) if rule is not None and rule.work is not None else 0
+        self.work = WORK_PER_BYTE * nbytes + WORK_PER_PRODUCT * products
+
+
+_known: dict[Any, Ways] = {}
+MAX_KNOWN = 1 << 14
+
+
+def ways_of(step: Step, specs: tuple[Spec, ...]) -> Ways:
+    """Of an operation; the same object each time."""
+    key = (step.op, step.params, specs)
+    found = _known.get(key)
+    if found is None:
+        if len(_known) >= MAX_KNOWN:
+            _known.clear()
+        found = _known[key] = Ways(step.op, specs, step.params, step.spec)
+    return found
+
+
+class Choice:
+    """What was chosen along one axis of the mesh.
+
+    Attributes:
+        codes: of each slot's own placement.
+        options: of each step.
+        tables: of each slot, what every placement would have cost: for explanations.
+        versions: of each slot, the placements that it is had in.
+    """
+
+    __slots__ = ("codes", "options", "tables", "versions")
+
+    def __init__(self, count: int) -> None:
+        self.codes: list[int] = [REPLICATE] * count
+        self.options: dict[int, Option] = {}
+        self.tables: list[Table | None] = [None] * count
+        self.versions: list[set[int]] = [set() for _ in range(count)]
+
+
+def roots_of(program: Program) -> list[int]:
+    """For each slot the one whose value it is, behind operations that change only history."""
+    first = len(program.arrays) + len(program.numbers)
+    root = list(range(first))
+    for step in program.steps:
+        root.append(root[step.inputs[0]] if step.op in PASSES else len(root))
+    return root
+
+
+class _Axis:
+    """The choice along one axis of the mesh."""
+
+    def __init__(
+        self,
+        program: Program,
+        axis: int,
+        mesh: Mesh,
+        leaves: Sequence[Layout],
+        wanted: Mapping[int, Layout],
+        root: list[int],
+        shares: list[float],
+    ) -> None:
+        self.program = program
+        self.axis = axis
+        self.count = mesh.shape[axis]
+        self.specs = program.specs
+        self.first = len(program.arrays) + len(program.numbers)
+        self.root = root
+        self.nbytes = [spec.nbytes * share for spec, share in zip(self.specs, shares, strict=True)]
+        self.choice = Choice(len(self.specs))
+        self.open: dict[int, dict[int, tuple[float, Any]]] = {}
+        self.uses = [0] * len(self.specs)
+        self.wanted = wanted
+        for slot, layout in enumerate(leaves):
+            self._fix(slot, layout.codes[axis])
+            if not program.resident[slot]:
+                self.choice.versions[slot].add(REPLICATE)
+        for slot in range(len(leaves), self.first):
+            self._fix(slot, REPLICATE)
+        for step in program.steps:
+            inputs = step.inputs[:1] if step.op in PASSES else step.inputs
+            for slot in {root[one] for one in inputs}:
+                self.uses[slot] += 1
+        self.asked: set[int] = {root[slot] for slot in (*program.kept, *program.read)}
+
+    def run(self) -> Choice:
+        """Decide on all."""
+        for slot, step in enumerate(self.program.steps, self.first):
+            if step.op in PASSES:
+                if slot in self.wanted and self.root[slot] in self.open:
+                    self._settle_wanted(self.root[slot], self.wanted[slot])
+                continue
+            self._step(slot, step)
+        for slot in [*self.open]:
+            if slot in self.open:
+                self._close(slot, self._best(slot, self._ending))
+        return self.choice
+
+    # ---- one operation ---------------------------------------------------------------------------
+
+    def _step(self, slot: int, step: Step) -> None:
+        inputs = tuple([self.root[one] for one in step.inputs])
+        if step.op is REDISTRIBUTE:
+            layout: Layout = step.params[0]
+            code = layout.codes[self.axis]
+            options, work = [Option((code,), code)], 0.0
+        else:
+            ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))
+            options, work = ways.options, ways.work
+            if self._has_local(inputs):
+                options = [Option(tuple([self._only(one) for one in inputs]), LOCAL)]
+        opened = [one for one in dict.fromkeys(inputs) if one in self.open]
+        if len(opened) > 2:
+            opened.sort(key=lambda one: self.nbytes[one])
+            for one in opened[:-2]:
+                self._close(one, self._best(one))
+            opened = opened[-2:]
+        table = self._table(slot, inputs, options, work, opened)
+        first_uses = [one for one in opened if self.uses[one] > 1 or one in self.wanted]
+        if first_uses:
+            best = min(table, key=lambda code: table[code][0])
+            _, (_, states) = table[best]
+            for one in first_uses:
+                self._close(one, states[one])
+            opened = [one for one in opened if one not in first_uses]
+            table = self._table(slot, inputs, options, work, opened)
+        self.open[slot] = table
+        if slot in self.wanted:
+            self._settle_wanted(slot, self.wanted[slot])
+
+    def _has_local(self, inputs: tuple[int, ...]) -> bool:
+        return any(
+            self.choice.codes[one] == LOCAL for one in inputs if one not in self.open
+        ) or any(LOCAL in self.open[one] for one in inputs if one in self.open)
+
+    def _only(self, slot: int) -> int:
+        """The one way in which an input of what each does for itself lies."""
+        codes = self.open[slot] if slot in self.open else (self.choice.codes[slot],)
+        return LOCAL if LOCAL in codes else REPLICATE
+
+    def _cost_to(self, slot: int, want: int) -> float:
+        """Of a value that was decided on."""
+        nbytes, count = self.nbytes[slot], self.count
+        return min(moved(have, want, nbytes, count) for have in self.choice.versions[slot])
+
+    def _table(
+        self,
+        slot: int,
+        inputs: tuple[int, ...],
+        options: list[Option],
+        work: float,
+        opened: list[int],
+    ) -> dict[int, tuple[float, Any]]:
+        """The output's placements: of each the cost and (option, the placements of open inputs)."""
+        count = self.count
+        decided = [(place, one) for place, one in enumerate(inputs) if one not in opened]
+        fixed: list[float] = []
+        for option in options:
+            cost = sum([self._cost_to(one, option.inputs[place]) for place, one in decided])
+            if option.moves:
+                cost += sum([MEETING_BYTES + 2 * n * (count - 1) / count for n in option.moves])
+            elif option.output > 0 and not any(option.inputs):
+                cost += SLICE  # nothing asks for a part
+            fixed.append(cost)
+        is_cut = any(self.choice.codes[one] > 0 for _, one in decided) or any(
+            self._leaning(one) > 0 for one in opened
+        )
+        again = work * (1 - 1 / count) if is_cut else 0.0
+
+        found: dict[int, tuple[float, Any]] = {}
+        for states, before in self._states(opened):
+            costs = fixed
+            if states:
+                costs = []
+                for base, option in zip(fixed, options, strict=True):
+                    for place, one in enumerate(inputs):
+                        have = states.get(one)
+                        if have is not None:
+                            base += moved(have, option.inputs[place], self.nbytes[one], count)
+                    costs.append(base)
+            least = min(costs)
+            limit = FREE if least < FREE else math.inf
+            for option, cost in zip(options, costs, strict=True):
+                if cost >= limit:
+                    continue
+                is_whole = option.label is None and option.output == REPLICATE
+                total = before + cost + (again if is_whole else 0.0)
+                total += SHARE if is_whole else SHARE / count
+                known = found.get(option.output)
+                if known is None or total < known[0]:
+                    found[option.output] = (total, (option, states))
+        return found
+
+    def _states(self, opened: list[int]) -> list[tuple[dict[int, int], float]]:
+        """All ways in which open inputs may lie together, with what that costs."""
+        if not opened:
+            return [({}, 0.0)]
+        first = [({opened[0]: code}, cost) for code, (cost, _) in self.open[opened[0]].items()]
+        if len(opened) == 1:
+            return first
+        second = [(code, cost) for code, (cost, _) in self.open[opened[1]].items()]
+        return [
+            ({**states, opened[1]: code}, before + cost)
+            for states, before in first
+            for code, cost in second
+        ]
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def _leaning(self, slot: int) -> int:
+        """The placement that is the cheapest so far."""
+        table = self.open[slot]
+        return min(table, key=lambda code: table[code][0])
+
+    def _best(self, slot: int, further: Any = None) -> int:
+        """The cheapest placement, with what is to come of it."""
+        table = self.open[slot]
+        if further is None:
+            return self._leaning(slot)
+        return min(table, key=lambda code: table[code][0] + further(slot, code))
+
+    def _ending(self, slot: int, code: int) -> float:
+        """What is shown to a child, or kept, is not left to be reduced."""
+        if slot in self.asked and code < 0 and code != LOCAL:
+            return moved(code, REPLICATE, self.nbytes[slot], self.count)
+        return 0.0
+
+    def _settle_wanted(self, slot: int, layout: Layout) -> None:
+        want = layout.codes[self.axis]
+        nbytes = self.nbytes[slot]
+
+        def further(slot: int, code: int) -> float:
+            return moved(code, want, nbytes, self.count)
+
+        self._close(slot, self._best(slot, further))
+        self.choice.versions[slot].add(want)
+
+    def _fix(self, slot: int, code: int) -> None:
+        self.choice.codes[slot] = code
+        self.choice.versions[slot].add(code)
+
+    def _close(self, slot: int, code: int) -> None:
+        """Decide on a value, and with it on those that only it is made of."""
+        stack = [(slot, code)]
+        while stack:
+            slot, code = stack.pop()
+            table = self.open.pop(slot)
+            self.choice.tables[slot] = {one: cost for one, (cost, _) in table.items()}
+            option, states = table[code][1]
+            self.choice.options[slot] = option
+            self._fix(slot, code)
+            for one, state in states.items():
+                if one in self.open:
+                    stack.append((one, state))
+            step = self.program.steps[slot - self.first]
+            for place, one in enumerate(step.inputs):
+                self.choice.versions[self.root[one]].add(option.inputs[place])
+
+
+def choose(
+    program: Program,
+    mesh: Mesh,
+    leaves: Sequence[Layout],
+    wanted: Mapping[int, Layout],
+) -> list[Choice]:
+    """Placements along each axis of the mesh.
+
+    Args:
+        program: of whole tensors.
+        mesh: on which it is done.
+        leaves: how the arrays lie that it is given.
+        wanted: how values shall lie that are asked for, by slot.
+    """
+    root = roots_of(program)
+    shares = [1.0] * len(root)
+    found = []
+    for axis in range(mesh.ndim):
+        choice = _Axis(program, axis, mesh, leaves, wanted, root, shares).run()
+        found.append(choice)
+        for slot, code in enumerate(choice.codes):
+            if code > 0:
+                shares[slot] /= mesh.shape[axis]
+    return found

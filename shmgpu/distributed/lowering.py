@@ -1,0 +1,382 @@
+"""A program of whole tensors as one program for each member of a mesh.
+
+:func:`lower` is a function: it knows no helper, sends nothing and keeps nothing. The programs of
+all members have the same operations in the same places; where members' pieces differ, so do shapes
+and params. Collectives stand in one order, and have numbers by it.
+
+Owns what is put in the place of each operation: the operation itself on pieces, and moves of its
+inputs to where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shmgpu.distributed import buckets
+from shmgpu.distributed.builder import REDUCTION_OF, Builder, neutral
+from shmgpu.distributed.choice import PASSES, choose, roots_of
+from shmgpu.distributed.draft import Entry, common
+from shmgpu.distributed.layout import Bounds, Layout, Ranges, even_bounds, replicated
+from shmgpu.distributed.lowered import Lowered, Writer
+from shmgpu.distributed.meeting import add_move, once
+from shmgpu.distributed.mesh import Mesh
+from shmgpu.distributed.moves import Move, path
+from shmgpu.distributed.placements import (
+    PARTIAL_CODES,
+    PARTIALS,
+    REPLICATE,
+    Placement,
+    of_code,
+)
+from shmgpu.distributed.rules import RULES
+from shmgpu.distributed.rules.base import OUT, Option, Rule, Scheme, Situation, shape_of
+from shmgpu.ops.collective import REDISTRIBUTE
+from shmgpu.ops.graph import Op, Params, Spec
+from shmgpu.ops.program import Program, Step
+
+
+class _Lowering:
+    """One program on its way to its members."""
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh,
+        leaves: Sequence[Layout],
+        wanted: Mapping[int, Layout],
+    ) -> None:
+        self.program = program
+        self.mesh = mesh
+        self.wanted = wanted
+        self.choices = choose(program, mesh, leaves, wanted)
+        self.b = Builder(program, mesh, leaves)
+        self.specs = program.specs
+        self.first = len(program.arrays) + len(program.numbers)
+        self.root = roots_of(program)
+        self.whole = replicated(mesh)
+        # Of each value the layouts that it is had in, and where: its own is the first.
+        self.versions: list[dict[Layout, int]] = []
+        for slot, layout in enumerate(leaves):
+            self.versions.append({})
+            if program.resident[slot]:
+                self.versions[slot][layout] = slot
+            else:  # given whole to all, and so lies that way as well
+                self.versions[slot][self.whole] = slot
+                self.version(slot, layout)
+        self.versions.extend({self.whole: slot} for slot in range(len(leaves), self.first))
+
+    def run(self) -> None:
+        """Lower each operation."""
+        for slot, step in enumerate(self.program.steps, self.first):
+            self.b.step = slot - self.first
+            if step.op in PASSES:
+                self.versions.append({})
+            elif step.op is REDISTRIBUTE:
+                layout: Layout = step.params[0]
+                self.versions.append({layout: self.version(step.inputs[0], layout)})
+            else:
+                self.versions.append(self._step(slot, step))
+            if slot in self.wanted:  # at once: what is there early can be moved early
+                self.version(slot, self.wanted[slot])
+            self.b.step = -1
+
+    # ---- versions --------------------------------------------------------------------------------
+
+    def version(self, slot: int, want: Layout) -> int:
+        """The value, lying that way: moved there from where that costs least."""
+        root = self.root[slot]
+        known = self.versions[root]
+        found = known.get(want)
+        if found is not None:
+            return found
+        spec = self.specs[root]
+        best: tuple[float, tuple[Move, ...]] | None = None
+        for have in known:
+            moves = path(have, want, spec.shape)
+            cost = sum([move.nbytes(spec.nbytes) for move in moves]) + 1e-3 * len(moves)
+            if best is None or cost < best[0]:
+                best = cost, moves
+        assert best is not None
+        for move in best[1]:
+            value = known[move.have]
+            if move.want not in known:
+                known[move.want] = add_move(self.b, move, value, spec)
+        return known[want]
+
+    def ending(self, slot: int) -> Layout:
+        """How a value lies that is kept or read: as asked, or as it comes, but not partial."""
+        asked = self.wanted.get(slot)
+        if asked is not None:
+            return asked
+        known = self.versions[self.root[slot]]
+        for layout in known:
+            if not layout.is_partial:
+                return layout
+        placed = [
+            of_code(REPLICATE if code in PARTIALS else code) for code in next(iter(known)).codes
+        ]
+        return Layout(self.mesh, placed, next(iter(known)).cuts)
+
+    # ---- one operation ---------------------------------------------------------------------------
+
+    def _step(self, slot: int, step: Step) -> dict[Layout, int]:
+        options = [choice.options[slot] for choice in self.choices]
+        rule = RULES.get(step.op)
+        if not any(option.output or any(option.inputs) for option in options):
+            inputs = [self.version(one, self.whole) for one in step.inputs]
+            return {self.whole: self.b.apply(step.op, inputs, step.params)}
+        if any(option.output < PARTIAL_CODES["prod"] for option in options):
+            return self._local(step, options)
+        assert rule is not None
+        specs = tuple([self.specs[one] for one in step.inputs])
+        scheme = rule.scheme(specs, step.params, step.spec)
+        axes: dict[int, tuple[int, ...]] = {}
+        for axis, option in enumerate(options):
+            if option.label is not None:
+                axes[option.label] = (*axes.get(option.label, ()), axis)
+        bounds = {label: self._bounds(step, scheme, label, cut) for label, cut in axes.items()}
+        wants = [
+            self._layout(
+                [option.inputs[place] for option in options],
+                scheme.inputs[place] if place < len(scheme.inputs) else (),
+                place,
+                spec,
+                scheme,
+                bounds,
+            )
+            for place, spec in enumerate(specs)
+        ]
+        out = self._layout(
+            [option.output for option in options], scheme.output, OUT, step.spec, scheme, bounds
+        )
+        inputs = [self.version(one, want) for one, want in zip(step.inputs, wants, strict=True)]
+        return {out: self._made(step, specs, rule, scheme, axes, options, inputs, wants, out)}
+
+    def _local(self, step: Step, options: list[Option]) -> dict[Layout, int]:
+        """What each does for itself."""
+        placed = []
+        for place in range(len(step.inputs)):
+            codes = [option.inputs[place] for option in options]
+            placed.append(Layout(self.mesh, map(of_code, codes)))
+        inputs = [self.version(one, want) for one, want in zip(step.inputs, placed, strict=True)]
+        out = Layout(self.mesh, [of_code(option.output) for option in options])
+        return {out: self.b.apply(step.op, inputs, step.params)}
+
+    def _bounds(
+        self, step: Step, scheme: Scheme, label: int, axes: tuple[int, ...]
+    ) -> Bounds | None:
+        """Where a label is cut: where one of the inputs is already; None for evenly."""
+        length = scheme.lengths[label]
+        best: tuple[int, Bounds] | None = None
+        for place, names in enumerate(scheme.inputs):
+            if label not in names:
+                continue
+            dim = names.index(label)
+            one = step.inputs[place]
+            for have in self.versions[self.root[one]]:
+                if have.axes_of(dim) != axes:
+                    continue
+                spec = self.specs[one]
+                bounds = have.bounds(dim, spec.shape[dim])
+                how = scheme.maps.get((place, dim))
+                if how is not None:
+                    bounds = how.to_label(bounds, length)
+                if best is None or spec.nbytes > best[0]:
+                    best = spec.nbytes, bounds
+                break
+        return None if best is None else best[1]
+
+    def _layout(
+        self,
+        codes: list[int],
+        names: tuple[int | None, ...],
+        place: int,
+        spec: Spec,
+        scheme: Scheme,
+        bounds: dict[int, Bounds | None],
+    ) -> Layout:
+        """How an input (or the output) lies, whose labels are cut like that."""
+        placements: list[Placement] = [of_code(code) for code in codes]
+        cuts = []
+        for dim, label in enumerate(names):
+            if label is None or label not in bounds or 1 + dim not in codes:
+                continue
+            cut = bounds[label]
+            how = scheme.maps.get((place, dim))
+            if how is not None:
+                if cut is None:
+                    axes = [axis for axis, code in enumerate(codes) if code == 1 + dim]
+                    cut = even_bounds(
+                        scheme.lengths[label], [self.mesh.shape[axis] for axis in axes]
+                    )
+                cut = how.of_label(cut)
+            if cut is not None:
+                cuts.append((dim, cut))
+        return Layout(self.mesh, placements, cuts)
+
+    def _made(
+        self,
+        step: Step,
+        specs: tuple[Spec, ...],
+        rule: Rule,
+        scheme: Scheme,
+        axes: dict[int, tuple[int, ...]],
+        options: list[Option],
+        inputs: list[int],
+        wants: list[Layout],
+        out: Layout,
+    ) -> int:
+        """The operation on pieces that lie right."""
+        b = self.b
+        dropped: set[int] = set()
+        sums: tuple[int, ...] = ()
+        if rule.once:
+            for place, how in rule.once.items():
+                sums = tuple(
+                    [
+                        axis
+                        for axis, option in enumerate(options)
+                        if PARTIALS.get(option.output) == "sum"
+                        and place < len(inputs)
+                        and option.inputs[place] == REPLICATE
+                        and self.mesh.shape[axis] > 1
+                    ]
+                )
+                if sums and how == "zero":
+                    inputs[place] = once(b, inputs[place], sums)
+                elif sums:
+                    dropped.add(place)
+        if any(label in scheme.split for label in axes):
+            assert rule.split is not None
+            situation = Situation(
+                step,
+                specs,
+                self.mesh,
+                axes,
+                tuple([want.pieces(spec.shape) for want, spec in zip(wants, specs, strict=True)]),
+                out.pieces(step.spec.shape),
+            )
+            return rule.split(b, situation, tuple(inputs))
+        slots = tuple(inputs)
+        local_out = out.local_specs(step.spec)
+        if (
+            not dropped
+            and not isinstance(local_out, tuple)
+            and not any(type(b.draft.specs[one]) is list for one in slots)
+        ):
+            params = self._params(step, rule, specs, wants, out)
+            if type(params) is not list:
+                return b.add(Entry(step.op, slots, params, local_out))
+        params = self._params(step, rule, specs, wants, out)
+        few = tuple([one for place, one in enumerate(slots) if place not in dropped])
+        kind = REDUCTION_OF.get(step.op)
+
+        def made(rank: int) -> tuple[Op, tuple[int, ...], Params, Spec]:
+            spec = local_out[rank] if isinstance(local_out, tuple) else local_out
+            own = slots if not dropped or self.mesh.is_first(rank, sums) else few
+            if 0 in spec.shape and 0 not in step.spec.shape:
+                return b.filled(spec, 0)
+            if (
+                kind is not None
+                and any(
+                    0 in b.spec_at(one, rank).shape and 0 not in whole.shape
+                    for one, whole in zip(own[:2], specs, strict=False)
+                )
+                and len(own) < 3
+            ):  # a bias is added to the sum of nothing
+                return b.filled(spec, neutral(kind, spec))
+            return step.op, own, params[rank] if type(params) is list else params, spec  # type: ignore[return-value]
+
+        columns = zip(*[made(rank) for rank in b.ranks], strict=True)
+        ops, ins, rests, shapes = (common(column) for column in columns)
+        return b.add(Entry(ops, ins, rests, shapes))
+
+    def _params(
+        self, step: Step, rule: Rule, specs: tuple[Spec, ...], wants: list[Layout], out: Layout
+    ) -> Params | list[Params]:
+        """The params of each member, or of all."""
+        if rule.local is None:
+            return step.params
+        pieces = [want.pieces(spec.shape) for want, spec in zip(wants, specs, strict=True)]
+        outs = out.pieces(step.spec.shape)
+        found: list[Params] = []
+        for rank in self.b.ranks:
+            ins: list[Ranges] = [piece[rank] for piece in pieces]
+            if 0 in shape_of(outs[rank]) and 0 not in step.spec.shape:
+                found.append(())  # nothing is done
+            else:
+                found.append(rule.local(step.params, ins, outs[rank]))
+        params: Params | list[Params] = common(found)
+        return params
+
+
+def lower(
+    program: Program,
+    mesh: Mesh,
+    leaves: Sequence[Layout | None],
+    wanted: Mapping[int, Layout] | None = None,
+    *,
+    bucket_bytes: int = buckets.BUCKET_BYTES,
+    overlap: bool = False,
+) -> Lowered:
+    """The programs of a mesh's members that do together what ``program`` does.
+
+    Args:
+        program: of whole tensors.
+        mesh: on which it is done.
+        leaves: how each of its arrays lies (None: replicated). What lies in the arena is given
+            whole to all, and lies as it is said to by slices.
+        wanted: how values shall lie, by slot: what is updated in place lies as before, a gradient
+            as its leaf. What is kept or read and stands not here lies as it comes, but not partial.
+        bucket_bytes: of collectives that are done as one.
+        overlap: whether collectives begin as early and are waited for as late as can be.
+
+    Raises:
+        ValueError: a layout is of another mesh, or not of the tensor.
+    """
+    lies = [replicated(mesh) if one is None else one for one in leaves]
+    asked = dict(wanted or {})
+    _check(program, mesh, lies, asked)
+    lowering = _Lowering(program, mesh, lies, asked)
+    lowering.run()
+    kept = [lowering.ending(slot) for slot in program.kept]
+    read = [lowering.ending(slot) for slot in program.read]
+    roots = [
+        lowering.version(slot, layout)
+        for slot, layout in (
+            *zip(program.kept, kept, strict=True),
+            *zip(program.read, read, strict=True),
+        )
+    ]
+    draft = lowering.b.draft
+    order = buckets.needed(draft, roots)
+    if bucket_bytes:
+        order, moved = buckets.bucketed(draft, order, bucket_bytes)
+        roots = [moved.get(one, one) for one in roots]
+    if overlap:
+        order, moved = buckets.overlapped(draft, order)
+        roots = [moved.get(one, one) for one in roots]
+    return Writer(draft, order, roots, tuple(lies), kept, read, tuple(lowering.choices)).lowered()
+
+
+def _check(
+    program: Program, mesh: Mesh, leaves: list[Layout], wanted: Mapping[int, Layout]
+) -> None:
+    if len(leaves) != len(program.arrays):
+        raise ValueError(
+            f"the program has {len(program.arrays)} arrays, and {len(leaves)} layouts are given"
+        )
+    specs = program.specs
+    first = len(program.arrays) + len(program.numbers)
+    said = [(step.params[0], step.spec) for step in program.steps if step.op is REDISTRIBUTE]
+    said += zip(leaves, program.arrays, strict=True)
+    said += [(layout, specs[slot]) for slot, layout in wanted.items()]
+    for layout, spec in said:
+        if layout.mesh is not mesh:
+            raise ValueError(
+                f"a tensor lies on {layout.mesh}, and the operation is done on {mesh}: have all "
+                "of its tensors on one mesh"
+            )
+        layout.pieces(spec.shape)
+    if any(not 0 <= slot < len(specs) or len(program.arrays) <= slot < first for slot in wanted):
+        raise ValueError("a layout is asked for of what is no tensor of the program")

@@ -1,0 +1,43 @@
+"""How each operation may be done on pieces: a rule for each row of the table of operations.
+
+A row without a rule is done whole by each member, which is right and costs the work of all. Those
+that have none for a reason stand in :data:`WHOLE`; a test lists the others.
+"""
+
+from __future__ import annotations
+
+from shmgpu.distributed.rules import (
+    elements,
+    finding,
+    losses,
+    making,
+    moving,
+    normalising,
+    products,
+    reducing,
+)
+from shmgpu.distributed.rules.base import Rule
+from shmgpu.ops.graph import Op
+
+RULES: dict[Op, Rule] = {
+    row: rule
+    for family in (
+        elements,
+        moving,
+        reducing,
+        products,
+        normalising,
+        losses,
+        finding,
+        making,
+    )
+    for row, rule in family.RULES.items()
+}
+
+# Rows that lowering itself takes care of, or that stand in no program but its own.
+LOWERED_OTHERWISE = {
+    "alias": "the value is its input's, wherever that lies",
+    "checkpoint": "likewise; its other inputs are of concern to gradients alone",
+    "redistribute": "says itself how its output lies",
+}
+WHOLE: dict[str, str] = {}
