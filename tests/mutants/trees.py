@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 
@@ -26,6 +27,7 @@ COPIED = (
     "LICENSE",
     "Makefile",
 )
+KEEPER = pathlib.Path(__file__).with_name("keeper.py")
 CORE = pathlib.Path("shmgpu/_core.abi3.so")
 NORMAL, FAULTS = pathlib.Path("."), pathlib.Path("build/faults")  # where the builds' packages lie
 TEST_S = 60  # for one mutant's tests; a hang is a failure, too
@@ -99,10 +101,15 @@ class Copy:
 
     def build(self, where: pathlib.Path) -> None:
         """The extension, into ``where``/shmgpu; with the fault points when that is their place."""
+        compiler = f"{sys.executable} {KEEPER} {self.root / 'build/objects'}"
         done = subprocess.run(
             [sys.executable, *"setup.py -q build_ext --force --build-lib".split(), str(where)],
             cwd=self.root,
-            env={**os.environ, "SHMGPU_BUILD_FAULTS": "1" if where == FAULTS else ""},
+            env={
+                **os.environ,
+                "SHMGPU_BUILD_FAULTS": "1" if where == FAULTS else "",
+                "CC": f"{compiler} {os.environ.get('CC') or sysconfig.get_config_var('CC')}",
+            },
             capture_output=True,
             text=True,
         )

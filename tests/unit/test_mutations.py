@@ -154,6 +154,7 @@ def test_a_mark_stands_before_the_statement_around_a_place(inner):
     "text",
     [
         "x = 2",
+        "x = 2\ndef f():\n    return y",
         "class A:\n    x = 2",
         "@cache(2)\ndef f():\n    return 1",
         "def f(a=2): ...",
@@ -165,15 +166,36 @@ def test_what_is_done_when_a_file_is_imported_has_no_mark(text):
     assert through.marked(text, {7: text.index("2")}) == (text, set())
 
 
+def test_functions_that_speak_of_what_a_file_defines_have_its_mark():
+    text = (
+        "LONG: float = 2\n\ndef one():\n    'Says.'\n    return LONG\n\ndef two():\n    return 3\n"
+    )
+    changed, numbers = through.marked(text, {7: text.index("2")})
+    assert numbers == {7}
+    mark = "    " + through.MARK.format(number=7)
+    assert changed == text.replace("    return LONG", f"{mark}\n    return LONG")
+
+
+def test_in_c_the_function_around_a_place_has_the_mark():
+    text = (
+        "static int LONG = 1;\nint told(void);\nint one(int a,\n        int b) {\n  return 2;\n}\n"
+    )
+    changed, numbers = through.marked_c(text, {7: text.index("2"), 8: text.index("1")})
+    assert numbers == {7}
+    assert changed.splitlines()[4] == f"        int b) {{ {through.C_MARK.format(number=7)}"
+    assert changed.splitlines()[0] == '#include "base/notes.h"'
+
+
 def test_what_was_noted_is_of_a_test_or_of_a_file(tmp_path):
     notes = tmp_path / "notes"
     assert through.passing(notes, ["a.py::one"]) == {}
     notes.write_text(
         "1\t(call)\ta.py::one\n1\t(setup)\tb.py::two\n1\t\t\n2\t(call)\tb.py::two\n"
-        "1\t(call)\tgone.py::three\n"
+        "1\t(call)\tgone.py::three\n2\t(program)\ttests/c/test_tlsf.c\n"
+        "2\t(program)\ttests/c/gone.c\n"
     )
     known = ["a.py::one", "b.py::two"]
     assert through.passing(notes, known) == {
         1: ({"a.py::one"}, {"b.py"}),
-        2: ({"b.py::two"}, set()),
+        2: ({"b.py::two", "tests/c/test_tlsf.c"}, set()),
     }
