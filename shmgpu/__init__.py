@@ -259,6 +259,7 @@ def __getattr__(name: str) -> Any:
         # ``from shmgpu import module`` asks here first, also from within what tensors import.
         raise AttributeError(f"shmgpu.{name} is a module: import it")
     if name in _TENSOR_NAMES:
+        importlib.import_module("shmgpu.tensors.tensor")  # tensors have all of their methods
         found = getattr(importlib.import_module(f"shmgpu.{_TENSOR_NAMES[name]}"), name)
     else:  # operations, and element types
         tensors = importlib.import_module("shmgpu.tensors.tensor")

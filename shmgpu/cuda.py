@@ -11,7 +11,7 @@ from typing import Any
 from shmgpu.child import runtime
 from shmgpu.common import devices as machine
 from shmgpu.tensors import current, devices
-from shmgpu.tensors.factories import manual_seed
+from shmgpu.tensors.tensor import manual_seed
 
 __all__ = [
     "current_device",

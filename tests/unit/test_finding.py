@@ -107,6 +107,14 @@ def test_every_name_that_dir_shows_is_there():
     assert missing == {"wrong": [], "modules": sorted(MODULES)}
 
 
+def test_whichever_name_is_used_first_tensors_have_their_methods():
+    for first in sorted({"Generator", "arange", "checkpoint", "no_grad", "nn", "optim", "cuda"}):
+        assert fresh(
+            f"import shmgpu\nshmgpu.{first}\nfrom shmgpu.tensors import base\n"
+            "print(json.dumps([hasattr(base.Tensor, one) for one in ('reshape', 'nonzero')]))"
+        ) == [True, True], first
+
+
 def test_without_what_the_server_needs_its_names_are_not_shown_and_pydoc_works():
     assert fresh(
         "import sys, pydoc\n"
