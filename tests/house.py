@@ -76,6 +76,7 @@ PYTHON = """
 installed                           any
 errors                              any
 core                                any
+former                              any
 
 common/parsers                      any
 common/settings                     any
@@ -268,6 +269,7 @@ amp                                 child
 cuda                                child
 saving                              child
 nn/functional                       child
+nn/earlier                          child
 nn/module                           child
 nn/state                            child
 nn/containers                       child
@@ -368,7 +370,6 @@ cli/serve                           parent
 cli/top                             parent
 cli/trace                           parent
 cli/main                            parent
-former                              any
 __init__                            any
 compat/__init__                     any
 compat/gt/__init__                  child

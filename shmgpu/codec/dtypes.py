@@ -72,6 +72,10 @@ class DType:
     def __repr__(self) -> str:
         return f"DType({self.name!r})"
 
+    def __reduce__(self) -> Any:
+        """By name: a copy is the same object."""
+        return by_name, (self.name,)
+
 
 def _extension_dtype(name: str) -> Any:
     try:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from shmgpu.former import moved_from
 from shmgpu.nn import functional as F
 from shmgpu.nn.module import Module, Parameter
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.tensor import Tensor, rand, randn, tensor
+
+__getattr__ = moved_from(__name__)
 
 
 def uniform(bound: float, *size: int, dtype: Any = None) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shmgpu.codec import arrays, dtypes
+from shmgpu.former import moved_from
+from shmgpu.nn import earlier
 from shmgpu.ops.casting import cast
 from shmgpu.ops.promotion import is_float
 from shmgpu.optim.optimizer import forget
@@ -19,6 +21,8 @@ from shmgpu.tensors.hooks import Handle, registered
 from shmgpu.tensors.tensor import Tensor, snapshot, tensor
 
 State = dict[str, Tensor]
+
+__getattr__ = moved_from(__name__)
 
 
 class _IsParameter(type):
@@ -82,6 +86,11 @@ class Module:
         tables["_hooks"] = {}
         tables["_pre_hooks"] = {}
         tables["training"] = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The attributes of a pickle; an earlier version's are completed."""
+        Module.__init__(self)
+        self.__dict__.update(earlier.completed(type(self), state))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What it computes."""

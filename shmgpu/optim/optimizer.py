@@ -227,6 +227,8 @@ class Optimizer:
         Raises:
             ValueError: it is of other numbers of groups or parameters.
         """
+        if "settings" in state_dict:
+            state_dict = _of_one_group(state_dict)
         saved = state_dict["param_groups"]
         counts = [
             [len(group["params"]) for group in groups] for groups in (saved, self.param_groups)
@@ -253,6 +255,19 @@ class Optimizer:
             lines.append(f"Parameter Group {number}")
             lines += [f"    {k}: {group[k]}" for k in sorted(group) if k != "params"]
         return "\n".join([*lines, ")"])
+
+
+# What earlier versions called the parts of a parameter's state.
+_FORMER_PARTS = {"mean": "exp_avg", "square": "exp_avg_sq", "momentum": "momentum_buffer"}
+
+
+def _of_one_group(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as earlier versions wrote it, in today's form: settings, and a list of states."""
+    parts = [{_FORMER_PARTS.get(k, k): v for k, v in state.items()} for state in saved["state"]]
+    return {
+        "state": {place: state for place, state in enumerate(parts) if state},
+        "param_groups": [{**saved["settings"], "params": list(range(len(parts)))}],
+    }
 
 
 def forget(parameters: Iterable[Tensor], set_to_none: bool) -> None:

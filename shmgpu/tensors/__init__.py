@@ -3,15 +3,6 @@
 Owns the recorder, gradients, and which helper holds what. Never runs a kernel.
 """
 
-from __future__ import annotations
+from shmgpu.former import moved_from
 
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    """What pickles of earlier releases name here, from where it lives."""
-    if name not in ("Data", "Tensor", "_unpickled"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from shmgpu.tensors import tensor
-
-    return getattr(tensor, name)
+__getattr__ = moved_from(__name__)

@@ -188,8 +188,8 @@ MUTANTS = [
     Mutant(
         "F18",
         "csrc/broker/process_table.c",
-        "return shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);",
-        "return process->pidfd + kind + index > 0 ? SHM_OK : SHM_ESYSTEM;",
+        "shmi_poll_set_add(&table.poll_set, process->pidfd, SHMI_POLL_READABLE, kind, index);",
+        "process->pidfd + kind + index > 0 ? SHM_OK : SHM_ESYSTEM;",
         PROCESSES + "test_f18_a_helper_that_dies_is_noticed_at_once_whoever_was_forked_later",
     ),
     Mutant(
@@ -847,7 +847,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/child/port_replies.c",
-        "if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex); /* one will serve it */",
+        "if (shmi_port.room_waiters > 0) futex_raise(&shmi_port.room_futex); "
+        "/* one will serve it */",
         "",
         CORE + "test_who_waits_for_a_place_serves_a_call_that_asks_for_room_while_others_wait_for_"
         "answers",
@@ -876,7 +877,8 @@ MUTANTS = [
     Mutant(
         "core",
         "csrc/child/port_replies.c",
-        "int is_full = shmi_port.free_list != 0 || shmi_port.outstanding >= shmi_port_window_now();",
+        "int is_full = shmi_port.free_list != 0 || "
+        "shmi_port.outstanding >= shmi_port_window_now();",
         "int is_full = 1;",
         CORE
         + "test_a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",

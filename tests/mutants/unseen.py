@@ -53,8 +53,8 @@ UNSEEN: list[Unseen] = [
         "csrc/child/port_replies.c",
         "futex_raise(&shmi_port.room_futex);",
         ";",
-        "In shmi_port_settle_all: a window that somebody waits for is full of calls, each of which raises it "
-        "when it is settled. Only one that was told to make room, and whose thread has not woken, "
+        "In shmi_port_settle_all: a window that a thread waits for is full of calls, each of which "
+        "raises it when it is settled. Only one that was told to make room, and whose thread has not woken, "
         "is not; that thread then passes the lead on to who waits. This covers the moment between.",
     ),
     Unseen(
