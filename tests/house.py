@@ -135,6 +135,7 @@ attach/manifest                     any
 attach/spawn                        any
 attach/automatic                    child
 attach/control                      child
+attach/redefined                    child
 attach/membership                   child
 attach/__init__                     any
 

@@ -104,6 +104,19 @@ def fingerprint(body: Any) -> str:
     return walk.hash.hexdigest()
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two functions, classes or plain values have the same code and values."""
+    digests = []
+    for value in (one, other):
+        walk = _Digest(is_plain=True, module=getattr(value, "__module__", None) or "")
+        try:
+            walk.value(value)
+        except RecursionError:
+            return False
+        digests.append(walk.hash.digest())
+    return digests[0] == digests[1]
+
+
 def _surroundings() -> list[Any]:
     read = {k: v for k, v in sorted(os.environ.items()) if k.startswith(READ_BY_LIBRARIES)}
     flags = [sys.flags.optimize, sys.flags.dev_mode, sys.flags.isolated, sys.flags.no_user_site]
@@ -201,7 +214,7 @@ class _Digest:
                 self.value(cell.cell_contents)
             except ValueError:
                 self.put("empty")
-        for name in sorted(_globals_of(function.__code__)):
+        for name in sorted(globals_of(function.__code__)):
             if name in function.__globals__ and not name.startswith("__"):
                 self.put(name)
                 self.value(function.__globals__[name])
@@ -311,12 +324,12 @@ def _is_storage(value: Any) -> bool:
     return torch is not None and isinstance(value, (torch.UntypedStorage, torch.TypedStorage))
 
 
-def _globals_of(code: types.CodeType) -> set[str]:
+def globals_of(code: types.CodeType) -> set[str]:
     """Names of globals that it reads, and that functions within it do."""
     found = {one.argval for one in dis.get_instructions(code) if "GLOBAL" in one.opname}
     for value in code.co_consts:
         if isinstance(value, types.CodeType):
-            found |= _globals_of(value)
+            found |= globals_of(value)
     return found
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmgpu import core, function_table
-from shmgpu.attach import automatic, carry, endpoint, hosts, manifest, spawn
+from shmgpu.attach import automatic, carry, endpoint, hosts, manifest, redefined, spawn
 from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
@@ -343,7 +343,10 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
             core.join(connection.fileno(), program, wait_ns, descriptor)
         known = manifest.Manifest.read(descriptor[0])
         slot = core.child_id()
-        link = Port(BrokerWire(), SharedArena(slot), dict(known.pools))
+        port = redefined.WatchingPort if known.key and redefined.is_prompt() else Port
+        link = port(BrokerWire(), SharedArena(slot), dict(known.pools))
+        if isinstance(link, redefined.WatchingPort):
+            link.watch = redefined.Watch(carry.session_here())
     except BaseException:
         if core.role() == core.ROLE_CHILD:
             core.leave()
@@ -464,6 +467,7 @@ def _share(
             else:
                 if shared is not None and socket_path == shared.socket_path:
                     shared.grow(joined.manifest.pools)
+                    redefined.watch_session(shared.settings["session"])
                 else:
                     joined.caution_asked(settings.get("session"))
                 return joined

@@ -487,3 +487,79 @@ def test_a_program_that_was_started_before_an_edit_is_served_what_it_has(place):
     """What it carries is what it read; nobody looks at the script again."""
     write(place, "script.py", SCRIPT.replace("print(", "open(__file__, 'w').write('')\nprint(", 1))
     assert answer(place, "script.py")[0] == 3
+
+
+CELLS = """
+import logging
+import numpy as np
+import shmgpu
+
+class Scale:
+    factor = 3
+
+def load(helper):
+    return {"by": 2}
+
+TIMES = 10
+ROWS = [1, 2]
+WEIGHTS = np.ones(3)
+
+def twice(x):
+    return 2 * x
+
+@shmgpu.function(arrays="numpy")
+def scaled(helper, x):
+    return twice(x) * helper.session["by"] * TIMES * Scale.factor * len(ROWS) * WEIGHTS.sum()
+
+def told(text):
+    exec(text, globals())
+    for _ in range(2):
+        scaled(np.ones(1))
+        scaled.submit(np.ones(1)).result()
+    if logged:
+        print(text.split()[0], *logged)
+    logged.clear()
+
+logged = []
+handler = logging.Handler()
+handler.emit = lambda record: logged.append(record.getMessage())
+logging.getLogger("shmgpu").addHandler(handler)
+
+assert scaled(np.ones(1))[0] == 720
+"""
+
+
+def test_what_a_prompt_defines_anew_after_joining_is_told_of_once(place):
+    same = (  # what a cell that is run again defines
+        "class Scale:\n    factor = 3", "def load(helper):\n    return {'by': 2}", "TIMES = 10",
+        "ROWS = [1, 2]", "def twice(x):\n    return 2 * x", "del WEIGHTS", "OTHER = 3",
+    )  # fmt: skip
+    changed = (
+        "class Scale:\n    factor = 4", "def load(helper):\n    return {'by': 3}", "TIMES = 11",
+        "ROWS = [1, 2, 3]", "def twice(x):\n    return 3 * x", "WEIGHTS = np.ones(4)",
+    )  # fmt: skip
+    code = CELLS + "".join(f"told({text!r})\n" for text in (*same, *changed))
+    status, said, complained = place.run("-c", code)
+    assert status == 0, complained
+    old = "is not what it was when this program joined its broker: helpers go on with the old one"
+    way = "call shmgpu.disconnect() and shmgpu.ensure(), which starts a broker with this one"
+    assert said.splitlines() == [
+        f"class Scale, which scaled refers to, {old}: {way}",
+        "def load was defined anew after this program had joined its broker: helpers keep the "
+        f"sessions that the old one made: {way}",
+        f"TIMES TIMES, which scaled refers to, {old}: {way}",
+        f"ROWS ROWS, which scaled refers to, {old}: {way}",
+        f"def twice, which scaled refers to, {old}: {way}",
+        f"WEIGHTS WEIGHTS, which scaled refers to, {old}: {way}",
+    ]
+
+
+def test_a_session_function_of_another_name_is_watched_at_a_prompt_and_no_file_is(place):
+    cells = CELLS.replace("def load", "def make").replace(
+        "assert scaled", "shmgpu.ensure(session=make)\nassert scaled"
+    )
+    anew = "told(\"def make(helper):\\n    return {'by': 3}\")\n"
+    status, said, complained = place.run("-c", cells + anew)
+    assert status == 0 and "make was defined anew" in said, complained
+    write(place, "script.py", cells + anew)
+    assert place.run("script.py")[:2] == (0, "")
