@@ -14,7 +14,7 @@ import re
 import urllib.parse
 
 
-class _Reader(html.parser.HTMLParser):
+class _AnchorReader(html.parser.HTMLParser):
     """The anchors that a file has, and what it links to."""
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class _Reader(html.parser.HTMLParser):
 
 
 @functools.cache
-def read(path: pathlib.Path) -> _Reader:
+def read(path: pathlib.Path) -> _AnchorReader:
     """An HTML file's anchors and links."""
-    reader = _Reader()
+    reader = _AnchorReader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader
 

@@ -212,7 +212,7 @@ def _compare(arguments: Sequence[str]) -> int:
     print(compare.text(rows, options.all))
     if options.json:
         save(options.json, plain_json(compare.as_data(rows, warnings)))
-    worse = any(row.verdict is compare.Verdict.WORSE for row in rows)
+    worse = any(row.verdict is compare.Change.WORSE for row in rows)
     return 1 if worse and options.fail_on_worse else 0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child import memory, runtime
 from shmgpu.codec import arrays, dtypes
-from shmgpu.codec.arrays import Spec
+from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.dtypes import DType
 from shmgpu.errors import BadFree, BadParams
 
@@ -31,8 +31,8 @@ Shape = int | tuple[int, ...]
 NOWHERE = -(1 << 62)  # an address that lies in no arena, whatever is added to it
 
 
-def _spec(shape: Any, dtype: Any) -> Spec:
-    return Spec(dtypes.of_any(dtype), arrays.axes_of(shape))
+def _spec(shape: Any, dtype: Any) -> ArraySpec:
+    return ArraySpec(dtypes.of_any(dtype), arrays.axes_of(shape))
 
 
 def empty(shape: Shape, dtype: Any = "float32") -> np.ndarray[Any, Any]:

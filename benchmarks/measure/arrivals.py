@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Span:
+class MeasuredSpan:
     """What part of the offered load is counted: arrivals due from ``first_s`` to ``last_s``.
 
     Both are seconds since the common start. What comes before fills the queues; nothing is offered
@@ -85,7 +85,7 @@ def offer(
 
 
 def account(
-    due_s: NDArray[np.float64], answered_s: NDArray[np.float64], span: Span, good_s: float
+    due_s: NDArray[np.float64], answered_s: NDArray[np.float64], span: MeasuredSpan, good_s: float
 ) -> Account:
     """Settle the load: when each call was due, and when it was answered (NaN: it was not).
 

@@ -42,7 +42,7 @@ NOTHING = {
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """What is posted: to ``path``, with ``headers`` besides the length, ``body``."""
 
     path: str
@@ -59,7 +59,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """Answered requests a second; the median and the 99th percentile of the latencies, in us."""
 
     rate: float
@@ -67,7 +67,7 @@ class Load:
     p99_us: float
 
 
-def ask(port: int, request: Request) -> Answer:
+def ask(port: int, request: HttpRequest) -> Answer:
     """Post one request over a connection of its own; ProbeFailed unless the status is 200."""
     connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_LIMIT_S)
     try:
@@ -94,7 +94,7 @@ def preface() -> str:
     )
 
 
-def drive(port: int, request: Request, connections: int, seconds: float) -> Load:
+def drive(port: int, request: HttpRequest, connections: int, seconds: float) -> LoadResult:
     """Load the server for ``seconds``; ProbeFailed where an answer is no good or none comes."""
     with tempfile.NamedTemporaryFile(prefix="shmgpu-bench-body-") as body:
         body.write(request.body)
@@ -116,7 +116,7 @@ def drive(port: int, request: Request, connections: int, seconds: float) -> Load
         raise ProbeFailed(f"{result['refused']} requests refused, {result['broken']} not answered")
     if not result["answered"]:
         raise ProbeFailed("no request was answered")
-    return Load(result["answered"] / result["seconds"], result["median_us"], result["p99_us"])
+    return LoadResult(result["answered"] / result["seconds"], result["median_us"], result["p99_us"])
 
 
 def _run(command: list[str], seconds: float) -> dict[str, Any]:

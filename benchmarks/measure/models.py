@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
-class Model(Protocol):
+class BatchModel(Protocol):
     """What ``batching`` needs to know of a model."""
 
     arrays: str  # what its rows come as: "numpy" or "torch"
@@ -101,4 +101,4 @@ class Perceptron:
         return statistics.median(took[10:])
 
 
-MODELS: dict[str, Model] = {"sleep": Sleeping(), "torch": Perceptron()}
+MODELS: dict[str, BatchModel] = {"sleep": Sleeping(), "torch": Perceptron()}

@@ -25,7 +25,7 @@ from benchmarks.peers.work import Run
 STORE_BYTES = 2 << 30  # some objects of the largest size: an answer is freed a moment after its use
 
 
-class _Worker:
+class _Actor:
     def __init__(self, task: Task) -> None:
         self._task = task
 
@@ -59,7 +59,7 @@ def measure(run: Run, put: bool) -> None:
     """Measure with arrays ``put`` into the store by the client, or passed as plain arguments."""
     import ray
 
-    kind = ray.remote(num_cpus=0)(_Worker)
+    kind = ray.remote(num_cpus=0)(_Actor)
     actors = [kind.remote(run.task) for _ in range(run.workers)]
 
     def ask(client: int) -> None:

@@ -34,7 +34,7 @@ LEAST_CHANGE = 0.05
 MARGIN = 0.75  # of a spread's width, added at either end of it
 
 
-class Verdict(str, Enum):
+class Change(str, Enum):
     """What became of a row."""
 
     WORSE = "worse"
@@ -54,7 +54,7 @@ class Comparison:
     """
 
     name: str
-    verdict: Verdict
+    verdict: Change
     of: str
     unit: str
     old: float | None
@@ -100,13 +100,13 @@ def judge(old: Row | None, new: Row | None, least_change: float = LEAST_CHANGE) 
     spreads = [side.spread.get(of) if side else None for side in (old, new)]
     change = None if was is None or now is None else change_of(was, now)
     if change is not None:
-        verdict = Verdict.SAME
+        verdict = Change.SAME
         if abs(change) > least_change and _apart(band(was, spreads[0]), band(now, spreads[1])):
             verdict = _turn(change, direction(row))
     elif was is now:  # neither run could measure it: a peer that is not installed
-        verdict = Verdict.SAME
+        verdict = Change.SAME
     else:
-        verdict = Verdict.NEW if was is None else Verdict.MISSING
+        verdict = Change.NEW if was is None else Change.MISSING
     unit = "" if of == "ratio" else row.unit
     return Comparison(row.name, verdict, of, unit, was, now, *spreads, change)
 
@@ -119,10 +119,10 @@ def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[1] < other[0] or other[1] < one[0]
 
 
-def _turn(change: float, wanted: int | None) -> Verdict:
+def _turn(change: float, wanted: int | None) -> Change:
     if wanted is None:
-        return Verdict.CHANGED
-    return Verdict.BETTER if change * wanted > 0 else Verdict.WORSE
+        return Change.CHANGED
+    return Change.BETTER if change * wanted > 0 else Change.WORSE
 
 
 def compare(
@@ -191,7 +191,7 @@ def _said(value: Any, key: str = "") -> str:
 
 HEADINGS = ("row", "verdict", "of", "old", "spread", "new", "spread", "change")
 _LEFT = frozenset({0, 1, 2, 4, 6})
-_LOUDEST_FIRST = list(Verdict)
+_LOUDEST_FIRST = list(Change)
 
 
 def text(comparisons: Iterable[Comparison], everything: bool = False) -> str:
@@ -201,11 +201,9 @@ def text(comparisons: Iterable[Comparison], everything: bool = False) -> str:
     """
     comparisons = list(comparisons)
     counts = Counter(item.verdict for item in comparisons)
-    shown = [item for item in comparisons if everything or item.verdict is not Verdict.SAME]
+    shown = [item for item in comparisons if everything or item.verdict is not Change.SAME]
     shown.sort(key=lambda item: _LOUDEST_FIRST.index(item.verdict))
-    total = ", ".join(
-        f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]
-    )
+    total = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Change if counts[verdict])
     total = f"{len(comparisons)} rows: {total or 'nothing to compare'}"
     if not shown:
         return total

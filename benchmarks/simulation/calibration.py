@@ -18,14 +18,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulation.model import Box, Costs, Load, Outcome, predict
+from benchmarks.simulation.model import Box, ClosedLoad, Costs, Outcome, predict
 
 Vector = NDArray[np.float64]
 
-RUNS: Mapping[str, Load] = {
-    "lone": Load(children=1, helpers=1, service_us=10.0),
-    "crowd": Load(children=96, helpers=2),
-    "window16": Load(children=32, helpers=2, window=16),
+RUNS: Mapping[str, ClosedLoad] = {
+    "lone": ClosedLoad(children=1, helpers=1, service_us=10.0),
+    "crowd": ClosedLoad(children=96, helpers=2),
+    "window16": ClosedLoad(children=32, helpers=2, window=16),
 }
 CALLS: Mapping[str, tuple[int, int]] = {
     "lone": (10, 60),

@@ -89,7 +89,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Load:
+class ClosedLoad:
     """What is asked of a broker: ``children``, each with ``window`` calls out at any time.
 
     A call takes ``service_us`` of a helper. ``kind`` is "device" where it waits without a core, as
@@ -163,7 +163,7 @@ Call = tuple[int, float]
 class Policy:
     """schedule.c in small: children in turn, the least loaded helper, credit by service time."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ClosedLoad) -> None:
         self.queues: list[deque[Call]] = [deque() for _ in range(load.children)]
         self.ring: deque[int] = deque()  # children with something queued
         self.queued = 0
@@ -240,7 +240,7 @@ class Policy:
 
 
 @dataclass
-class Process:
+class SimulatedProcess:
     """A process of the broker."""
 
     core: int = 0  # where it runs, or ran
@@ -254,22 +254,22 @@ class Process:
 class Broker:
     """The processes of one broker under one load on one box."""
 
-    def __init__(self, load: Load, box: Box, costs: Costs, seed: int) -> None:
+    def __init__(self, load: ClosedLoad, box: Box, costs: Costs, seed: int) -> None:
         import simpy  # only here, so that the suite can be listed where it is not installed
 
         self.load, self.box, self.costs = load, box, costs
         self.env = simpy.Environment()
         # For each core, who waits for it: since when, who, and what tells it that it has it.
-        self.waiting: list[deque[tuple[float, Process, simpy.Event]]]
+        self.waiting: list[deque[tuple[float, SimulatedProcess, simpy.Event]]]
         self.waiting = [deque() for _ in range(box.cores)]
         self.waiters = 0
         self.idle = dict.fromkeys(range(box.cores))
         self.gpus = [simpy.Resource(self.env, 1) for _ in range(box.gpus)]
         self.random = random.Random(seed).random
         self.policy = Policy(load)
-        self.parent = Process()
-        self.helpers = [Process() for _ in range(load.helpers)]
-        self.children = [Process() for _ in range(load.children)]
+        self.parent = SimulatedProcess()
+        self.helpers = [SimulatedProcess() for _ in range(load.helpers)]
+        self.children = [SimulatedProcess() for _ in range(load.children)]
         self.ready: dict[tuple[str, int], None] = {}  # pipes the dispatcher has to read, in order
         self.requests: list[list[Call]] = [[] for _ in range(load.children)]
         self.answers: list[list[tuple[Call, float, float]]] = [[] for _ in range(load.helpers)]
@@ -285,7 +285,7 @@ class Broker:
 
     # ---- cores ----
 
-    def _work(self, process: Process, cost: float) -> Steps:
+    def _work(self, process: SimulatedProcess, cost: float) -> Steps:
         """Compute for what is owed and ``cost``; at the end of a slice, let others have a turn."""
         left = (process.owed_us + cost) * (1 + JITTER * (2 * self.random() - 1))
         process.owed_us = 0.0
@@ -306,7 +306,7 @@ class Broker:
         process.ran_us += left
         yield self.env.timeout(left)
 
-    def _queue(self, process: Process) -> simpy.Event:
+    def _queue(self, process: SimulatedProcess) -> simpy.Event:
         turn = self.env.event()
         self.waiting[process.core].append((self.env.now, process, turn))
         self.waiters += 1
@@ -319,7 +319,7 @@ class Broker:
         process.core = core
         turn.succeed()
 
-    def _take_core(self, process: Process) -> Steps:
+    def _take_core(self, process: SimulatedProcess) -> Steps:
         """Have an idle core, best the last one; else wait where fewest wait, best there too."""
         if self.idle:
             if process.core not in self.idle:
@@ -334,7 +334,7 @@ class Broker:
             process.owed_us += self.costs.switch
         process.ran_us = 0.0
 
-    def _give_core(self, process: Process) -> None:
+    def _give_core(self, process: SimulatedProcess) -> None:
         """Let the next one run; who waited long elsewhere is taken over by a core without work."""
         if self.waiting[process.core]:
             self._run_next(process.core, process.core)
@@ -346,19 +346,19 @@ class Broker:
                     return
         self.idle[process.core] = None
 
-    def _sleep(self, process: Process) -> Steps:
+    def _sleep(self, process: SimulatedProcess) -> Steps:
         """Block until somebody rings."""
         process.bell = self.env.event()
         self._give_core(process)
         yield process.bell
         yield from self._take_core(process)
 
-    def _wake_us(self, sleeper: Process) -> float:
+    def _wake_us(self, sleeper: SimulatedProcess) -> float:
         if sleeper.bell is None:
             return 0.0
         return self.costs.wake_idle if self.idle else self.costs.wake_busy
 
-    def _wake(self, sleeper: Process) -> None:
+    def _wake(self, sleeper: SimulatedProcess) -> None:
         if sleeper.bell is not None:
             sleeper.bell.succeed()
             sleeper.bell = None
@@ -441,7 +441,7 @@ class Broker:
                     replies = []
                     self._tell_dispatcher("helper", number)
 
-    def _serve(self, me: Process, number: int) -> Steps:
+    def _serve(self, me: SimulatedProcess, number: int) -> Steps:
         """Run the function once."""
         if self.load.kind == "core":
             yield from self._work(me, self.load.service_us)
@@ -500,7 +500,7 @@ class Broker:
         return self.parent.used_us, helpers, sum(child.used_us for child in self.children)
 
 
-def calls_of(load: Load) -> tuple[int, int]:
+def calls_of(load: ClosedLoad) -> tuple[int, int]:
     """Return how many calls are simulated before the span that counts, and in it.
 
     Before: until every call that a child may have out was answered twice, so that the estimates of
@@ -511,7 +511,7 @@ def calls_of(load: Load) -> tuple[int, int]:
 
 
 def predict(
-    load: Load,
+    load: ClosedLoad,
     box: Box,
     costs: Costs,
     *,

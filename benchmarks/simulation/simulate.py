@@ -39,7 +39,7 @@ from benchmarks.measure.figures import (
 )
 from benchmarks.measure.native import build, run_json
 from benchmarks.simulation.calibration import RUNS, fit
-from benchmarks.simulation.model import KINDS, Box, Costs, Load, Outcome, calls_of, predict
+from benchmarks.simulation.model import KINDS, Box, ClosedLoad, Costs, Outcome, calls_of, predict
 
 START_LIMIT_S = 90.0
 NEEDS = ("simpy",)
@@ -47,19 +47,19 @@ TELL_EVERY = 500  # calls
 
 # What the model is judged on, none of it calibrated on: other numbers of children, helpers and
 # calls out, and services of 10 us to 20 ms. The first three are a quick run's.
-NEAR: Mapping[str, Load] = {
-    "8x1": Load(children=8, helpers=1),
-    "device_100us": Load(children=32, helpers=4, window=4, service_us=100),
-    "core_500us": Load(children=16, helpers=2, service_us=500, kind="core"),
+NEAR: Mapping[str, ClosedLoad] = {
+    "8x1": ClosedLoad(children=8, helpers=1),
+    "device_100us": ClosedLoad(children=32, helpers=4, window=4, service_us=100),
+    "core_500us": ClosedLoad(children=16, helpers=2, service_us=500, kind="core"),
 }
-FAR: Mapping[str, Load] = {
-    "32x2": Load(children=32, helpers=2),
-    "64x4_window4": Load(children=64, helpers=4, window=4),
-    "device_10us": Load(children=16, helpers=2, service_us=10),
-    "device_50us": Load(children=32, helpers=2, service_us=50),
-    "core_20us": Load(children=32, helpers=2, service_us=20, kind="core"),
-    "device_1ms": Load(children=4, helpers=8, service_us=1000),
-    "device_20ms": Load(children=32, helpers=2, window=2, service_us=20_000),
+FAR: Mapping[str, ClosedLoad] = {
+    "32x2": ClosedLoad(children=32, helpers=2),
+    "64x4_window4": ClosedLoad(children=64, helpers=4, window=4),
+    "device_10us": ClosedLoad(children=16, helpers=2, service_us=10),
+    "device_50us": ClosedLoad(children=32, helpers=2, service_us=50),
+    "core_20us": ClosedLoad(children=32, helpers=2, service_us=20, kind="core"),
+    "device_1ms": ClosedLoad(children=4, helpers=8, service_us=1000),
+    "device_20ms": ClosedLoad(children=32, helpers=2, window=2, service_us=20_000),
 }
 
 # A box that most machines are not.
@@ -80,7 +80,7 @@ CALIBRATION_UNITS = {
 PREDICTED_UNITS = {**MEASURED_UNITS, "error": "share", "agrees": "share"}
 
 
-def measure(load: Load, seconds: float) -> Outcome:
+def measure(load: ClosedLoad, seconds: float) -> Outcome:
     """Run ``load`` on this machine for ``seconds`` and return what it came to."""
     arguments = {
         "--children": load.children,
@@ -104,7 +104,7 @@ def calibrate(seconds: float) -> Costs:
 class Judged:
     """The probes of one group: calibration, measurements and predictions that share a round."""
 
-    def __init__(self, loads: Mapping[str, Load]) -> None:
+    def __init__(self, loads: Mapping[str, ClosedLoad]) -> None:
         self.loads = loads
         self._measured: dict[str, Outcome] = {}
         self._costs: Costs | None = None
@@ -136,7 +136,7 @@ class Judged:
     def _predict_big(self) -> dict[str, float]:
         found = {}
         for service_us in BIG_SERVICES_US:
-            load = Load(BIG_CHILDREN, BIG.gpus, service_us=service_us)
+            load = ClosedLoad(BIG_CHILDREN, BIG.gpus, service_us=service_us)
             outcome = predict(load, BIG, self.costs())
             found[f"rate_{service_us}us"] = outcome.rate
             for resource in RESOURCES:
@@ -219,7 +219,7 @@ def _big_figures() -> tuple[Figure, ...]:
     )
 
 
-def _group(name: str, loads: Mapping[str, Load], first: int, *, quick: bool) -> Group:
+def _group(name: str, loads: Mapping[str, ClosedLoad], first: int, *, quick: bool) -> Group:
     judged = Judged(loads)
     figures = [Figure(f"{name}_{unit}", ("calibration", unit)) for unit in CALIBRATION_UNITS]
     for place, load in enumerate(loads, first):
@@ -294,7 +294,7 @@ def _chosen_costs(options: argparse.Namespace) -> Costs:
         raise ValueError(f"{options.costs} holds no costs: give it what --json printed") from error
 
 
-def describe(load: Load, box: Box, outcome: Outcome) -> str:
+def describe(load: ClosedLoad, box: Box, outcome: Outcome) -> str:
     """Return a prediction as lines for people."""
     device = "computing" if load.kind == "core" else "on a device"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in outcome.shares.items())
@@ -326,7 +326,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = p.parse_args(arguments)
     helpers = options.helpers if options.helpers is not None else options.gpus or 2
     try:
-        load = Load(options.children, helpers, options.window, options.service_us, options.kind)
+        load = ClosedLoad(
+            options.children, helpers, options.window, options.service_us, options.kind
+        )
         box = Box(options.cores, options.gpus)
         costs = _chosen_costs(options)
     except (ValueError, ProbeFailed, Unavailable) as error:

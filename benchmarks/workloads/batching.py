@@ -12,7 +12,7 @@ model takes for one row.
 from __future__ import annotations
 
 from benchmarks.measure import isolate
-from benchmarks.measure.arrivals import Log, Span, account, offer, poisson
+from benchmarks.measure.arrivals import Log, MeasuredSpan, account, offer, poisson
 from benchmarks.measure.figures import Curve, Figure, Group, Point, Probe, ProbeFailed, Workload
 from benchmarks.measure.models import MODELS
 from benchmarks.measure.stage import Stage, shared_array
@@ -38,7 +38,7 @@ def offered(model: str, load: float, batched: bool, seconds: float) -> dict[str,
     import shmgpu
 
     chosen = MODELS[model]
-    span = Span(WARM_S, WARM_S + seconds, WARM_S + seconds + 2 * GOOD_S)
+    span = MeasuredSpan(WARM_S, WARM_S + seconds, WARM_S + seconds + 2 * GOOD_S)
     rate = load / chosen.row_s()
     due_s = [poisson(rate / CLIENTS, span.last_s, SEED, n) for n in range(CLIENTS)]
     answered_s = shared_array((CLIENTS, max(map(len, due_s))), "float64")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure.figures import ProbeFailed
-from benchmarks.measure.httpload import HOST, Request, ask
+from benchmarks.measure.httpload import HOST, HttpRequest, ask
 from benchmarks.measure.native import ROOT, tail
 from benchmarks.measure.processes import private_mib
 from benchmarks.peers.servers.wires import Floats, Wire, shared
@@ -97,12 +97,12 @@ def regions(port: int, x: Floats, nbytes: int) -> Iterator[Wire]:
         views.append(np.memmap(path, "float32", "r+"))
         known = {"key": f"/{name}", "offset": 0, "byte_size": nbytes}
         route = f"/v2/systemsharedmemory/region/{name}/register"
-        ask(port, Request(route, json.dumps(known).encode()))
+        ask(port, HttpRequest(route, json.dumps(known).encode()))
     views[0][: len(x)] = x
     try:
         yield shared(*names, views[1][: len(x)])
     finally:
-        ask(port, Request("/v2/systemsharedmemory/unregister", b""))
+        ask(port, HttpRequest("/v2/systemsharedmemory/unregister", b""))
         for path in paths:
             path.unlink()
 

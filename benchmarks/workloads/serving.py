@@ -32,7 +32,7 @@ REGION_BYTES = MIB  # of each region that the client registers
 
 
 @dataclass(frozen=True)
-class Load:
+class ServingLoad:
     """Requests of ``nbytes`` over so many connections, in the body or in ``shared`` memory.
 
     A second of it is measured in so many ``spans``.
@@ -54,10 +54,10 @@ class Load:
 CONNECTIONS = (1, 8, 32, 128)
 SMALL = tuple(f"1KiB_{n}" for n in CONNECTIONS)
 LOADS = {
-    **{name: Load(1 << 10, n) for name, n in zip(SMALL, CONNECTIONS, strict=True)},
-    "600KiB": Load(600 << 10, 8),
-    "600KiB_shared": Load(600 << 10, 8, shared=True),
-    "16MiB": Load(16 * MIB, 2, spans=1),  # a busy machine may answer none in a short span
+    **{name: ServingLoad(1 << 10, n) for name, n in zip(SMALL, CONNECTIONS, strict=True)},
+    "600KiB": ServingLoad(600 << 10, 8),
+    "600KiB_shared": ServingLoad(600 << 10, 8, shared=True),
+    "16MiB": ServingLoad(16 * MIB, 2, spans=1),  # a busy machine may answer none in a short span
 }
 UNITS = {"rate": "1/s", "median": "us", "p99": "us"}
 WORKER_MIB = "worker_private"
@@ -99,7 +99,9 @@ def serve(
     return result
 
 
-def measure(port: int, request: httpload.Request, load: Load, seconds: float) -> httpload.Load:
+def measure(
+    port: int, request: httpload.HttpRequest, load: ServingLoad, seconds: float
+) -> httpload.LoadResult:
     """Load a server, once it is warm, in spans, and return the medians over them.
 
     A stall of some milliseconds alone makes a second's 99th percentile over one connection; of the
@@ -109,7 +111,7 @@ def measure(port: int, request: httpload.Request, load: Load, seconds: float) ->
     count = max(1, int(load.spans * seconds))
     span_s = max(LEAST_S, SHARE * seconds / count)
     spans = [httpload.drive(port, request, load.connections, span_s) for _ in range(count)]
-    return httpload.Load(*map(statistics.median, zip(*map(astuple, spans), strict=True)))
+    return httpload.LoadResult(*map(statistics.median, zip(*map(astuple, spans), strict=True)))
 
 
 def call_and_echo(seconds: float) -> dict[str, float]:

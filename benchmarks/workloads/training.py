@@ -124,7 +124,7 @@ WIDTH, HEADS, LAYERS, PLACES, CHARACTERS, TEXTS = 64, 4, 2, 64, 97, 16
 def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
     """Return the model of examples/characters.py, of the layers of that ``nn``."""
 
-    class Block(nn.Module):  # type: ignore[misc]
+    class TransformerBlock(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -140,12 +140,12 @@ def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
             x = x + self.out(seen.permute(0, 2, 1, 3).reshape(count, places, WIDTH))
             return x + self.narrow(self.bent(self.wide(self.between(x))))
 
-    class Transformer(nn.Module):  # type: ignore[misc]
+    class TextModel(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.what = nn.Embedding(CHARACTERS, WIDTH)
             self.where = nn.Embedding(PLACES, WIDTH)
-            self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+            self.blocks = nn.ModuleList([TransformerBlock() for _ in range(LAYERS)])
             self.last, self.scores = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CHARACTERS)
 
         def forward(self, text: Any) -> Any:
@@ -154,7 +154,7 @@ def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
                 x = block(x)
             return self.scores(self.last(x)).reshape(-1, CHARACTERS)
 
-    return Transformer()
+    return TextModel()
 
 
 def _text_step(model: Any, optimiser: Any, tensor: Any, loss_of: Any) -> Any:

@@ -33,7 +33,7 @@ DRIVER = "/dev/nvidiactl"  # there where a GPU can be used; asking torch would t
 LEFT = (".log", ".sources", ".lock", ".starting")
 
 
-class Shared:
+class SharedBroker:
     """The broker that this program shares with those that are like it.
 
     Attributes:

@@ -23,7 +23,7 @@ from shmgpu.errors import ConfigError, LaunchError, NotRunning
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaleResult:
     """What became of one pool."""
 
     pool: str
@@ -136,7 +136,7 @@ def _connect(socket_path: pathlib.Path) -> socket.socket:
 
 def scale(
     wanted: int | Mapping[str, int], *, path: str | os.PathLike[str] | None = None
-) -> list[Scaled]:
+) -> list[ScaleResult]:
     """Have pools of a running broker have so many helpers.
 
     Those that are missing are forked. One that is not needed any more gets nothing new, finishes
@@ -177,7 +177,7 @@ def scale(
     for name, helpers in wanted.items():
         with _connect(socket_path) as connection:
             before = core.ask_scale(connection.fileno(), pools[name], helpers)
-        done.append(Scaled(name, before, helpers))
+        done.append(ScaleResult(name, before, helpers))
     return done
 
 

@@ -39,7 +39,7 @@ class Manifest:
         sessions: fingerprint of each session function, by ``module:qualname``.
         pickles: rows of the functions whose arguments and results may be pickled.
         key: what its programs have in common, where it started by itself; see
-            :class:`shmgpu.attach.automatic.Shared`.
+            :class:`shmgpu.attach.automatic.SharedBroker`.
         instance: of its record of what it loaded; see :mod:`shmgpu.attach.sources`.
         program: what the program was called that started it.
         devices: what its helpers have, with commas between.

@@ -243,7 +243,7 @@ def _find(base: pathlib.Path, wait: float | None) -> tuple[pathlib.Path, socket.
         return base, connection
     if str(base).startswith("@"):
         return None
-    shared = automatic.Shared(base, {})
+    shared = automatic.SharedBroker(base, {})
     connection = endpoint.connect(shared.socket_path, wait) if shared.runs() else None
     return None if connection is None else (shared.socket_path, connection)
 
@@ -442,14 +442,14 @@ def _share(
     settings: Mapping[str, Any],
 ) -> Membership:
     """Join the broker that stands there, or the one that programs like this one share."""
-    shared: automatic.Shared | None = None
+    shared: automatic.SharedBroker | None = None
     until: float | None = None
     while True:
         socket_path = base
         connection = endpoint.connect(base, SETTLES_WITHIN_S)
         if connection is None:
             if shared is None:
-                shared = automatic.Shared(base, settings)
+                shared = automatic.SharedBroker(base, settings)
             runs = shared.runs()
             socket_path = shared.socket_path
             connection = endpoint.connect(socket_path, SETTLES_WITHIN_S) if runs else None

@@ -19,8 +19,8 @@ from shmgpu.child.plans import Call, CallPlan, PlanTable
 from shmgpu.child.prepared import MAX_KEYS, PreparedCall, PreparedCalls
 from shmgpu.child.raw_calls import RawCall, RawCallPlan
 from shmgpu.codec import arrays, dtypes, layout
-from shmgpu.codec.arrays import ArraySource, Spec
-from shmgpu.codec.layout import RESULT_AT, Layout
+from shmgpu.codec.arrays import ArraySource, ArraySpec
+from shmgpu.codec.layout import RESULT_AT, TreeLayout
 from shmgpu.codec.pytree import PLAIN_TYPES, flatten
 from shmgpu.errors import BadFunction, BadParams
 
@@ -72,14 +72,14 @@ class CallOptions:
 
 
 def _is_declaration(leaf: Any) -> bool:
-    return isinstance(leaf, (Spec, Declared)) or arrays.is_array(leaf)
+    return isinstance(leaf, (ArraySpec, Declared)) or arrays.is_array(leaf)
 
 
-def _declaration(leaf: Any) -> Spec:
-    if isinstance(leaf, Spec):
+def _declaration(leaf: Any) -> ArraySpec:
+    if isinstance(leaf, ArraySpec):
         return leaf
     if isinstance(leaf, Declared):
-        return Spec(dtypes.of_any(leaf.dtype), leaf.shape)
+        return ArraySpec(dtypes.of_any(leaf.dtype), leaf.shape)
     source = ArraySource(leaf)
     if not source.memory.flags.writeable:
         raise BadParams("out= is read-only: pass an array that can be written to")
@@ -251,7 +251,7 @@ class Arguments:
             plan = CallPlan(
                 target.row,
                 self._pool(target),
-                Layout(structure, specs),
+                TreeLayout(structure, specs),
                 declared,
                 as_torch,
                 made,
@@ -300,7 +300,7 @@ class Arguments:
 
     def _declared(
         self, target: CallTarget, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Layout | None:
+    ) -> TreeLayout | None:
         if out is None:
             out = target.out
             if out is None:
@@ -313,7 +313,7 @@ class Arguments:
                 f"out= of {target.name} must give arrays or (shape, dtype) pairs, "
                 f"not {flat.values[0]!r}"
             )
-        return Layout(bytes(flat.structure), [_declaration(leaf) for leaf in flat.arrays])
+        return TreeLayout(bytes(flat.structure), [_declaration(leaf) for leaf in flat.arrays])
 
     def _adopt(self, target: CallTarget) -> None:
         """First call of a function through this port."""

@@ -19,8 +19,8 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.codec import arrays, layout
-from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import RESULT_AT, Layout, Signature
+from shmgpu.codec.arrays import ArraySpec
+from shmgpu.codec.layout import RESULT_AT, Signature, TreeLayout
 from shmgpu.codec.pytree import encode_values
 from shmgpu.errors import BadParams
 
@@ -47,7 +47,7 @@ class Promise(Signature):
     __slots__ = ("dtype", "output_bytes", "shape")
 
     def __init__(
-        self, arguments: Layout, hint: Layout | None, declared: bool, as_array: bool
+        self, arguments: TreeLayout, hint: TreeLayout | None, declared: bool, as_array: bool
     ) -> None:
         super().__init__(arguments, hint, declared)
         self.output_bytes = 0
@@ -101,8 +101,8 @@ class CallPlan:
         self,
         row: int,
         pool: int,
-        arguments: Layout,
-        declared: Layout | None,
+        arguments: TreeLayout,
+        declared: TreeLayout | None,
         as_torch: bool,
         result: Callable[[Any], Any] | None,
         pickle: bool,
@@ -131,16 +131,16 @@ class CallPlan:
         self.expect(declared)
 
     @property
-    def hint(self) -> Layout | None:
+    def hint(self) -> TreeLayout | None:
         """Layout that the next result is expected to have."""
         return self.signature.hint
 
-    def expect(self, hint: Layout | None) -> None:
+    def expect(self, hint: TreeLayout | None) -> None:
         """From now on promise helpers a result of this layout."""
         as_array = not self.as_torch and self.result is None
         self.signature = Promise(self.arguments, hint, self.fixed, as_array)
 
-    def learn(self, result: Layout, used_bytes: int) -> None:
+    def learn(self, result: TreeLayout, used_bytes: int) -> None:
         """A result came that described itself: size the next one's output buffer by it."""
         hint = self.hint
         if self.fixed or result == hint:  # sent before the plan had learned
@@ -174,12 +174,12 @@ class CallPlan:
         digest.update(self.row.to_bytes(8, "little"))
         digest.update(self.arguments.tree.structure)
         for spec in self.arguments.specs:
-            digest.update(Spec(spec.dtype, spec.shape[1:]).encode())
+            digest.update(ArraySpec(spec.dtype, spec.shape[1:]).encode())
         digest.update(value_bytes)
         return int.from_bytes(digest.digest(), "little") or 1
 
 
-def _rows_of(specs: tuple[Spec, ...], batch_max_rows: int, name: str) -> int:
+def _rows_of(specs: tuple[ArraySpec, ...], batch_max_rows: int, name: str) -> int:
     if not batch_max_rows:
         return 0
     if not specs:
@@ -272,7 +272,7 @@ class Call:
         if data != self.value_bytes or self.signature is not self.plan.signature:
             self.write(data, arena)
 
-    def stage(self, index: int, memory: Any, spec: Spec, arena: Arena) -> int:
+    def stage(self, index: int, memory: Any, spec: ArraySpec, arena: Arena) -> int:
         """Copy an array that cannot be passed in place into the arena: its new address."""
         staged = self.staging[index]
         if staged is None:

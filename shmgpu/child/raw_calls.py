@@ -14,12 +14,12 @@ from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call, CallPlan
 from shmgpu.codec.arrays import aligned
-from shmgpu.codec.layout import VERSION, Layout, address_writer, block_writer, parts_at
+from shmgpu.codec.layout import VERSION, TreeLayout, address_writer, block_writer, parts_at
 from shmgpu.codec.pytree import flatten
 
 MAX_KEPT_BLOCK = 4096  # bytes of a block that an idle call keeps
 
-_EMPTY = Layout(bytes(flatten(((), {}), callable).structure), ())
+_EMPTY = TreeLayout(bytes(flatten(((), {}), callable).structure), ())
 
 
 class RawCallPlan(CallPlan):

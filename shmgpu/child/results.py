@@ -12,8 +12,8 @@ from typing import Any
 from shmgpu import core
 from shmgpu.child.plans import Call, CallPlan
 from shmgpu.codec import arrays, layout
-from shmgpu.codec.arrays import ArraySource, Spec
-from shmgpu.codec.layout import Layout
+from shmgpu.codec.arrays import ArraySource, ArraySpec
+from shmgpu.codec.layout import TreeLayout
 from shmgpu.codec.pytree import flatten
 from shmgpu.errors import BadParams, RemoteError, ShmError
 
@@ -68,7 +68,7 @@ def _read_result(call: Call, value: int) -> Any:
     return found.tree.build(leaves, values)
 
 
-def _leaf(buffer: Any, offset: int, spec: Spec, plan: CallPlan) -> Any:
+def _leaf(buffer: Any, offset: int, spec: ArraySpec, plan: CallPlan) -> Any:
     if plan.result is not None and spec.dtype.has_numpy:
         return plan.result(arrays.numpy_view(buffer, offset, spec))
     if plan.as_torch and spec.dtype.has_torch:
@@ -90,7 +90,7 @@ def _read_error(call: Call, value: int, cause: BaseException | None) -> ShmError
     return error
 
 
-def _copy_out(hint: Layout, buffer: Any, out: Any) -> None:
+def _copy_out(hint: TreeLayout, buffer: Any, out: Any) -> None:
     """Copy a result into arrays of the user's that do not lie in the arena."""
     leaves = flatten(out, arrays.is_array).arrays
     for leaf, spec, offset in zip(leaves, hint.specs, hint.offsets, strict=True):

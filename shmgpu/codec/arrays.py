@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 47
 ALIGNMENT = 64
 
 
-class Spec:
+class ArraySpec:
     """Element type and shape of a C-contiguous array.
 
     Attributes:
@@ -59,7 +59,7 @@ class Spec:
         return self._encoded
 
     @classmethod
-    def read(cls, reader: ValueReader) -> Spec:
+    def read(cls, reader: ValueReader) -> ArraySpec:
         """The spec at the cursor; raises BadParams for anything else."""
         try:
             name = reader.take(reader.u8()).decode("ascii")
@@ -73,7 +73,7 @@ class Spec:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Spec)
+            isinstance(other, ArraySpec)
             and self.shape == other.shape
             and self.dtype.name == other.dtype.name
         )
@@ -82,7 +82,7 @@ class Spec:
         return hash((self.dtype.name, self.shape))
 
     def __repr__(self) -> str:
-        return f"Spec({self.dtype.name}, {self.shape})"
+        return f"ArraySpec({self.dtype.name}, {self.shape})"
 
 
 def axes_of(shape: Any) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class ArraySource:
             self.address = core.address_of(memory)
 
 
-def _read_tensor(tensor: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
+def _read_tensor(tensor: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:
     torch = torch_module()
     if tensor.layout is not torch.strided or getattr(tensor, "is_quantized", False):
         raise BadParams(
@@ -189,13 +189,13 @@ def _read_tensor(tensor: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
         )
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = dtypes.of_torch(tensor.dtype)
-    spec = Spec(dtype, tuple(tensor.shape))
+    spec = ArraySpec(dtype, tuple(tensor.shape))
     if dtype.name in dtypes.EXTENSIONS:
         tensor = tensor.view(getattr(torch, dtypes.EXTENSION_STORAGE[dtype.itemsize]))
     return spec, tensor.numpy()
 
 
-def _read_array(leaf: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
+def _read_array(leaf: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:
     if not isinstance(leaf, np.ndarray):
         leaf = _to_numpy(leaf)
     elif _is_masked(leaf):
@@ -204,7 +204,7 @@ def _read_array(leaf: Any) -> tuple[Spec, np.ndarray[Any, Any]]:
             "its data and mask"
         )
     memory = leaf.view(np.ndarray) if type(leaf) is not np.ndarray else leaf
-    spec = Spec(dtypes.of_numpy(memory.dtype), memory.shape)
+    spec = ArraySpec(dtypes.of_numpy(memory.dtype), memory.shape)
     if spec.dtype.name in dtypes.EXTENSIONS:
         memory = memory.view(spec.dtype.storage)
     return spec, memory
@@ -232,17 +232,17 @@ def _to_numpy(leaf: Any) -> np.ndarray[Any, Any]:
 # ---- views ---------------------------------------------------------------------------------
 
 
-def numpy_view(buffer: Any, offset: int, spec: Spec) -> np.ndarray[Any, Any]:
+def numpy_view(buffer: Any, offset: int, spec: ArraySpec) -> np.ndarray[Any, Any]:
     """A NumPy array over buffer[offset:], in its own dtype."""
     return np.ndarray(spec.shape, spec.dtype.numpy, buffer, offset)
 
 
-def storage_view(buffer: Any, offset: int, spec: Spec) -> np.ndarray[Any, Any]:
+def storage_view(buffer: Any, offset: int, spec: ArraySpec) -> np.ndarray[Any, Any]:
     """The same in a dtype that NumPy always has."""
     return np.ndarray(spec.shape, spec.dtype.storage, buffer, offset)
 
 
-def torch_view(buffer: Any, offset: int, spec: Spec) -> Any:
+def torch_view(buffer: Any, offset: int, spec: ArraySpec) -> Any:
     """A tensor over buffer[offset:]; it keeps the buffer alive."""
     import torch
 

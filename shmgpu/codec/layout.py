@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu import core
-from shmgpu.codec.arrays import Spec, aligned
+from shmgpu.codec.arrays import ArraySpec, aligned
 from shmgpu.codec.pytree import TreeDef, ValueReader, decode_values
 from shmgpu.errors import BadParams
 
@@ -43,7 +43,7 @@ HAS_HINT = 1  # the result's layout is given
 DECLARED = 2  # ... by the user: the function gets those arrays as helper.out
 
 
-class Layout:
+class TreeLayout:
     """A tree's structure and the specs of its arrays, with where each array lies.
 
     Attributes:
@@ -56,7 +56,7 @@ class Layout:
 
     __slots__ = ("encoded", "nbytes", "offsets", "specs", "tree")
 
-    def __init__(self, structure: bytes, specs: Sequence[Spec]) -> None:
+    def __init__(self, structure: bytes, specs: Sequence[ArraySpec]) -> None:
         self.tree = TreeDef(structure)
         self.specs = tuple(specs)
         if self.tree.array_count != len(self.specs):
@@ -78,16 +78,16 @@ class Layout:
         )
 
     @classmethod
-    def read(cls, reader: ValueReader) -> Layout:
+    def read(cls, reader: ValueReader) -> TreeLayout:
         """The layout at the cursor, or BadParams."""
         structure = reader.take(reader.u32())
         count = int.from_bytes(reader.take(2), "little")
         if count > MAX_ARRAYS:
             raise BadParams(f"a call can carry {MAX_ARRAYS} arrays: stack some of them")
-        return cls(structure, [Spec.read(reader) for _ in range(count)])
+        return cls(structure, [ArraySpec.read(reader) for _ in range(count)])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self.encoded == other.encoded
+        return isinstance(other, TreeLayout) and self.encoded == other.encoded
 
     def __hash__(self) -> int:
         return hash(self.encoded)
@@ -104,7 +104,7 @@ class Signature:
 
     __slots__ = ("arguments", "declared", "encoded", "hint")
 
-    def __init__(self, arguments: Layout, hint: Layout | None, declared: bool) -> None:
+    def __init__(self, arguments: TreeLayout, hint: TreeLayout | None, declared: bool) -> None:
         self.arguments = arguments
         self.hint = hint
         self.declared = declared and hint is not None
@@ -118,10 +118,10 @@ class Signature:
         flags = reader.u8()
         if flags & ~(HAS_HINT | DECLARED):
             raise BadParams("the parameter block's signature has unknown flags")
-        arguments = Layout.read(reader)
+        arguments = TreeLayout.read(reader)
         if not arguments.tree.is_arguments:
             raise BadParams("the parameter block's structure is not an argument list")
-        hint = Layout.read(reader) if flags & HAS_HINT else None
+        hint = TreeLayout.read(reader) if flags & HAS_HINT else None
         if reader.offset != reader.end:
             raise BadParams("the parameter block's signature has bytes left over")
         if hint is not None and hint.tree.value_count:
@@ -219,7 +219,7 @@ class ParameterBlock:
 # ---- results -------------------------------------------------------------------------------
 
 
-def describe_result(layout: Layout, values: bytes) -> bytes:
+def describe_result(layout: TreeLayout, values: bytes) -> bytes:
     """What precedes a result that describes itself; its arrays begin at the next 64."""
     structure = layout.tree.structure
     specs = b"".join(spec.encode() for spec in layout.specs)
@@ -228,7 +228,7 @@ def describe_result(layout: Layout, values: bytes) -> bytes:
     return b"".join((head, structure, specs, values))
 
 
-def result_bytes(description: bytes, layout: Layout) -> int:
+def result_bytes(description: bytes, layout: TreeLayout) -> int:
     """Bytes of a result that describes itself, arrays included."""
     if not layout.specs:
         return len(description)
@@ -236,12 +236,14 @@ def result_bytes(description: bytes, layout: Layout) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _plain(structure: bytes) -> Layout:
+def _plain(structure: bytes) -> TreeLayout:
     """A layout of plain values alone: those of one function's results are alike."""
-    return Layout(structure, ())
+    return TreeLayout(structure, ())
 
 
-def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layout, list[Any], int]:
+def read_result(
+    buffer: Any, size_bytes: int, allow_pickle: bool
+) -> tuple[TreeLayout, list[Any], int]:
     """Read a result that describes itself: (layout, plain values, where its arrays begin).
 
     ``buffer`` must hold at least ``size_bytes``; raises BadParams when the bytes are no result.
@@ -258,7 +260,7 @@ def read_result(buffer: Any, size_bytes: int, allow_pickle: bool) -> tuple[Layou
     if count == 0 and structure_bytes <= MOST_PLAIN:
         layout = _plain(structure)
     else:
-        layout = Layout(structure, [Spec.read(reader) for _ in range(count)])
+        layout = TreeLayout(structure, [ArraySpec.read(reader) for _ in range(count)])
     if reader.end - reader.offset != values_bytes:
         raise BadParams("the helper's result is damaged")
     values = decode_values(data, layout.tree.value_count, reader.offset, reader.end, allow_pickle)

@@ -16,7 +16,7 @@ FRAME_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessTraffic:
     """One process's frames as the broker counted them, and its bytes as /proc did."""
 
     kind: str
@@ -50,7 +50,7 @@ class Process:
 class Audit:
     """Every process of a run, and what the copy sites counted as marshalled."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessTraffic, ...]
     marshalled: int
 
     @property
@@ -66,12 +66,12 @@ class Audit:
             found.insert(0, f"copy sites counted {self.marshalled:,} marshalled bytes")
         return found
 
-    def of_kind(self, kind: str) -> Process:
+    def of_kind(self, kind: str) -> ProcessTraffic:
         """All processes of a kind as one; ``number`` is how many there are."""
         rows = [process for process in self.processes if process.kind == kind]
         written = [row.written for row in rows if row.written is not None]
         read = [row.read for row in rows if row.read is not None]
-        return Process(
+        return ProcessTraffic(
             kind,
             len(rows),
             sum(row.frames_out for row in rows),
@@ -91,7 +91,7 @@ def audit(served: Served) -> Audit:
         ):
             seen = next(traffic)
             processes.append(
-                Process(
+                ProcessTraffic(
                     kind,
                     number,
                     after["frames_sent"] - before["frames_sent"],
@@ -103,7 +103,7 @@ def audit(served: Served) -> Audit:
     # What the parent passes on is what all others send.
     seen = next(traffic)
     processes.append(
-        Process(
+        ProcessTraffic(
             "parent",
             0,
             sum(process.frames_in for process in processes),

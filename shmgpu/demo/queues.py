@@ -21,7 +21,7 @@ from shmgpu.common.devices import cores, threads_of_helper
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Weights
-from shmgpu.demo.stage import Measured, Stage, StageFailed
+from shmgpu.demo.stage import ClientStage, Measured, StageFailed
 
 _fork = multiprocessing.get_context("fork")
 _END_LIMIT_S = 60.0
@@ -113,7 +113,7 @@ def classify(
 
         stage.drive(rank, ask, held_out.labels[rank::clients])
 
-    stage = Stage(clients, workers, seconds, "through multiprocessing", show)
+    stage = ClientStage(clients, workers, seconds, "through multiprocessing", show)
     processes: list[BaseProcess] = []
     try:
         with stage:

@@ -19,7 +19,7 @@ from shmgpu.common.progress import ProgressBar
 from shmgpu.demo import network
 from shmgpu.demo.digits import Split
 from shmgpu.demo.network import Network, Weights
-from shmgpu.demo.stage import Measured, Stage
+from shmgpu.demo.stage import ClientStage, Measured
 from shmgpu.function_table import Batch
 from shmgpu.functions import function
 from shmgpu.helper.decoded import Helper
@@ -121,7 +121,7 @@ def classified(
     Raises:
         ChildError, SessionError, StageFailed: a process failed.
     """
-    stage = Stage(children, helpers, seconds, "through shmgpu", show, watch_parent=True)
+    stage = ClientStage(children, helpers, seconds, "through shmgpu", show, watch_parent=True)
 
     def session(helper: Helper) -> Network:
         stage.enter_server(helper.id)

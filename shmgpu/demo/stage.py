@@ -3,7 +3,7 @@
 Owns one shared anonymous mapping, made before anything is forked, and the *watcher*: a process
 of its own, forked first, that starts all clients together, draws the progress bar, and reads from
 /proc what each process wrote and read, while all of them stand still. The clients of shmgpu and
-those of the ``multiprocessing`` baseline run the same loop, :meth:`Stage.drive`.
+those of the ``multiprocessing`` baseline run the same loop, :meth:`ClientStage.drive`.
 
 Clients and watcher go through the same phases, in step: everybody is warm; traffic is read and
 frames are noted; clients serve until the deadline; traffic is read and frames are noted again;
@@ -96,7 +96,7 @@ class Measured:
         return float(np.quantile(self.latencies_us, quantile))
 
 
-class Stage:
+class ClientStage:
     """The common start, the counters and the watcher of one run.
 
     A context manager: entering forks the watcher, so do it in a process without threads, before
@@ -142,7 +142,7 @@ class Stage:
 
     # ---- in the process that makes it ------------------------------------------------------
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ClientStage:
         pid = os.fork()
         if pid == 0:
             status = 1

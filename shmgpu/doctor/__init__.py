@@ -13,7 +13,17 @@ from shmgpu.doctor.machine import Machine
 from shmgpu.doctor.plan import Plan
 from shmgpu.doctor.verdict import FAILURE, OK, WARNING, Check, Finding
 
-__all__ = ["CHECKS", "FAILURE", "OK", "WARNING", "Check", "Finding", "Machine", "Plan", "examine"]
+__all__ = [
+    "CHECKS",
+    "FAILURE",
+    "OK",
+    "WARNING",
+    "Check",
+    "Finding",
+    "Machine",
+    "Plan",
+    "examine",
+]
 
 CHECKS: list[Check] = [
     Check("kernel", "release", kernel.kernel_release),

@@ -15,7 +15,7 @@ from typing import Any
 from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
-from shmgpu.engine.plan import MIN_BUFFER, Options, Plan
+from shmgpu.engine.plan import MIN_BUFFER, Options, ProgramPlan
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program
 from shmgpu.ops.program_message import SOURCE
@@ -87,7 +87,9 @@ class Compiled:
 
     __slots__ = ("homes", "intact", "loops", "nbytes", "rest", "run", "spoilt")
 
-    def __init__(self, run: Run, rest: Rest | None, plan: Plan, first: int, loops: int) -> None:
+    def __init__(
+        self, run: Run, rest: Rest | None, plan: ProgramPlan, first: int, loops: int
+    ) -> None:
         self.run = run
         self.rest = rest
         self.spoilt = plan.spoilt
@@ -232,7 +234,7 @@ def _numbered(lines: list[str], steps: dict[int, int], count: int) -> ast.Module
     return tree
 
 
-def _intact(plan: Plan, first: int) -> frozenset[int]:
+def _intact(plan: ProgramPlan, first: int) -> frozenset[int]:
     """The steps before the first that writes over what a handle names."""
     found: list[int] = []
     for unit in plan.units:
@@ -242,7 +244,7 @@ def _intact(plan: Plan, first: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _live(plan: Plan, names: list[str], kept: Sequence[int]) -> list[str]:
+def _live(plan: ProgramPlan, names: list[str], kept: Sequence[int]) -> list[str]:
     """The names that mean something before the answer and are used after it."""
     used: dict[str, None] = {}
     made: set[str] = set()
@@ -259,9 +261,9 @@ def _specs(program: Program) -> list[Spec]:
 
 def _call(
     backend: Backend, fused: Fused, loop: fusion.Loop, specs: list[Spec], slot: int
-) -> native.Call:
+) -> native.LoopCall:
     assert fused.library is not None
-    return native.Call(
+    return native.LoopCall(
         backend,
         fused.library.functions[fused.sources.index(loop.source)],
         math.prod(specs[slot].shape),

@@ -174,7 +174,7 @@ def _sweep(kept: pathlib.Path) -> None:
             one.unlink(missing_ok=True)
 
 
-class Call:
+class LoopCall:
     """A loop with its arguments' memory: called with arrays, numbers and what to write into."""
 
     __slots__ = ("_addresses", "_backend", "_count", "_function", "_numbers", "_outs", "_specs")

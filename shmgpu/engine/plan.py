@@ -63,7 +63,7 @@ Grouping = Callable[[dict[int, Step], Sequence[Spec], set[int], int], list[tuple
 
 
 @dataclass
-class Plan:
+class ProgramPlan:
     """What is decided.
 
     Attributes:
@@ -101,13 +101,13 @@ def make(
     grouping: Grouping | None = None,
     reads_in_buffers: bool = True,
     min_buffer: int = MIN_BUFFER,
-) -> Plan:
+) -> ProgramPlan:
     """Plan a program.
 
     ``grouping`` finds what is fused; ``reads_in_buffers``: what the child wants to see is copied
     before the next program runs; ``min_buffer``: bytes from which on memory is planned.
     """
-    plan = Plan()
+    plan = ProgramPlan()
     first = len(program.arrays) + len(program.numbers)
     specs = [*program.arrays, *program.numbers, *[step.spec for step in program.steps]]
     _find_equal(program, plan, first, options.reuse_results)
@@ -164,7 +164,7 @@ def _is_number(program: Program, slot: int) -> bool:
     return 0 <= slot - len(program.arrays) < len(program.numbers)
 
 
-def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
+def _find_equal(program: Program, plan: ProgramPlan, first: int, reuse: bool) -> None:
     known: dict[tuple[Op, tuple[int, ...], str], int] = {}
     for slot, step in enumerate(program.steps, first):
         inputs = tuple([plan.same_as.get(one, one) for one in step.inputs])
@@ -180,7 +180,7 @@ def _find_equal(program: Program, plan: Plan, first: int, reuse: bool) -> None:
             plan.same_as[slot] = before
 
 
-def _drop_unused(plan: Plan, wanted: set[int], first: int) -> None:
+def _drop_unused(plan: ProgramPlan, wanted: set[int], first: int) -> None:
     used: set[int] = set()
     stack = [slot for slot in wanted if slot >= first]
     stack += [slot for slot, step in plan.steps.items() if step.op.is_collective]
@@ -278,7 +278,7 @@ def _ordered(
 
 def _place(
     program: Program,
-    plan: Plan,
+    plan: ProgramPlan,
     specs: Sequence[Spec],
     root: dict[int, int],
     last: dict[int, int],

@@ -14,8 +14,8 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.codec import arrays
-from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Layout
+from shmgpu.codec.arrays import ArraySpec
+from shmgpu.codec.layout import TreeLayout
 from shmgpu.codec.pytree import TreeDef, encode_values, flatten
 from shmgpu.errors import BadParams
 from shmgpu.helper.batch_policy import LARGE_BYTES, BatchPolicy
@@ -277,7 +277,7 @@ def _goes_with(first: DecodedCall, other: DecodedCall) -> bool:
     )
 
 
-def _same_rows(specs: Sequence[Spec], others: Sequence[Spec]) -> bool:
+def _same_rows(specs: Sequence[ArraySpec], others: Sequence[ArraySpec]) -> bool:
     """Whether arrays differ in the number of their rows at most."""
     return all(
         a.dtype.name == b.dtype.name and a.shape[1:] == b.shape[1:]
@@ -285,7 +285,7 @@ def _same_rows(specs: Sequence[Spec], others: Sequence[Spec]) -> bool:
     )
 
 
-def _same_outs(hint: Layout, other: Layout) -> bool:
+def _same_outs(hint: TreeLayout, other: TreeLayout) -> bool:
     """Whether the declared outputs of one call may stand for the other's."""
     return hint.tree.structure == other.tree.structure and _same_rows(hint.specs, other.specs)
 

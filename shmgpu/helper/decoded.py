@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shmgpu.codec import arrays, dtypes
-from shmgpu.codec.arrays import Spec
+from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import ParameterBlock
 from shmgpu.codec.pytree import TreeDef
 from shmgpu.errors import BadParams
@@ -160,7 +160,7 @@ class DecodedCall:
     function: int
     slot: int
     tree: TreeDef
-    specs: list[tuple[int, Spec]]
+    specs: list[tuple[int, ArraySpec]]
     values: list[Any]
     kind: bytes
     nbytes: int
@@ -169,7 +169,7 @@ class DecodedCall:
     tensors: list[Any] | None
     simple: bool
     declared: bool
-    hint: Any  # a Layout, or None
+    hint: Any  # a TreeLayout, or None
     output_offset: int
     output_bytes: int
 
@@ -211,7 +211,7 @@ class RawRequest:
         bounds: tuple[int, int],
         output: tuple[int, int],
         origin: int,
-        look: Callable[[int, Spec], Any],
+        look: Callable[[int, ArraySpec], Any],
     ) -> None:
         self.head = block.signature
         self.code = data[block.values_at :]
@@ -221,7 +221,7 @@ class RawRequest:
         self._origin = origin
         self._look = look
 
-    def array(self, index: int, spec: Spec) -> Any:
+    def array(self, index: int, spec: ArraySpec) -> Any:
         """One of the arrays, as what it is meant to be; not to be written to.
 
         Raises:
@@ -250,7 +250,7 @@ class Leaf:
                     f"the function returned a {leaf.layout} tensor: return it with to_dense()"
                 )
             self.array = leaf.detach()
-            self.spec = Spec(dtypes.of_torch(leaf.dtype), tuple(leaf.shape))
+            self.spec = ArraySpec(dtypes.of_torch(leaf.dtype), tuple(leaf.shape))
         else:
             source = arrays.ArraySource(leaf)
             self.spec = source.spec
@@ -288,7 +288,7 @@ def _strided() -> Any:
     return torch.strided
 
 
-def rows_of(specs: Sequence[Spec]) -> int | None:
+def rows_of(specs: Sequence[ArraySpec]) -> int | None:
     """The length of the arrays' axis 0; None where they have none, or not all the same."""
     lengths = {spec.shape[:1] for spec in specs}
     if len(lengths) != 1 or () in lengths:

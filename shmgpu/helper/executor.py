@@ -16,8 +16,8 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.codec import arrays, dtypes, layout
-from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Layout, ParameterBlock, Signature
+from shmgpu.codec.arrays import ArraySpec
+from shmgpu.codec.layout import ParameterBlock, Signature, TreeLayout
 from shmgpu.codec.pytree import decode_values, encode_values, flatten
 from shmgpu.common.logs import logger
 from shmgpu.errors import BadParams, remote_name
@@ -294,17 +294,19 @@ class Executor:
             data, block, bounds, self._output_buffer(block, *bounds), self.origin, look
         )
 
-    def _numpy_view(self, offset: int, spec: Spec) -> Any:
+    def _numpy_view(self, offset: int, spec: ArraySpec) -> Any:
         return self._view((np, offset, spec), self._numpy_argument, offset, spec)
 
-    def _numpy_argument(self, memory: Any, offset: int, spec: Spec) -> Any:
+    def _numpy_argument(self, memory: Any, offset: int, spec: ArraySpec) -> Any:
         return arrays.numpy_view(self._read_only, offset, spec)
 
-    def _tensor(self, offset: int, spec: Spec) -> Any:
+    def _tensor(self, offset: int, spec: ArraySpec) -> Any:
         tensor = self._view((offset, spec), arrays.torch_view, offset, spec)
         return self.device.to_device(tensor) if self.device.is_cuda else tensor
 
-    def _view(self, key: tuple[Any, ...], make: Callable[..., Any], offset: int, spec: Spec) -> Any:
+    def _view(
+        self, key: tuple[Any, ...], make: Callable[..., Any], offset: int, spec: ArraySpec
+    ) -> Any:
         """A view on an arena: addresses are used again and again, and so are views."""
         view = self._views.get(key)
         if view is None:
@@ -408,7 +410,7 @@ class Executor:
         dtype = (dtypes.of_numpy if is_numpy else dtypes.of_torch)(array.dtype)
         make = arrays.numpy_view if is_numpy else arrays.torch_view
         key = (offset, array.dtype, array.shape)
-        return self._view(key, make, offset, Spec(dtype, tuple(array.shape)))
+        return self._view(key, make, offset, ArraySpec(dtype, tuple(array.shape)))
 
     def _put(
         self, target: ServedFunction, call: DecodedCall, result: Any, key: tuple[int, int, int]
@@ -430,7 +432,7 @@ class Executor:
         ):
             self._put_expected(call, leaves)
             return core.OK, 0
-        found = Layout(bytes(flat.structure), [leaf.spec for leaf in leaves])
+        found = TreeLayout(bytes(flat.structure), [leaf.spec for leaf in leaves])
         description = layout.describe_result(found, encode_values(flat.values, target.pickle))
         return self._put_described(core.OK, call, found, description, leaves, key)
 
@@ -462,7 +464,7 @@ class Executor:
         self,
         status: int,
         call: DecodedCall | RawRequest,
-        found: Layout,
+        found: TreeLayout,
         description: bytes,
         leaves: Sequence[Leaf],
         key: tuple[int, int, int],
@@ -483,7 +485,9 @@ class Executor:
         self._parking.put(key, self._blob(needed, found, description, leaves), status)
         return core.ENEEDS_SPACE, needed
 
-    def _blob(self, size: int, found: Layout, description: bytes, leaves: Sequence[Leaf]) -> Any:
+    def _blob(
+        self, size: int, found: TreeLayout, description: bytes, leaves: Sequence[Leaf]
+    ) -> Any:
         blob = np.empty(size, np.uint8)
         self._write(blob.data, 0, found, description, leaves)
         self.device.finish()
@@ -493,7 +497,7 @@ class Executor:
         self,
         buffer: Any,
         begin: int,
-        found: Layout,
+        found: TreeLayout,
         description: bytes,
         leaves: Sequence[Leaf],
     ) -> None:
@@ -522,7 +526,7 @@ class Executor:
             message += hint(error, message, target, self.helper.session)
             values = (remote_name(type(error)), message, text)
             flat = flatten(values, arrays.is_array)
-            found = Layout(bytes(flat.structure), ())
+            found = TreeLayout(bytes(flat.structure), ())
             description = layout.describe_result(found, encode_values(flat.values))
             return self._put_described(core.EREMOTE, call, found, description, (), key)
         except Exception:

@@ -17,7 +17,7 @@ from shmgpu.ops.promotion import is_float
 from shmgpu.optim.optimizer import forget
 from shmgpu.tensors.devices import is_device
 from shmgpu.tensors.grad_mode import no_grad
-from shmgpu.tensors.hooks import Handle, registered
+from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.tensor import Tensor, snapshot, tensor
 
 State = dict[str, Tensor]
@@ -52,7 +52,7 @@ class Parameter(Tensor, metaclass=_IsParameter):
         return tensor(data, requires_grad=requires_grad)
 
 
-class Loaded(NamedTuple):
+class IncompatibleKeys(NamedTuple):
     """What :meth:`Module.load_state_dict` did not find, or did not need."""
 
     missing_keys: list[str]
@@ -241,12 +241,12 @@ class Module:
 
     # ---- hooks -----------------------------------------------------------------------------------
 
-    def _register(self, table: str, hook: Any, prepend: bool, with_kwargs: bool) -> Handle:
+    def _register(self, table: str, hook: Any, prepend: bool, with_kwargs: bool) -> RemovableHandle:
         return registered(self.__dict__[table], (hook, with_kwargs), prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> Handle:
+    ) -> RemovableHandle:
         """Call ``hook(module, args, output)`` after each ``forward``.
 
         What it returns, unless None, is the output. ``prepend`` has it called before the others;
@@ -256,7 +256,7 @@ class Module:
 
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> Handle:
+    ) -> RemovableHandle:
         """Call ``hook(module, args)`` before each ``forward``.
 
         What it returns, unless None, are the arguments: a tuple, or the only one. With
@@ -441,7 +441,7 @@ class Module:
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Loaded:
+    ) -> IncompatibleKeys:
         """Take parameters and buffers from a dict of tensors, arrays or torch tensors.
 
         Args:
@@ -479,7 +479,7 @@ class Module:
             for name, (table, key) in own.items():
                 if name in state_dict:
                     _take(table, key, state_dict[name], assign)
-        return Loaded(missing, unexpected)
+        return IncompatibleKeys(missing, unexpected)
 
     def extra_repr(self) -> str:
         """What the module's own line says of it."""

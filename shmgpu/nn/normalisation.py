@@ -149,7 +149,7 @@ class GroupNorm(_Affine):
         )
 
 
-class _Running(_Affine):
+class _RunningStatistics(_Affine):
     """Statistics of what came by in training, as buffers of PyTorch's names."""
 
     axes: tuple[int, ...]  # how many the input may have
@@ -209,7 +209,7 @@ class _Running(_Affine):
         )
 
 
-class _BatchNorm(_Running):
+class _BatchNorm(_RunningStatistics):
     """Each channel to mean 0 and variance 1: over the batch in training, else as tracked."""
 
     def __init__(
@@ -270,7 +270,7 @@ class BatchNorm2d(_BatchNorm):
     axes = (4,)
 
 
-class _InstanceNorm(_Running):
+class _InstanceNorm(_RunningStatistics):
     """Each channel of each example to mean 0 and variance 1."""
 
     def __init__(

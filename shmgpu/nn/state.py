@@ -47,4 +47,4 @@ def torch_tensor(one: Tensor) -> Any:
     """A copy as a torch tensor on the CPU."""
     dtype = one.dtype
     copied = np.array(one.numpy()).view(dtype.storage)
-    return arrays.torch_view(copied, 0, arrays.Spec(dtype, one.shape))
+    return arrays.torch_view(copied, 0, arrays.ArraySpec(dtype, one.shape))

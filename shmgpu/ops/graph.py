@@ -19,7 +19,7 @@ from shmgpu.codec.dtypes import DType
 MAX_KNOWN = 1 << 16  # outcomes of rules that are remembered
 
 
-class Spec(arrays.Spec):
+class Spec(arrays.ArraySpec):
     """Element type and shape; there is one object of each (:func:`spec_of`), a quick key."""
 
     __slots__ = ()

@@ -109,7 +109,7 @@ def _put_params(flat: list[Any], params: Params) -> None:
             flat.append(one)
 
 
-class _Reader:
+class _ProgramReader:
     """Takes values one after the other; BadParams for one of another type."""
 
     def __init__(self, flat: list[Any]) -> None:
@@ -176,7 +176,7 @@ def decode(data: bytes) -> Program:
         flat = decode_values(data, count + 1)[1:]
     except (TypeError, ValueError) as error:
         raise BadParams("the program is damaged") from error
-    reader = _Reader(flat)
+    reader = _ProgramReader(flat)
     arrays = []
     for _ in range(reader.count()):
         dtype = reader.dtype()
@@ -226,7 +226,7 @@ def _checked(dtype: dtypes.DType, shape: tuple[int, ...]) -> Spec:
     return spec_of(dtype, shape)
 
 
-class Draft:
+class ProgramDraft:
     """Nodes on their way to a program: its key, and what it is given.
 
     Made in two steps: what it is given decides where it runs and what is kept.
@@ -324,7 +324,7 @@ class Draft:
         self._places = places
         self._code = code
 
-    def settled(self, kept: list[Node], donated: list[Node]) -> Draft:
+    def settled(self, kept: list[Node], donated: list[Node]) -> ProgramDraft:
         """Itself, with all that makes its key."""
         self.kept = kept
         self.donated = donated

@@ -7,7 +7,7 @@ from typing import Any
 from shmgpu.ops.graph import Node, Op, apply
 
 
-class _Again:
+class _CheckpointGradients:
     """The gradients of as many inputs as there are; the first one is the value itself."""
 
     def __len__(self) -> int:
@@ -22,7 +22,7 @@ CHECKPOINT = Op(
     lambda specs, params: specs[0],
     numpy=lambda *_: lambda x, *rest: x,
     torch=lambda *_: lambda x, *rest: x,
-    gradients=_Again(),  # type: ignore[arg-type]
+    gradients=_CheckpointGradients(),  # type: ignore[arg-type]
     saves="i",
     is_view=True,
 )

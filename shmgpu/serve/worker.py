@@ -192,7 +192,7 @@ class _Worker:
             return None
         from shmgpu.serve.frontend import grpc_server as rpc
 
-        server = rpc.Server(self.front, self.plan.grpc_address, self.plan.options.max_body)
+        server = rpc.GrpcServer(self.front, self.plan.grpc_address, self.plan.options.max_body)
         await server.start()
         return server
 

@@ -30,7 +30,7 @@ FULL = frozenset(
 CAST = frozenset((float16, bfloat16, float32))  # float64 stays what it is
 
 
-class Mode(threading.local):
+class AutocastMode(threading.local):
     """What a thread's operations are recorded in.
 
     Attributes:
@@ -40,7 +40,7 @@ class Mode(threading.local):
     dtype: DType | None = None
 
 
-mode = Mode()
+mode = AutocastMode()
 
 
 def following(record: Callable[..., Any]) -> Callable[..., Any]:

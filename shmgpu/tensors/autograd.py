@@ -19,7 +19,7 @@ from shmgpu.ops.recomputing import CHECKPOINT
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
 from shmgpu.ops.templates import Templates
-from shmgpu.tensors.grad_mode import Mode
+from shmgpu.tensors.grad_mode import GradContext
 
 RELEASED = (
     "the graph behind this tensor was released by an earlier backward(): pass retain_graph=True to "
@@ -119,7 +119,7 @@ def gradients(
         found = _walk(order, outputs, seeds, only)
         return [*found, *found.values()]
 
-    with Mode(create_graph):
+    with GradContext(create_graph):
         is_plain = not create_graph and not (_watched and any(map(_is_watched, order)))
         structure = _structure(order, outputs, seeds, only) if is_plain else None
         if structure is None:

@@ -22,7 +22,7 @@ from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
 from shmgpu.tensors import autograd, current, devices, interop
-from shmgpu.tensors.hooks import Handle, registered
+from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue
 from shmgpu.tensors.sharing import Shared, snapshot, view
 
@@ -418,7 +418,7 @@ class Tensor:
         """Whether ``grad`` of this tensor, which is not a leaf, is set by :meth:`backward`."""
         return id(self) in autograd.retained_by(self._node, False)
 
-    def register_hook(self, hook: Any) -> Handle:
+    def register_hook(self, hook: Any) -> RemovableHandle:
         """Call ``hook(gradient)`` whenever this tensor's gradient is computed.
 
         Args:

@@ -17,7 +17,7 @@ from shmgpu.ops.graph import grad_mode
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Mode:
+class GradContext:
     """A mode for a ``with`` block, or for each call of a function that it decorates.
 
     One may be entered again within itself, and by several threads at once.
@@ -49,7 +49,7 @@ class Mode:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with Mode(wanted):
+            with GradContext(wanted):
                 return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]
@@ -57,7 +57,7 @@ class Mode:
 
 def _in_steps(wanted: bool, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """The generator, with the mode for its own code and never for who asks it for the next item."""
-    mode = Mode(wanted)
+    mode = GradContext(wanted)
     try:
         with mode:
             item = next(steps)
@@ -92,15 +92,15 @@ def no_grad(function: F | None = None) -> Any:
         ...     y.requires_grad
         False
     """
-    return Mode(False) if function is None else Mode(False)(function)
+    return GradContext(False) if function is None else GradContext(False)(function)
 
 
 def enable_grad(function: F | None = None) -> Any:
     """A context that records for gradients, also within :func:`no_grad`; also a decorator."""
-    return Mode(True) if function is None else Mode(True)(function)
+    return GradContext(True) if function is None else GradContext(True)(function)
 
 
-class set_grad_enabled(Mode):
+class set_grad_enabled(GradContext):
     """Record for gradients from now on, in this thread, or not; as a context, until its end.
 
     Args:

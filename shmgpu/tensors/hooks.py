@@ -11,7 +11,7 @@ from typing import Any
 _numbers = itertools.count()
 
 
-class Handle:
+class RemovableHandle:
     """A hook that was registered; also a context that ends with the hook removed."""
 
     def __init__(self, hooks: dict[int, Any], number: int) -> None:
@@ -22,14 +22,14 @@ class Handle:
         """Do not call the hook any more."""
         self._hooks.pop(self._number, None)
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> RemovableHandle:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.remove()
 
 
-def registered(hooks: dict[int, Any], hook: Any, prepend: bool = False) -> Handle:
+def registered(hooks: dict[int, Any], hook: Any, prepend: bool = False) -> RemovableHandle:
     """Enter a hook behind those that are there, or before them."""
     number = next(_numbers)
     before = list(hooks.items()) if prepend else []
@@ -37,4 +37,4 @@ def registered(hooks: dict[int, Any], hook: Any, prepend: bool = False) -> Handl
         hooks.clear()
     hooks[number] = hook
     hooks.update(before)
-    return Handle(hooks, number)
+    return RemovableHandle(hooks, number)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from shmgpu import core
 from shmgpu.ops.graph import Node
-from shmgpu.ops.program import Draft
+from shmgpu.ops.program import ProgramDraft
 
 
 class Held:
@@ -174,7 +174,7 @@ class Observer(Protocol):
     It is called while the recorder is held, and must keep no node: who knows one is counted.
     """
 
-    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
+    def drafted(self, message: Message, draft: ProgramDraft, is_move: bool) -> None:
         """A message is about to be sent. A move's only reads; its target is the next message's."""
 
     def delivered(self, message: Message, is_answered: bool) -> None:

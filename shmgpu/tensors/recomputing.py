@@ -65,7 +65,9 @@ def checkpoint(
         owners = [leaf.leaf() for leaf in leaves]
         nodes = [given[id(t)]._node if id(t) in given else t._node for t in owners]
         at = [_place(fresh, t) for t in owners]
-        again = _Again(function, args, kwargs, seeds, place, list(zip(at, owners, strict=True)))
+        again = _Recomputation(
+            function, args, kwargs, seeds, place, list(zip(at, owners, strict=True))
+        )
         return Tensor(checkpointed(alias(one._node), tuple(nodes), again))
 
     if isinstance(out, (tuple, list)):
@@ -102,7 +104,7 @@ def _leaves(root: Node) -> list[Node]:
     return sorted(found, key=lambda node: node.number)
 
 
-class _Again:
+class _Recomputation:
     """One output's gradients, by calling the function again."""
 
     def __init__(

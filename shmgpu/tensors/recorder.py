@@ -30,7 +30,7 @@ from shmgpu.codec.arrays import aligned
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
 from shmgpu.ops.graph import Node
-from shmgpu.ops.program import Draft
+from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import (
     HEAD,
     UnknownProgram,
@@ -69,7 +69,7 @@ class _Outcome(enum.Enum):
     FAILED = enum.auto()  # what made it fail is lost now; the rest is to be tried again
 
 
-class _Again(Exception):
+class _DraftAgain(Exception):
     """What was given to a message is not there: it is drafted once more."""
 
 
@@ -231,7 +231,7 @@ class Recorder:
                 waiting, self.pending = self.pending, []
                 roots = [n for n in (*roots, *waiting) if n.owners and n.value is None]
                 order, known = known or needed([*roots, *read]), None
-                draft = Draft(order, read, RemoteValue)
+                draft = ProgramDraft(order, read, RemoteValue)
                 if self._are_lost(draft.arrays):
                     self._lose_what_follows(order)
                     read = [node for node in read if self._error_of(node) is None]
@@ -240,7 +240,7 @@ class Recorder:
                     return
                 try:
                     message = self._message(draft)
-                except _Again:
+                except _DraftAgain:
                     continue
                 outcome = self._deliver(message, wait)
                 if outcome is _Outcome.DONE:
@@ -431,7 +431,7 @@ class Recorder:
 
     # ---- what is sent --------------------------------------------------------------------------
 
-    def _message(self, draft: Draft) -> Message:
+    def _message(self, draft: ProgramDraft) -> Message:
         order, read = draft.order, draft.read
         message = Message()
         message.life = self._place(draft.residents)
@@ -440,7 +440,7 @@ class Recorder:
             if moved:
                 for node in moved:
                     self._move(node)
-                draft = Draft(order, read, RemoteValue)
+                draft = ProgramDraft(order, read, RemoteValue)
         alive, saved = _graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
         kept = draft.shown
         if saved:
@@ -459,7 +459,7 @@ class Recorder:
             observer.drafted(message, draft, is_move=False)
         return message
 
-    def _known(self, draft: Draft) -> Known:
+    def _known(self, draft: ProgramDraft) -> Known:
         """The program of that structure, made where there is none yet."""
         known = self._programs.get(draft.key)
         if known is None:
@@ -471,7 +471,7 @@ class Recorder:
             )
         return known
 
-    def _pack(self, message: Message, draft: Draft) -> None:
+    def _pack(self, message: Message, draft: ProgramDraft) -> None:
         """Write down what is sent beside the program: what it is given, and what is let go of."""
         known = message.known
         message.donated = draft.donated
@@ -515,13 +515,13 @@ class Recorder:
         message.read, message.kept, message.freed, message.tries = [node], [], [], 0
         message.nodes = []
         message.life = node.value.life
-        draft = Draft([], [node], RemoteValue).settled([], [])
+        draft = ProgramDraft([], [node], RemoteValue).settled([], [])
         message.known = self._known(draft)
         self._pack(message, draft)
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
         if self._deliver(message, wait=True) is not _Outcome.DONE:
-            raise _Again  # it is lost, or what made it was in flight as well and is done again
+            raise _DraftAgain  # it is lost, or what made it was in flight as well and is done again
 
     def _deliver(self, message: Message, wait: bool) -> _Outcome:
         """Send it, and have its outcome; of one that nobody waits for, that it is out.
@@ -705,7 +705,7 @@ _number = operator.attrgetter("number")
 _NONE: frozenset[Node] = frozenset()
 
 
-def _graph_alive(draft: Draft) -> tuple[Set[Node], Set[Node]]:
+def _graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()
@@ -725,7 +725,7 @@ def _graph_alive(draft: Draft) -> tuple[Set[Node], Set[Node]]:
     return alive, saved.intersection(draft.order)
 
 
-def _unneeded(draft: Draft, alive: Set[Node]) -> list[Node]:
+def _unneeded(draft: ProgramDraft, alive: Set[Node]) -> list[Node]:
     """Remote leaves that nothing knows besides operations that are over after this.
 
     CPython counts references exactly: those of a leaf that are not the inputs of such operations

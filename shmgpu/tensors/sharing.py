@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from shmgpu.ops import casting, graph, shaping, views
 from shmgpu.ops.casting import alias
 from shmgpu.ops.graph import Node
-from shmgpu.tensors.grad_mode import Mode
+from shmgpu.tensors.grad_mode import GradContext
 
 Tensor: TypeAlias = Any  # the class stands above: one that is made here is of its like's
 T = TypeVar("T", bound=Any)
@@ -88,7 +88,7 @@ class Shared:
                 "a view of a tensor that collects gradients was changed in place: do it under "
                 "no_grad()"
             )
-        with Mode(graph.grad_mode.enabled and not is_detached):
+        with GradContext(graph.grad_mode.enabled and not is_detached):
             whole._replace(views.put_back(root, chain, node), checks=False)
             self._show_again(whole)
 

@@ -24,12 +24,12 @@ pytest.importorskip("torch")
 
 from shmgpu.cli import main as cli
 from shmgpu.demo import digits
-from shmgpu.demo.audit import Audit, Process, audit
+from shmgpu.demo.audit import Audit, ProcessTraffic, audit
 from shmgpu.demo.digits import Split
 from shmgpu.demo.report import measured
 from shmgpu.demo.run import failures
 from shmgpu.demo.serve import Served
-from shmgpu.demo.stage import Measured, Stage, StageFailed, Traffic, traffic_of
+from shmgpu.demo.stage import ClientStage, Measured, StageFailed, Traffic, traffic_of
 
 CHILDREN, HELPERS = 6, 2
 COMMAND = (sys.executable, "-m", "shmgpu.cli.main")
@@ -194,7 +194,7 @@ def test_no_image_is_both_trained_on_and_held_out():
     assert len(train) + len(held_out) == 1000
 
 
-def drive_clients(stage: Stage, asks) -> None:
+def drive_clients(stage: ClientStage, asks) -> None:
     """Fork a client for each ``ask`` and wait for them."""
     pids = []
     for rank, ask in enumerate(asks):
@@ -210,7 +210,7 @@ def drive_clients(stage: Stage, asks) -> None:
 
 
 def test_a_stage_counts_calls_and_judges_each_image_once():
-    with Stage(2, 0, 0.3, "test", show=False) as stage:
+    with ClientStage(2, 0, 0.3, "test", show=False) as stage:
         drive_clients(stage, [lambda index: 7] * 2)
     outcome = stage.outcome()
     assert (outcome.images, outcome.correct) == (6, 4)
@@ -228,7 +228,7 @@ def test_a_stage_sees_from_outside_what_a_client_writes_and_reads():
         os.read(reading, 8)
         return 7
 
-    with Stage(2, 0, 0.05, "test", show=False) as stage:
+    with ClientStage(2, 0, 0.05, "test", show=False) as stage:
         drive_clients(stage, [ask, lambda index: 7])
     os.close(reading)
     os.close(writing)
@@ -238,7 +238,7 @@ def test_a_stage_sees_from_outside_what_a_client_writes_and_reads():
 
 
 def test_a_stage_that_is_left_early_ends_its_watcher_and_says_so():
-    with pytest.raises(ZeroDivisionError), Stage(1, 0, 60.0, "test", show=False) as stage:
+    with pytest.raises(ZeroDivisionError), ClientStage(1, 0, 60.0, "test", show=False) as stage:
         1 / 0
     with pytest.raises(StageFailed, match="did not get through"):
         stage.outcome()
@@ -292,8 +292,8 @@ def test_where_the_kernel_does_not_tell_nothing_is_claimed():
 
 
 def test_low_accuracy_and_a_failed_proof_fail_the_demo():
-    good = Audit((Process("parent", 0, 1, 1, 64, 64),), 0)
-    bad = Audit((Process("parent", 0, 1, 1, 65, 64),), 0)
+    good = Audit((ProcessTraffic("parent", 0, 1, 1, 64, 64),), 0)
+    bad = Audit((ProcessTraffic("parent", 0, 1, 1, 65, 64),), 0)
     assert failures(0.98, good) == []
     assert "96.90 %" in failures(0.969, good)[0]
     assert failures(float("nan"), good)

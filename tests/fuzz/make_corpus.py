@@ -14,9 +14,9 @@ import struct
 import numpy as np
 
 from shmgpu.codec import layout
-from shmgpu.codec.arrays import Spec, is_array
+from shmgpu.codec.arrays import ArraySpec, is_array
 from shmgpu.codec.dtypes import by_name
-from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.layout import Signature, TreeLayout
 from shmgpu.codec.pytree import encode_values, flatten
 
 CORPUS = pathlib.Path(__file__).resolve().parent / "corpus"
@@ -37,8 +37,8 @@ def frame(
 def block(args, kwargs=None, hint=None, declared=False, room=(0, 4096), place=(0, 8192)) -> bytes:
     """A parameter block as a child would write it, its arrays at an offset of arena `place[0]`."""
     flat = flatten((args, kwargs or {}), is_array)
-    specs = [Spec(by_name(str(a.dtype)), a.shape) for a in flat.arrays]
-    signature = Signature(Layout(bytes(flat.structure), specs), hint, declared)
+    specs = [ArraySpec(by_name(str(a.dtype)), a.shape) for a in flat.arrays]
+    signature = Signature(TreeLayout(bytes(flat.structure), specs), hint, declared)
     values = encode_values(flat.values)
     data = bytearray(layout.block_bytes(signature, values))
     layout.write_constant(data, signature, values)
@@ -50,7 +50,9 @@ def block(args, kwargs=None, hint=None, declared=False, room=(0, 4096), place=(0
 
 def zero_rows(shape) -> bytes:
     """A block whose one array has a shape without elements, of axes that NumPy may refuse."""
-    layout_of_one = Layout(b"t\x02\0\0\0t\x01\0\0\0Ad\0\0\0\0", [Spec(by_name("float64"), shape)])
+    layout_of_one = TreeLayout(
+        b"t\x02\0\0\0t\x01\0\0\0Ad\0\0\0\0", [ArraySpec(by_name("float64"), shape)]
+    )
     signature = Signature(layout_of_one, None, False)
     data = bytearray(layout.block_bytes(signature, b""))
     layout.write_constant(data, signature, b"")
@@ -60,7 +62,7 @@ def zero_rows(shape) -> bytes:
 
 def blocks() -> dict[str, bytes]:
     x, y = np.ones((3, 4), "f4"), np.arange(5)
-    one = Layout(b"A", [Spec(by_name("float32"), (3, 4))])
+    one = TreeLayout(b"A", [ArraySpec(by_name("float32"), (3, 4))])
     return {
         "one-array": block((x,)),
         "expected": block((x,), hint=one),
@@ -81,7 +83,7 @@ def values() -> dict[str, bytes]:
     tree = flatten(((np.ones(2), [1, {"a": 2, 3: "x"}]), {}), is_array)
     plain = [1, 2.5, "text", b"bytes", None, True, 10**30, range(3), slice(1, None), 1j, ...]
     plain += [np.float32(1.5), np.datetime64("2026-01-02", "ns"), np.str_("abc"), bytearray(b"x")]
-    found = Layout(b"t\x02\0\0\0AV", [Spec(by_name("float32"), (5,))])
+    found = TreeLayout(b"t\x02\0\0\0AV", [ArraySpec(by_name("float32"), (5,))])
     described = layout.describe_result(found, encode_values(["text"]))
     return {
         "plain": bytes((len(plain) << 2,)) + encode_values(plain),

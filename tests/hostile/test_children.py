@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 import shmgpu
 from shmgpu import core, function_table
 from shmgpu.codec import layout
-from shmgpu.codec.arrays import Spec, is_array
+from shmgpu.codec.arrays import ArraySpec, is_array
 from shmgpu.codec.dtypes import by_name
-from shmgpu.codec.layout import Layout, Signature
+from shmgpu.codec.layout import Signature, TreeLayout
 from shmgpu.codec.pytree import encode_values, flatten
 
 FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/ipc/frame.h
@@ -218,8 +218,8 @@ def examples(count: int):
 def make_block(args, addresses, room, hint=None, declared=False) -> bytes:
     """The block that a call of args would write, with these addresses in it."""
     flat = flatten((args, {}), is_array)
-    specs = [Spec(by_name(str(a.dtype)), a.shape) for a in flat.arrays]
-    signature = Signature(Layout(bytes(flat.structure), specs), hint, declared)
+    specs = [ArraySpec(by_name(str(a.dtype)), a.shape) for a in flat.arrays]
+    signature = Signature(TreeLayout(bytes(flat.structure), specs), hint, declared)
     values = encode_values(flat.values)
     data = bytearray(layout.block_bytes(signature, values))
     layout.write_constant(data, signature, values)
@@ -382,7 +382,7 @@ def test_f16_random_bytes_as_a_block_are_an_error_at_worst(function):
         own = Attacker()
         x = np.zeros((2, 16), "u8")
         mine = own.block.address + 8192
-        hint = Layout(b"A", [Spec(by_name("uint64"), (2, 16))])
+        hint = TreeLayout(b"A", [ArraySpec(by_name("uint64"), (2, 16))])
         good = make_block((x, 1, "text"), [mine], (mine, 4096), hint, True)
 
         @examples(150)
@@ -406,8 +406,9 @@ def test_f16_random_bytes_as_a_block_are_an_error_at_worst(function):
 def test_f16_a_shape_that_numpy_refuses_costs_its_own_call_only():
     def attack():
         own = Attacker()
-        call = Layout(
-            b"t\x02\0\0\0t\x01\0\0\0Ad\0\0\0\0", [Spec(by_name("float64"), (0, 1 << 46, 1 << 46))]
+        call = TreeLayout(
+            b"t\x02\0\0\0t\x01\0\0\0Ad\0\0\0\0",
+            [ArraySpec(by_name("float64"), (0, 1 << 46, 1 << 46))],
         )
         signature = Signature(call, None, False)
         data = bytearray(layout.block_bytes(signature, b""))
@@ -458,7 +459,10 @@ def test_f11_a_call_with_anothers_batch_key_does_not_spoil_the_others_batch():
     def attack():
         own = Attacker()
         mine = own.block.address + 8192
-        one, huge = Layout(b"A", [Spec(by_name("uint64"), (0, 1 << 40))]), np.zeros((900, 16), "u8")
+        one, huge = (
+            TreeLayout(b"A", [ArraySpec(by_name("uint64"), (0, 1 << 40))]),
+            np.zeros((900, 16), "u8"),
+        )
         wrong = [
             make_block((np.zeros((2, 3), "f4"),), [mine], (mine, 4096)),  # other rows
             make_block((huge,), [own.base], (own.base, own.size)),  # more than it says

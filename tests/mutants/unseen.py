@@ -54,8 +54,9 @@ UNSEEN: list[Unseen] = [
         "futex_raise(&shmi_port.room_futex);",
         ";",
         "In shmi_port_settle_all: a window that a thread waits for is full of calls, each of which "
-        "raises it when it is settled. Only one that was told to make room, and whose thread has not woken, "
-        "is not; that thread then passes the lead on to who waits. This covers the moment between.",
+        "raises it when it is settled. Only one that was told to make room, and whose "
+        "thread has not woken, is not; that thread then passes the lead on to one that waits. This "
+        "covers the moment between.",
     ),
     Unseen(
         "csrc/broker/supervise.c",

@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from benchmarks.measure import isolate, models  # noqa: E402
-from benchmarks.measure.arrivals import Log, Span, account, offer, poisson  # noqa: E402
+from benchmarks.measure.arrivals import Log, MeasuredSpan, account, offer, poisson  # noqa: E402
 from benchmarks.workloads import batching, fairness  # noqa: E402
 
-SPAN = Span(first_s=1.0, last_s=3.0, given_up_s=4.0)
+SPAN = MeasuredSpan(first_s=1.0, last_s=3.0, given_up_s=4.0)
 
 
 class Clock:

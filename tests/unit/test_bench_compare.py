@@ -19,7 +19,7 @@ from benchmarks.measure.harness import FULL, QUICK, spread_of  # noqa: E402
 from benchmarks.measure.units import BETTER  # noqa: E402
 from benchmarks.registry import WORKLOADS  # noqa: E402
 from benchmarks.reporting import compare, results  # noqa: E402
-from benchmarks.reporting.compare import Verdict  # noqa: E402
+from benchmarks.reporting.compare import Change  # noqa: E402
 
 
 def measured(numbers, unit="us", name="work.cost", **more):
@@ -43,12 +43,12 @@ STEADY = [99.0, 100.0, 100.0, 101.0, 101.0]
 @pytest.mark.parametrize(
     ("unit", "factor", "expected"),
     [
-        ("us", 1.3, Verdict.WORSE),
-        ("us", 0.7, Verdict.BETTER),
-        ("1/s", 1.3, Verdict.BETTER),
-        ("1/s", 0.7, Verdict.WORSE),
-        ("share", 0.7, Verdict.WORSE),
-        ("MiB", 1.3, Verdict.WORSE),
+        ("us", 1.3, Change.WORSE),
+        ("us", 0.7, Change.BETTER),
+        ("1/s", 1.3, Change.BETTER),
+        ("1/s", 0.7, Change.WORSE),
+        ("share", 0.7, Change.WORSE),
+        ("MiB", 1.3, Change.WORSE),
     ],
 )
 def test_the_unit_says_which_way_is_better(unit, factor, expected):
@@ -60,18 +60,18 @@ def test_a_target_says_it_where_it_differs_from_the_unit():
     wanted_less = {"asked": "<= 0.1"}
     later = [1.3 * number for number in STEADY]
     old, new = (measured(numbers, "share", **wanted_less) for numbers in (STEADY, later))
-    assert verdict(old, new) is Verdict.WORSE
+    assert verdict(old, new) is Change.WORSE
 
 
 def test_a_figure_may_be_wanted_the_other_way():
     later = [1.3 * number for number in STEADY]
     rows = [measured(numbers, "share", "batching.greedy_share") for numbers in (STEADY, later)]
-    assert verdict(*rows) is Verdict.WORSE
+    assert verdict(*rows) is Change.WORSE
 
 
 def test_a_unit_that_nobody_declared_is_a_change_and_no_judgement():
     later = [1.3 * number for number in STEADY]
-    assert verdict(measured(STEADY, "bogs"), measured(later, "bogs")) is Verdict.CHANGED
+    assert verdict(measured(STEADY, "bogs"), measured(later, "bogs")) is Change.CHANGED
 
 
 def test_every_unit_of_the_suite_has_a_direction():
@@ -82,21 +82,21 @@ def test_every_unit_of_the_suite_has_a_direction():
 
 def test_a_small_change_is_none_however_surely_measured():
     old, new = measured([100.0] * 7), measured([104.0] * 7)
-    assert verdict(old, new) is Verdict.SAME
-    assert verdict(old, new, least_change=0.03) is Verdict.WORSE
+    assert verdict(old, new) is Change.SAME
+    assert verdict(old, new, least_change=0.03) is Change.WORSE
 
 
 def test_a_large_change_within_the_noise_is_none():
     old = measured([80.0, 90.0, 100.0, 130.0, 160.0])
     new = measured([110.0, 125.0, 140.0, 150.0, 190.0])
-    assert verdict(old, new) is Verdict.SAME
+    assert verdict(old, new) is Change.SAME
 
 
 def test_quartiles_that_lie_just_apart_are_not_enough():
     old = measured([96.0, 97.0, 100.0, 103.0, 104.0])
     new = measured([102.0, 104.0, 107.0, 110.0, 111.0])
     assert old.spread["value"][1] < new.spread["value"][0]
-    assert verdict(old, new) is Verdict.SAME
+    assert verdict(old, new) is Change.SAME
 
 
 @pytest.mark.parametrize(("rounds", "alarms"), [(FULL.rounds, 0.003), (QUICK.rounds, 0.008)])
@@ -110,7 +110,7 @@ def test_a_thing_compared_with_itself_is_hardly_ever_called_changed(rounds, alar
         return measured([100 * (1 + dice.gauss(0, noise) + more) for more in late])
 
     pairs = 2000
-    changed = sum(verdict(run(), run()) is not Verdict.SAME for _ in range(pairs))
+    changed = sum(verdict(run(), run()) is not Change.SAME for _ in range(pairs))
     assert changed <= alarms * pairs
 
 
@@ -122,35 +122,35 @@ def test_a_third_more_is_found_on_a_machine_that_is_quiet(rounds, found):
         return measured([level * (1 + dice.gauss(0, 0.03)) for _ in range(rounds)])
 
     pairs = 500
-    worse = sum(verdict(run(100), run(133)) is Verdict.WORSE for _ in range(pairs))
+    worse = sum(verdict(run(100), run(133)) is Change.WORSE for _ in range(pairs))
     assert worse >= found * pairs
 
 
 def test_the_ratio_is_judged_where_both_have_it():
     # The machine is half as fast today, and so is the baseline.
     comparison = compare.judge(beside(1000, 0.95), beside(500, 0.96))
-    assert (comparison.verdict, comparison.of, comparison.unit) == (Verdict.SAME, "ratio", "")
-    assert verdict(beside(1000, 0.95), beside(1000, 0.7)) is Verdict.WORSE
+    assert (comparison.verdict, comparison.of, comparison.unit) == (Change.SAME, "ratio", "")
+    assert verdict(beside(1000, 0.95), beside(1000, 0.7)) is Change.WORSE
 
 
 def test_ratios_to_different_baselines_are_not_compared():
     old, new = beside(1000, 0.95), beside(1000, 3.6, baseline="ZeroMQ")
     comparison = compare.judge(old, new)
-    assert (comparison.verdict, comparison.of) == (Verdict.SAME, "value")
+    assert (comparison.verdict, comparison.of) == (Change.SAME, "value")
 
 
 def test_numbers_of_different_units_are_not_compared():
-    assert verdict(measured([1.0] * 5, "ms"), measured([1000.0] * 5, "us")) is Verdict.NEW
+    assert verdict(measured([1.0] * 5, "ms"), measured([1000.0] * 5, "us")) is Change.NEW
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (measured(STEADY), None, Verdict.MISSING),
-        (None, measured(STEADY), Verdict.NEW),
-        (measured(STEADY), Row("work.cost", None, "us"), Verdict.MISSING),
-        (Row("work.cost", None, "us"), measured(STEADY), Verdict.NEW),
-        (Row("work.cost", None, "us"), Row("work.cost", None, "us"), Verdict.SAME),
+        (measured(STEADY), None, Change.MISSING),
+        (None, measured(STEADY), Change.NEW),
+        (measured(STEADY), Row("work.cost", None, "us"), Change.MISSING),
+        (Row("work.cost", None, "us"), measured(STEADY), Change.NEW),
+        (Row("work.cost", None, "us"), Row("work.cost", None, "us"), Change.SAME),
     ],
 )
 def test_what_one_run_lacks_is_said(old, new, expected):
@@ -161,8 +161,8 @@ def test_what_one_run_lacks_is_said(old, new, expected):
 
 def test_from_nothing_to_something_is_a_change():
     comparison = compare.judge(measured([0.0] * 5, "ticks"), measured([3.0] * 5, "ticks"))
-    assert comparison.verdict is Verdict.WORSE
-    assert verdict(measured([0.0] * 5, "ticks"), measured([0.0] * 5, "ticks")) is Verdict.SAME
+    assert comparison.verdict is Change.WORSE
+    assert verdict(measured([0.0] * 5, "ticks"), measured([0.0] * 5, "ticks")) is Change.SAME
 
 
 def test_rows_of_both_runs_are_listed_once_the_worst_first():

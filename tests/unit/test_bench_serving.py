@@ -129,12 +129,12 @@ def test_a_load_that_was_told_to_end_before_it_had_begun_is_made_again(tmp_path,
     wrk.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(httpload, "END_LIMIT_S", 0.5)
-    load = httpload.drive(1, httpload.Request("/", b""), 1, 0.01)
-    assert load == httpload.Load(3.0, 1, 2)
+    load = httpload.drive(1, httpload.HttpRequest("/", b""), 1, 0.01)
+    assert load == httpload.LoadResult(3.0, 1, 2)
 
 
 def test_a_server_that_refuses_does_not_look_fast(echo):
-    request = httpload.Request("/", b"", {"Transfer-Encoding": "nonsense"})
+    request = httpload.HttpRequest("/", b"", {"Transfer-Encoding": "nonsense"})
     with pytest.raises((ProbeFailed, OSError)):
         httpload.ask(echo[0], request)
 
@@ -193,15 +193,20 @@ def test_a_server_that_must_be_killed_leaves_no_semaphore(tmp_path, monkeypatch)
 
 
 def test_a_load_is_measured_warm_and_a_stall_spoils_one_span_only(monkeypatch):
-    cold = httpload.Load(10.0, 90.0, 900.0)
-    stalled = httpload.Load(60.0, 10.0, 5000.0)
+    cold = httpload.LoadResult(10.0, 90.0, 900.0)
+    stalled = httpload.LoadResult(60.0, 10.0, 5000.0)
     given = iter(
-        [cold, httpload.Load(100.0, 10.0, 20.0), stalled, httpload.Load(110.0, 11.0, 21.0)]
+        [
+            cold,
+            httpload.LoadResult(100.0, 10.0, 20.0),
+            stalled,
+            httpload.LoadResult(110.0, 11.0, 21.0),
+        ]
     )
     monkeypatch.setattr(httpload, "drive", lambda *_: next(given))
     load = serving.LOADS["1KiB_1"]
-    found = serving.measure(0, httpload.Request("/", b""), load, 1.0)
-    assert found == httpload.Load(100.0, 10.0, 21.0)
+    found = serving.measure(0, httpload.HttpRequest("/", b""), load, 1.0)
+    assert found == httpload.LoadResult(100.0, 10.0, 21.0)
 
 
 def test_slow_answers_count_as_the_requests_they_kept_back():

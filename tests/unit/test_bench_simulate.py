@@ -17,17 +17,17 @@ pytest.importorskip("simpy")
 
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.simulation import calibration, simulate  # noqa: E402
-from benchmarks.simulation.model import Box, Broker, Costs, Load, Policy, calls_of, predict  # noqa: E402
+from benchmarks.simulation.model import Box, Broker, ClosedLoad, Costs, Policy, calls_of, predict  # noqa: E402
 
 COSTS = Costs()
 FREE = Costs(*[1e-6] * 11, slice=100.0)  # all but nothing costs anything
 TWO = Box(cores=2)
 LOADS = {
-    "lone": Load(1, 1),
-    "many": Load(64, 2),
-    "windows": Load(16, 3, window=8),
-    "device": Load(16, 2, window=2, service_us=300),
-    "core": Load(8, 2, service_us=50, kind="core"),
+    "lone": ClosedLoad(1, 1),
+    "many": ClosedLoad(64, 2),
+    "windows": ClosedLoad(16, 3, window=8),
+    "device": ClosedLoad(16, 2, window=2, service_us=300),
+    "core": ClosedLoad(8, 2, service_us=50, kind="core"),
 }
 
 
@@ -63,7 +63,7 @@ def test_no_resource_is_used_for_longer_than_there_is_time(load):
 
 @pytest.mark.parametrize("helpers", [1, 2, 5])
 def test_helpers_that_never_wait_serve_one_call_a_service_time(helpers):
-    outcome = predict(Load(32, helpers, service_us=1000), Box(16), FREE)
+    outcome = predict(ClosedLoad(32, helpers, service_us=1000), Box(16), FREE)
     assert outcome.rate == pytest.approx(helpers * 1000, rel=0.01)
     assert outcome.saturated == "helpers"
 
@@ -71,10 +71,10 @@ def test_helpers_that_never_wait_serve_one_call_a_service_time(helpers):
 @pytest.mark.parametrize(
     ("load", "box", "limit"),
     [
-        (Load(256, 2), TWO, "cpu"),
-        (Load(1000, 8), Box(64), "dispatcher"),
-        (Load(1000, 8, service_us=1000), Box(64), "helpers"),
-        (Load(2, 8, service_us=1000), Box(64), "nothing"),
+        (ClosedLoad(256, 2), TWO, "cpu"),
+        (ClosedLoad(1000, 8), Box(64), "dispatcher"),
+        (ClosedLoad(1000, 8, service_us=1000), Box(64), "helpers"),
+        (ClosedLoad(2, 8, service_us=1000), Box(64), "nothing"),
     ],
 )
 def test_what_is_used_up_is_what_a_reader_of_the_load_would_say(load, box, limit):
@@ -82,14 +82,14 @@ def test_what_is_used_up_is_what_a_reader_of_the_load_would_say(load, box, limit
 
 
 def test_computing_helpers_are_limited_by_the_cores():
-    outcome = predict(Load(16, 8, service_us=1000, kind="core"), TWO, FREE)
+    outcome = predict(ClosedLoad(16, 8, service_us=1000, kind="core"), TWO, FREE)
     assert outcome.rate == pytest.approx(2000, rel=0.05)
     assert outcome.shares["cpu"] == pytest.approx(1, rel=0.05)
     assert outcome.saturated == "cpu"
 
 
 def test_helpers_that_share_a_gpu_take_turns():
-    load = Load(32, 4, service_us=1000)
+    load = ClosedLoad(32, 4, service_us=1000)
     assert predict(load, Box(16, gpus=2), FREE).rate == pytest.approx(2000, rel=0.01)
     assert predict(load, Box(16, gpus=4), FREE).rate == pytest.approx(4000, rel=0.01)
 
@@ -97,12 +97,14 @@ def test_helpers_that_share_a_gpu_take_turns():
 def test_a_lone_call_takes_the_sum_of_what_happens_to_it():
     costs = replace(FREE, transfer=1.0)
     # Child to dispatcher, to helper, to dispatcher, to child: written and read each.
-    assert predict(Load(1, 1, service_us=50), Box(8), costs).mean_us == pytest.approx(58, rel=0.02)
+    assert predict(ClosedLoad(1, 1, service_us=50), Box(8), costs).mean_us == pytest.approx(
+        58, rel=0.02
+    )
 
 
 def test_more_of_what_limits_never_makes_it_slower_and_more_work_never_faster():
     def rate(**more):
-        return predict(replace(Load(32, 2, service_us=200), **more), Box(8), COSTS).rate
+        return predict(replace(ClosedLoad(32, 2, service_us=200), **more), Box(8), COSTS).rate
 
     by_helpers = [rate(helpers=n) for n in (1, 2, 4, 8)]
     by_children = [rate(children=n) for n in (1, 2, 8, 32)]
@@ -122,7 +124,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_nearly_so():
 
 @pytest.mark.parametrize("service_us", [10, 20_000])
 def test_events_grow_with_the_calls_and_not_with_the_time(service_us):
-    load = Load(1000, 8, service_us=service_us)
+    load = ClosedLoad(1000, 8, service_us=service_us)
     broker = Broker(load, Box(128, gpus=8), COSTS, seed=1)
     steps = 0
     step = broker.env.step
@@ -139,7 +141,7 @@ def test_events_grow_with_the_calls_and_not_with_the_time(service_us):
 
 
 def test_children_are_served_in_turn():
-    policy = Policy(Load(3, 1, window=4))
+    policy = Policy(ClosedLoad(3, 1, window=4))
     for child in (0, 0, 0, 1, 2):
         policy.enqueue((child, 0.0))
     policy.estimate_us = 1.0  # short: the helper is handed all of them
@@ -150,7 +152,7 @@ def test_children_are_served_in_turn():
 
 
 def test_a_helper_gets_many_short_calls_ahead_but_one_of_a_length_not_known():
-    policy = Policy(Load(8, 1))
+    policy = Policy(ClosedLoad(8, 1))
     for child in range(8):
         policy.enqueue((child, 0.0))
     assert policy.next() is not None
@@ -167,7 +169,7 @@ def test_a_helper_gets_many_short_calls_ahead_but_one_of_a_length_not_known():
 )
 def test_a_load_that_nobody_runs_is_refused(wrong):
     with pytest.raises(ValueError):
-        Load(**{"children": 1, "helpers": 1, **wrong})
+        ClosedLoad(**{"children": 1, "helpers": 1, **wrong})
 
 
 @pytest.mark.slow  # hundreds of predictions
@@ -178,7 +180,7 @@ def test_costs_are_found_again_from_three_runs_and_predict_a_fourth():
     runs = {name: predict(load, TWO, true, seed=2) for name, load in calibration.RUNS.items()}
     found = calibration.fit(runs)
     assert all(0.85 < ratio < 1.18 for ratio in found.rates.values())
-    for load in (Load(24, 2, service_us=50), Load(12, 1, window=4)):
+    for load in (ClosedLoad(24, 2, service_us=50), ClosedLoad(12, 1, window=4)):
         wanted = predict(load, TWO, true, seed=2).rate
         untold = predict(load, TWO, COSTS).rate
         assert abs(predict(load, TWO, found.costs).rate / wanted - 1) < 0.2
@@ -198,7 +200,7 @@ def test_ten_loads_are_judged_and_none_of_them_is_calibrated_on():
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_measured_side_says_what_the_model_says():
     try:
-        outcome = simulate.measure(Load(3, 2, window=2, service_us=2000), 0.2)
+        outcome = simulate.measure(ClosedLoad(3, 2, window=2, service_us=2000), 0.2)
     except Unavailable as reason:
         pytest.skip(str(reason))
     # However busy the machine is: a sleep takes no less than it was told to.

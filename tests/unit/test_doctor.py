@@ -620,7 +620,8 @@ def test_the_doctor_and_launch_agree_about_open_files():
 
 def test_it_imports_no_torch_where_there_is_no_gpu():
     code = (
-        "import sys; from shmgpu import doctor; doctor.examine(doctor.Plan(devices=('cpu',))); "
+        "import sys; from shmgpu import doctor; "
+        "doctor.examine(doctor.Plan(devices=('cpu',))); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import re
 import subprocess
@@ -101,3 +102,20 @@ def test_the_table_of_wings_in_contributing_is_that_of_the_tree():
 def test_make_help_names_it():
     done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True)
     assert re.search(r"(?m)^make house +\S", done.stdout), done.stderr
+
+
+# Public names that stand for two things, each in its own module.
+TWICE = {"Tensor"}  # shmgpu.Tensor, and shmgpu.serve.Tensor: both public
+
+
+def test_no_two_classes_have_one_name():
+    """A notion has one name, and a name one meaning; examples are programs of their own."""
+    found: dict[str, list[str]] = {}
+    for top in ("shmgpu", "benchmarks", ".site"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                    found.setdefault(node.name, []).append(where)
+    twice = {name: where for name, where in found.items() if len(where) > 1}
+    assert set(twice) == TWICE, twice

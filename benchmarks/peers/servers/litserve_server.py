@@ -13,7 +13,7 @@ from fastapi import Body, Response
 Raw = Annotated[bytes, Body(media_type="application/octet-stream")]
 
 
-class Double(litserve.LitAPI):
+class LitServeDouble(litserve.LitAPI):
     """Doubles the float32 items of a raw body."""
 
     def setup(self, device: Any) -> None:
@@ -34,7 +34,7 @@ class Double(litserve.LitAPI):
     encode_response.__annotations__["return"] = Response
 
 
-class DoubleBatch(Double):
+class LitServeDoubleBatch(LitServeDouble):
     """The same of several bodies of one size, in one operation."""
 
     def batch(self, inputs: list[Any]) -> Any:
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--fast-queue", action="store_true")
     options = parser.parse_args()
-    api = DoubleBatch(max_batch_size=options.batch) if options.batch > 1 else Double()
+    api = (
+        LitServeDoubleBatch(max_batch_size=options.batch) if options.batch > 1 else LitServeDouble()
+    )
     server = litserve.LitServer(
         api, accelerator="cpu", workers_per_device=2, fast_queue=options.fast_queue
     )

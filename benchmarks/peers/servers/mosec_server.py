@@ -14,7 +14,7 @@ MOST_BYTES = 64 << 20
 BATCH_WAIT_MS = 1  # the least that mosec takes; its default is 10
 
 
-class Double(Worker):
+class MosecDouble(Worker):
     """Doubles the float32 items of a raw body."""
 
     resp_mime_type = "application/octet-stream"
@@ -29,14 +29,14 @@ class Double(Worker):
         return data + data
 
 
-class DoubleBatch(Double):
+class MosecDoubleBatch(MosecDouble):
     """The same of a list of bodies, in one operation."""
 
     def forward(self, data: Any) -> Any:
         return np.split(np.concatenate(data) * 2, np.cumsum([len(one) for one in data])[:-1])
 
 
-class DoubleMsgpack(Double):
+class DoubleMsgpack(MosecDouble):
     """Doubles an array that is described: a msgpack map of its type, shape and bytes."""
 
     def deserialize(self, data: bytes) -> Any:
@@ -48,7 +48,7 @@ class DoubleMsgpack(Double):
         return msgpack.packb(given)  # type: ignore[no-any-return]
 
 
-WORKERS = {"raw": Double, "batch": DoubleBatch, "msgpack": DoubleMsgpack}
+WORKERS = {"raw": MosecDouble, "batch": MosecDoubleBatch, "msgpack": DoubleMsgpack}
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.measure.httpload import Answer, Request
+from benchmarks.measure.httpload import Answer, HttpRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = {"Content-Type": "application/octet-stream"}
@@ -26,14 +26,14 @@ Floats = NDArray[np.float32]
 class Wire:
     """One way to write the request that holds ``x``, and to read the answer to it."""
 
-    write: Callable[[Floats], Request]
+    write: Callable[[Floats], HttpRequest]
     read: Callable[[Answer], Floats]
 
 
 def raw(path: str) -> Wire:
     """Return the wire of bare items: no type, no shape."""
     return Wire(
-        lambda x: Request(path, x.tobytes(), OCTETS),
+        lambda x: HttpRequest(path, x.tobytes(), OCTETS),
         lambda answer: np.frombuffer(answer.body, "float32"),
     )
 
@@ -41,11 +41,11 @@ def raw(path: str) -> Wire:
 def msgpack(path: str) -> Wire:
     """Return the wire of a msgpack map of an array's type, shape and bytes."""
 
-    def write(x: Floats) -> Request:
+    def write(x: Floats) -> HttpRequest:
         from msgpack import packb
 
         described = {"dtype": x.dtype.name, "shape": x.shape, "data": x.tobytes()}
-        return Request(path, packb(described), {"Content-Type": "application/msgpack"})
+        return HttpRequest(path, packb(described), {"Content-Type": "application/msgpack"})
 
     def read(answer: Answer) -> Floats:
         from msgpack import unpackb
@@ -56,14 +56,14 @@ def msgpack(path: str) -> Wire:
     return Wire(write, read)
 
 
-def _inference(tensor: dict[str, Any], wanted: dict[str, Any], tail: bytes) -> Request:
+def _inference(tensor: dict[str, Any], wanted: dict[str, Any], tail: bytes) -> HttpRequest:
     """Return a request of the Open Inference Protocol, binary bytes behind the JSON header."""
     header = json.dumps(
         {"inputs": [tensor], "outputs": [{"name": OUTPUT, "parameters": wanted}]},
         separators=(",", ":"),
     ).encode()
     headers = {**OCTETS, HEADER_LENGTH: str(len(header))}
-    return Request(f"/v2/models/{MODEL}/infer", header + tail, headers)
+    return HttpRequest(f"/v2/models/{MODEL}/infer", header + tail, headers)
 
 
 # A row of a batch, as models are served that batch.

@@ -118,7 +118,7 @@ class Situation:
 Made = tuple[Op, tuple[int, ...], Params]
 
 
-class Builder(Protocol):
+class RuleBuilder(Protocol):
     """Adds operations to the local programs; values are numbers of slots, one for all members."""
 
     def apply(self, op: Op, inputs: Sequence[int], params: Params = ()) -> int:
@@ -138,7 +138,7 @@ class Builder(Protocol):
 
 
 SchemeOf = Callable[[Specs, Params, Spec], Scheme]
-Split = Callable[[Builder, Situation, tuple[int, ...]], int]
+Split = Callable[[RuleBuilder, Situation, tuple[int, ...]], int]
 Localise = Callable[[Params, Sequence[Ranges], Ranges], Params]
 
 

@@ -8,9 +8,9 @@ those above, to be of its own.
 from __future__ import annotations
 
 from shmgpu.distributed.rules.base import (
-    Builder,
     Names,
     Rule,
+    RuleBuilder,
     Scheme,
     Situation,
     Specs,
@@ -24,7 +24,7 @@ _INDEX = spec_of(int64, ())
 
 
 def rows_within(
-    b: Builder, index: int, places: list[tuple[int, int]], length: int
+    b: RuleBuilder, index: int, places: list[tuple[int, int]], length: int
 ) -> tuple[int, int]:
     """Where a number is of the member's own rows (all have ``length``), and which of these then."""
 
@@ -45,19 +45,19 @@ def rows_within(
     return within, moved
 
 
-def _own(b: Builder, index: int, places: list[tuple[int, int]], length: int) -> tuple[int, int]:
+def _own(b: RuleBuilder, index: int, places: list[tuple[int, int]], length: int) -> tuple[int, int]:
     """Where a number is of the member's own rows, and which; the first one where it is not."""
     within, moved = rows_within(b, index, places, length)
     return within, b.apply(elementwise.WHERE, (within, moved, b.number(0, _INDEX)))
 
 
-def _or_nothing(b: Builder, within: int, value: int, spec: Spec) -> int:
+def _or_nothing(b: RuleBuilder, within: int, value: int, spec: Spec) -> int:
     """The value where it is the member's own, else 0."""
     nothing = -0.0 if CATEGORY[spec.dtype] == FLOAT else 0  # 0 would change -0
     return b.apply(elementwise.WHERE, (within, value, b.number(nothing, spec_of(spec.dtype, ()))))
 
 
-def _as_column(b: Builder, value: int) -> int:
+def _as_column(b: RuleBuilder, value: int) -> int:
     """With an axis more at the end."""
     return b.each(lambda rank: (shaping.RESHAPE, (value,), ((*b.spec_at(value, rank).shape, 1),)))
 
@@ -84,7 +84,7 @@ def _embedding(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_embedding(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_embedding(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     index, table = inputs
     places = [ranges[0] for ranges in s.ins[1]]
     within, own = _own(b, index, places, s.specs[1].shape[0])
@@ -106,7 +106,7 @@ def _embedding_backward(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_embedding_backward(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_embedding_backward(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     g, index = inputs
     places = [ranges[0] for ranges in s.out]
     within, own = _own(b, index, places, s.step.spec.shape[0])
@@ -145,7 +145,7 @@ def _gather(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_gather(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_gather(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     x, index = inputs
     (axis,) = s.step.params
     places = [ranges[axis] for ranges in s.ins[0]]
@@ -176,7 +176,7 @@ def _scatter_add(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_scatter_add(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_scatter_add(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     x, index, source = inputs
     (axis,) = s.step.params
     places = [ranges[axis] for ranges in s.out]

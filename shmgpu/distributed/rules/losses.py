@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shmgpu.distributed.rules.base import (
-    Builder,
     Rule,
+    RuleBuilder,
     Scheme,
     Situation,
     Specs,
@@ -27,7 +27,7 @@ def _mse(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_mse(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_mse(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     """A member's share of the sum, by the count of all."""
     difference = b.apply(elementwise.SUB, inputs)
     square = b.apply(elementwise.MUL, (difference, difference))
@@ -42,7 +42,7 @@ def _mse_backward(specs: Specs, params: Params, out: Spec) -> Scheme:
     return Scheme(((), names, names), names, out.shape, split=frozenset(names))
 
 
-def _split_mse_backward(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_mse_backward(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     g, x, y = inputs
     share = b.number(2.0 / max(elements(s.step.spec), 1), spec_of(s.step.spec.dtype, ()))
     scaled = b.apply(elementwise.MUL, (g, share))
@@ -63,7 +63,7 @@ def _nll(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _local_target(b: Builder, s: Situation, target: int, places: list[tuple[int, int]]) -> int:
+def _local_target(b: RuleBuilder, s: Situation, target: int, places: list[tuple[int, int]]) -> int:
     """Targets as a member counts its classes; those of others are to be ignored."""
     (ignored, *_), length = s.step.params, _classes(s)
     within, moved = rows_within(b, target, places, length)
@@ -77,7 +77,7 @@ def _classes(s: Situation) -> int:
     return scores.shape[1]
 
 
-def _split_nll(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_nll(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     scores, target = inputs
     own = _local_target(b, s, target, [ranges[1] for ranges in s.ins[0]])
     return b.apply(losses.NLL, (scores, own), (IGNORED,))
@@ -89,7 +89,7 @@ def _nll_backward(specs: Specs, params: Params, out: Spec) -> Scheme:
     return Scheme((target, target), scores, out.shape, split=frozenset((1,)))
 
 
-def _split_nll_backward(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_nll_backward(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     g, target = inputs
     places = [ranges[1] for ranges in s.out]
     own = _local_target(b, s, target, places)

@@ -8,8 +8,8 @@ depend on how many were drawn before would change what a seed gives, and torch h
 from __future__ import annotations
 
 from shmgpu.distributed.rules.base import (
-    Builder,
     Rule,
+    RuleBuilder,
     Scheme,
     Situation,
     Specs,
@@ -29,7 +29,7 @@ def _made_whole(specs: Specs, params: Params, out: Spec) -> Scheme:
     return Scheme(((),) * len(specs), names, out.shape, split=frozenset(names))
 
 
-def _part_of_whole(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _part_of_whole(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     whole = b.apply(s.step.op, inputs, s.step.params)
 
     def part(rank: int) -> tuple[Op, tuple[int, ...], Params]:

@@ -7,9 +7,9 @@ distances from it, because squares less a square lose digits.
 from __future__ import annotations
 
 from shmgpu.distributed.rules.base import (
-    Builder,
     Names,
     Rule,
+    RuleBuilder,
     Scheme,
     Situation,
     Specs,
@@ -70,7 +70,7 @@ def _batch_moments(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_batch_moments(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_batch_moments(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     (x,) = inputs
     (spec,), out = s.specs, s.step.spec
     over, axes = _over(spec), s.cut_by(_over(spec))
@@ -89,7 +89,7 @@ def _split_batch_moments(b: Builder, s: Situation, inputs: tuple[int, ...]) -> i
     return b.apply(shaping.CAT, rows, (0,))
 
 
-def _as_row(b: Builder, value: int) -> int:
+def _as_row(b: RuleBuilder, value: int) -> int:
     """(1, channels) of (1, channels, 1, ...)."""
     return b.each(lambda rank: (shaping.RESHAPE, (value,), (b.spec_at(value, rank).shape[:2],)))
 
@@ -119,7 +119,7 @@ def _batch_input(specs: Specs, params: Params, out: Spec) -> Scheme:
     )
 
 
-def _split_batch_input(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_batch_input(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     """``(g - mean(g) - h mean(g h)) w scale``, h being the input normalised."""
     g, x, w, moments = inputs
     spec, wide = s.specs[1], spec_of(s.specs[3].dtype, ())
@@ -153,7 +153,7 @@ def _split_batch_input(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int
     return made
 
 
-def _stretchable(b: Builder, value: int, ndim: int) -> int:
+def _stretchable(b: RuleBuilder, value: int, ndim: int) -> int:
     """As many elements as there are channels, in the shape (channels, 1, ...)."""
 
     def shaped(rank: int) -> tuple[Op, tuple[int, ...], Params]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shmgpu.distributed.rules.base import (
     SUMS,
-    Builder,
     Rule,
+    RuleBuilder,
     Scheme,
     SchemeOf,
     Situation,
@@ -73,35 +73,35 @@ def _softmax(reductions_within: int) -> SchemeOf:
     return scheme
 
 
-def _summed(b: Builder, s: Situation, value: int) -> int:
+def _summed(b: RuleBuilder, s: Situation, value: int) -> int:
     (axis,) = s.step.params
     return b.all_reduce(b.apply(stretching.SUM, (value,), ((axis,), True)), "sum", s.axes[axis])
 
 
-def _shifted(b: Builder, s: Situation, x: int) -> int:
+def _shifted(b: RuleBuilder, s: Situation, x: int) -> int:
     (axis,) = s.step.params
     most = b.all_reduce(b.apply(reductions.AMAX, (x,), ((axis,), True)), "max", s.axes[axis])
     return b.apply(elementwise.SUB, (x, most))
 
 
-def _split_softmax(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_softmax(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     e = b.apply(elementwise.EXP, (_shifted(b, s, inputs[0]),))
     return b.apply(elementwise.DIV, (e, _summed(b, s, e)))
 
 
-def _split_log_softmax(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_log_softmax(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     moved = _shifted(b, s, inputs[0])
     total = _summed(b, s, b.apply(elementwise.EXP, (moved,)))
     return b.apply(elementwise.SUB, (moved, b.apply(elementwise.LOG, (total,))))
 
 
-def _split_softmax_backward(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_softmax_backward(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     g, y = inputs
     total = _summed(b, s, b.apply(elementwise.MUL, (g, y)))
     return b.apply(elementwise.MUL, (y, b.apply(elementwise.SUB, (g, total))))
 
 
-def _split_log_softmax_backward(b: Builder, s: Situation, inputs: tuple[int, ...]) -> int:
+def _split_log_softmax_backward(b: RuleBuilder, s: Situation, inputs: tuple[int, ...]) -> int:
     g, y = inputs
     share = b.apply(elementwise.MUL, (b.apply(elementwise.EXP, (y,)), _summed(b, s, g)))
     return b.apply(elementwise.SUB, (g, share))

@@ -22,8 +22,8 @@ import numpy as np
 
 from shmgpu.child.plans import Call
 from shmgpu.child.tickets import Ticket
-from shmgpu.codec.arrays import Spec
-from shmgpu.codec.layout import Layout
+from shmgpu.codec.arrays import ArraySpec
+from shmgpu.codec.layout import TreeLayout
 from shmgpu.errors import ShmError
 from shmgpu.serve.frontend.connection import Connection, Request
 from shmgpu.serve.scheduling.inference import Calls, Outcome, Pending
@@ -205,11 +205,11 @@ class Coalescer:
             self._timer.cancel()
             self._timer = None
 
-    def _layout(self, count: int) -> Layout:
+    def _layout(self, count: int) -> TreeLayout:
         """Of the result of so many requests."""
         hint = self._prepared.hint
-        specs = [Spec(one.dtype, (count * one.shape[0], *one.shape[1:])) for one in hint.specs]
-        return Layout(hint.tree.structure, specs)
+        specs = [ArraySpec(one.dtype, (count * one.shape[0], *one.shape[1:])) for one in hint.specs]
+        return TreeLayout(hint.tree.structure, specs)
 
     def _message(self, count: int) -> tuple[Call, list[list[Any]]]:
         """The call that carries the first so many, made at its first use."""

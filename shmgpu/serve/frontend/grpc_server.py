@@ -511,7 +511,7 @@ class _Bearer(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         yield b""
 
 
-class Server:
+class GrpcServer:
     """One worker's.
 
     Args:

@@ -47,7 +47,7 @@ _FATES = {fate: INDEX[f"graph_{fate}"] for fate in FATES}
 _now = time.monotonic_ns
 
 
-class Loaded:
+class LoadedModel:
     """One model of a store.
 
     Attributes:
@@ -108,7 +108,7 @@ class ModelStore:
         self.file = counters.file
         self.counters = counters.of(writer)
         self.batches = counters.batches_of(writer)
-        self.loaded: dict[int, Loaded] = {}
+        self.loaded: dict[int, LoadedModel] = {}
         self.region_maps = RegionMaps(table)
         self.generators = Generators()
         self.sequences = sequences
@@ -141,7 +141,7 @@ class ModelStore:
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
             self.file.name(index, f"{one['name']} {one['version']}")
-            self.loaded[number] = Loaded(model, helper, index, recorded[position])
+            self.loaded[number] = LoadedModel(model, helper, index, recorded[position])
 
     def _made(
         self, source: dict[str, Any], source_number: int, helper: Helper
@@ -291,7 +291,7 @@ class ModelStore:
         """One part: a tuple of its outputs alone; an empty one when that was all."""
         return self.generators.next(caller, token)
 
-    def _parts(self, loaded: Loaded, inputs: Sequence[Any]) -> Iterator[Any]:
+    def _parts(self, loaded: LoadedModel, inputs: Sequence[Any]) -> Iterator[Any]:
         parts = loaded.model.body(loaded.helper, *inputs)
         try:
             while True:
@@ -308,12 +308,12 @@ class ModelStore:
         finally:
             parts.close()
 
-    def _loaded(self, number: int) -> Loaded:
+    def _loaded(self, number: int) -> LoadedModel:
         if number not in self.loaded:  # it was loaded while this helper was being started
             self.load(number // MODELS_OF_A_SOURCE)
         return self.loaded[number]
 
-    def _arrived(self, loaded: Loaded, declared: Tensor, one: Any) -> Any:
+    def _arrived(self, loaded: LoadedModel, declared: Tensor, one: Any) -> Any:
         """An input of a call that has some in regions."""
         if isinstance(one, dict):
             own = loaded.model.arrays == "torch"  # torch would write where it may not
@@ -327,7 +327,11 @@ class ModelStore:
         return _bfloat16(one) if declared.datatype == "BF16" else one
 
     def _in_region(
-        self, loaded: Loaded, inputs: Sequence[Any], targets: Sequence[Any], regions: Sequence[int]
+        self,
+        loaded: LoadedModel,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        regions: Sequence[int],
     ) -> np.ndarray[Any, Any] | None:
         """Where a model's only output goes in a region, if it is what it was the last time."""
         known = loaded.placed.get(_shapes(inputs)) if len(targets) == 1 else None

@@ -18,7 +18,7 @@ from shmgpu.child.plans import Call
 from shmgpu.child.port import Port
 from shmgpu.child.tickets import Ticket
 from shmgpu.codec import arrays
-from shmgpu.codec.arrays import Spec
+from shmgpu.codec.arrays import ArraySpec
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError, RemoteError, ShmError
 from shmgpu.serve.models import preprocessing
@@ -522,7 +522,7 @@ def _prepared(served: ServedModel, request: InferRequest, inputs: list[Any]) -> 
         raise ProtocolError(500, why) from None
 
 
-def _spec(array: Any) -> Spec:
+def _spec(array: Any) -> ArraySpec:
     return arrays.ArraySource(array).spec
 
 

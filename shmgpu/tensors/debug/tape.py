@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmgpu.ops.graph import Node, Scalar
-from shmgpu.ops.program import Draft
+from shmgpu.ops.program import ProgramDraft
 from shmgpu.tensors.debug.ledger import Ledger
 from shmgpu.tensors.debug.rows import Bounded, Handle, Instruction, Operation, Sent
 from shmgpu.tensors.message import Message, RemoteValue
@@ -47,7 +47,7 @@ class Tape:
 
     # ---- as the recorder calls it ----------------------------------------------------------------
 
-    def drafted(self, message: Message, draft: Draft, is_move: bool) -> None:
+    def drafted(self, message: Message, draft: ProgramDraft, is_move: bool) -> None:
         """Note what it is made of."""
         number, helper = self._next, message.life.number
         self._next += 1
