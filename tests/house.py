@@ -266,6 +266,14 @@ optim/cycles                        child
 optim/combined                      child
 optim/lr_scheduler                  child
 optim/__init__                      child
+array_api/types                     child
+array_api/arguments                 child
+array_api/creating                  child
+array_api/elementwise               child
+array_api/reducing                  child
+array_api/arranging                 child
+array_api/info                      child
+array_api/__init__                  child
 amp                                 child
 cuda                                child
 saving                              child

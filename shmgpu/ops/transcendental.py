@@ -152,12 +152,14 @@ ATAN2 = row(
     lambda g, n: neg(mul(_turn(g, n), n.inputs[0])),
     numpy="arctan2",
     saves="i",
+    numbers=(),
 )
 HYPOT = row(
     "hypot",
     lambda g, n: mul(g, div(n.inputs[0], n)),
     lambda g, n: mul(g, div(n.inputs[1], n)),
     saves="io",
+    numbers=(),
 )
 
 

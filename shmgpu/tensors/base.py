@@ -7,6 +7,7 @@ values become tensors. Its operations are added above, in :mod:`shmgpu.tensors.t
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,22 @@ class Data(np.ndarray[Any, Any]):
     def numpy(self) -> np.ndarray[Any, Any]:
         """The same elements as a plain array."""
         return self.view(np.ndarray)
+
+
+class Size(int):
+    """How many elements a tensor has; called, its shape, or the length of one axis."""
+
+    shape: tuple[int, ...]
+
+    def __new__(cls, shape: tuple[int, ...]) -> Size:
+        """Of a tensor of that shape."""
+        made = super().__new__(cls, math.prod(shape))
+        made.shape = shape
+        return made
+
+    def __call__(self, dim: int | None = None) -> Any:
+        """The shape, or the length of one axis."""
+        return self.shape if dim is None else self.shape[dim]
 
 
 class Tensor:
@@ -218,9 +235,13 @@ class Tensor:
         """In another tensor's element type."""
         return self.to(other.dtype)
 
-    def size(self, dim: int | None = None) -> Any:
-        """The shape, or the length of one axis."""
-        return self.shape if dim is None else self.shape[dim]
+    @property
+    def size(self) -> Size:
+        """``size()`` is the shape, ``size(dim)`` the length of an axis; itself it is a number.
+
+        PyTorch's method, and NumPy's and the array API's attribute: how many elements there are.
+        """
+        return Size(self._node.spec.shape)
 
     def dim(self) -> int:
         """The number of axes."""
@@ -313,6 +334,9 @@ class Tensor:
         held = Held(array, core.address_of(array))
         return Tensor(graph.leaf(spec_of(kind, array.shape), held))
 
+    def __pos__(self) -> Tensor:
+        return self
+
     def __float__(self) -> float:
         return float(self.item())
 
@@ -329,6 +353,18 @@ class Tensor:
 
     def __format__(self, spec: str) -> str:
         return format(self if self.shape else self.item(), spec) if spec else str(self)
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        # The package has it loaded when it is first asked for; it stands above this file.
+        return sys.modules["shmgpu"].array_api.of_version(api_version)
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
+        """The tensor itself: tensors live where helpers compute."""
+        devices.accepted(device)
+        return self
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.numpy().__dlpack__(**options)

@@ -40,6 +40,15 @@ CASES = {
     "einsum trace": (lambda f, a: f.einsum("bii->b", a), SQUARE),
     "einsum outer": (lambda f, a, b: f.einsum("i,j->ji", a, b), V, W),
     "einsum turned": (lambda f, a: f.einsum("bij->jbi", a), BATCH),
+    **{
+        f"{name} and a number": (
+            lambda f, a, name=name: getattr(f, name)(
+                a, 0.7 if f is gt else torch.tensor(0.7, dtype=torch.float64)
+            ),
+            A,
+        )
+        for name in "atan2 hypot copysign logaddexp maximum remainder fmod".split()
+    },
     "sum in a type": (lambda f, a: f.sum(a, 1, dtype=f.float32), A),
     "sum of whole numbers in a type": (lambda f, a: f.sum(a, 1, dtype=f.int8), INTS),
     "sum of whole numbers as floats": (lambda f, a: a.sum(dtype=f.float64), INTS),

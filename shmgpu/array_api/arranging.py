@@ -1,0 +1,212 @@
+"""Functions of the array API that arrange elements: shapes, joining, indexing; and products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmgpu.array_api.arguments import F, tensor_of, together
+from shmgpu.array_api.elementwise import checked
+from shmgpu.tensors.tensor import Tensor, tensor
+
+Axes = int | tuple[int, ...]
+
+
+def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
+    """The tensor stretched to a shape."""
+    made: Tensor = F["broadcast_to"](x, shape)
+    return made
+
+
+def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
+    """All of them stretched to one shape."""
+    shape = np.broadcast_shapes(*(one.shape for one in arrays))
+    return [broadcast_to(one, shape) for one in arrays]
+
+
+def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
+    """Joined along an axis; for None as vectors."""
+    given = together("concat", *arrays)
+    if axis is None:
+        given, axis = [one.ravel() for one in given], 0
+    made: Tensor = F["concat"](given, axis)
+    return made
+
+
+def stack(arrays: Sequence[Tensor], /, *, axis: int = 0) -> Tensor:
+    """Joined along a new axis."""
+    made: Tensor = F["stack"](together("stack", *arrays), axis)
+    return made
+
+
+def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    """Its parts along an axis."""
+    made: tuple[Tensor, ...] = F["unbind"](x, axis)
+    return made
+
+
+def expand_dims(x: Tensor, /, axis: int) -> Tensor:
+    """With a new axis of length 1.
+
+    Raises:
+        IndexError: it lies not within the axes and one more.
+    """
+    if not -x.ndim - 1 <= axis <= x.ndim:
+        raise IndexError(f"expand_dims: axis={axis} is out of range for {x.ndim} axes and one more")
+    made: Tensor = F["unsqueeze"](x, axis)
+    return made
+
+
+def squeeze(x: Tensor, /, axis: Axes) -> Tensor:
+    """Without axes of length 1.
+
+    Raises:
+        ValueError: one of them has another length.
+    """
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    for one in axes:
+        if x.shape[one] != 1:
+            raise ValueError(f"squeeze: axis {one} of {x.shape} is not of length 1")
+    made: Tensor = F["squeeze"](x, axes)
+    return made
+
+
+def flip(x: Tensor, /, *, axis: Axes | None = None) -> Tensor:
+    """The order along an axis, several, or all of them reversed."""
+    made: Tensor = F["flip"](x, tuple(range(x.ndim)) if axis is None else axis)
+    return made
+
+
+def moveaxis(x: Tensor, source: Axes, destination: Axes, /) -> Tensor:
+    """Axes at other places; the others keep their order.
+
+    Raises:
+        ValueError: the two differ in number, or name an axis twice.
+    """
+    froms, tos = (
+        [one % x.ndim for one in ((axes,) if isinstance(axes, int) else axes)]
+        for axes in (source, destination)
+    )
+    if len(froms) != len(tos) or len(set(froms)) != len(froms) or len(set(tos)) != len(tos):
+        raise ValueError(f"moveaxis: {source} and {destination} must name equally many axes, once")
+    order = [axis for axis in range(x.ndim) if axis not in froms]
+    for place, axis in sorted(zip(tos, froms, strict=True)):
+        order.insert(place, axis)
+    return permute_dims(x, tuple(order))
+
+
+def permute_dims(x: Tensor, /, axes: tuple[int, ...]) -> Tensor:
+    """The axes in another order."""
+    made: Tensor = F["permute"](x, tuple(axes))
+    return made
+
+
+def matrix_transpose(x: Tensor, /) -> Tensor:
+    """The matrices of the last two axes, transposed."""
+    if tensor_of(x, "matrix_transpose").ndim < 2:
+        raise ValueError(f"matrix_transpose: {x.shape} must have two axes at least")
+    return x.mT
+
+
+def reshape(x: Tensor, /, shape: tuple[int, ...], *, copy: bool | None = None) -> Tensor:
+    """The same elements in another shape; a tensor of its own if ``copy``."""
+    made: Tensor = x.reshape(tuple(shape))
+    return made.clone() if copy else made
+
+
+def roll(x: Tensor, /, shift: Axes, *, axis: Axes | None = None) -> Tensor:
+    """Elements moved along axes, those that leave at one end entering at the other."""
+    made: Tensor = F["roll"](x, shift, axis)
+    return made
+
+
+def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
+    """Each element, or part along an axis, so many times in a row.
+
+    Args:
+        x: any tensor.
+        repeats: how often, or a tensor of that for each part, which is looked at: a message's
+            cost.
+        axis: along which; for None the elements are taken as a vector.
+    """
+    if isinstance(repeats, int):
+        made: Tensor = F["repeat_interleave"](x, repeats, axis)
+        return made
+    if axis is None:
+        x, axis = x.ravel(), 0
+    counts = np.broadcast_to(np.asarray(repeats), (x.shape[axis],))
+    places = tensor(np.repeat(np.arange(len(counts)), counts))
+    made = F["index_select"](x, axis, places)
+    return made
+
+
+def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
+    """Put beside itself so many times along each axis."""
+    made: Tensor = F["tile"](x, tuple(repetitions))
+    return made
+
+
+# ---- indexing ------------------------------------------------------------------------------------
+
+
+def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
+    """Parts along an axis, which may be left out for a vector.
+
+    Raises:
+        ValueError: it is left out for a tensor of several axes.
+    """
+    if axis is None:
+        if x.ndim != 1:
+            raise ValueError(f"take: give axis= for a tensor of {x.ndim} axes")
+        axis = 0
+    made: Tensor = F["index_select"](x, axis, indices)
+    return made
+
+
+def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
+    """For each place of ``indices`` the element that it names along an axis."""
+    made: Tensor = F["take_along_dim"](x, indices, axis)
+    return made
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
+    """Products of matrices in the last two axes; a vector is a row at the left, else a column.
+
+    Raises:
+        ValueError: one of them has no axis, or lengths differ.
+    """
+    a, b = together("matmul", x1, x2)
+    checked("matmul", "numeric", a)
+    made: Tensor = F["matmul"](a, b)
+    return made
+
+
+def tensordot(
+    x1: Tensor, x2: Tensor, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
+) -> Tensor:
+    """Products summed over the last ``axes`` of x1 and the first of x2, or over those named."""
+    a, b = together("tensordot", x1, x2)
+    checked("tensordot", "numeric", a)
+    made: Tensor = F["tensordot"](a, b, axes)
+    return made
+
+
+def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    """Products summed over one axis, counted from the end.
+
+    Raises:
+        ValueError: the axis is not negative, or its lengths differ.
+    """
+    a, b = together("vecdot", x1, x2)
+    checked("vecdot", "numeric", a)
+    if not -min(a.ndim, b.ndim) <= axis < 0:
+        raise ValueError(f"vecdot: axis={axis} must count from the end, within both shapes")
+    if a.shape[axis] != b.shape[axis]:
+        raise ValueError(f"vecdot: {a.shape} and {b.shape} differ along axis {axis}")
+    made: Tensor = F["sum"](a * b, axis, dtype=a.dtype)
+    return made
