@@ -185,8 +185,8 @@ else
 check: ctest # `make check SAN=...`: the C tests under that sanitizer
 endif
 
-example: build/talk ## build and run the C example, linked with the C core alone
-	@build/talk
+example: build/messages ## build and run the C example, linked with the C core alone
+	@build/messages
 
 # ---- C: tests, libraries, example --------------------------------------------------------
 
@@ -259,7 +259,7 @@ build/libshmgpu.a: $(lib_objects) build/sources
 build/libshmgpu.so: $(lib_objects) build/sources
 	@$(CC) -shared -pthread -Wl,-soname,libshmgpu.so.0 -Wl,-z,defs $(HARD_LINK) $(lib_objects) -o $@ && echo "  $@"
 
-build/talk: examples/talk.c build/libshmgpu.a csrc/shmgpu.h
+build/messages: examples/messages.c build/libshmgpu.a csrc/shmgpu.h
 	@$(CC) $(C_FLAGS) -Wall -Wextra -O2 -g -Icsrc $< build/libshmgpu.a -o $@
 
 # Fuzzing: `make test` replays the corpora, compiled by any compiler; this looks for more.

@@ -24,7 +24,7 @@ import numpy as np
 from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.child.arguments import CallOptions
-from shmgpu.child.futures import CallFuture, LoopSink, Started, readers
+from shmgpu.child.futures import CallFuture, LoopHandler, Started, readers
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import PreparedCalls
 from shmgpu.child.raw_calls import RawCall
@@ -181,14 +181,14 @@ def _submit(
 ) -> CallFuture[Any]:
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
-    future._ticket = port.submit(target, args, kwargs, settings, future.sink, True)
+    future._ticket = port.submit(target, args, kwargs, settings, future.handler, True)
     return future
 
 
 def post(port: Port, call: RawCall, keep: Any) -> CallFuture[Any]:
     """Send a raw call without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
-    future._ticket = port.post(call, future.sink, keep)
+    future._ticket = port.post(call, future.handler, keep)
     return future
 
 
@@ -200,25 +200,25 @@ def _aio(
     loop = asyncio.get_running_loop()
     port = runtime.require_port()
     future = loop.create_future()
-    sink = LoopSink(loop, future, port)
+    handler = LoopHandler(loop, future, port)
     try:
         if not port.transport.immediate:
-            readers.enter(loop, port, sink)
-        ticket = port.submit(target, args, kwargs, settings, sink, False)
+            readers.enter(loop, port, handler)
+        ticket = port.submit(target, args, kwargs, settings, handler, False)
     except BaseException:
-        readers.leave(loop, sink)
+        readers.leave(loop, handler)
         raise
 
     def ended(done: asyncio.Future[Any]) -> None:
         if done.cancelled() and port.cancel(ticket):
-            sink._set(None, None)
+            handler._set(None, None)
 
     future.add_done_callback(ended)
     timeout = target.timeout
     if settings is not None and settings.timeout is not None:
         timeout = settings.timeout
     if timeout is not None and not future.done():
-        sink.timer = loop.call_later(timeout, port.expire, ticket)
+        handler.timer = loop.call_later(timeout, port.expire, ticket)
     return Started(future)
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# A row room stands for room.h and room.c, and for room_part.c where that has no row of its own.
+# A row NAME stands for NAME.h and NAME.c, and for NAME_PART.c if that has no row of its own.
 CORE = """
 shmgpu                              any
 callbacks                           parent
@@ -444,8 +444,8 @@ def rows_of(table: str) -> dict[str, str]:
 C_ROWS, PYTHON_ROWS = rows_of(CORE), rows_of(PYTHON)
 
 
-def c_room(name: str) -> str:
-    """The row of a C file, by its path without ending; a part of a room has the room's."""
+def c_module(name: str) -> str:
+    """The row of a C file, by its path without ending; a part of a module has the module's."""
     return name if name in C_ROWS else name.rpartition("_")[0] or name
 
 
@@ -504,10 +504,10 @@ def _c_files(folder: pathlib.Path) -> Iterator[tuple[int, File]]:
     for path in sorted(folder.glob("*.[ch]")):
         if path.suffix == ".c" and path.with_suffix(".h").exists():
             continue  # the header speaks for both
-        room = c_room(path.relative_to(ROOT / "csrc").with_suffix("").as_posix())
+        module = c_module(path.relative_to(ROOT / "csrc").with_suffix("").as_posix())
         both = path.suffix == ".h" and path.with_suffix(".c").exists()
         name = f"{path.stem}.[ch]" if both else path.name
-        yield order.index(room), File(name, C_ROWS[room], first_line(path))
+        yield order.index(module), File(name, C_ROWS[module], first_line(path))
 
 
 def _python_files(folder: pathlib.Path) -> Iterator[tuple[int, File]]:

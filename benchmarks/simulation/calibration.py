@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulation.model import Box, ClosedLoad, Costs, Outcome, predict
+from benchmarks.simulation.model import ClosedLoad, Costs, Outcome, SimulatedMachine, predict
 
 Vector = NDArray[np.float64]
 
@@ -78,7 +78,10 @@ def _observations(outcomes: Mapping[str, Outcome]) -> Vector:
 
 
 def _simulate(costs: Costs, cores: int) -> dict[str, Outcome]:
-    return {run: predict(load, Box(cores), costs, calls=CALLS[run]) for run, load in RUNS.items()}
+    return {
+        run: predict(load, SimulatedMachine(cores), costs, calls=CALLS[run])
+        for run, load in RUNS.items()
+    }
 
 
 def fit(

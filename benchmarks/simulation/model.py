@@ -76,7 +76,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Box:
+class SimulatedMachine:
     """A machine: its cores and its GPUs; with none, every helper has a device to itself."""
 
     cores: int
@@ -85,7 +85,7 @@ class Box:
     def __post_init__(self) -> None:
         """Refuse what no machine is."""
         if self.cores < 1 or self.gpus < 0:
-            raise ValueError("a box has 1 core or more, and 0 GPUs or more")
+            raise ValueError("a machine has 1 core or more, and 0 GPUs or more")
 
 
 @dataclass(frozen=True)
@@ -252,19 +252,21 @@ class SimulatedProcess:
 
 
 class Broker:
-    """The processes of one broker under one load on one box."""
+    """The processes of one broker under one load on one machine."""
 
-    def __init__(self, load: ClosedLoad, box: Box, costs: Costs, seed: int) -> None:
+    def __init__(
+        self, load: ClosedLoad, machine: SimulatedMachine, costs: Costs, seed: int
+    ) -> None:
         import simpy  # only here, so that the suite can be listed where it is not installed
 
-        self.load, self.box, self.costs = load, box, costs
+        self.load, self.machine, self.costs = load, machine, costs
         self.env = simpy.Environment()
         # For each core, who waits for it: since when, who, and what tells it that it has it.
         self.waiting: list[deque[tuple[float, SimulatedProcess, simpy.Event]]]
-        self.waiting = [deque() for _ in range(box.cores)]
+        self.waiting = [deque() for _ in range(machine.cores)]
         self.waiters = 0
-        self.idle = dict.fromkeys(range(box.cores))
-        self.gpus = [simpy.Resource(self.env, 1) for _ in range(box.gpus)]
+        self.idle = dict.fromkeys(range(machine.cores))
+        self.gpus = [simpy.Resource(self.env, 1) for _ in range(machine.gpus)]
         self.random = random.Random(seed).random
         self.policy = Policy(load)
         self.parent = SimulatedProcess()
@@ -512,16 +514,16 @@ def calls_of(load: ClosedLoad) -> tuple[int, int]:
 
 def predict(
     load: ClosedLoad,
-    box: Box,
+    machine: SimulatedMachine,
     costs: Costs,
     *,
     seed: int = 1,
     calls: tuple[int, int] | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> Outcome:
-    """Simulate ``load`` on ``box``; the same seed gives the same outcome."""
+    """Simulate ``load`` on ``machine``; the same seed gives the same outcome."""
     before, counted = calls or calls_of(load)
-    broker = Broker(load, box, costs, seed)
+    broker = Broker(load, machine, costs, seed)
     broker.run_until(before, tick)
     began, answered = broker.env.now, broker.answered
     used, turns, busy = broker.used_us(), broker.turns, broker.busy_us
@@ -543,5 +545,5 @@ def predict(
         children_us=children,
         turns=(broker.turns - turns) / done,
         busy=(broker.busy_us - busy) / span / load.helpers,
-        cores=box.cores,
+        cores=machine.cores,
     )

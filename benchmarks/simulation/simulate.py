@@ -5,7 +5,7 @@ The model (simulation/model.py) is told what things cost on this machine by thre
 in the same round, so that a machine whose speed moves with the hour is predicted from what it was a
 moment ago.
 
-Asked about a box::
+Asked about a machine::
 
     python -m benchmarks.simulation.simulate --cores 128 --gpus 8 --children 1000 --service-us 4000
 
@@ -39,7 +39,15 @@ from benchmarks.measure.figures import (
 )
 from benchmarks.measure.native import build, run_json
 from benchmarks.simulation.calibration import RUNS, fit
-from benchmarks.simulation.model import KINDS, Box, ClosedLoad, Costs, Outcome, calls_of, predict
+from benchmarks.simulation.model import (
+    KINDS,
+    ClosedLoad,
+    Costs,
+    Outcome,
+    SimulatedMachine,
+    calls_of,
+    predict,
+)
 
 START_LIMIT_S = 90.0
 NEEDS = ("simpy",)
@@ -62,8 +70,8 @@ FAR: Mapping[str, ClosedLoad] = {
     "device_20ms": ClosedLoad(children=32, helpers=2, window=2, service_us=20_000),
 }
 
-# A box that most machines are not.
-BIG = Box(cores=128, gpus=8)
+# A machine that most machines are not.
+BIG = SimulatedMachine(cores=128, gpus=8)
 BIG_CHILDREN = 1000
 BIG_SERVICES_US = (10, 100, 1000, 4000, 20_000)
 
@@ -125,7 +133,7 @@ class Judged:
         measured = self._measured.get(name)
         if measured is None:
             raise ProbeFailed("there is no measurement to hold it against")
-        found = predict(self.loads[name], Box(measured.cores), self.costs())
+        found = predict(self.loads[name], SimulatedMachine(measured.cores), self.costs())
         return {
             "rate": found.rate,
             "p99": found.p99_us,
@@ -169,10 +177,10 @@ class Judged:
         return (*measurements[:half], calibration, *measurements[half:], *predictions)
 
     def big_probe(self) -> Probe:
-        """What the model says of a box that is not this one."""
+        """What the model says of a machine that is not this one."""
         units = {f"rate_{us}us": "1/s" for us in BIG_SERVICES_US}
         units |= {f"{name}_{us}us": "share" for name in RESOURCES for us in BIG_SERVICES_US}
-        return Probe("big box", lambda _seconds: self._predict_big(), units, needs=NEEDS)
+        return Probe("big machine", lambda _seconds: self._predict_big(), units, needs=NEEDS)
 
 
 def _compared(place: int, name: str) -> tuple[Figure, ...]:
@@ -203,7 +211,7 @@ def _big_figures() -> tuple[Figure, ...]:
         *(
             Figure(
                 f"big_rate_{us}us",
-                ("big box", f"rate_{us}us"),
+                ("big machine", f"rate_{us}us"),
                 point=Point(BIG_RATE, us, "predicted"),
             )
             for us in BIG_SERVICES_US
@@ -211,7 +219,7 @@ def _big_figures() -> tuple[Figure, ...]:
         *(
             Figure(
                 f"big_{name}_{us}us",
-                ("big box", f"{name}_{us}us"),
+                ("big machine", f"{name}_{us}us"),
                 point=Point(BIG_SHARES, us, name),
             )
             for name, us in shares
@@ -245,8 +253,8 @@ WORKLOAD = Workload(
 
 
 ABOUT = """\
-Say what the broker would do on a box: calls a second, latency, and which resource is used up. What
-things cost is taken from the machine that the model was written on, or with --calibrate from
+Say what the broker would do on a machine: calls a second, latency, and which resource is used up.
+What things cost is taken from the machine that the model was written on, or with --calibrate from
 this one."""
 
 
@@ -294,7 +302,7 @@ def _chosen_costs(options: argparse.Namespace) -> Costs:
         raise ValueError(f"{options.costs} holds no costs: give it what --json printed") from error
 
 
-def describe(load: ClosedLoad, box: Box, outcome: Outcome) -> str:
+def describe(load: ClosedLoad, machine: SimulatedMachine, outcome: Outcome) -> str:
     """Return a prediction as lines for people."""
     device = "computing" if load.kind == "core" else "on a device"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in outcome.shares.items())
@@ -304,10 +312,10 @@ def describe(load: ClosedLoad, box: Box, outcome: Outcome) -> str:
         "cpu": "the cores as a whole: every role competes for them",
         "nothing": "nothing is used up: more children, or a wider window, bring more",
     }[outcome.saturated]
-    gpus = f", {box.gpus} GPUs" if box.gpus else ""
+    gpus = f", {machine.gpus} GPUs" if machine.gpus else ""
     return "\n".join(
         (
-            f"{box.cores} cores{gpus}: {load.children:,} children with {load.window} out each, "
+            f"{machine.cores} cores{gpus}: {load.children:,} children with {load.window} out each, "
             f"{load.helpers} helpers, {load.service_us:g} us {device}",
             f"  calls        {outcome.rate:,.0f} a second",
             f"  latency      {outcome.mean_us:,.0f} us on average, "
@@ -329,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load = ClosedLoad(
             options.children, helpers, options.window, options.service_us, options.kind
         )
-        box = Box(options.cores, options.gpus)
+        machine = SimulatedMachine(options.cores, options.gpus)
         costs = _chosen_costs(options)
     except (ValueError, ProbeFailed, Unavailable) as error:
         print(f"{p.prog}: {error}", file=sys.stderr)
@@ -340,16 +348,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with progress(sum(calls_of(load)) // TELL_EVERY) as step:
         outcome = predict(
             load,
-            box,
+            machine,
             costs,
             seed=options.seed,
             tick=lambda _calls: step("calls"),
         )
     if options.json:
-        document = {"load": asdict(load), "box": asdict(box), "costs": asdict(costs)}
+        document = {"load": asdict(load), "machine": asdict(machine), "costs": asdict(costs)}
         print(json.dumps({**document, "outcome": outcome.as_json()}, indent=2))
     else:
-        print(describe(load, box, outcome))
+        print(describe(load, machine, outcome))
     return 0
 
 

@@ -25,7 +25,7 @@ from benchmarks.measure.figures import ProbeFailed
 from benchmarks.measure.httpload import HOST, HttpRequest, ask
 from benchmarks.measure.native import ROOT, tail
 from benchmarks.measure.processes import private_mib
-from benchmarks.peers.servers.wires import Floats, Wire, shared
+from benchmarks.peers.servers.wires import Floats, WireFormat, shared
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 2.0  # mosec often waits half a minute for requests whose clients have gone
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, wire: Wire, factor: float) -> Iterator[int]:
+def running(command: Sequence[str], port: int, wire: WireFormat, factor: float) -> Iterator[int]:
     """Run a server; the block begins when its answers are right. Yields the first process's id.
 
     ``factor`` is what the server multiplies by. ProbeFailed when it ends or never answers.
@@ -63,7 +63,7 @@ def running(command: Sequence[str], port: int, wire: Wire, factor: float) -> Ite
             _end(process)
 
 
-def _wait_until_it_answers(process: Any, port: int, wire: Wire, said: Any) -> None:
+def _wait_until_it_answers(process: Any, port: int, wire: WireFormat, said: Any) -> None:
     limit = time.monotonic() + START_LIMIT_S
     problem: Exception | None = None
     while time.monotonic() < limit:
@@ -80,14 +80,14 @@ def _wait_until_it_answers(process: Any, port: int, wire: Wire, said: Any) -> No
     raise ProbeFailed(f"the server did not answer within {START_LIMIT_S:g} s: {problem}")
 
 
-def check(port: int, wire: Wire, x: Floats, factor: float) -> None:
+def check(port: int, wire: WireFormat, x: Floats, factor: float) -> None:
     """Compare a whole answer, item by item: a server that errs must not look fast."""
     if not np.array_equal(wire.read(ask(port, wire.write(x))), factor * x):
         raise ProbeFailed("the server gave a wrong answer")
 
 
 @contextmanager
-def regions(port: int, x: Floats, nbytes: int) -> Iterator[Wire]:
+def regions(port: int, x: Floats, nbytes: int) -> Iterator[WireFormat]:
     """Register two regions of ``nbytes`` with the server, ``x`` in one; yields the wire of both."""
     names = [f"bench-{os.getpid()}-{what}" for what in ("in", "out")]
     paths = [Path("/dev/shm") / name for name in names]

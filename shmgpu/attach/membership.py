@@ -22,7 +22,7 @@ from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
 from shmgpu.child.runtime import Runtime
-from shmgpu.child.transport import BrokerWire
+from shmgpu.child.transport import BrokerTransport
 from shmgpu.common import config, logs, parsers, seeding
 from shmgpu.common.logs import logger
 from shmgpu.common.parsers import parse_seconds
@@ -344,7 +344,7 @@ def enter(connection: socket.socket, wait: float | None) -> tuple[int, Port, man
         known = manifest.Manifest.read(descriptor[0])
         slot = core.child_id()
         port = redefined.WatchingPort if known.key and redefined.is_prompt() else Port
-        link = port(BrokerWire(), SharedArena(slot), dict(known.pools))
+        link = port(BrokerTransport(), SharedArena(slot), dict(known.pools))
         if isinstance(link, redefined.WatchingPort):
             link.watch = redefined.Watch(carry.session_here())
     except BaseException:

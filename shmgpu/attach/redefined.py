@@ -132,13 +132,13 @@ class WatchingPort(Port):
         args: tuple[Any, ...],
         kwargs: Any,
         options: CallOptions | None,
-        sink: CompletionHandler,
+        handler: CompletionHandler,
         use_reader: bool,
         lends: bool = True,
     ) -> Ticket:
         """As every port's, after a look."""
         self._look()
-        return super().submit(target, args, kwargs, options, sink, use_reader, lends)
+        return super().submit(target, args, kwargs, options, handler, use_reader, lends)
 
 
 def watch_session(session: Any) -> None:

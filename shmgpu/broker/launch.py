@@ -30,7 +30,7 @@ from shmgpu.child import runtime
 from shmgpu.child.memory import LocalArena, SharedArena
 from shmgpu.child.port import Port
 from shmgpu.child.runtime import Runtime
-from shmgpu.child.transport import BrokerWire
+from shmgpu.child.transport import BrokerTransport
 from shmgpu.common import config, logs, parsers, seeding
 from shmgpu.common import devices as device
 from shmgpu.common.settings import taken
@@ -404,7 +404,7 @@ def init(
         host.child_stacks.close()
         address = host.private_address
         host.close_endpoint()
-        port = Port(BrokerWire(), SharedArena(0), plan.pools)
+        port = Port(BrokerTransport(), SharedArena(0), plan.pools)
         port.arena.made_larger_by = OWN_ARENA
         runtime.start(Runtime(0, port, port.arena, plan.pools, endpoint=address))
         _session = Session(host, backend)

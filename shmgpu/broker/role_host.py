@@ -30,7 +30,7 @@ from shmgpu.child import runtime
 from shmgpu.child.memory import SharedArena
 from shmgpu.child.port import Port
 from shmgpu.child.runtime import Runtime
-from shmgpu.child.transport import BrokerWire
+from shmgpu.child.transport import BrokerTransport
 from shmgpu.common import devices, logs, termination, wait_policy
 from shmgpu.common.blas import BlasThreads
 from shmgpu.common.logs import logger
@@ -190,7 +190,7 @@ class RoleHost(core.Host):
         devices.hide_from_children()
         devices.set_threads(1)
         seed_all(plan.seed, f"child {child}")
-        port = Port(BrokerWire(), SharedArena(child), plan.pools)
+        port = Port(BrokerTransport(), SharedArena(child), plan.pools)
         address = self.private_address
         if address:
             os.environ["SHMGPU_SOCKET"] = address

@@ -91,7 +91,7 @@ class CallFuture(concurrent.futures.Future[R]):
         self._done_callbacks: list[Any] = []
         self._port = port
         self._ticket: Ticket | None = None
-        self.sink = _FutureSink(self)
+        self.handler = _FutureHandler(self)
 
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
@@ -145,7 +145,7 @@ class CallFuture(concurrent.futures.Future[R]):
                 logger.exception("exception calling callback for %r", self)
 
 
-class _FutureSink:
+class _FutureHandler:
     __slots__ = ("future",)
 
     def __init__(self, future: CallFuture[Any]) -> None:
@@ -166,13 +166,13 @@ class LoopReaders:
         # it; and before it runs a callback, which would be gone if its reader were removed.
         self.at_work: set[asyncio.AbstractEventLoop] = set()
 
-    def enter(self, loop: asyncio.AbstractEventLoop, port: Port, sink: object) -> None:
-        """A call of that sink waits in it."""
+    def enter(self, loop: asyncio.AbstractEventLoop, port: Port, handler: object) -> None:
+        """A call of that handler waits in it."""
         if loop not in self.waiting:
             for other in tuple(self.waiting):  # it took its readers along, and what was to be told
                 if other.is_closed():
                     self.forget(other)
-        self.waiting.setdefault(loop, set()).add(sink)
+        self.waiting.setdefault(loop, set()).add(handler)
         if loop not in self.watched:
             descriptors = port.transport.descriptors()
             for descriptor in descriptors:
@@ -187,12 +187,12 @@ class LoopReaders:
         finally:
             self.at_work.discard(loop)
 
-    def leave(self, loop: asyncio.AbstractEventLoop, sink: object) -> None:
+    def leave(self, loop: asyncio.AbstractEventLoop, handler: object) -> None:
         """It waits no more; does nothing the second time."""
         waiting = self.waiting.get(loop)
         if waiting is None:
             return
-        waiting.discard(sink)
+        waiting.discard(handler)
         if waiting:
             return
         for descriptor in self.watched.get(loop, ()):
@@ -209,7 +209,7 @@ class LoopReaders:
 readers = LoopReaders()
 
 
-class LoopSink:
+class LoopHandler:
     """Tells a future of an event loop, from whatever thread."""
 
     __slots__ = ("future", "loop", "port", "timer")
@@ -223,7 +223,7 @@ class LoopSink:
         self.timer: asyncio.TimerHandle | None = None
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a sink of the port is told."""
+        """As a handler of the port is told."""
         import asyncio  # already imported by whoever runs a loop
 
         at_once = self.port.transport.immediate or self.loop in readers.at_work

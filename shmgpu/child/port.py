@@ -32,7 +32,7 @@ the next one finds it until the step that completes it.
   window: the calls that have it may all be asking. That runs no user's code, and each of them may
   be served twice: a ticket keeps the first buffer offered for a token, and C takes one offer.
 - *The queue* is sent from its head by one frame at a time (``_pumper``, like an inbox's owner). A
-  ticket that nobody wants any more (its sink is None) is never sent.
+  ticket that nobody wants any more (its handler is None) is never sent.
 - ``_lock`` guards the queue's sending, the claims of inboxes, and questions about ``_out`` that
   lead to a change of a ticket. It is reentrant, taken with ``with`` only, and never held while
   waiting, while a result is read, or while a user's code is told of one.
@@ -300,17 +300,17 @@ class Port(Replies):
         args: tuple[Any, ...],
         kwargs: Any,
         options: CallOptions | None,
-        sink: CompletionHandler,
+        handler: CompletionHandler,
         use_reader: bool,
         lends: bool = True,
     ) -> Ticket:
-        """Send when the window has a free slot, never wait; ``sink`` hears of the end.
+        """Send when the window has a free slot, never wait; ``handler`` hears of the end.
 
         ``lends``: arrays of the arena are read-only until then; left out where nobody else has
         them.
         """
         call = self.prepare(target, args, kwargs, options)
-        ticket = Ticket(call, sink, next(self._numbers), (args, kwargs))
+        ticket = Ticket(call, handler, next(self._numbers), (args, kwargs))
         try:
             if lends:
                 holds = self.arguments.holds
@@ -325,9 +325,9 @@ class Port(Replies):
             raise
         return ticket
 
-    def post(self, call: RawCall, sink: CompletionHandler, keep: Any) -> Ticket:
+    def post(self, call: RawCall, handler: CompletionHandler, keep: Any) -> Ticket:
         """As :meth:`submit`, for a raw call."""
-        ticket = Ticket(call, sink, next(self._numbers), keep)
+        ticket = Ticket(call, handler, next(self._numbers), keep)
         try:
             self._post(ticket, True)
         except BaseException:
@@ -341,7 +341,7 @@ class Port(Replies):
         """As :meth:`submit`, for a call that its ``keeper`` has made ready, output buffer included.
 
         An end as was expected is told by ``keeper.arrived()``, and the call stays the keeper's;
-        of any other the sink hears, and then the call is the plan's.
+        of any other the handler hears, and then the call is the plan's.
         """
         ticket.number = next(self._numbers)
         self._post(ticket, False)
@@ -363,7 +363,7 @@ class Port(Replies):
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Its submission was interrupted: nobody will ever ask for it."""
-        ticket.sink = None
+        ticket.handler = None
         if ticket.sequence:
             self.transport.cancel(ticket.sequence)  # does nothing where it has ended
         else:
@@ -407,7 +407,7 @@ class Port(Replies):
                     error = reason
             except ShmError as reason:
                 error = reason
-        if ticket.sink is None:
+        if ticket.handler is None:
             self._drop(ticket)
             return True
         if error is None and self.transport.immediate:
@@ -428,7 +428,7 @@ class Port(Replies):
                 error = core.error_of(status)
         if error is not None:
             ticket.error = error
-            self._told.append((ticket, ticket.sink, None, error, True))
+            self._told.append((ticket, ticket.handler, None, error, True))
         return True
 
     def _is_anything_out(self) -> bool:
@@ -440,9 +440,9 @@ class Port(Replies):
         It leaves the queue if no helper has been given it, and its result is dropped if one has.
         """
         with self._lock:
-            if ticket.sink is None or self._out.get(ticket.number) is not ticket:
+            if ticket.handler is None or self._out.get(ticket.number) is not ticket:
                 return False
-            ticket.sink = None
+            ticket.handler = None
         sequence = ticket.sequence
         if sequence:
             self.transport.cancel(sequence)
@@ -451,14 +451,14 @@ class Port(Replies):
         return True
 
     def expire(self, ticket: Ticket) -> None:
-        """The deadline of a submitted call has passed: its sink hears of it."""
+        """The deadline of a submitted call has passed: its handler hears of it."""
         error = self._timeout(core.function_name(ticket.call.plan.row))
         with self._lock:
-            sink = ticket.sink
-            if sink is None or self._out.get(ticket.number) is not ticket:
+            handler = ticket.handler
+            if handler is None or self._out.get(ticket.number) is not ticket:
                 return
-            self._told.append((ticket, sink, None, error, False))
-            ticket.sink = None
+            self._told.append((ticket, handler, None, error, False))
+            ticket.handler = None
         if not ticket.sequence:
             self._unqueue(ticket)
         self._settle(False)
@@ -493,7 +493,7 @@ class Port(Replies):
             if self._closed is None:
                 self._closed = reason
             self._told += [
-                (ticket, ticket.sink, None, type(reason)(str(reason)), True)
+                (ticket, ticket.handler, None, type(reason)(str(reason)), True)
                 for ticket in tuple(self._out.values())
                 if ticket is not None
             ]

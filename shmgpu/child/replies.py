@@ -127,11 +127,11 @@ class Replies:
                 except IndexError:  # that was all
                     return done
             if type(inbox[0]) is tuple or self._read_end(inbox):
-                ticket, sink, result, error, is_over = inbox[0]
+                ticket, handler, result, error, is_over = inbox[0]
                 if is_over:
                     self._end(ticket)
-                if sink is not None:
-                    _report(sink.done, ticket.call, result, error)
+                if handler is not None:
+                    _report(handler.done, ticket.call, result, error)
             inbox.popleft()
             done += 1
 
@@ -147,9 +147,9 @@ class Replies:
                     self._early.add(number)
         if ticket is None:
             return False
-        call, sink, error = ticket.call, ticket.sink, ticket.error
-        if sink is None or error is not None:
-            inbox[0] = ticket, sink, None, error, True
+        call, handler, error = ticket.call, ticket.handler, ticket.error
+        if handler is None or error is not None:
+            inbox[0] = ticket, handler, None, error, True
             return True
         status, value = int(reply.status), int(reply.value)
         if call.keeper is not None and not status and not value:
@@ -157,15 +157,15 @@ class Replies:
             _report(call.keeper.arrived)
             return False
         try:
-            inbox[0] = ticket, sink, self._result_of(call, status, value), None, True
+            inbox[0] = ticket, handler, self._result_of(call, status, value), None, True
         except ShmError as reason:
-            inbox[0] = ticket, sink, None, reason, True
+            inbox[0] = ticket, handler, None, reason, True
         except BaseException as reason:
             # The result's own, or from outside, where signals are handled: read once more and see.
             try:
-                inbox[0] = ticket, sink, self._result_of(call, status, value), None, True
+                inbox[0] = ticket, handler, self._result_of(call, status, value), None, True
             except BaseException as again:
-                inbox[0] = ticket, sink, None, again, True
+                inbox[0] = ticket, handler, None, again, True
             else:
                 raise reason
         return True
@@ -210,7 +210,7 @@ class Replies:
         sequence, token = int(reply.sequence), int(reply.token)
         ticket = self._out.get(int(reply.ticket) or sequence)
         block = 0  # none: the result is dropped, and the call ends
-        if ticket is not None and ticket.sink is not None and ticket.error is None:
+        if ticket is not None and ticket.handler is not None and ticket.error is None:
             call, offers = ticket.call, ticket.offers
             try:
                 if token not in offers:

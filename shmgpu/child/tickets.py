@@ -24,7 +24,7 @@ class Ticket:
 
     Attributes:
         call: the memory it uses.
-        sink: who hears of the end; None when nobody wants to.
+        handler: who hears of the end; None when nobody wants to.
         number: what its replies bear.
         sent: a cell with the message's sequence; 0 until it is sent.
         deadline_ns: when its time is over; 0: never.
@@ -35,14 +35,22 @@ class Ticket:
     """
 
     __slots__ = (
-        "call", "deadline_ns", "error", "keep", "loans", "number", "offers", "sent", "sink",
+        "call",
+        "deadline_ns",
+        "error",
+        "handler",
+        "keep",
+        "loans",
+        "number",
+        "offers",
+        "sent",
     )  # fmt: skip
 
     def __init__(
-        self, call: Call, sink: CompletionHandler | None, number: int = -1, keep: Any = None
+        self, call: Call, handler: CompletionHandler | None, number: int = -1, keep: Any = None
     ) -> None:
         self.call = call
-        self.sink = sink
+        self.handler = handler
         self.number = number
         self.sent = core.new_sequence()
         self.deadline_ns = call.deadline_ns

@@ -68,7 +68,7 @@ class Transport(Protocol):
         """Readable when replies may have come."""
 
 
-class BrokerWire:
+class BrokerTransport:
     """The transport to the dispatcher."""
 
     call = staticmethod(core.port_call)

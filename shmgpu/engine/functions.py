@@ -73,16 +73,20 @@ def _give_back() -> None:
         trim(0)
 
 
-def execute_torch(helper: Helper, letter: RawRequest) -> Any:
+def execute_torch(helper: Helper, request: RawRequest) -> Any:
     """Run a program with torch, on the helper's device."""
     engine = engine_of(helper, "torch")
-    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
+    return engine.execute(
+        helper.caller, request.head, request.code, request.array, helper.afterwards
+    )
 
 
-def execute_numpy(helper: Helper, letter: RawRequest) -> Any:
+def execute_numpy(helper: Helper, request: RawRequest) -> Any:
     """Run a program with NumPy."""
     engine = engine_of(helper, "numpy")
-    return engine.execute(helper.caller, letter.head, letter.code, letter.array, helper.afterwards)
+    return engine.execute(
+        helper.caller, request.head, request.code, request.array, helper.afterwards
+    )
 
 
 def device_of(helper: Helper) -> Any:

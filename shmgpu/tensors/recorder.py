@@ -250,7 +250,7 @@ class Recorder:
                     self._spoil(message, HelperDied(_given_up(message.life)))
                     break
         except BaseException:
-            # Ctrl-C, an arena without room: what was not done can be asked for again.
+            # Ctrl-C, a full arena: what was not done can be asked for again.
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
         alive = message.alive
@@ -538,8 +538,8 @@ class Recorder:
         code = b"" if known.number in life.told else known.code
         try:
             if not wait:
-                letter = self._letter(message, code, port)
-                self._sent.append((post(port, letter, message.arrays), message))
+                raw = self._raw_call(message, code, port)
+                self._sent.append((post(port, raw, message.arrays), message))
             else:
                 try:
                     self._ask(message, code, port)
@@ -581,7 +581,7 @@ class Recorder:
             observer.delivered(message, is_answered=wait)
         return _Outcome.DONE
 
-    def _letter(self, message: Message, code: bytes, port: Port) -> RawCall:
+    def _raw_call(self, message: Message, code: bytes, port: Port) -> RawCall:
         """The message as it is sent."""
         arena = port.arena
         addresses = []
@@ -589,12 +589,12 @@ class Recorder:
             if not arena.base <= value.address < arena.end:  # or of a broker that was left since
                 value = message.arrays[place] = self._placed(value, arena)
             addresses.append(value.address)
-        room = 0
+        output_bytes = 0
         for node in message.read:
-            room = aligned(room) + node.spec.nbytes
-        letter = port.arguments.raw_call(self._execute, len(addresses), 1 << message.life.number)
-        letter.fill(message.head, code, addresses, room, arena)
-        return letter
+            output_bytes = aligned(output_bytes) + node.spec.nbytes
+        raw = port.arguments.raw_call(self._execute, len(addresses), 1 << message.life.number)
+        raw.fill(message.head, code, addresses, output_bytes, arena)
+        return raw
 
     def _placed(self, value: Held, arena: Arena) -> Held:
         """One from elsewhere, in the arena: for this message alone while that is crowded."""
@@ -606,15 +606,15 @@ class Recorder:
 
     def _ask(self, message: Message, code: bytes, port: Port) -> None:
         """Send it, wait, and take in what was read: the arrays lie one after the other."""
-        letter = self._letter(message, code, port)
-        address = letter.output_address
-        room = port.send(letter, self._execute, message.arrays)
-        if port.arena.is_crowded(len(room)):
-            room, address = memoryview(bytearray(room)), NOWHERE
+        raw = self._raw_call(message, code, port)
+        address = raw.output_address
+        output = port.send(raw, self._execute, message.arrays)
+        if port.arena.is_crowded(len(output)):
+            output, address = memoryview(bytearray(output)), NOWHERE
         place = 0
         for node in message.read:
             spec = node.spec
-            node.value = Held(arrays.numpy_view(room, place, spec), address + place)
+            node.value = Held(arrays.numpy_view(output, place, spec), address + place)
             place += aligned(spec.nbytes)
 
 

@@ -145,12 +145,12 @@ def test_a_call_that_the_helper_cannot_read_says_so_and_not_where_its_block_lies
 
     with shmgpu.init(helpers=1, devices="cpu", arena="1MiB", threads=1):
         port = runtime.require_port()
-        letter = port.arguments.raw_call(plain, 0, 1)
-        letter.fill(b"no call", b"", [], 64, port.arena)
+        raw = port.arguments.raw_call(plain, 0, 1)
+        raw.fill(b"no call", b"", [], 64, port.arena)
         with pytest.raises(
             shmgpu.BadParams, match="is not a call of this function there"
         ) as caught:
-            functions.post(port, letter, None).result()
+            functions.post(port, raw, None).result()
         assert "arena" not in str(caught.value)
         assert plain(np.ones(1)).tolist() == [1]
 

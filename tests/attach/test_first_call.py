@@ -141,7 +141,7 @@ def test_below_a_launch_whose_broker_has_ended_nothing_is_started(place):
     assert not list(place.directory.glob("@*"))
 
 
-def test_a_broker_that_ends_says_so_at_its_door(place):
+def test_a_broker_that_ends_says_so_to_those_who_connect(place):
     with place.up("--idle-timeout", "3600") as broker:
         member = place.start(
             "-c",

@@ -178,7 +178,7 @@ def somebody_joins():
     return not free
 
 threading.Thread(target=shmgpu.connect, args=(full,), kwargs={"wait": None}, daemon=True).start()
-brokers.until(somebody_joins, "a thread waits at the door")
+brokers.until(somebody_joins, "a thread waits to join")
 if os.fork() == 0:
     signal.alarm(20)
     shmgpu.connect(free)
@@ -222,14 +222,14 @@ def test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker(place):
 
 
 def test_a_port_takes_no_replies_of_the_next_one(place):
-    class Sink:
+    class Handler:
         def done(self, call, result, error):
             self.result = result
 
     def submit():
-        port, sink = runtime.require_port(), Sink()
-        port.submit(served.add_one, (np.ones(2),), {}, None, sink, False)
-        return port, sink
+        port, handler = runtime.require_port(), Handler()
+        port.submit(served.add_one, (np.ones(2),), {}, None, handler, False)
+        return port, handler
 
     def is_answered():
         stats = core.child_stats(core.child_id())
@@ -245,9 +245,9 @@ def test_a_port_takes_no_replies_of_the_next_one(place):
     before, _ = submit()
     shmgpu.disconnect()
     shmgpu.connect(place, wait=LATELY)
-    after, sink = submit()
+    after, handler = submit()
     poll_until(is_answered, before)
     before.poll()
-    assert not hasattr(sink, "result")
-    poll_until(lambda: hasattr(sink, "result"), before, after)
-    assert sink.result.tolist() == [2, 2]
+    assert not hasattr(handler, "result")
+    poll_until(lambda: hasattr(handler, "result"), before, after)
+    assert handler.result.tolist() == [2, 2]

@@ -1,4 +1,4 @@
-"""The arena as users see it: arrays, blocks, the talk's calls; what is misused is refused."""
+"""The arena as users see it: arrays, blocks, messages; what is misused is refused."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_view_larger_than_its_block_is_refused(running):
         shmgpu.frombuffer(shmgpu.shm_malloc(10), "float64", (2,))
 
 
-# ---- the talk's calls: forging is possible with them, and hurts nobody -----------------------
+# ---- messages: forging is possible with them, and hurts nobody -------------------------------
 
 
 def outcome(function, params):

@@ -159,17 +159,17 @@ def test_the_readme_shows_the_quickstart():
 
 
 @pytest.mark.slow
-def test_the_talks_example_runs_on_the_c_core_alone(tmp_path):
+def test_the_c_example_runs_on_the_c_core_alone(tmp_path):
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("there is no C compiler here")
     sources = sorted(str(path) for path in (ROOT / "csrc").rglob("*.c"))
-    talk = tmp_path / "talk"
+    program = tmp_path / "messages"
     run(
         compiler, "-std=c11", "-D_GNU_SOURCE", "-pthread", f"-I{ROOT / 'csrc'}",
-        str(EXAMPLES / "talk.c"), *sources, "-o", str(talk),
+        str(EXAMPLES / "messages.c"), *sources, "-o", str(program),
     )  # fmt: skip
-    lines = run(str(talk)).splitlines()
+    lines = run(str(program)).splitlines()
     assert len(lines) == 12
     pattern = r"helper [01]: child ([0-3]), message ([0-2]): \[.*\] adds up to (\d+)"
     found = sorted(tuple(map(int, re.fullmatch(pattern, line).groups())) for line in lines)

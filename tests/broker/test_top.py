@@ -207,16 +207,16 @@ def parent_of(pid):
     return int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
-def board_holders():
+def scoreboard_holders():
     return {pid for pid, _ in monitor._scoreboards()}
 
 
-def test_only_the_parent_holds_the_board(idle):
+def test_only_the_parent_holds_the_scoreboard(idle):
     with watch(idle) as seen:
         sample = seen.sample()
     roles = {row["pid"] for row in (*sample["children"], *sample["helpers"])}
     assert len(roles) == CHILDREN + HELPERS
-    holders = board_holders()
+    holders = scoreboard_holders()
     assert idle.pid in holders
     assert not roles & holders
 
@@ -230,7 +230,7 @@ def test_of_an_init_the_forked_parent_is_the_broker(tmp_path):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
     ) as caller:
         assert caller.stdout.readline() == b"ready\n"
-        assert caller.pid not in board_holders()
+        assert caller.pid not in scoreboard_holders()
         [own] = [one for one in monitor.find() if parent_of(one.pid) == caller.pid]
         with monitor.Monitor(own.pid, own.descriptor) as seen:
             [child] = seen.sample()["children"]

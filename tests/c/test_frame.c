@@ -1,4 +1,4 @@
-/* What a child may send, at every edge. */
+/* What a child may send, at every limit. */
 #include "harness.h"
 
 #include "ipc/frame.h"

@@ -88,7 +88,7 @@ TEST(sixty_four_helpers_and_many_children_work) {
   launch_well(counts_nothing);
 }
 
-/* ---- windows and the talk's calls ---- */
+/* ---- windows, shm_send_msg and shm_read_msg ---- */
 
 static int fills_window(int child) {
   (void)child;

@@ -177,7 +177,7 @@ static void *read_all_names(void *names) {
   return NULL;
 }
 
-TEST(a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
+TEST(a_scoreboard_that_is_destroyed_stays_until_those_who_read_it_have_ended) {
   shm_function_row_t *names = malloc(SHM_MAX_FUNCTIONS * sizeof *names);
   pthread_t reader;
   goes_on = 1;

@@ -628,7 +628,7 @@ MUTANTS = [
     Mutant(
         "F37",
         "shmgpu/child/port.py",
-        "if ticket.sink is None or self._out.get(ticket.number) is not ticket:",
+        "if ticket.handler is None or self._out.get(ticket.number) is not ticket:",
         "if False:",
         FUTURES + "test_f37_giving_up_a_call_that_has_ended_means_no_other_that_uses_its_memory",
     ),
@@ -902,14 +902,14 @@ MUTANTS = [
         "csrc/ipc/scoreboard.c",
         "while (atomic_load(&readers) != 0) {",
         "while (0) {",
-        CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
+        CORE + "test_a_scoreboard_that_is_destroyed_stays_until_those_who_read_it_have_ended",
     ),
     Mutant(
         "core",
         "csrc/ipc/scoreboard.c",
         "if (atomic_load(&is_shown)) return 1;",
         "if (mapping != NULL) return 1;",
-        CORE + "test_a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended",
+        CORE + "test_a_scoreboard_that_is_destroyed_stays_until_those_who_read_it_have_ended",
     ),
     Mutant(
         "core",

@@ -341,7 +341,7 @@ def test_a_connection_that_others_took_while_it_was_left_to_them_was_not_left_in
     in_a_room(scenario)
 
 
-def test_a_door_without_descriptors_waits_for_some_and_cuts_nobody_off(monkeypatch, caplog):
+def test_an_acceptor_without_descriptors_waits_for_some_and_cuts_nobody_off(monkeypatch, caplog):
     monkeypatch.setattr(acceptor, "_descriptors_left", lambda: 5)
 
     async def scenario(room, open_ones):
@@ -365,7 +365,7 @@ def test_a_door_without_descriptors_waits_for_some_and_cuts_nobody_off(monkeypat
 
 @pytest.mark.parametrize("count", range(7, 11))  # some of which leave it open, others watching
 @pytest.mark.parametrize("turns", [0, 5])
-def test_a_door_that_is_closed_takes_nobody(caplog, count, turns):
+def test_an_acceptor_that_is_closed_takes_nobody(caplog, count, turns):
     async def scenario(room, open_ones):
         room.own[1, IS_ACCEPTING] = 1
         room.open(0)

@@ -1,4 +1,4 @@
-"""What a client may do at the edge, and what it is answered when it does more."""
+"""What a client's connection may do, and what is answered when it does more."""
 
 from __future__ import annotations
 

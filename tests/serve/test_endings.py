@@ -104,7 +104,7 @@ def test_an_end_turns_ready_off_first_and_answers_what_was_asked(gate):
             servers.until(lambda: not server.is_ready(), "not ready")
             assert server.ask("GET", "/v2/health/live")[0] == 200
             gate.touch()
-            late = sleep(server, 0)  # before the door is closed
+            late = sleep(server, 0)  # before the server stops accepting
         assert [running.answer[0], queued.answer[0], late[0]] == [200, 200, 200]
         server.process.wait(servers.DEADLINE_S)
         with pytest.raises(OSError):

@@ -72,7 +72,7 @@ def turn(helper, x):
 def gapped(helper, a, b, c):
     return a + c
 """
-ALIKE = 12  # by the third a request is known, and soon it has a lane
+ALIKE = 12  # by the third a request is known, and soon it takes the fast path
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def server(path):
 
 
 class Client:
-    """One connection that sends requests alike, each in one piece: only such go by a lane."""
+    """One connection that sends equal requests, each in one piece: only such take the fast path."""
 
     def __init__(self, server, model, inputs, outputs, **parameters):
         tensors = [
@@ -479,7 +479,7 @@ def test_those_alike_are_told_that_there_is_no_memory(path, gate):
             assert first.ask(bytes(8192))[0] == second.ask(bytes(8192))[0] == 200
         with servers.Held(server, gate):
             wait_pending(server, 1)
-            first.send(bytes(8192))  # takes the seat that there is
+            first.send(bytes(8192))  # takes the only slot
             wait_pending(server, 2)
             fill_arena(server, held)
             status, said, _ = second.ask(bytes(8192))

@@ -268,6 +268,6 @@ def test_every_name_of_a_tensor_s_rooms_is_the_package_s_too():
 
 
 def test_no_room_of_the_package_has_the_name_of_an_operation():
-    rooms = {room.name for room in pkgutil.iter_modules(gt.__path__)}
-    assert not rooms & ({*FUNCTIONS} | {*gt._TENSOR_NAMES})
+    modules = {room.name for room in pkgutil.iter_modules(gt.__path__)}
+    assert not modules & ({*FUNCTIONS} | {*gt._TENSOR_NAMES})
     assert callable(gt.log)

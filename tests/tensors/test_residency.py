@@ -79,7 +79,7 @@ def test_tensors_of_a_child_that_left_are_freed_while_its_helper_is_idle(tmp_pat
 
 @pytest.mark.parametrize("backend", ["torch", "numpy"])
 def test_tensors_of_a_program_that_disconnected_are_freed(tmp_path, backend):
-    place = tmp_path / "door"
+    place = tmp_path / "socket"
     with brokers.up(place, slots=1, helpers=1, arena="64MiB"):
         shmgpu.connect(place, wait=5)
         shmgpu.set_backend(backend)

@@ -17,11 +17,19 @@ pytest.importorskip("simpy")
 
 from benchmarks.measure.figures import ProbeFailed, Unavailable  # noqa: E402
 from benchmarks.simulation import calibration, simulate  # noqa: E402
-from benchmarks.simulation.model import Box, Broker, ClosedLoad, Costs, Policy, calls_of, predict  # noqa: E402
+from benchmarks.simulation.model import (  # noqa: E402
+    Broker,
+    ClosedLoad,
+    Costs,
+    Policy,
+    SimulatedMachine,
+    calls_of,
+    predict,
+)
 
 COSTS = Costs()
 FREE = Costs(*[1e-6] * 11, slice=100.0)  # all but nothing costs anything
-TWO = Box(cores=2)
+TWO = SimulatedMachine(cores=2)
 LOADS = {
     "lone": ClosedLoad(1, 1),
     "many": ClosedLoad(64, 2),
@@ -63,22 +71,22 @@ def test_no_resource_is_used_for_longer_than_there_is_time(load):
 
 @pytest.mark.parametrize("helpers", [1, 2, 5])
 def test_helpers_that_never_wait_serve_one_call_a_service_time(helpers):
-    outcome = predict(ClosedLoad(32, helpers, service_us=1000), Box(16), FREE)
+    outcome = predict(ClosedLoad(32, helpers, service_us=1000), SimulatedMachine(16), FREE)
     assert outcome.rate == pytest.approx(helpers * 1000, rel=0.01)
     assert outcome.saturated == "helpers"
 
 
 @pytest.mark.parametrize(
-    ("load", "box", "limit"),
+    ("load", "machine", "limit"),
     [
         (ClosedLoad(256, 2), TWO, "cpu"),
-        (ClosedLoad(1000, 8), Box(64), "dispatcher"),
-        (ClosedLoad(1000, 8, service_us=1000), Box(64), "helpers"),
-        (ClosedLoad(2, 8, service_us=1000), Box(64), "nothing"),
+        (ClosedLoad(1000, 8), SimulatedMachine(64), "dispatcher"),
+        (ClosedLoad(1000, 8, service_us=1000), SimulatedMachine(64), "helpers"),
+        (ClosedLoad(2, 8, service_us=1000), SimulatedMachine(64), "nothing"),
     ],
 )
-def test_what_is_used_up_is_what_a_reader_of_the_load_would_say(load, box, limit):
-    assert predict(load, box, COSTS).saturated == limit
+def test_what_is_used_up_is_what_a_reader_of_the_load_would_say(load, machine, limit):
+    assert predict(load, machine, COSTS).saturated == limit
 
 
 def test_computing_helpers_are_limited_by_the_cores():
@@ -90,21 +98,23 @@ def test_computing_helpers_are_limited_by_the_cores():
 
 def test_helpers_that_share_a_gpu_take_turns():
     load = ClosedLoad(32, 4, service_us=1000)
-    assert predict(load, Box(16, gpus=2), FREE).rate == pytest.approx(2000, rel=0.01)
-    assert predict(load, Box(16, gpus=4), FREE).rate == pytest.approx(4000, rel=0.01)
+    assert predict(load, SimulatedMachine(16, gpus=2), FREE).rate == pytest.approx(2000, rel=0.01)
+    assert predict(load, SimulatedMachine(16, gpus=4), FREE).rate == pytest.approx(4000, rel=0.01)
 
 
 def test_a_lone_call_takes_the_sum_of_what_happens_to_it():
     costs = replace(FREE, transfer=1.0)
     # Child to dispatcher, to helper, to dispatcher, to child: written and read each.
-    assert predict(ClosedLoad(1, 1, service_us=50), Box(8), costs).mean_us == pytest.approx(
-        58, rel=0.02
-    )
+    assert predict(
+        ClosedLoad(1, 1, service_us=50), SimulatedMachine(8), costs
+    ).mean_us == pytest.approx(58, rel=0.02)
 
 
 def test_more_of_what_limits_never_makes_it_slower_and_more_work_never_faster():
     def rate(**more):
-        return predict(replace(ClosedLoad(32, 2, service_us=200), **more), Box(8), COSTS).rate
+        return predict(
+            replace(ClosedLoad(32, 2, service_us=200), **more), SimulatedMachine(8), COSTS
+        ).rate
 
     by_helpers = [rate(helpers=n) for n in (1, 2, 4, 8)]
     by_children = [rate(children=n) for n in (1, 2, 8, 32)]
@@ -125,7 +135,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_nearly_so():
 @pytest.mark.parametrize("service_us", [10, 20_000])
 def test_events_grow_with_the_calls_and_not_with_the_time(service_us):
     load = ClosedLoad(1000, 8, service_us=service_us)
-    broker = Broker(load, Box(128, gpus=8), COSTS, seed=1)
+    broker = Broker(load, SimulatedMachine(128, gpus=8), COSTS, seed=1)
     steps = 0
     step = broker.env.step
 

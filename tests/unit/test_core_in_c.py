@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parents[1] / "c"
 ROOMS: dict[str, list[str] | None] = {
     "dispatch": None,
     "helper_port": None,
-    "scoreboard": ["a_board_that_is_destroyed_stays_until_those_who_read_it_have_ended"],
+    "scoreboard": ["a_scoreboard_that_is_destroyed_stays_until_those_who_read_it_have_ended"],
     "port": [
         "a_call_waits_for_answers_that_others_have_not_taken_yet_where_they_fill_the_table",
         "a_call_that_waits_for_others_to_make_room_has_a_deadline",

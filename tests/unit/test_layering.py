@@ -47,21 +47,21 @@ def python_files() -> list[pathlib.Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def python_room(path: pathlib.Path) -> str:
+def python_module(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").as_posix()
 
 
-def c_room(path: pathlib.Path) -> str:
-    return house.c_room(path.relative_to(CSRC).with_suffix("").as_posix())
+def c_module(path: pathlib.Path) -> str:
+    return house.c_module(path.relative_to(CSRC).with_suffix("").as_posix())
 
 
 def c_uses(path: pathlib.Path) -> list[tuple[int, str]]:
-    """Line and room of every ``#include "wing/room.h"``."""
+    """Line and module of every ``#include "wing/module.h"``."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         include = re.match(r'\s*#\s*include\s+["<]([\w./-]+)[">]', line)
         if include and (CSRC / include.group(1)).exists():
-            found.append((number, c_room(CSRC / include.group(1))))
+            found.append((number, c_module(CSRC / include.group(1))))
     return found
 
 
@@ -94,7 +94,7 @@ def python_uses(path: pathlib.Path) -> list[tuple[int, str]]:
 
 
 def named_bodies(path: pathlib.Path) -> list[tuple[int, str, str]]:
-    """Line, file and name of every body that helpers find by its name, ``"shmgpu.room:body"``."""
+    """Line, file and name of every body that helpers find by its name, ``"shmgpu.module:body"``."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -141,12 +141,12 @@ Use = tuple[pathlib.Path, int, str, str]  # file and line, who uses, what is use
 
 def all_uses() -> list[Use]:
     found = []
-    for files, room_of, uses, rows in (
-        (c_files, c_room, c_uses, C_ROWS),
-        (python_files, python_room, python_uses, PYTHON_ROWS),
+    for files, module_of, uses, rows in (
+        (c_files, c_module, c_uses, C_ROWS),
+        (python_files, python_module, python_uses, PYTHON_ROWS),
     ):
         for path in files():
-            here = room_of(path)
+            here = module_of(path)
             for line, used in uses(path):
                 if here in rows and used in rows and used != here:
                     found.append((path.relative_to(ROOT), line, here, used))
@@ -169,20 +169,20 @@ def goes_across(use: Use) -> bool:
 
 @needs_sources
 @pytest.mark.parametrize(
-    ("files", "room_of", "rows"),
-    [(c_files, c_room, C_ROWS), (python_files, python_room, PYTHON_ROWS)],
+    ("files", "module_of", "rows"),
+    [(c_files, c_module, C_ROWS), (python_files, python_module, PYTHON_ROWS)],
     ids=["c", "python"],
 )
-def test_every_file_has_a_row_in_the_table_and_every_row_a_file(files, room_of, rows):
+def test_every_file_has_a_row_in_the_table_and_every_row_a_file(files, module_of, rows):
     strangers = [
         str(path.relative_to(ROOT))
         for path in files()
-        if room_of(path) not in rows and not needs_no_row(path)
+        if module_of(path) not in rows and not needs_no_row(path)
     ]
     assert not strangers, (
         f"{strangers} stand on no floor: add a row to the table in tests/house.py."
     )
-    assert not rows.keys() - {room_of(path) for path in files()}
+    assert not rows.keys() - {module_of(path) for path in files()}
 
 
 @pytest.mark.parametrize("rows", [C_ROWS, PYTHON_ROWS], ids=["c", "python"])
@@ -222,24 +222,26 @@ def test_a_body_that_is_named_runs_in_helpers_and_stands_on_a_lower_floor():
     rows = list(PYTHON_ROWS)
     found = [(path, *body) for path in python_files() for body in named_bodies(path)]
     assert found, "nothing is found by name any more: take out this test"
-    for path, line, room, name in found:
+    for path, line, module, name in found:
         where = f"{path.relative_to(ROOT)}:{line}"
-        assert PYTHON_ROWS[room] == "helper", f"{where}: {room} does not run in helpers alone"
-        assert rows.index(room) < rows.index(python_room(path)), f"{where}: {room} stands above"
-        tree = ast.parse((PACKAGE / f"{room}.py").read_text(encoding="utf-8"))
+        assert PYTHON_ROWS[module] == "helper", f"{where}: {module} does not run in helpers alone"
+        assert rows.index(module) < rows.index(python_module(path)), (
+            f"{where}: {module} stands above"
+        )
+        tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
         defined = [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
-        assert name in defined, f"{where}: {room} has no {name}"
+        assert name in defined, f"{where}: {module} has no {name}"
 
 
 @needs_sources
 def test_nobody_else_imports_by_a_name_that_is_not_written_out():
-    assert {python_room(path) for path in python_files() if imports_by_name(path)} == set(BY_NAME)
+    assert {python_module(path) for path in python_files() if imports_by_name(path)} == set(BY_NAME)
 
 
 @needs_sources
 def test_only_core_knows_the_binding():
     users = {
-        path.name for path in python_files() for _, room in python_uses(path) if room == "_core"
+        path.name for path in python_files() for _, module in python_uses(path) if module == "_core"
     }
     assert users <= {"core.py"}, f"Only shmgpu/core.py imports shmgpu._core, not {sorted(users)}."
     for folder in ("benchmarks", "examples"):

@@ -50,7 +50,7 @@ def found(pid, started_ns=1):
     ],
     ids=["unsealed", "may-grow", "empty", "only-magic", "zeros", "magic-zeros", "magic-ones"],
 )
-def test_a_forged_board_is_refused_with_the_reason(forge, content, seals, why):
+def test_a_forged_scoreboard_is_refused_with_the_reason(forge, content, seals, why):
     descriptor = forge(content, seals)
     with pytest.raises(ShmError, match=why):
         monitor.Monitor(os.getpid(), descriptor)
@@ -86,7 +86,7 @@ def test_a_process_that_holds_a_forgery_is_named_when_nothing_else_runs(monkeypa
         holder.stdin.write(b"\n")
 
 
-def test_only_the_process_that_the_board_names_is_its_parent():
+def test_only_the_process_that_the_scoreboard_names_is_its_parent():
     assert monitor._is_parent(os.getpid(), os.getpid())
     assert not monitor._is_parent(os.getpid(), os.getppid())
     assert not monitor._is_parent(os.getpid(), 0)  # a broker that has not begun yet

@@ -32,8 +32,8 @@ def test_rooms_of_the_core_stand_in_the_tours_table():
     parts = {path for path in files if path.with_name(path.name.split("_")[0]) in files}
     inside = {path for path in files if path.name.endswith("_internal")}  # of the room of that name
     whole = {path for path in parts if "_" not in path.name} | (files - parts - inside)
-    rooms = {path.as_posix() for path in whole} - {"callbacks"}
-    assert rooms == table
+    modules = {path.as_posix() for path in whole} - {"callbacks"}
+    assert modules == table
 
 
 @pytest.mark.skipif(not (ROOT / "shmgpu").is_dir(), reason="the package's sources are not here")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.servers.wires import Wire, binary, msgpack, raw
+from benchmarks.peers.servers.wires import WireFormat, binary, msgpack, raw
 
 # One connection, up to a dozen, dozens and more; bodies beyond a hundred kilobytes.
 KINDS = ("lone", "few", "many", "large")
@@ -24,7 +24,7 @@ class Configuration:
     """What a server's program is told besides the port, and how it is spoken to."""
 
     arguments: tuple[str, ...]
-    wire: Wire
+    wire: WireFormat
 
 
 @dataclass(frozen=True)

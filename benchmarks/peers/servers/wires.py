@@ -23,22 +23,22 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Wire:
+class WireFormat:
     """One way to write the request that holds ``x``, and to read the answer to it."""
 
     write: Callable[[Floats], HttpRequest]
     read: Callable[[Answer], Floats]
 
 
-def raw(path: str) -> Wire:
+def raw(path: str) -> WireFormat:
     """Return the wire of bare items: no type, no shape."""
-    return Wire(
+    return WireFormat(
         lambda x: HttpRequest(path, x.tobytes(), OCTETS),
         lambda answer: np.frombuffer(answer.body, "float32"),
     )
 
 
-def msgpack(path: str) -> Wire:
+def msgpack(path: str) -> WireFormat:
     """Return the wire of a msgpack map of an array's type, shape and bytes."""
 
     def write(x: Floats) -> HttpRequest:
@@ -53,7 +53,7 @@ def msgpack(path: str) -> Wire:
         given = unpackb(answer.body)
         return np.frombuffer(given["data"], given["dtype"]).reshape(given["shape"])
 
-    return Wire(write, read)
+    return WireFormat(write, read)
 
 
 def _inference(tensor: dict[str, Any], wanted: dict[str, Any], tail: bytes) -> HttpRequest:
@@ -71,7 +71,7 @@ def _tensor(x: Floats, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"name": INPUT, "shape": [1, len(x)], "datatype": "FP32", "parameters": parameters}
 
 
-def binary() -> Wire:
+def binary() -> WireFormat:
     """Return the Open Inference Protocol's wire with its binary tensor extension, both ways."""
 
     def read(answer: Answer) -> Floats:
@@ -80,7 +80,7 @@ def binary() -> Wire:
         assert tensor["parameters"]["binary_data_size"] == len(answer.body) - end
         return np.frombuffer(answer.body[end:], "float32").reshape(tensor["shape"])[0]
 
-    return Wire(
+    return WireFormat(
         lambda x: _inference(
             _tensor(x, {"binary_data_size": x.nbytes}), {"binary_data": True}, x.tobytes()
         ),
@@ -88,7 +88,7 @@ def binary() -> Wire:
     )
 
 
-def shared(input_region: str, output_region: str, output: Floats) -> Wire:
+def shared(input_region: str, output_region: str, output: Floats) -> WireFormat:
     """Return the wire of a client whose tensors lie in regions that the server knows by name.
 
     ``output`` is the client's own view of the output region.
@@ -97,7 +97,7 @@ def shared(input_region: str, output_region: str, output: Floats) -> Wire:
     def where(region: str, nbytes: int) -> dict[str, Any]:
         return {"shared_memory_region": region, "shared_memory_byte_size": nbytes}
 
-    return Wire(
+    return WireFormat(
         lambda x: _inference(
             _tensor(x, where(input_region, x.nbytes)), where(output_region, x.nbytes), b""
         ),

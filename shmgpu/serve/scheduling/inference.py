@@ -94,7 +94,7 @@ class Pending:
         self.traceparent = b""  # of the client's span
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a sink of the port is told."""
+        """As a handler of the port is told."""
         self.calls.ended(self, result, error)
 
     def cancel(self) -> None:

@@ -35,7 +35,7 @@ TRIES = 5  # of loading a source in a helper's slot whose processes die
 _TOLD = (ConfigError, LoadFailed)  # whose text is a sentence of ours
 
 
-class _Sink:
+class _OutcomeHandler:
     """Tells a future of the loop."""
 
     __slots__ = ("future",)
@@ -268,7 +268,7 @@ class Lifecycle:
         future = asyncio.get_running_loop().create_future()
         options = CallOptions(placement=1 << helper)
         pool = next(name for name, numbers in self.pools.items() if helper in numbers)
-        self.port.submit(targets[pool], (number,), {}, options, _Sink(future), False)
+        self.port.submit(targets[pool], (number,), {}, options, _OutcomeHandler(future), False)
         return await future
 
     # ---- the lock --------------------------------------------------------------------------

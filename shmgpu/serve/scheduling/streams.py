@@ -121,7 +121,7 @@ class Stream:
             self._close()
         # Otherwise it is being begun: what comes of that is closed when it is told.
 
-    # ---- as a sink of the port -----------------------------------------------------------
+    # ---- as a handler of the port -----------------------------------------------------------
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
         """A call has ended: the opening one, or one for a part."""
@@ -209,4 +209,4 @@ class _Nobody:
         self.kept = kept
 
     def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a sink of the port is told."""
+        """As a handler of the port is told."""

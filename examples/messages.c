@@ -1,4 +1,4 @@
-/* talk.c -- the example of the talk, completed: several children share several helpers.
+/* messages.c -- the C core alone: several children share several helpers.
  *
  * Each child writes a row of numbers into its own arena and asks for their sum by sending a
  * message of 16 bytes; a helper reads the row where it lies, prints what it found, and writes

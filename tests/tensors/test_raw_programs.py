@@ -22,7 +22,7 @@ def program(resident=False):
 
 
 class Sender:
-    """A child that writes its letters itself."""
+    """A child that writes its messages itself."""
 
     def __init__(self, engine):
         self.target = functions.EXECUTE[engine]
@@ -31,12 +31,12 @@ class Sender:
         self.address = shmgpu.arena.placed(np.arange(4, dtype="f4"))
         self.handles = 0
 
-    def ask(self, addresses, code, handles=(), room=16):
+    def ask(self, addresses, code, handles=(), output_bytes=16):
         head = program_message.HEAD.pack(1000, 0, 1, len(handles), 0)
         head += b"".join(one.to_bytes(8, "little") for one in handles)
-        letter = self.port.arguments.raw_call(self.target, len(addresses), 1)
-        letter.fill(head, code, addresses, room, self.port.arena)
-        return np.frombuffer(self.port.send(letter, self.target, ()), "f4")[:4]
+        raw = self.port.arguments.raw_call(self.target, len(addresses), 1)
+        raw.fill(head, code, addresses, output_bytes, self.port.arena)
+        return np.frombuffer(self.port.send(raw, self.target, ()), "f4")[:4]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def sender(engine):
     return Sender(engine)
 
 
-def test_an_honest_letter_is_answered(sender):
+def test_an_honest_raw_is_answered(sender):
     array, address = sender.address
     assert (sender.ask([address], program().encode()) == -array).all()
     assert (sender.ask([address], b"") == -array).all()  # known from then on
@@ -60,7 +60,7 @@ def test_arrays_lie_in_the_caller_s_own_arena(sender):
     assert (sender.ask([address], code) == -array).all()
 
 
-def test_a_letter_has_the_arrays_and_tensors_that_its_program_needs(sender):
+def test_a_raw_has_the_arrays_and_tensors_that_its_program_needs(sender):
     _, address = sender.address
     with pytest.raises(shmgpu.RemoteError, match="fewer arrays than it needs"):
         sender.ask([], program().encode())
@@ -73,17 +73,17 @@ def test_a_letter_has_the_arrays_and_tensors_that_its_program_needs(sender):
 def test_a_result_is_not_written_beyond_its_room(sender):
     _, address = sender.address
     with pytest.raises(shmgpu.RemoteError, match="output buffer is smaller"):
-        sender.ask([address], program().encode(), room=12)
+        sender.ask([address], program().encode(), output_bytes=12)
 
 
-def test_a_damaged_letter_is_refused(sender):
+def test_a_damaged_raw_is_refused(sender):
     _, address = sender.address
     for code in (b"?", program().encode()[:-3]):
         with pytest.raises(shmgpu.RemoteError, match="damaged"):
             sender.ask([address], code)
 
 
-def test_letters_of_a_broker_that_was_left_are_copied_into_the_next_one(monkeypatch, request):
+def test_raws_of_a_broker_that_was_left_are_copied_into_the_next_one(monkeypatch, request):
     monkeypatch.setattr(current, "_backend", "numpy")
     with shmgpu.init(inline=True, arena="1MiB"):
         x = shmgpu.tensor([1.0, 2.0])
@@ -92,7 +92,7 @@ def test_letters_of_a_broker_that_was_left_are_copied_into_the_next_one(monkeypa
         assert ((x + 1).data == [2, 3]).all()
 
 
-def test_what_is_kept_of_letters_is_given_back_when_the_arena_is_full(engine):
+def test_what_is_kept_of_raws_is_given_back_when_the_arena_is_full(engine):
     for n in range(1, 20):
         sum([shmgpu.tensor([float(k)]) for k in range(n)], shmgpu.tensor([0.0])).data
     free = shmgpu.arena.stats()["free_bytes"]
