@@ -176,6 +176,14 @@ enum shm_limits {
   SHM_NO_HELPER = 255          /* in a trace record: no helper was given the message */
 };
 
+/* Sizes that a binding or a monitor needs to know. */
+enum shm_sizes {
+  SHM_FRAME_BYTES = 64,        /* what a message takes of a pipe */
+  SHM_UNIT_NS = 64,            /* of started_units and finished_units in a trace record */
+  SHM_ALIGNMENT = 64,          /* of blocks of an arena; their sizes are multiples of it */
+  SHM_GUARD_BYTES = 65536      /* addresses between two arenas, unless they ask for huge pages */
+};
+
 /* One row of the function table. func == NULL makes a row for a binding: the message's func_ptr
  * is then the row's own address (*row), and helpers get the call from shm_helper_take. */
 enum shm_function_flags { SHM_FUNCTION_IDEMPOTENT = 1 };

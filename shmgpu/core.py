@@ -79,6 +79,10 @@ MAX_WINDOW: int = _lib.SHM_MAX_WINDOW
 MAX_BATCH: int = _lib.SHM_MAX_BATCH
 MAX_TRACE: int = _lib.SHM_MAX_TRACE
 NO_HELPER: int = _lib.SHM_NO_HELPER  # in a trace record
+FRAME_BYTES: int = _lib.SHM_FRAME_BYTES  # what a message takes of a pipe
+UNIT_NS: int = _lib.SHM_UNIT_NS  # of started_units and finished_units in a trace record
+ALIGNMENT: int = _lib.SHM_ALIGNMENT  # of blocks of an arena
+GUARD_BYTES: int = _lib.SHM_GUARD_BYTES  # addresses between two arenas without huge pages
 
 ROLE_NONE: int = _lib.SHM_ROLE_NONE
 ROLE_PARENT: int = _lib.SHM_ROLE_PARENT

@@ -46,12 +46,6 @@ JITTER = 0.1  # of every burst, either way: without it processes march in step a
 SATURATED = 0.75
 NEAR_TIE = 0.1
 KINDS = ("device", "core")
-# Of what a broker has at most how many.
-MOST = {
-    "children": (4096, "a broker has {} children"),
-    "helpers": (64, "a broker has {} helpers"),
-    "window": (896, "a child has {} calls out"),
-}
 
 
 @dataclass(frozen=True)
@@ -104,8 +98,13 @@ class ClosedLoad:
 
     def __post_init__(self) -> None:
         """Refuse what no broker runs."""
-        for what, (most, said) in MOST.items():
-            given = getattr(self, what)
+        from shmgpu import core  # here, so that the suite can be listed where it is not built
+
+        for given, most, said in (
+            (self.children, core.MAX_CHILDREN, "a broker has {} children"),
+            (self.helpers, core.MAX_HELPERS, "a broker has {} helpers"),
+            (self.window, core.MAX_WINDOW, "a child has {} calls out"),
+        ):
             if not 1 <= given <= most:
                 raise ValueError(f"{said.format(f'1 to {most:,}')}, not {given:,}")
         if not 0 <= self.service_us < math.inf:

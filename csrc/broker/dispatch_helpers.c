@@ -58,7 +58,7 @@ static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status
   }
   if (finished > 0) { /* 0: it died */
     d->scoreboard->helper_stats[h].finished++;
-    d->scoreboard->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+    d->scoreboard->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHM_UNIT_NS;
   }
   if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
   shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
@@ -97,7 +97,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     return;
   }
   if (r->frame.kind == SHMI_FRAME_CALL) {
-    uint64_t service_ns = (uint64_t)(finished - started) * SHMI_FRAME_UNIT_NS;
+    uint64_t service_ns = (uint64_t)(finished - started) * SHM_UNIT_NS;
     shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
     stats->finished++;
     learn_deferred(d, h, r->function);

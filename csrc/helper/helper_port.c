@@ -109,7 +109,7 @@ static int look(int64_t timeout_ns) {
 }
 
 static uint32_t units(uint64_t from_ns, uint64_t to_ns) {
-  uint64_t passed = to_ns > from_ns ? (to_ns - from_ns) / SHMI_FRAME_UNIT_NS : 0;
+  uint64_t passed = to_ns > from_ns ? (to_ns - from_ns) / SHM_UNIT_NS : 0;
   return passed < UINT32_MAX ? (uint32_t)passed : UINT32_MAX;
 }
 

@@ -71,9 +71,8 @@ typedef struct shmi_frame {
   };
 } shmi_frame_t;
 
-enum { SHMI_FRAME_BYTES = 64, SHMI_FRAME_UNIT_NS = 64 };
 _Static_assert(sizeof(shm_msg_t) == 16, "a message is 16 bytes");
-_Static_assert(sizeof(shmi_frame_t) == SHMI_FRAME_BYTES, "a frame is 64 bytes");
+_Static_assert(sizeof(shmi_frame_t) == SHM_FRAME_BYTES, "a frame is 64 bytes");
 _Static_assert(offsetof(shmi_frame_t, sequence) == 16, "layout");
 _Static_assert(offsetof(shmi_frame_t, slot) == 24, "layout");
 _Static_assert(offsetof(shmi_frame_t, generation) == 28, "layout");

@@ -13,7 +13,7 @@
 #include "base/descriptor.h"
 #include "base/error_detail.h"
 
-_Static_assert(SHMI_PIPE_BURST * SHMI_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
+_Static_assert(SHMI_PIPE_BURST * SHM_FRAME_BYTES <= PIPE_BUF, "a burst is written atomically");
 
 int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
   int made[2];
@@ -38,17 +38,17 @@ int shmi_pipe_make(int ends[2], int nonblocking, int *capacity) {
     return SHM_ESYSTEM;
   }
   int page = (int)sysconf(_SC_PAGESIZE), pages = bytes / page;
-  *capacity = (pages > 1 ? pages - 1 : 1) * (page / SHMI_FRAME_BYTES);
+  *capacity = (pages > 1 ? pages - 1 : 1) * (page / SHM_FRAME_BYTES);
   return SHM_OK;
 }
 
 int shmi_pipe_read(int fd, shmi_frame_t *frames, int max) {
   size_t got = 0;
   for (;;) {
-    ssize_t n = read(fd, (char *)frames + got, (size_t)max * SHMI_FRAME_BYTES - got);
+    ssize_t n = read(fd, (char *)frames + got, (size_t)max * SHM_FRAME_BYTES - got);
     if (n > 0) {
       got += (size_t)n;
-      if (got % SHMI_FRAME_BYTES == 0) return (int)(got / SHMI_FRAME_BYTES);
+      if (got % SHM_FRAME_BYTES == 0) return (int)(got / SHM_FRAME_BYTES);
       continue; /* the rest of a frame is coming: writers write whole ones */
     }
     if (n == 0) return got == 0 ? SHM_EBROKER_DIED : SHM_EBAD_FRAME;
@@ -95,10 +95,10 @@ int shmi_pipe_write(int fd, const shmi_frame_t *frames, int count) {
   while (written < count) {
     int piece = count - written < SHMI_PIPE_BURST ? count - written : SHMI_PIPE_BURST;
     const char *from = (const char *)(frames + written);
-    size_t bytes = (size_t)piece * SHMI_FRAME_BYTES;
+    size_t bytes = (size_t)piece * SHM_FRAME_BYTES;
     ssize_t n = sigpipe_ignored ? write(fd, from, bytes) : write_guarded(fd, from, bytes);
     if (n > 0) {
-      written += (int)(n / SHMI_FRAME_BYTES); /* atomic: the whole piece */
+      written += (int)(n / SHM_FRAME_BYTES); /* atomic: the whole piece */
       continue;
     }
     if (errno == EINTR) {

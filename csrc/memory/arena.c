@@ -14,7 +14,6 @@
 #include "base/passing.h"
 #include "memory/available.h"
 
-enum { GUARD = 65536 }; /* a whole number of pages, whatever their size */
 
 static shmi_arena_plan_t plan;
 static char *reservation;
@@ -72,7 +71,7 @@ static int plan_regions(const shmi_arena_plan_t *wanted) {
 
 /* Guards are as large as a huge page if arenas must start on the boundary of one. */
 static size_t guard_bytes(const shmi_arena_plan_t *wanted) {
-  return wanted->huge_pages ? (size_t)2 << 20 : GUARD;
+  return wanted->huge_pages ? (size_t)2 << 20 : (size_t)SHM_GUARD_BYTES;
 }
 
 static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *addresses) {
@@ -309,7 +308,7 @@ int shmi_arena_next_data(int child, uint64_t from, uint64_t most, uint64_t *offs
 
 uint64_t shmi_arena_address(int child) {
   if (joined >= 0) return child == joined ? (uint64_t)(uintptr_t)reservation : 0;
-  uint64_t first = (uint64_t)(uintptr_t)reservation + GUARD;
+  uint64_t first = (uint64_t)(uintptr_t)reservation + SHM_GUARD_BYTES;
   if (plan.huge_pages) {
     uint64_t unit = UINT64_C(2) << 20;
     first = (first + unit - 1) & ~(unit - 1);

@@ -19,7 +19,7 @@
 
 #include "shmgpu.h"
 
-#define SHMI_TLSF_GRANULE ((size_t)64)
+#define SHMI_TLSF_GRANULE ((size_t)SHM_ALIGNMENT)
 #define SHMI_TLSF_MAX_ALIGNMENT ((size_t)2 << 20)
 #define SHMI_TLSF_MAX_BYTES ((uint64_t)127 << 30) /* granule numbers stay below 2^31 */
 

@@ -22,7 +22,7 @@ from shmgpu.codec.pytree import ValueReader
 from shmgpu.errors import BadParams
 
 MAX_BYTES = 1 << 47
-ALIGNMENT = 64
+ALIGNMENT = core.ALIGNMENT
 
 
 class ArraySpec:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shmgpu import core
 from shmgpu.demo.serve import Served
 
-FRAME_BYTES = 64
+FRAME_BYTES = core.FRAME_BYTES
 
 
 @dataclass(frozen=True)

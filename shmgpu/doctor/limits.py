@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shmgpu import core
 from shmgpu.broker.launch_config import descriptors_needed
 from shmgpu.doctor.gpus import devices_of
 from shmgpu.doctor.machine import CAP_SYS_ADMIN, CAP_SYS_RESOURCE, Headroom, Machine
@@ -14,7 +15,7 @@ from shmgpu.doctor.plan import GIB, PAGE, Plan, size
 from shmgpu.doctor.processors import helper_threads
 from shmgpu.doctor.verdict import Verdict, fail, fine, warn
 
-FRAMES_OF_A_PAGE = PAGE // 64
+FRAMES_OF_A_PAGE = PAGE // core.FRAME_BYTES
 PIPE_PAGES = 16  # of a pipe, unless its user has too many
 FILES_OF_A_ROLE = 8
 MAPPINGS_OF_A_PROCESS = 4096  # libraries, stacks, heaps

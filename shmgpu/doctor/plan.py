@@ -6,15 +6,17 @@ machine.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from shmgpu import core
 from shmgpu.common import config
 from shmgpu.common import devices as device
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-PAGE, HUGE_PAGE, GUARD = 4096, 2 * MIB, 64 * KIB  # as csrc/memory/arena.c has them
+PAGE, HUGE_PAGE, GUARD = mmap.PAGESIZE, 2 * MIB, core.GUARD_BYTES
 
 
 def size(count: int) -> str:

@@ -19,7 +19,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 
 # Python has no names for these, or not in all versions.
 MADV_POPULATE_WRITE = 23

@@ -19,7 +19,7 @@ from shmgpu.errors import BadParams, ConfigError
 HELPERS_PID = 1
 CHILDREN_PID = 2
 TENSORS_PID = 3  # of what shmgpu.debug saves
-UNIT_NS = 64
+UNIT_NS = core.UNIT_NS
 MAX_COUNTER_SAMPLES = 200_000
 
 

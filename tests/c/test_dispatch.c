@@ -127,8 +127,8 @@ TEST(a_helper_that_writes_without_end_gets_its_share_of_a_turn) {
   enum { FRAMES = 8192 };
   static shmi_frame_t lies[FRAMES];
   open_peers(1, 2, 1);
-  int bytes = fcntl(hands[0].up_fd, F_SETPIPE_SZ, FRAMES * SHMI_FRAME_BYTES);
-  if (bytes < FRAMES * SHMI_FRAME_BYTES) SKIP("this user may not have a pipe that large");
+  int bytes = fcntl(hands[0].up_fd, F_SETPIPE_SZ, FRAMES * SHM_FRAME_BYTES);
+  if (bytes < FRAMES * SHM_FRAME_BYTES) SKIP("this user may not have a pipe that large");
   for (int i = 0; i < FRAMES; i++) {
     shmi_frame_t never = {.delivery = 77};
     lies[i] = reply_of(0, &never, SHM_OK);
@@ -146,8 +146,8 @@ TEST(a_child_that_writes_without_end_gets_its_share_of_a_turn) {
   enum { FRAMES = 4096 };
   static shmi_frame_t nothing[FRAMES];
   open_peers(2, 1, 1);
-  int bytes = fcntl(kids[0].request_fd, F_SETPIPE_SZ, (FRAMES + 64) * SHMI_FRAME_BYTES);
-  if (bytes < (FRAMES + 64) * SHMI_FRAME_BYTES) SKIP("this user may not have a pipe that large");
+  int bytes = fcntl(kids[0].request_fd, F_SETPIPE_SZ, (FRAMES + 64) * SHM_FRAME_BYTES);
+  if (bytes < (FRAMES + 64) * SHM_FRAME_BYTES) SKIP("this user may not have a pipe that large");
   for (int i = 0; i < FRAMES; i++) {
     nothing[i] = (shmi_frame_t){.kind = SHMI_FRAME_CANCEL, .sequence = UINT64_MAX};
   }
@@ -210,7 +210,7 @@ TEST(an_idle_helper_hears_of_every_child_that_leaves_however_many_do) {
     child_goes(0);
     child_comes(0);
   }
-  CHECK(shmi_pipe_unread(hands[0].down_fd) <= 64 * SHMI_FRAME_BYTES);
+  CHECK(shmi_pipe_unread(hands[0].down_fd) <= 64 * SHM_FRAME_BYTES);
   helper_reads(0);
   int heard = hands[0].gone;
   turn(); /* and of the last ones in the end */

@@ -99,7 +99,7 @@ static void read_replies(int child) {
   peer_t *peer = &children[child];
   shmi_frame_t frames[64];
   ssize_t got = peer->read_fd >= 0 ? read(peer->read_fd, frames, sizeof frames) : 0;
-  for (ssize_t i = 0; i * SHMI_FRAME_BYTES < got; i++) {
+  for (ssize_t i = 0; i * SHM_FRAME_BYTES < got; i++) {
     REQUIRE(frames[i].kind == SHMI_FRAME_REPLY);
     peer->received++;
     peer->parked += shmi_status_from_wire(frames[i].status) == SHM_ENEEDS_SPACE;
@@ -169,7 +169,7 @@ static void drain_helper(int helper) {
   shmi_frame_t frames[64];
   if (helpers[helper].read_fd >= 0) {
     ssize_t got = read(helpers[helper].read_fd, frames, sizeof frames);
-    REQUIRE(got <= 0 || got % SHMI_FRAME_BYTES == 0);
+    REQUIRE(got <= 0 || got % SHM_FRAME_BYTES == 0);
   }
 }
 

@@ -22,13 +22,13 @@ import httptools
 import orjson
 
 from shmgpu.child.memory import Arena
+from shmgpu.codec.arrays import ALIGNMENT
 from shmgpu.errors import ArenaFull
 
 SCRATCH_BYTES = 16384
 SLOWEST = 65536  # bytes a second
 LINGER_S = 2.0  # from a refusal until the connection ends
 JOINED_BYTES = 8192  # an answer of fewer is written as one piece
-ALIGNMENT = 64
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 Refusal = tuple[int, str, bytes]  # status, sentence, headers
