@@ -198,6 +198,7 @@ ops/program_message                 any
 
 engine/cuda                         helper
 engine/backends                     helper
+engine/capture                      helper
 engine/plan                         helper
 engine/foresight                    helper
 engine/expressions                  helper

@@ -21,17 +21,17 @@ T = TypeVar("T")
 
 
 class Driver(Protocol):
-    """What records work on a device, and launches it again as one."""
+    """What captures work on a device, and launches it again as one."""
 
     def beside(self, work: Callable[[], T]) -> T:
-        """Do the work where it would be recorded: what it sets up must not be recorded."""
+        """Do the work where it would be captured: what it sets up must not be captured."""
 
-    def record(
+    def capture(
         self, work: Callable[[], T], generators: Sequence[Any]
     ) -> tuple[Callable[[], None], T]:
-        """What does the work again, and what it gives then; it is not done now.
+        """Capture the work without doing it: (what does it later, what it gives then).
 
-        It reads and writes where the arrays lie now; numbers are those of now. What it draws from
+        It reads and writes where the arrays lie now, with the numbers of now. What it draws from
         the generators follows from their state then. Raises what the device, or the work, raises.
         """
 
@@ -42,7 +42,7 @@ class Driver(Protocol):
         """Copy plain numbers into an array of one axis."""
 
     def finish(self) -> None:
-        """Wait until all is done."""
+        """Wait until the device has done everything."""
 
 
 class Backend(Protocol):
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """Where the elements begin."""
 
     def place(self, array: Any) -> Any:
-        """Where its elements begin, and how they lie: equal for what a recording would not tell."""
+        """Where its elements begin and how they lie: equal for what a graph cannot tell apart."""
 
     def number(self, dtype: Any) -> Any:
         """What makes of a plain number what kernels of that type take."""
@@ -92,7 +92,7 @@ class Backend(Protocol):
         """While programs run."""
 
     def driver(self) -> Driver | None:
-        """What records work on the device; None where it is as quick to do it again."""
+        """What captures work on the device; None where doing it again is as quick."""
 
 
 _HALVES = (float16, bfloat16)

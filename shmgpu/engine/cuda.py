@@ -1,6 +1,6 @@
-"""CUDA graphs through torch: how work is recorded on a device, and launched again as one.
+"""CUDA graphs through torch: how work is captured on a device, and launched again as one.
 
-Owns the stream that records and the memory that recordings share. Never knows programs. Source:
+Owns the stream that captures and the memory that graphs share. Never knows a program. Source:
 PyTorch's documentation, *CUDA semantics*, "CUDA Graphs".
 """
 
@@ -11,11 +11,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-WARM_UPS = 2  # runs on the stream that records, in which libraries set themselves up
-
 
 class CudaDriver:
-    """Records on one device. All that is done with it is in order on the caller's stream.
+    """Captures on one device. Everything that it does is in order on the caller's stream.
 
     Args:
         torch: the module; most of torch.cuda has no types.
@@ -34,10 +32,10 @@ class CudaDriver:
         return self._stream
 
     def beside(self, work: Callable[[], T]) -> T:
-        """Do the work on the stream that records, between what was enqueued and what will be.
+        """Do the work on the capturing stream, after what is enqueued and before what will be.
 
         Libraries set themselves up for each stream in their first calls, which must not be
-        recorded. The streams wait for each other both ways, so memory may go from one to the other.
+        captured. Each stream waits for the other, so memory may pass between them.
         """
         cuda, stream = self._torch.cuda, self._aside()
         current = cuda.current_stream(self._device)
@@ -48,10 +46,10 @@ class CudaDriver:
         finally:
             current.wait_stream(stream)
 
-    def record(
+    def capture(
         self, work: Callable[[], T], generators: Sequence[Any]
     ) -> tuple[Callable[[], None], T]:
-        """What launches the work, which was not done; and what the work gave, where it will be.
+        """Capture the work without doing it: (what launches it, what it gave, where that will be).
 
         ``generators``: what the work draws from. A replay draws what follows from their seeds.
         """
@@ -69,13 +67,13 @@ class CudaDriver:
             ):
                 results = work()
         except BaseException:
-            cuda.set_stream(current)  # torch goes back only where the recording ended well
+            cuda.set_stream(current)  # torch itself does so only after a capture that succeeded
             self._leave_pool()
             raise
         return graph.replay, results
 
     def _leave_pool(self) -> None:
-        """After a failure: have torch's allocator take memory from elsewhere again."""
+        """After a failure: make torch's allocator take memory from elsewhere again."""
         pool, self._pool = self._pool, None
         index = self._torch.cuda.current_device()
         try:
@@ -84,7 +82,7 @@ class CudaDriver:
             return  # it does already
 
     def copy(self, destinations: Sequence[Any], sources: Sequence[Any]) -> None:
-        """Copy arrays of equal specs, all with as few launches as there may be."""
+        """Copy arrays of equal specs, with as few launches as possible."""
         self._torch._foreach_copy_(list(destinations), list(sources), non_blocking=True)
 
     def put_numbers(self, destination: Any, values: Sequence[Any]) -> None:

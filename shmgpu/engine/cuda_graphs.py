@@ -1,18 +1,18 @@
-"""Programs that repeat on a device: recorded once, replayed with one launch from then on.
+"""Programs that repeat on a device: captured once, replayed with one launch from then on.
 
-Owns which program is recorded, when, and what a replay must be given; how a device records is its
-driver's business (:mod:`shmgpu.engine.cuda`). A program that cannot be recorded runs as any other:
-why, is counted.
+Owns which program is captured, when, and what a replay must be given; the capturing itself is that
+of :mod:`shmgpu.engine.capture`. A program that cannot be captured runs as any other, and the reason
+is counted. Never changes what a program computes.
 
-A recording knows addresses and plain numbers, not names. So a program is first watched: an array
-that lies elsewhere from run to run (what was sent always does), or a number that changes, *moves*.
-What moves is copied into arrays of the recording's own before each replay. What stays, weights that
-a step of training writes over above all, is used where it lies. Seeds are set in generators that
-the recording knows. What comes out is copied out at once, because the next replay writes there,
-unless it is a donated array that was written over: that one is handed out as it is.
+A graph knows addresses and plain numbers, not names. So a program is first watched: an array that
+lies elsewhere from run to run (what was sent always does), or a number that changes, *moves*. What
+moves is copied into arrays of the graph's own before each replay. What stays, above all weights
+that a training step writes over, is used where it lies. Seeds are set in generators that the graph
+knows. Outputs are copied out at once, because the next replay overwrites them, except a donated
+array that was written over: that one is handed out as it is.
 
-A recording belongs to one child, whose arrays it knows. Memory that recordings need on the way is
-shared by all of them: they are replayed one after the other, on one stream.
+A graph belongs to one child, whose arrays it knows. Memory for intermediate values is shared by all
+graphs: they are replayed one after the other, on one stream.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shmgpu.engine.backends import Backend, Driver
+from shmgpu.engine.capture import Capture, NotCapturable, reason_of
 from shmgpu.engine.compile import Compiled, Pool, compiled
-from shmgpu.engine.cuda import WARM_UPS
 from shmgpu.engine.foresight import seeds_of
 from shmgpu.engine.plan import Options
 from shmgpu.ops.creation import DRAWN
@@ -35,19 +35,18 @@ from shmgpu.ops.program import Program, Step
 from shmgpu.ops.promotion import bfloat16, float16, float32
 
 WATCHED = 2  # runs of a child's program before it proves to repeat
-LEAST_STEPS = 3  # operations: fewer are launched as quickly as a recording with its copies
+LEAST_STEPS = 3  # operations: fewer are launched as quickly as a graph with its copies
 MAX_KNOWN = 4096  # programs of children that are watched; the least recently used goes first
-MAX_GRAPHS = 128  # recordings, likewise
-MAX_BYTES = 1 << 30  # of the arrays that recordings have of their own
-MAX_CHANGES = 2  # recordings of a program that turn out to know too much; then all of it moves
+MAX_GRAPHS = 128  # likewise
+MAX_BYTES = 1 << 30  # of the arrays that graphs have of their own
+MAX_CHANGES = 2  # graphs of a program in which something changed after all; then all of it moves
 MAX_REASONS = 64  # kinds of fallbacks that are told apart
 
 FEW = f"it has fewer than {LEAST_STEPS} operations, which are launched as quickly one by one"
 LARGE = f"its inputs and outputs have more than {MAX_BYTES >> 20} MiB"
-CHANGED = "what stayed the same until it was recorded did change: it is recorded again"
+CHANGED = "what had stayed the same until it was captured has changed: it is captured again"
 PLAIN = "a plain number of {} changes from run to run"
 SEEDED = "{} is seeded by a tensor"
-FAILED = "recording failed with {}: {}"
 OTHER = "another reason"
 
 Results = tuple[tuple[Any, ...], Sequence[Any]]  # what is read, what is kept
@@ -63,15 +62,11 @@ class Runnable(Protocol):
 
 
 def as_one(options: Options) -> Options:
-    """The options of a program that is recorded, or may be: it is answered as a whole."""
+    """The options of a program that is captured, or may be: it is answered as a whole."""
     return replace(options, answer_early=False)
 
 
-class Unrecordable(Exception):
-    """The program cannot be recorded; its words are the reason."""
-
-
-# ---- a program of which numbers are arrays -------------------------------------------------------
+# ---- programs whose numbers are arrays -----------------------------------------------------------
 
 _HALVES = (float16, bfloat16)
 
@@ -135,7 +130,7 @@ class Seed:
     kernel: Any
 
 
-def recordable(
+def capturable(
     program: Program, moving: set[int], backend: Backend
 ) -> tuple[Program, list[int], list[Seed]]:
     """The program with the numbers of these places as arrays behind the others.
@@ -145,7 +140,7 @@ def recordable(
         what is seeded before each run.
 
     Raises:
-        Unrecordable: an operation takes such a number only from the host.
+        NotCapturable: an operation takes such a number only from the host.
     """
     n_arrays, n_numbers = len(program.arrays), len(program.numbers)
 
@@ -169,7 +164,7 @@ def recordable(
     def draw(step: Step) -> Op:
         place = place_of(step.inputs[0])
         if place is None:
-            raise Unrecordable(SEEDED.format(step.op.name))
+            raise NotCapturable(SEEDED.format(step.op.name))
         key = (step.op, place, repr(step.params))
         if key not in draws:
             kernel = backend.kernel(step.op, (program.numbers[place],), step.params, step.spec)
@@ -188,7 +183,7 @@ def recordable(
         if any(place_of(one) in lifted for one in step.inputs):
             op = of_arrays(step.op)
             if op is None:
-                raise Unrecordable(PLAIN.format(step.op.name))
+                raise NotCapturable(PLAIN.format(step.op.name))
         assert op is not None
         inputs = tuple([slots.get(one, one) for one in step.inputs])
         steps.append(replace(step, op=op, inputs=inputs))
@@ -208,37 +203,37 @@ def _as_array(number: Spec) -> Spec:
     return spec_of(float32, ()) if number.dtype in _HALVES else number
 
 
-# ---- a recording ---------------------------------------------------------------------------------
+# ---- a captured program --------------------------------------------------------------------------
 
 
-class Recording:
-    """A program as it is recorded, its own arrays for what moves, and how it is replayed.
+class CapturedProgram:
+    """A program with its graph, arrays of the graph's own for what moves, and how it is replayed.
 
     Args:
-        moving: slots of arrays that are copied into the recording's own.
-        numbers: places of numbers, likewise.
+        moving: slots of arrays that are copied into the graph's own.
+        numbers: places of numbers that are.
 
     Attributes:
-        nbytes: of its own arrays, and of what comes out.
-        warm_ups: runs beside, until now.
-        replay: launches it; None until it is recorded.
+        capture: of the graph.
+        nbytes: of its own arrays, and of its outputs.
     """
 
     def __init__(
         self,
         ready: Runnable,
         backend: Backend,
+        driver: Driver,
         pool: Pool,
         moving: set[int],
         numbers: set[int],
     ) -> None:
-        program, lifted, self._seeds = recordable(ready.program, numbers, backend)
+        program, lifted, self._seeds = capturable(ready.program, numbers, backend)
         specs = program.specs
         self._outputs = [specs[slot] for slot in (*program.read, *program.kept)]
         self.nbytes = sum(spec.nbytes for spec in self._outputs)
         self.nbytes += sum(program.arrays[slot].nbytes for slot in moving)
         if self.nbytes > MAX_BYTES:
-            raise Unrecordable(LARGE)
+            raise NotCapturable(LARGE)
         self._backend = backend
         self._compiled = compiled(
             program, backend, pool, as_one(Options.of_flags(ready.flags)), lends=True
@@ -262,9 +257,8 @@ class Recording:
             self._vectors.append((vector, places, []))
             views.update((place, vector[at]) for at, place in enumerate(places))
         self._numbers = [views[place] for place in lifted]
-        self.warm_ups = 0
         self._passed: dict[int, int] = {}  # place of an output -> slot of the array that it is
-        self.replay: Callable[[], None] | None = None
+        self.capture: Capture[Results] = Capture(driver)
         self.results: Results = ((), ())
 
     @property
@@ -273,7 +267,7 @@ class Recording:
         return [seed.kernel.generator for seed in self._seeds]
 
     def load(self, driver: Driver, given: Sequence[Any], numbers: Sequence[Any]) -> None:
-        """Bring what moves to where the recording looks for it."""
+        """Copy what moves to where the graph reads it."""
         if self._own:
             driver.copy(list(self._own.values()), [given[slot] for slot in self._own])
         for vector, places, last in self._vectors:
@@ -285,14 +279,14 @@ class Recording:
             seed.kernel.seed(numbers[seed.place])
 
     def work(self, given: Sequence[Any], numbers: Sequence[Any]) -> Results:
-        """What is recorded: the program, on what was loaded and on what stays where it is."""
+        """What is captured: the program, on what was loaded and on what stays where it is."""
         arrays = [self._own.get(slot, array) for slot, array in enumerate(given)]
         return self._compiled.run(
             [*arrays, *self._numbers], [numbers[place] for place in self._rest]
         )
 
     def unload(self, driver: Driver, given: Sequence[Any], results: Results) -> Results:
-        """What came out, where no replay writes."""
+        """The outputs, in memory that no replay writes to."""
         there: list[Any] = []
         fresh: list[Any] = []
         out: list[Any] = []
@@ -309,8 +303,8 @@ class Recording:
             driver.copy(fresh, there)
         return tuple(out[: self._n_read]), tuple(out[self._n_read :])
 
-    def keep(self, given: Sequence[Any], replay: Callable[[], None], results: Results) -> None:
-        """It was recorded. What the child may let go of is not held: its memory would stay."""
+    def keep(self, given: Sequence[Any], results: Results) -> None:
+        """Note where a replay writes; holds no array that the child may free."""
         slots = {id(array): slot for slot, array in enumerate(given) if slot not in self._own}
         outputs = list(itertools.chain(*results))
         for place, array in enumerate(outputs):
@@ -318,7 +312,6 @@ class Recording:
                 self._passed[place] = slots[id(array)]
             if id(array) in slots or place in self._homes:
                 outputs[place] = None
-        self.replay = replay
         self.results = tuple(outputs[: self._n_read]), outputs[self._n_read :]
 
 
@@ -327,9 +320,9 @@ class Repeated:
 
     Attributes:
         runs: until now.
-        is_given_up: it cannot be recorded.
-        changes: how often it changed when it had been taken for what stays the same.
-        recording: made once it has repeated.
+        is_given_up: it cannot be captured.
+        changes: how often something in it changed that had seemed to stay the same.
+        captured: made once it has repeated.
     """
 
     __slots__ = (
@@ -339,9 +332,9 @@ class Repeated:
         "_moving_numbers",
         "_ready",
         "_seeds",
+        "captured",
         "changes",
         "is_given_up",
-        "recording",
         "runs",
     )
 
@@ -356,17 +349,17 @@ class Repeated:
         self.runs = 0
         self.changes = 0
         self.is_given_up = len(program.steps) < LEAST_STEPS
-        self.recording: Recording | None = None
+        self.captured: CapturedProgram | None = None
 
     def places(self, backend: Backend, given: Sequence[Any]) -> list[Any]:
-        """Of each array that is not known to move, where it lies."""
+        """Where each array lies that is not known to move."""
         return [
             None if slot in self._moving else backend.place(array)
             for slot, array in enumerate(given)
         ]
 
     def has_changed(self, places: list[Any], numbers: bytes) -> bool:
-        """Whether anything changed since the last run that did not before; remembers what.
+        """Whether anything changed since the last run that had not before; remembers what.
 
         ``numbers``: 8 bytes each.
         """
@@ -391,7 +384,7 @@ class Repeated:
         return bool(arrays or found)
 
     def let_all_move(self) -> None:
-        """It is another thing that changes each time: take nothing for what stays."""
+        """Something else changes each time: assume that nothing stays."""
         program = self._ready.program
         self._moving = set(range(len(program.arrays)))
         fixed = {
@@ -402,27 +395,24 @@ class Repeated:
         }
         self._moving_numbers |= set(range(len(program.numbers))) - self._seeds - fixed
 
-    def prepare(self, backend: Backend, pool: Pool) -> Recording:
-        """A recording of what it is known to be; Unrecordable where there is none."""
-        self.recording = Recording(self._ready, backend, pool, self._moving, self._moving_numbers)
-        return self.recording
-
-
-def _failure(error: Exception) -> str:
-    said = (str(error).splitlines() or [""])[0]
-    return FAILED.format(type(error).__name__, said[:160])
+    def prepare(self, backend: Backend, driver: Driver, pool: Pool) -> CapturedProgram:
+        """The program ready to be captured, by what is known to move; may raise NotCapturable."""
+        self.captured = CapturedProgram(
+            self._ready, backend, driver, pool, self._moving, self._moving_numbers
+        )
+        return self.captured
 
 
 # ---- all of them ---------------------------------------------------------------------------------
 
 
 class Graphs:
-    """The recordings of one engine.
+    """The graphs of one engine.
 
     Attributes:
-        captured: recordings made.
-        replays: runs that were one.
-        fallbacks: reason -> how many programs of children run as they are, or were recorded again.
+        captured: graphs made.
+        replays: runs that were replays.
+        fallbacks: reason -> how many programs of children run as they are, or were captured again.
     """
 
     def __init__(self, backend: Backend, driver: Driver, pool: Pool) -> None:
@@ -430,7 +420,7 @@ class Graphs:
         self._driver = driver
         self._pool = pool
         self._known: OrderedDict[tuple[Caller, Runnable], Repeated] = OrderedDict()
-        self._recordings: OrderedDict[Repeated, None] = OrderedDict()
+        self._graphs: OrderedDict[Repeated, None] = OrderedDict()
         self.captured = 0
         self.replays = 0
         self.fallbacks: dict[str, int] = {}
@@ -443,105 +433,100 @@ class Graphs:
         numbers: Sequence[Any],
         packed: bytes,
     ) -> Results:
-        """Run the program as its compiled form does, or replay it; ``packed``: the numbers."""
+        """Run the program in its compiled form, or replay it; ``packed``: its numbers as bytes."""
         assert ready.compiled is not None
         one = self._known.get((caller, ready))
         if one is None:
             one = self._known[caller, ready] = Repeated(ready)
             if len(self._known) > MAX_KNOWN:
-                self._let_go(self._known.popitem(last=False)[1])
+                self._drop(self._known.popitem(last=False)[1])
         else:
             self._known.move_to_end((caller, ready))
         if not one.is_given_up:
-            recording = self._recording(one, given, packed)
-            if recording is not None:
-                results = self._recorded(one, recording, given, numbers)
+            captured = self._captured(one, given, packed)
+            if captured is not None:
+                results = self._run(one, captured, given, numbers)
                 if results is not None:
-                    return recording.unload(self._driver, given, results)
+                    return captured.unload(self._driver, given, results)
         elif one.runs == WATCHED:
             self._count(FEW)
         one.runs += 1
         return ready.compiled.run(given, numbers)
 
-    def _recording(self, one: Repeated, given: list[Any], packed: bytes) -> Recording | None:
-        """What it runs as; None while it is watched, and where there is nothing."""
+    def _captured(self, one: Repeated, given: list[Any], packed: bytes) -> CapturedProgram | None:
+        """What it runs as; None while it is watched, and if it cannot be captured."""
         has_changed = one.has_changed(one.places(self._backend, given), packed)
         if one.runs < WATCHED:
             return None
-        if has_changed and one.recording is not None:
-            self._let_go(one)
+        if has_changed and one.captured is not None:
+            self._drop(one)
             self._count(CHANGED)
             one.changes += 1
             if one.changes == MAX_CHANGES:
                 one.let_all_move()
-        if one.recording is not None:
-            self._recordings.move_to_end(one)
-            return one.recording
+        if one.captured is not None:
+            self._graphs.move_to_end(one)
+            return one.captured
         try:
-            recording = one.prepare(self._backend, self._pool)
-        except Unrecordable as error:
-            self._give_up(one, str(error))
+            captured = one.prepare(self._backend, self._driver, self._pool)
+        except Exception as error:  # NotCapturable; or no memory for arrays of its own, say
+            self._give_up(one, reason_of(error))
             return None
-        except Exception as error:  # no memory for what it would have of its own, say
-            self._give_up(one, _failure(error))
-            return None
-        self._recordings[one] = None
-        self._make_room()
-        return recording
+        self._graphs[one] = None
+        self._evict()
+        return captured
 
-    def _recorded(
-        self, one: Repeated, recording: Recording, given: list[Any], numbers: Sequence[Any]
+    def _run(
+        self, one: Repeated, captured: CapturedProgram, given: list[Any], numbers: Sequence[Any]
     ) -> Results | None:
-        """Run it; None where it cannot be recorded, and nothing was done."""
-        recording.load(self._driver, given, numbers)
-        work = functools.partial(recording.work, given, numbers)
+        """Run it; None if it cannot be captured, and then nothing was done."""
+        captured.load(self._driver, given, numbers)
+        work = functools.partial(captured.work, given, numbers)
         one.runs += 1
-        if recording.replay is None:
-            if recording.warm_ups < WARM_UPS:
-                recording.warm_ups += 1
-                return self._driver.beside(work)
+        capture = captured.capture
+        if capture.replay is None:
+            if not capture.is_warm:
+                return capture.warm_up(work)
             try:
-                recording.keep(given, *self._driver.record(work, recording.generators))
+                captured.keep(given, capture.capture(work, captured.generators))
             except Exception as error:
-                self._give_up(one, _failure(error))
+                self._give_up(one, reason_of(error))
                 return None
             self.captured += 1
-        assert recording.replay is not None
-        recording.replay()
+        assert capture.replay is not None
+        capture.replay()
         self.replays += 1
-        return recording.results
+        return captured.results
 
-    # ---- what goes -----------------------------------------------------------------------------
+    # ---- dropping ------------------------------------------------------------------------------
 
     def drop(self, ready: Runnable) -> None:
-        """Let go of a program's recordings: it is let go of itself."""
+        """Drop a program's graphs: the program itself is dropped."""
         self._forget(lambda key: key[1] is ready)
 
     def forget(self, slot: int) -> None:
-        """Let go of a child's recordings: it is gone."""
+        """Drop a child's graphs: the child is gone."""
         self._forget(lambda key: key[0][0] == slot)
 
     def _forget(self, meant: Callable[[tuple[Caller, Runnable]], bool]) -> None:
         for key in [key for key in self._known if meant(key)]:
-            self._let_go(self._known.pop(key))
+            self._drop(self._known.pop(key))
 
-    def _let_go(self, one: Repeated) -> None:
-        if one in self._recordings:
-            del self._recordings[one]
-            self._driver.finish()  # the device may still be at it
-        one.recording = None
+    def _drop(self, one: Repeated) -> None:
+        if one in self._graphs:
+            del self._graphs[one]
+            self._driver.finish()  # the device may still be running it
+        one.captured = None
 
-    def _make_room(self) -> None:
-        """The least recently used goes; its program has to prove again that it repeats."""
-        while len(self._recordings) > 1 and (
-            len(self._recordings) > MAX_GRAPHS or self.nbytes > MAX_BYTES
-        ):
-            oldest = next(iter(self._recordings))
-            self._let_go(oldest)
+    def _evict(self) -> None:
+        """Drop the least recently used; its program has to prove again that it repeats."""
+        while len(self._graphs) > 1 and (len(self._graphs) > MAX_GRAPHS or self.nbytes > MAX_BYTES):
+            oldest = next(iter(self._graphs))
+            self._drop(oldest)
             oldest.runs = 0
 
     def _give_up(self, one: Repeated, reason: str) -> None:
-        self._let_go(one)
+        self._drop(one)
         one.is_given_up = True
         one.runs = WATCHED + 1
         self._count(reason)
@@ -555,13 +540,13 @@ class Graphs:
 
     @property
     def held(self) -> int:
-        """Recordings that can be replayed."""
+        """Graphs that can be replayed."""
         return sum(
-            one.recording is not None and one.recording.replay is not None
-            for one in self._recordings
+            one.captured is not None and one.captured.capture.replay is not None
+            for one in self._graphs
         )
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays that recordings have of their own, and of what comes out of them."""
-        return sum(one.recording.nbytes for one in self._recordings if one.recording is not None)
+        """Of the arrays that graphs have of their own, and of their outputs."""
+        return sum(one.captured.nbytes for one in self._graphs if one.captured is not None)

@@ -12,7 +12,7 @@ import pytest
 import shmgpu as gt
 from shmgpu import debug, nn, optim
 from shmgpu.common import devices
-from shmgpu.engine import cuda, cuda_graphs
+from shmgpu.engine import capture, cuda_graphs
 from shmgpu.tensors import current
 
 DEVICES = devices.available()
@@ -89,7 +89,7 @@ def test_training_is_captured_without_a_fallback_and_trains_alike(work):
     # A replay may be of another kernel of cuBLAS than an operation alone.
     np.testing.assert_allclose(captured, plain, rtol=1e-3)
     assert figures["captured"] >= 1 and figures["fallbacks"] == {}
-    assert figures["replays"] >= STEPS - 2 - cuda_graphs.WATCHED - cuda.WARM_UPS
+    assert figures["replays"] >= STEPS - 2 - cuda_graphs.WATCHED - capture.WARM_UPS
     assert plain_figures["replays"] == 0
 
 

@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def server():
     with servers.serving(
-        servers.MODELS / "recorded.py", helpers=1, devices="cuda:0", arena="64MiB"
+        servers.MODELS / "captured.py", helpers=1, devices="cuda:0", arena="64MiB"
     ) as running:
         yield running
 
@@ -111,7 +111,7 @@ def test_the_device_s_memory_is_flat_over_replays(server, triton):
 
 def test_a_model_that_is_loaded_anew_is_captured_anew():
     with servers.serving(
-        servers.MODELS / "recorded.py", helpers=1, devices="cuda:0", allow_repository=True
+        servers.MODELS / "captured.py", helpers=1, devices="cuda:0", allow_repository=True
     ) as running:
         with contextlib.closing(http.InferenceServerClient(running.address)) as client:
             x = np.full((3, 4), 3, np.float32)

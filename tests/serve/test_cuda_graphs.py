@@ -1,4 +1,4 @@
-"""Batches of torch models as CUDA graphs: recorded at warm-up, replayed, or run as they are."""
+"""Batches of torch models as CUDA graphs: captured at warm-up, replayed, or run as they are."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shmgpu.serve.models import cuda_graphs  # noqa: E402
 from shmgpu.serve.models.cuda_graphs import CapturedGraphs  # noqa: E402
 
 
-def recorded(body, *samples, most_rows=8, driver=None):
+def captured(body, *samples, most_rows=8, driver=None):
     made = CapturedGraphs("one", driver or StandInDriver(), body, most_rows)
     for sample in samples:
-        made.record(sample)
+        made.capture(sample)
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_batch_of_any_rows_is_replayed_and_the_function_is_not_run(rows):
         runs.append(len(x))
         return x @ torch.ones(3, 2), x.sum(1) + y
 
-    made = recorded(body, (numbers(2, 3), numbers(2)), most_rows=6)
+    made = captured(body, (numbers(2, 3), numbers(2)), most_rows=6)
     before = len(runs)
     x, y = torch.rand(rows, 3), torch.rand(rows)
     (product, total), fate = made.run((x, y))
@@ -56,14 +56,14 @@ def test_a_batch_of_any_rows_is_replayed_and_the_function_is_not_run(rows):
 
 
 def test_what_came_out_is_not_written_over_by_the_next_batch():
-    made = recorded(lambda x: x + 1, (numbers(1, 4),))
+    made = captured(lambda x: x + 1, (numbers(1, 4),))
     first, _ = made.run((torch.zeros(3, 4),))
     second, _ = made.run((torch.ones(3, 4),))
     assert torch.equal(first, torch.ones(3, 4)) and torch.equal(second, torch.full((3, 4), 2.0))
 
 
 def test_an_input_that_is_handed_back_is_a_copy():
-    made = recorded(lambda x: x, (numbers(1, 4),))
+    made = captured(lambda x: x, (numbers(1, 4),))
     first, _ = made.run((torch.zeros(2, 4),))
     made.run((torch.ones(2, 4),))
     assert torch.equal(first, torch.zeros(2, 4))
@@ -72,13 +72,13 @@ def test_an_input_that_is_handed_back_is_a_copy():
 def test_rows_that_a_batch_does_not_fill_are_such_as_the_model_can_take():
     # A row number that is none would end the process on a device.
     table = torch.rand(10, 3)
-    made = recorded(lambda at: table[at], (torch.tensor([7]),))
+    made = captured(lambda at: table[at], (torch.tensor([7]),))
     found, fate = made.run((torch.tensor([1, 2, 3, 4, 5]),))
     assert fate == cuda_graphs.REPLAYED and torch.equal(found, table[1:6])
 
 
 def test_shapes_of_samples_are_replayed_and_others_run_as_they_are(caplog):
-    made = recorded(lambda x: 2 * x, (numbers(1, 3),), (numbers(1, 5),))
+    made = captured(lambda x: 2 * x, (numbers(1, 3),), (numbers(1, 5),))
     for width, fate in [(3, cuda_graphs.REPLAYED), (5, cuda_graphs.REPLAYED)]:
         found, became = made.run((numbers(2, width),))
         assert became == fate and torch.equal(found, 2 * numbers(2, width))
@@ -89,7 +89,7 @@ def test_shapes_of_samples_are_replayed_and_others_run_as_they_are(caplog):
 
 
 def test_an_input_that_was_left_away_in_a_sample_may_be():
-    made = recorded(lambda x, bias: x if bias is None else x + bias, (numbers(1, 3), None))
+    made = captured(lambda x, bias: x if bias is None else x + bias, (numbers(1, 3), None))
     found, fate = made.run((numbers(2, 3), None))
     assert fate == cuda_graphs.REPLAYED and torch.equal(found, numbers(2, 3))
     assert made.run((numbers(2, 3), numbers(2, 3)))[1] == cuda_graphs.UNSEEN_SHAPE
@@ -105,8 +105,8 @@ def test_an_input_that_was_left_away_in_a_sample_may_be():
     ],
     ids=["host", "scalar", "fewer", "array"],
 )
-def test_what_cannot_be_recorded_runs_as_it_is_and_is_told_once(body, why, caplog):
-    made = recorded(body, (numbers(1, 3),))
+def test_what_cannot_be_captured_runs_as_it_is_and_is_told_once(body, why, caplog):
+    made = captured(body, (numbers(1, 3),))
     for _ in range(2):
         assert made.run((numbers(8, 3),)) == (None, cuda_graphs.NOT_CAPTURED)
     assert caplog.text.count(why) == 1
@@ -118,14 +118,14 @@ def test_a_size_that_does_not_fit_leaves_the_others():
             raise torch.cuda.OutOfMemoryError("nothing left")
         return x + 1
 
-    made = recorded(body, (numbers(1, 3),))
+    made = captured(body, (numbers(1, 3),))
     assert made.run((numbers(4, 3),))[1] == cuda_graphs.REPLAYED
     assert made.run((numbers(5, 3),)) == (None, cuda_graphs.NOT_CAPTURED)
 
 
 def test_without_a_device_everything_runs_as_it_is(caplog):
     made = CapturedGraphs("one", cuda_graphs.driver_of("cpu"), lambda x: x, 8)
-    made.record((numbers(1, 3),))
+    made.capture((numbers(1, 3),))
     assert made.run((numbers(1, 3),)) == (None, cuda_graphs.NO_DEVICE)
     assert "no CUDA device" in caplog.text
     made.close()
@@ -135,15 +135,15 @@ def test_outputs_carry_no_gradients_whether_or_not_the_model_thinks_of_it():
     net = torch.nn.Linear(3, 2)
     x = torch.rand(5, 3)
     for body in (net, torch.inference_mode()(net.forward)):
-        found, fate = recorded(body, (numbers(1, 3),)).run((x,))
+        found, fate = captured(body, (numbers(1, 3),)).run((x,))
         assert fate == cuda_graphs.REPLAYED
         assert not found.requires_grad and not found.is_inference()
         assert torch.equal(found, net(x).detach())
 
 
-def test_recordings_are_let_go_of_when_the_device_is_through():
+def test_graphs_are_let_go_of_when_the_device_is_through():
     driver = StandInDriver()
-    made = recorded(lambda x: x + 1, (numbers(1, 3),), driver=driver)
+    made = captured(lambda x: x + 1, (numbers(1, 3),), driver=driver)
     made.run((numbers(2, 3),))
     made.close()
     assert driver.events[-1] == "finish"
@@ -155,7 +155,7 @@ def test_recordings_are_let_go_of_when_the_device_is_through():
     [{"arrays": "numpy"}, {"max_batch_size": 0}, {"inputs": [Tensor("x", "BYTES", (-1,))]}],
     ids=["numpy", "alone", "text"],
 )
-def test_a_declaration_that_cannot_be_recorded_is_refused(more):
+def test_a_declaration_that_cannot_be_captured_is_refused(more):
     said = {
         "inputs": [Tensor("x", "FP32", (-1,))],
         "outputs": [Tensor("y", "FP32", (-1,))],
@@ -177,7 +177,7 @@ def triton():
 @pytest.fixture(scope="module")
 def server():
     with servers.serving(
-        servers.MODELS / "recorded.py", helpers=1, grpc_port=0, allow_client_shm=True
+        servers.MODELS / "captured.py", helpers=1, grpc_port=0, allow_client_shm=True
     ) as running:
         yield running
 
@@ -230,7 +230,7 @@ def test_batches_that_are_not_replayed_are_counted_by_reason(triton, server):
 
 def test_tensors_in_shared_memory_are_replayed(triton, server):
     shared = client_shm.load()
-    x, key = np.full((2, 4), 3, np.float32), f"/recorded-{os.getpid()}"
+    x, key = np.full((2, 4), 3, np.float32), f"/captured-{os.getpid()}"
     region = shared.create_shared_memory_region("both", key, 2 * x.nbytes)
     try:
         shared.set_shared_memory_region(region, [x])

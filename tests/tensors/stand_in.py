@@ -1,6 +1,6 @@
 """A device that is none: it records what torch is asked for on the CPU, and does it again.
 
-As on a real one, recording does nothing (what was written is put back, what was made is spoilt), a
+As on a real one, capturing does nothing (what was written is put back, what was made is spoilt), a
 replay knows memory and numbers but not who gave them, and what waits for the device is refused.
 """
 
@@ -87,8 +87,8 @@ class StandInDriver:
         self.events.append("beside")
         return work()
 
-    def record(self, work, generators):
-        self.events.append("record")
+    def capture(self, work, generators):
+        self.events.append("capture")
         if self.fails:
             raise RuntimeError("the device cannot\nsecond line")
         tape = Tape(generators)

@@ -33,7 +33,7 @@ from shmgpu.ops import elementwise as e
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import apply, leaf, spec_of
-from shmgpu.ops.program import Draft, Program, Step, decode
+from shmgpu.ops.program import ProgramDraft, Program, Step, decode
 from shmgpu.ops.promotion import bool_, float32, float64, number
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}
@@ -152,7 +152,7 @@ def programs(draw, names=None, shapes=SHAPES, most=25):
     order = sorted(_under(nodes), key=lambda node: node.number)
     some = st.lists(st.sampled_from(order), max_size=4) if order else st.just([])
     kept, read = draw(some), draw(some)
-    program = Draft(order, read, Away).settled(kept, []).program(Away)
+    program = ProgramDraft(order, read, Away).settled(kept, []).program(Away)
     away = [slot for slot, is_away in enumerate(program.resident) if is_away]
     donated = tuple(sorted(draw(st.sets(st.sampled_from(away))))) if away else ()
     return dataclasses.replace(program, donated=donated), draw(st.integers(0, 1 << 30))
@@ -249,7 +249,7 @@ def test_values_that_are_needed_no_more_give_their_memory_to_later_ones():
     nodes = [first]
     for _ in range(9):
         nodes.append(linear.matmul(nodes[-1], first))
-    program = Draft(nodes[1:], nodes[-1:], Away).settled([], []).program(Away)
+    program = ProgramDraft(nodes[1:], nodes[-1:], Away).settled([], []).program(Away)
     plan = planning.make(program, Options(), min_buffer=0)
     assert plan.buffers == [1600, 1600]  # of what is read and what is written
     assert len(planning.make(program, Options(plan_memory=False), min_buffer=0).buffers) == 0
@@ -279,7 +279,9 @@ def test_a_part_as_great_as_the_whole_is_put_into_it_even_over_the_part(backend,
     part = e.mul(x, y)
     made = put(whole, part)
     last = e.neg(made)
-    program = Draft([whole, part, made, last], [last, whole], Away).settled([], []).program(Away)
+    program = (
+        ProgramDraft([whole, part, made, last], [last, whole], Away).settled([], []).program(Away)
+    )
     assert planning.make(program, Options()).over[4] == 3
     a, b = np.arange(400, dtype="f4").reshape(20, 20), np.full((20, 20), 2, "f4")
     got, seen = run_once(program, [a, b], backend)
@@ -301,11 +303,11 @@ def test_collectives_are_all_done_and_in_their_order_whoever_needs_them():
     third = apply(collective.ALL_REDUCE, (first,), (2, (0, 1), "sum"))
     order = [first, second.inputs[0], second, third]
     for read in ([], [third], [second], [first, second]):
-        program = Draft(order, read, Away).settled([], []).program(Away)
+        program = ProgramDraft(order, read, Away).settled([], []).program(Away)
         done = [slot for slot in slots_of(program) if slot != 2]
         assert done == [1, 3, 4]
     again = apply(collective.ALL_REDUCE, (x,), (0, (0, 1), "sum"))
-    program = Draft([first, again], [], Away).settled([], []).program(Away)
+    program = ProgramDraft([first, again], [], Away).settled([], []).program(Away)
     assert len(slots_of(program)) == 2  # not one for two, be they ever so equal
 
 
@@ -317,7 +319,7 @@ def test_what_is_fused_never_spans_a_collective_that_waits_for_another_one():
     second = apply(collective.ALL_REDUCE, (x,), (1, (0, 1), "sum"))
     rest = e.mul(e.add(second, x), half)
     order = [half.inputs[0], half, first, second, rest.inputs[0], rest]
-    program = Draft(order, [rest], Away).settled([], []).program(Away)
+    program = ProgramDraft(order, [rest], Away).settled([], []).program(Away)
     plan = planning.make(program, Options(), fusion.groups)
     done = [slot for unit in plan.units for slot in unit.slots]
     assert sorted(done) == list(range(1, 7))
@@ -683,7 +685,7 @@ def _sample():
     z = shaping.narrow(cast(stretching.sum(e.relu(y), 0), float64), 0, 2, 5)
     w = full((3, 4), 1.0, float32)
     order = sorted(_under([z, w]), key=lambda node: node.number)
-    return Draft(order, [w], Away).settled([z], []).program(Away)
+    return ProgramDraft(order, [w], Away).settled([z], []).program(Away)
 
 
 SAMPLE = _sample()

@@ -1,4 +1,4 @@
-"""A program that repeats on a device is recorded and replayed, and nobody could tell from results.
+"""A program that repeats on a device is captured and replayed, and nobody could tell from results.
 
 The device is a stand-in that records what torch is asked for; what holds only on a real one is in
 tests/gpu/test_graphs.py.
@@ -30,7 +30,7 @@ from tensors.test_engine import (
 
 import shmgpu as gt
 from shmgpu import debug, nn, optim
-from shmgpu.engine import backends, cuda, cuda_graphs, session
+from shmgpu.engine import backends, capture, cuda_graphs, session
 from shmgpu.engine import functions as bodies
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.cuda import CudaDriver
@@ -43,7 +43,7 @@ from shmgpu.ops.promotion import bfloat16, float32, int64
 from shmgpu.tensors import current, functions
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-RUNS = cuda_graphs.WATCHED + cuda.WARM_UPS  # before a program is recorded
+RUNS = cuda_graphs.WATCHED + capture.WARM_UPS  # before a program is captured
 NUMBER = spec_of(float32, ())
 
 
@@ -152,7 +152,7 @@ def test_a_small_transformer_is_replayed_and_trains_alike():
     assert figures["captured"] == 1 and figures["fallbacks"] == {}
 
 
-def test_a_rate_that_changes_at_each_step_is_brought_to_the_recording():
+def test_a_rate_that_changes_at_each_step_is_brought_to_the_graph():
     def work():
         model = perceptron()
         step_of = optim.SGD(model.parameters(), lr=0.05)
@@ -277,11 +277,11 @@ def repeat(child, program, handle, numbers, times):
     return handle, seen
 
 
-def test_a_program_is_watched_then_warmed_then_recorded_then_replayed(engine):
+def test_a_program_is_watched_then_warmed_then_captured_then_replayed(engine):
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 8)
     events = [one for one in engine.backend.standing_in.events if not one.startswith("copy")]
-    assert events == ["beside"] * cuda.WARM_UPS + ["record"] + ["replay"] * (8 - RUNS)
+    assert events == ["beside"] * capture.WARM_UPS + ["capture"] + ["replay"] * (8 - RUNS)
     array = engine.tenant(0, 1).arrays[handle]
     assert float(array[0, 0]) == 1 - 8 * 0.5
 
@@ -295,18 +295,18 @@ def test_capturing_can_be_switched_off(engine):
     assert engine.backend.standing_in.events == [] and engine.figures()["fallbacks"] == {}
 
 
-def test_a_failed_recording_is_counted_and_not_tried_again(engine):
+def test_a_failed_graph_is_counted_and_not_tried_again(engine):
     engine.backend.standing_in.fails = True
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 10)
     assert engine.figures()["fallbacks"] == {
         cuda_graphs.FAILED.format("RuntimeError", "the device cannot"): 1
     }
-    assert engine.backend.standing_in.events.count("record") == 1
+    assert engine.backend.standing_in.events.count("capture") == 1
     assert float(engine.tenant(0, 1).arrays[handle][3, 3]) == 1 - 10 * 0.5
 
 
-def test_without_memory_for_a_recording_the_program_runs_as_it_did(engine, monkeypatch):
+def test_without_memory_for_a_graph_the_program_runs_as_it_did(engine, monkeypatch):
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 2)
 
@@ -320,7 +320,7 @@ def test_without_memory_for_a_recording_the_program_runs_as_it_did(engine, monke
     assert "nothing left" in reason and count == 1
 
 
-def test_what_waits_for_the_device_is_no_recording(engine, monkeypatch):
+def test_what_waits_for_the_device_is_no_graph(engine, monkeypatch):
     waiting = type(e.ABS)(
         "abs", e.ABS.rule, numpy=e.ABS.numpy, torch=lambda *_: lambda x: x.abs() * x.sum().item()
     )
@@ -380,14 +380,14 @@ def test_few_operations_are_not_worth_it_and_that_is_counted_once(engine):
     assert engine.figures()["captured"] == 0
 
 
-def test_a_program_too_large_is_not_recorded(engine, monkeypatch):
+def test_a_program_too_large_is_not_captured(engine, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MAX_BYTES", 1000)
     child = Child(engine)
     repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 8)
     assert engine.figures()["fallbacks"] == {cuda_graphs.LARGE: 1}
 
 
-def test_recordings_are_bounded_and_the_oldest_has_to_repeat_again(engine, monkeypatch):
+def test_graphs_are_bounded_and_the_oldest_has_to_repeat_again(engine, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 2)
     child = Child(engine)
     several = [step_program([(e.ABS, (4,))] * n) for n in range(4)]
@@ -401,7 +401,7 @@ def test_recordings_are_bounded_and_the_oldest_has_to_repeat_again(engine, monke
     assert engine.figures()["captured"] == 5
 
 
-def test_a_recording_goes_with_its_program_and_with_its_child(engine, monkeypatch):
+def test_a_graph_goes_with_its_program_and_with_its_child(engine, monkeypatch):
     first, second = Child(engine), Child(engine, slot=1)
     for child in (first, second):
         repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 7)
@@ -417,7 +417,7 @@ def test_a_recording_goes_with_its_program_and_with_its_child(engine, monkeypatc
     assert engine.figures()["graphs"] == 0 and engine.figures()["graph_bytes"] == 0
 
 
-def test_children_of_one_program_have_recordings_of_their_own(engine):
+def test_children_of_one_program_have_graphs_of_their_own(engine):
     children = [Child(engine, slot=slot) for slot in range(3)]
     handles = [make_weights(child, float(n)) for n, child in enumerate(children)]
     for _ in range(9):
@@ -428,7 +428,7 @@ def test_children_of_one_program_have_recordings_of_their_own(engine):
         assert float(engine.tenant(n, 1).arrays[handle][0, 0]) == n - 9 * 0.25
 
 
-def test_a_recording_holds_no_array_that_a_child_may_let_go_of(engine):
+def test_a_graph_holds_no_array_that_a_child_may_let_go_of(engine):
     passed = steps_of(
         [BIG, BIG],
         [(e.MUL, (0, 0)), (e.ABS, (2,)), (e.NEG, (3,)), (e.SUB, (1, 4))],
@@ -445,9 +445,9 @@ def test_a_recording_holds_no_array_that_a_child_may_let_go_of(engine):
         assert [float(one[0, 0]) for one in read] == [1, -1]
         assert float(engine.tenant(0, 1).arrays[second][0, 0]) == 3 + turn
     assert engine.figures()["graphs"] == 1
-    (recording,) = [one.recording for one in engine._graphs._recordings]
+    (captured,) = [one.captured for one in engine._graphs._graphs]
     theirs = {memory(one) for one in engine.tenant(0, 1).arrays.values()}
-    held = [one for part in recording.results for one in part if one is not None]
+    held = [one for part in captured.results for one in part if one is not None]
     assert held and not theirs & {memory(one) for one in held}
 
 
@@ -499,7 +499,7 @@ def test_numbers_of_sixteen_bits_are_not_rounded_to_them(engine):
     for n in range(9):
         alpha = 0.1 + n / 1000
         _, (read,) = child.run(program, (handle,), (alpha,))
-        if n >= RUNS - cuda.WARM_UPS:
+        if n >= RUNS - capture.WARM_UPS:
             once = torch.tensor(3 - 3 * alpha).bfloat16()  # each operation rounds once
             assert read[0, 0] == (once.float() * alpha).bfloat16()
     assert engine.figures()["replays"] > 0
@@ -622,7 +622,7 @@ def test_a_warm_up_is_in_order_with_what_comes_before_and_after_it():
 def test_captures_share_a_pool_and_a_stream_and_know_their_generators():
     torch_like = Notes()
     driver = CudaDriver(torch_like, "cuda:0")
-    replays = [driver.record(lambda: "out", ["g"]) for _ in range(2)]
+    replays = [driver.capture(lambda: "out", ["g"]) for _ in range(2)]
     assert [results for _, results in replays] == ["out", "out"]
     assert torch_like.said == ["register g", "capture into pool 0 on side, thread_local"] * 2
     replays[0][0]()
@@ -634,7 +634,7 @@ def test_after_a_failed_capture_work_goes_on_where_it_did_and_in_another_pool():
     driver = CudaDriver(torch_like, "cuda:0")
     for pool in ("pool 0", "pool 1"):
         with pytest.raises(RuntimeError, match="invalidated"):
-            driver.record(lambda: 1 / 0, [])
+            driver.capture(lambda: 1 / 0, [])
         assert torch_like.now == "main"
         assert torch_like.said[-2:] == [
             f"capture into {pool} on side, thread_local",

@@ -1,7 +1,7 @@
 """In helpers: batches of a torch model, captured as CUDA graphs when the model is warmed up.
 
-Owns which sizes are captured, the arrays that a graph reads, and which batches run without one.
-Never talks to a device: its driver does (:mod:`shmgpu.engine.cuda`).
+Owns which sizes are captured, the arrays that a graph reads, and which batches run without one; the
+capturing itself is that of :mod:`shmgpu.engine.capture`. Never knows a request.
 
 A graph is for so many rows: 1, 2, 4 and so on, and the most that a batch may have. The smallest
 graph that is large enough replays a batch. The batch's rows are copied over the first rows of the
@@ -18,27 +18,24 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shmgpu.common.logs import logger
-from shmgpu.engine.cuda import WARM_UPS, CudaDriver
+from shmgpu.engine.capture import Capture, NotCapturable, reason_of
+from shmgpu.engine.cuda import CudaDriver
 
 if TYPE_CHECKING:
     from shmgpu.engine.backends import Driver
 
-# What becomes of a batch, as metrics say it: replayed, or why not.
+# How a batch was run, in the metrics' words: replayed, or why not.
 REPLAYED = "replayed"
 NO_DEVICE = "no_device"  # the helper computes on the CPU
-NOT_CAPTURED = "not_captured"  # the model cannot be, in this size at least
+NOT_CAPTURED = "not_captured"  # the model cannot be captured, at least not in this size
 UNSEEN_SHAPE = "unseen_shape"  # axes other than the first differ from all warm-up samples
 FATES = (REPLAYED, NO_DEVICE, NOT_CAPTURED, UNSEEN_SHAPE)
 
 Shapes = tuple[Any, ...]
 
 
-class NotCapturable(Exception):
-    """The model cannot be recorded; its words are the reason."""
-
-
 def driver_of(device: str) -> Driver | None:
-    """What records on a helper's device, all its models into one pool; None: it is the CPU."""
+    """What captures on a helper's device, for all its models; None if the device is the CPU."""
     if device == "cpu":
         return None
     import torch
@@ -47,7 +44,7 @@ def driver_of(device: str) -> Driver | None:
 
 
 def sizes(most_rows: int) -> list[int]:
-    """Numbers of rows that are recorded: powers of two, and the most that a batch has."""
+    """Numbers of rows that are captured: powers of two, and the most that a batch has."""
     powers = [1 << power for power in range(most_rows.bit_length())]
     return [*[size for size in powers if size < most_rows], most_rows]
 
@@ -56,9 +53,9 @@ class _CapturedGraph:
     """All captured graphs for inputs that differ in nothing but their rows.
 
     Attributes:
-        inputs: of the largest; the others read the first rows of them. None is an input left away.
-        sizes: rows of each, ascending.
-        replays, outputs: of each.
+        inputs: of the largest; the others read their first rows. None: the input is omitted.
+        sizes: rows of each graph, ascending.
+        replays, outputs: of each graph.
     """
 
     def __init__(self, inputs: list[Any]) -> None:
@@ -73,9 +70,9 @@ class CapturedGraphs:
 
     Args:
         name: of the model, for the log.
-        driver: of the helper; None: nothing is recorded.
+        driver: of the helper; None: nothing is captured.
         body: of the model: inputs in order to outputs in order, one array or a tuple of them. What
-            it does on the host is done when it is recorded, and not again.
+            it does on the host is done when it is captured, and not again.
         most_rows: of a batch.
     """
 
@@ -91,8 +88,8 @@ class CapturedGraphs:
         if driver is None:
             self._tell("the helper has no CUDA device")
 
-    def record(self, sample: Sequence[Any]) -> None:
-        """Record all sizes for inputs like these, the rows repeated; what cannot be is told."""
+    def capture(self, sample: Sequence[Any]) -> None:
+        """Capture all sizes for inputs like these, with the rows repeated; log what fails."""
         shapes = _shapes(sample)
         if self._driver is None or shapes in self._by_shapes:
             return
@@ -102,50 +99,53 @@ class CapturedGraphs:
             try:
                 found = _CapturedGraph([_filled(torch, one, self._most_rows) for one in sample])
             except Exception as error:
-                self._tell(_reason(error))
+                self._tell(reason_of(error))
                 return
             self._by_shapes[shapes] = found
             # The largest first: the others then find its memory in the pool.
             for rows in reversed(sizes(self._most_rows)):
                 try:
-                    replay, outputs = self._recorded(rows, found.inputs)
+                    replay, outputs = self._captured(rows, found.inputs)
                 except Exception as error:
-                    self._tell(_reason(error))
+                    self._tell(reason_of(error))
                     continue
                 found.sizes.insert(0, rows)
                 found.replays.insert(0, replay)
                 found.outputs.insert(0, outputs)
             self._driver.finish()
         if found.sizes:
-            logger.debug("model %s was recorded for %s rows", self._name, found.sizes)
+            logger.debug("model %s was captured for %s rows", self._name, found.sizes)
 
-    def _recorded(self, rows: int, inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
+    def _captured(self, rows: int, inputs: list[Any]) -> tuple[Callable[[], None], list[Any]]:
         assert self._driver is not None
         work = functools.partial(self._work, [_first(one, rows) for one in inputs])
-        for _ in range(WARM_UPS):
-            _check(self._driver.beside(work), rows, inputs)
-        replay, outputs = self._driver.record(work, ())
-        replay()  # the first one brings the graph to the device
-        return replay, outputs
+        one: Capture[list[Any]] = Capture(self._driver)
+        while not one.is_warm:
+            _check(one.warm_up(work), rows, inputs)
+        outputs = one.capture(work)
+        assert one.replay is not None
+        one.replay()  # the first replay uploads the graph to the device
+        return one.replay, outputs
 
     def _work(self, inputs: list[Any]) -> list[Any]:
         result = self._body(*inputs)
         outputs = result if isinstance(result, tuple) else (result,)
-        # Not with what autograd would keep of the way there.
+        # Without what autograd would keep of the computation.
         return [one.detach() if hasattr(one, "detach") else one for one in outputs]
 
     def run(self, inputs: Sequence[Any]) -> tuple[Any, str]:
-        """The outputs of a batch, in memory of their own; None where it is to run as it is.
+        """Replay a batch.
 
         Returns:
-            Them, one array or a tuple of them, and what became of it: one of ``FATES``.
+            The outputs in memory of their own, one array or a tuple; None if the batch is to run
+            without a graph. And how it was run: one of ``FATES``.
         """
         if self._driver is None:
             return None, NO_DEVICE
         shapes = _shapes(inputs)
         found = self._by_shapes.get(shapes)
         if found is None:
-            self._tell("these shapes were in no warm-up sample that could be recorded")
+            self._tell("these shapes were in no warm-up sample that could be captured")
             return None, UNSEEN_SHAPE
         rows = len(inputs[0])
         index = bisect.bisect_left(found.sizes, rows)
@@ -165,7 +165,7 @@ class CapturedGraphs:
         return (outputs[0] if len(outputs) == 1 else tuple(outputs)), REPLAYED
 
     def close(self) -> None:
-        """Let go of them, once the device is through."""
+        """Drop them, when the device has finished."""
         if self._driver is not None:
             self._driver.finish()
         self._by_shapes.clear()
@@ -177,7 +177,7 @@ class CapturedGraphs:
 
 
 def _shapes(inputs: Sequence[Any]) -> Shapes:
-    """What must be the same in a recording: all but the rows."""
+    """What must be the same for one graph: everything but the rows."""
     return tuple([None if one is None else (one.shape[1:], one.dtype) for one in inputs])
 
 
@@ -186,7 +186,7 @@ def _first(one: Any, rows: int) -> Any:
 
 
 def _filled(torch: Any, one: Any, rows: int) -> Any:
-    """So many rows in memory of their own: the sample's rows, repeated."""
+    """That many rows in memory of their own: the sample's rows, repeated."""
     if one is None:
         return None
     if not len(one):
@@ -201,10 +201,3 @@ def _check(outputs: list[Any], rows: int, inputs: list[Any]) -> None:
             raise NotCapturable(f"output {number} is not a tensor on the helper's device")
         if not one.ndim or len(one) != rows:
             raise NotCapturable(f"output {number} has the shape {tuple(one.shape)} for {rows} rows")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, NotCapturable):
-        return str(error)
-    said = (str(error).splitlines() or [""])[0]
-    return f"recording failed with {type(error).__name__}: {said[:160]}"

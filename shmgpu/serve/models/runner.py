@@ -131,7 +131,7 @@ class ModelStore:
             self.helper.id, self.helper.device, self.helper.pool, self.helper.generation
         )
         try:
-            models, recorded = self._made(source, source_number, helper)
+            models, captured = self._made(source, source_number, helper)
         finally:
             if self.is_copy:
                 end_copy(f"the loading of {source['path']}")
@@ -141,22 +141,22 @@ class ModelStore:
             number = source_number * MODELS_OF_A_SOURCE + position
             one = described[position]
             self.file.name(index, f"{one['name']} {one['version']}")
-            self.loaded[number] = LoadedModel(model, helper, index, recorded[position])
+            self.loaded[number] = LoadedModel(model, helper, index, captured[position])
 
     def _made(
         self, source: dict[str, Any], source_number: int, helper: Helper
     ) -> tuple[list[Model], list[CapturedGraphs | None]]:
-        """The models of a source, warm, and what was recorded of each."""
+        """The models of a source, warm, and what was captured of each."""
         models = LOADERS[source["kind"]](helper, source, source_number)
         if len(models) > MODELS_OF_A_SOURCE:
             raise ConfigError(f"{source['path']} declares more than {MODELS_OF_A_SOURCE} models")
         if source["name"] and len(models) == 1:
             models[0].name = source["name"]  # as clients call it, in all that is said of it
-        recorded = [self._graphs(model, helper) for model in models]
-        for model, own in zip(models, recorded, strict=True):
+        captured = [self._graphs(model, helper) for model in models]
+        for model, own in zip(models, captured, strict=True):
             with _told(f"the warm-up of model {model.name!r} in {source['path']}"):
                 _warm_up(model, helper, source["path"], own)
-        return models, recorded
+        return models, captured
 
     def _graphs(self, model: Model, helper: Helper) -> CapturedGraphs | None:
         if not model.cuda_graphs:
@@ -487,7 +487,7 @@ LOADERS: dict[str, Callable[[Helper, dict[str, Any], int], list[Model]]] = {
 }
 
 
-def _warm_up(model: Model, helper: Helper, path: str, recorded: CapturedGraphs | None) -> None:
+def _warm_up(model: Model, helper: Helper, path: str, captured: CapturedGraphs | None) -> None:
     samples = _samples(model)
     if model.prepare:  # found in any case, so that a wrong name is told of before it is served
         samples = _prepared(model, preprocessing.find(model.prepare, path), samples)
@@ -504,8 +504,8 @@ def _warm_up(model: Model, helper: Helper, path: str, recorded: CapturedGraphs |
                 _in_order(model, part)
         else:
             _in_order(model, result, _rows(model, inputs))
-        if recorded is not None:
-            recorded.record(inputs)
+        if captured is not None:
+            captured.capture(inputs)
     if samples:
         logger.debug("model %s was warmed up with %d samples", model.name, len(samples))
 
