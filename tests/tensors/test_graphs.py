@@ -300,7 +300,7 @@ def test_a_failed_graph_is_counted_and_not_tried_again(engine):
     child = Child(engine)
     handle, _ = repeat(child, step_program(), make_weights(child), itertools.repeat(0.5), 10)
     assert engine.figures()["fallbacks"] == {
-        cuda_graphs.FAILED.format("RuntimeError", "the device cannot"): 1
+        capture.FAILED.format("RuntimeError", "the device cannot"): 1
     }
     assert engine.backend.standing_in.events.count("capture") == 1
     assert float(engine.tenant(0, 1).arrays[handle][3, 3]) == 1 - 10 * 0.5
