@@ -2,7 +2,7 @@
 
 Each helper has the threads that it has unless told, and eager as many; the inputs are drawn alike,
 the loss is read at every step. ``mlp``: 784-128-10, batch 32, fresh inputs, squared error, SGD.
-``transformer``: that of examples/characters.py, 16 texts of 64 characters, cross-entropy, AdamW.
+``transformer``: one of two blocks, 16 texts of 64 characters, cross-entropy, AdamW.
 ``busy``: what is left of ``mlp``'s rate while two other processes keep two cores busy, and how much
 more processor time a step then takes. ``memory``: how much helper and child have grown over the
 steps.
@@ -122,7 +122,7 @@ WIDTH, HEADS, LAYERS, PLACES, CHARACTERS, TEXTS = 64, 4, 2, 64, 97, 16
 
 
 def _transformer(nn: Any, attention: Any, arange: Any) -> Any:
-    """Return the model of examples/characters.py, of the layers of that ``nn``."""
+    """Return a small transformer of the layers of that ``nn``."""
 
     class TransformerBlock(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

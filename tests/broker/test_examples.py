@@ -72,10 +72,6 @@ SHOWN = {
         r"right: (8[5-9]|9\d)\.\d % of 2000 new points",
     ],
     "digits_network.py": [r"accuracy on pictures it has not seen: 9[89]\.\d\d%"],
-    "characters.py": [
-        r"loss [45]\.\d+ -> [123]\.\d+ nats a character \(\d\.\d\d bits\)",
-        r"PyTorch's own losses: \d\.\de-(0[4-9]|1\d) apart at most",
-    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),

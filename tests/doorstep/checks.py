@@ -25,7 +25,6 @@ Check = Callable[[Place], None]
 
 BOTH = ("editable", "wheel")
 LIGHT = {
-    "characters.py": ["--steps", "5"],
     "own_model.py": ["--children", "2", "--helpers", "1", "--calls", "4"],
 }
 HEAVY = {"digits_network.py"}  # it trains for as long as it takes; the slow tests run it

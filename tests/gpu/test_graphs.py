@@ -60,15 +60,21 @@ def perceptron(optimiser=lambda parameters: optim.SGD(parameters, lr=0.05), step
 
 
 def transformer():
-    spec = importlib.util.spec_from_file_location("characters", EXAMPLES / "characters.py")
-    characters = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(characters)
+    spec = importlib.util.spec_from_file_location("gpt", EXAMPLES / "twins" / "gpt.py")
+    gpt = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpt)
     gt.manual_seed(0)
     text = np.random.default_rng(0).integers(0, 60, 5000)
-    model = characters.Transformer(60)
+    model = gpt.GPT(60)
     step_of = optim.AdamW(model.parameters(), lr=3e-4)
-    steps = characters.batches(text, STEPS)
-    return list(characters.train(model, nn.cross_entropy_loss, step_of, gt.tensor, steps))
+    losses = []
+    for before, after in gpt.batches(text, STEPS):
+        loss = nn.cross_entropy(model(before).reshape(-1, 60), after.reshape(-1))
+        step_of.zero_grad()
+        loss.backward()
+        step_of.step()
+        losses.append(loss.item())
+    return losses
 
 
 def dropped():
