@@ -52,9 +52,9 @@ def test_a_twin_differs_in_its_imports_alone(beside, name):
     assert len(ours) <= 105
 
 
-def test_a_program_and_its_twin_are_run_and_timed_from_the_shell(beside):
+def test_a_program_and_its_twin_are_run_from_the_shell(beside):
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "beside.py"), "digits", "--steps", "5"],
+        [sys.executable, str(FOLDER / "beside.py"), "digits", "--steps", "5", "--no-speed"],
         capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,6 @@ def test_a_program_and_its_twin_are_run_and_timed_from_the_shell(beside):
             r"loss 2\.\d+ -> [0123]\.\d+",
             r"PyTorch's own losses: \d\.\de-(0[5-9]|1\d) apart at most in 5 steps",
             r"score 0\.\d+, PyTorch's 0\.\d+",
-            r"[\d.]+ steps a second, [\d.]+ times PyTorch's [\d.]+",
         ),
         strict=True,
     ):
