@@ -181,14 +181,14 @@ def _submit(
 ) -> CallFuture[Any]:
     port = runtime.require_port()
     future: CallFuture[Any] = CallFuture(port)
-    future._ticket = port.submit(target, args, kwargs, settings, future.handler, True)
+    future._ticket = port.submit(target, args, kwargs, settings, future, True)
     return future
 
 
 def post(port: Port, call: RawCall, keep: Any) -> CallFuture[Any]:
     """Send a raw call without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
-    future._ticket = port.post(call, future.handler, keep)
+    future._ticket = port.post(call, future, keep)
     return future
 
 

@@ -6,6 +6,7 @@ Owns how they learn of the end. Any step may be interrupted and is then repeated
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures
 import threading
 from collections import deque
@@ -29,23 +30,15 @@ CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
 PENDING = concurrent.futures._base.PENDING
 
 
-class _Condition(threading.Condition):
+class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]
     """A condition that Ctrl-C leaves whole.
 
     That of the standard library is entered by a method of Python: Ctrl-C between the lock and the
-    ``return`` would leave it locked for ever, and whoever settles the future waiting with it. Here
-    the lock's own methods, which are C, do that. And a wait that is broken off has the lock.
+    ``return`` would leave it locked for ever, and whoever settles the future waiting with it. This
+    one is its own lock, whose methods are C. And a wait that is broken off has the lock.
     """
 
-    __slots__ = ("__enter__", "__exit__")
-
     def __init__(self) -> None:
-        lock = threading.RLock()
-        self.acquire = lock.acquire  # type: ignore[method-assign]
-        self.release = lock.release  # type: ignore[method-assign]
-        self._is_owned = lock._is_owned  # type: ignore[attr-defined]
-        self.__enter__ = lock.__enter__  # type: ignore[method-assign]
-        self.__exit__ = lock.__exit__  # type: ignore[method-assign]
         self._waiters: deque[Any] = deque()
 
     has_told = False
@@ -91,7 +84,6 @@ class CallFuture(concurrent.futures.Future[R]):
         self._done_callbacks: list[Any] = []
         self._port = port
         self._ticket: Ticket | None = None
-        self.handler = _FutureHandler(self)
 
     def cancel(self) -> bool:
         """Give the call up; True unless it has ended."""
@@ -111,9 +103,9 @@ class CallFuture(concurrent.futures.Future[R]):
                 for waiter in self._waiters:
                     waiter.add_cancelled(self)
 
-    def end(self, result: Any, error: BaseException | None) -> None:
-        """The call has ended. Does what is left to do where an earlier end was interrupted."""
-        if self.done():
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
+        """As a handler of the port is told. Does what is left to do where an earlier end was interrupted."""
+        if self._state is not PENDING:
             self._tell_again()
         elif error is not None and isinstance(error, CallCancelled):
             super().cancel()
@@ -143,16 +135,6 @@ class CallFuture(concurrent.futures.Future[R]):
                 callback(self)
             except Exception:
                 logger.exception("exception calling callback for %r", self)
-
-
-class _FutureHandler:
-    __slots__ = ("future",)
-
-    def __init__(self, future: CallFuture[Any]) -> None:
-        self.future = future
-
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
-        self.future.end(result, error)
 
 
 class LoopReaders:
@@ -222,7 +204,7 @@ class LoopHandler:
         self.port = port
         self.timer: asyncio.TimerHandle | None = None
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told."""
         import asyncio  # already imported by whoever runs a loop
 

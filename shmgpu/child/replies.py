@@ -131,7 +131,7 @@ class Replies:
                 if is_over:
                     self._end(ticket)
                 if handler is not None:
-                    _report(handler.done, ticket.call, result, error)
+                    _report(handler.ended, ticket.call, result, error)
             inbox.popleft()
             done += 1
 

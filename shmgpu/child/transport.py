@@ -104,5 +104,5 @@ class BrokerTransport:
 class CompletionHandler(Protocol):
     """Who is told how a submitted call ended."""
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """Once; again only where an exception from outside, such as Ctrl-C, broke it off."""

@@ -223,7 +223,7 @@ def test_a_thread_that_was_held_up_sends_nothing_to_the_next_broker(place):
 
 def test_a_port_takes_no_replies_of_the_next_one(place):
     class Handler:
-        def done(self, call, result, error):
+        def ended(self, call, result, error):
             self.result = result
 
     def submit():

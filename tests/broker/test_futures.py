@@ -109,7 +109,7 @@ def test_what_raises_as_it_hears_of_its_end_costs_no_other_call_its_own(running,
     said = []  # not caplog: what it keeps of an exception holds the arena
     monkeypatch.setattr(replies.logger, "exception", said.append)
     futures = [add_one.submit(np.zeros(3)) for _ in range(3)]
-    monkeypatch.setattr(futures[0], "end", lambda result, error: 1 / 0)
+    monkeypatch.setattr(futures[0], "ended", lambda call, result, error: 1 / 0)
     later = [add_one.submit(np.zeros(3)) for _ in range(3)]
     assert all(f.result(10).tolist() == [1] * 3 for f in (*futures[1:], *later))
     assert futures[0].done() or "a reply was lost" in said[0]

@@ -127,7 +127,7 @@ class Coalescer:
             self.call = Ticket(call, self)
             calls.port.resend(self.call)
         except ShmError as error:
-            self.done(call, None, error)
+            self.ended(call, None, error)
 
     def arrived(self) -> None:
         """The call has ended as expected: the results lie in the output buffer."""
@@ -145,7 +145,7 @@ class Coalescer:
         self._calls.accounting.answered(self.served, count, rows, count * now - since, since)
         self._clear()
 
-    def done(self, call: Call | None, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call | None, result: Any, error: BaseException | None) -> None:
         """It has ended otherwise: each request is told, as if it had been a call of its own."""
         prepared, rows = self._prepared, self._prepared.template.rows
         self._give_up()

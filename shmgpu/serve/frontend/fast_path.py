@@ -177,10 +177,10 @@ class RequestSlot(Pending):
         self.calls.accounting.answered(self.served, 1, self.rows, now - started_ns, started_ns)
         self.prepared.ready.append(self)
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """It has ended otherwise: from here on it is an ordinary call, and the slot is lost."""
         self._leave()
-        super().done(call, result, error)
+        super().ended(call, result, error)
 
     def cancel(self) -> None:
         """Nobody wants the answer any more; the block's memory waits for its late end."""

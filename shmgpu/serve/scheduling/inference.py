@@ -93,7 +93,7 @@ class Pending:
         self.timer: Any = None
         self.traceparent = b""  # of the client's span
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told."""
         self.calls.ended(self, result, error)
 

@@ -43,7 +43,7 @@ class _OutcomeHandler:
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         if self.future.done():
             return
         if error is not None:

@@ -123,7 +123,7 @@ class Stream:
 
     # ---- as a handler of the port -----------------------------------------------------------
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """A call has ended: the opening one, or one for a part."""
         self._call = None
         if self._timer is not None:
@@ -208,5 +208,5 @@ class _Nobody:
     def __init__(self, kept: Any) -> None:
         self.kept = kept
 
-    def done(self, call: Call, result: Any, error: BaseException | None) -> None:
+    def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told."""
