@@ -344,6 +344,8 @@ serve/models/adapters/torchscript   helper
 serve/models/adapters/__init__      helper
 serve/models/generators             helper
 serve/models/cuda_graphs            helper
+serve/models/conversion             helper
+serve/models/loading                helper
 serve/models/runner                 helper
 serve/models/functions              helper
 serve/models/__init__               any
