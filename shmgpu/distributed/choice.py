@@ -7,7 +7,8 @@ is: nothing is moved ahead of need, so tensors that were cut stay cut, and weigh
 are. Where it cannot, the cheapest way is taken, counting what was asked for of values further on.
 
 That is exact along chains. A value that several operations read is decided on when the first of
-them is, and where it has been moved to, the others may have it for nothing.
+them is, and where it has been moved to, the others may have it for nothing. What is made of nothing
+but what all have whole may also be made again, whole: a mask, a count of targets in the arena.
 
 Costs are in bytes that a member takes from others (see :func:`moved`). Small ones beside them keep
 ties in order: fewer collectives, then fewer slices, then less work done over again.
@@ -69,14 +70,16 @@ def moved(have: int, want: int, nbytes: float, count: int) -> float:
 class Ways:
     """The ways of one operation, as columns."""
 
-    __slots__ = ("label_of", "options", "work")
+    __slots__ = ("has_products", "options", "work")
 
     def __init__(self, op: Op, specs: tuple[Spec, ...], params: Params, out: Spec) -> None:
         rule = RULES.get(op)
         self.options = options_of(rule, specs, params, out)
         nbytes = out.nbytes + sum(spec.nbytes for spec in specs)
-        products = rule.work(specs, out) if rule is not None and rule.work is not None else 0
-        self.work = WORK_PER_BYTE * nbytes + WORK_PER_PRODUCT * products
+        self.has_products = rule is not None and rule.work is not None
+        self.work = WORK_PER_BYTE * nbytes
+        if rule is not None and rule.work is not None:
+            self.work += WORK_PER_PRODUCT * rule.work(specs, out)
 
 
 _known: dict[Any, Ways] = {}
@@ -102,15 +105,18 @@ class Choice:
         options: of each step.
         tables: of each slot, what every placement would have cost: for explanations.
         versions: of each slot, the placements that it is had in.
+        remade: of each slot, the work of making it whole of what all have whole; infinite where it
+            is made of anything else, or of products, which are what is to be shared.
     """
 
-    __slots__ = ("codes", "options", "tables", "versions")
+    __slots__ = ("codes", "options", "remade", "tables", "versions")
 
     def __init__(self, count: int) -> None:
         self.codes: list[int] = [REPLICATE] * count
         self.options: dict[int, Option] = {}
         self.tables: list[Table | None] = [None] * count
         self.versions: list[set[int]] = [set() for _ in range(count)]
+        self.remade: list[float] = [math.inf] * count
 
 
 def roots_of(program: Program) -> list[int]:
@@ -149,9 +155,10 @@ class _Axis:
         for slot, layout in enumerate(leaves):
             self._fix(slot, layout.codes[axis])
             if not program.resident[slot]:
-                self.choice.versions[slot].add(REPLICATE)
+                self.choice.remade[slot] = 0.0
         for slot in range(len(leaves), self.first):
             self._fix(slot, REPLICATE)
+            self.choice.remade[slot] = 0.0
         for step in program.steps:
             inputs = step.inputs[:1] if step.op in PASSES else step.inputs
             for slot in {root[one] for one in inputs}:
@@ -178,12 +185,15 @@ class _Axis:
         if step.op is REDISTRIBUTE:
             layout: Layout = step.params[0]
             code = layout.codes[self.axis]
-            options, work = [Option((code,), code)], 0.0
+            options, work, is_remade = [Option((code,), code)], 0.0, False
         else:
             ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))
-            options, work = ways.options, ways.work
+            options, work, is_remade = ways.options, ways.work, not ways.has_products
             if self._has_local(inputs):
                 options = [Option(tuple([self._only(one) for one in inputs]), LOCAL)]
+        if is_remade:
+            remade = self.choice.remade
+            remade[slot] = work + sum([remade[one] for one in inputs])
         opened = [one for one in dict.fromkeys(inputs) if one in self.open]
         if len(opened) > 2:
             opened.sort(key=lambda one: self.nbytes[one])
@@ -215,8 +225,12 @@ class _Axis:
 
     def _cost_to(self, slot: int, want: int) -> float:
         """Of a value that was decided on."""
-        nbytes, count = self.nbytes[slot], self.count
-        return min(moved(have, want, nbytes, count) for have in self.choice.versions[slot])
+        nbytes, count, versions = self.nbytes[slot], self.count, self.choice.versions[slot]
+        if want in versions:
+            return 0.0
+        cost = min([moved(have, want, nbytes, count) for have in versions])
+        again = self.choice.remade[slot]
+        return again + SLICE if again < cost and want >= 0 else cost
 
     def _table(
         self,

@@ -10,11 +10,12 @@ inputs to where they are needed.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 
 from shmgpu.distributed import buckets
 from shmgpu.distributed.builder import REDUCTION_OF, Builder, neutral
-from shmgpu.distributed.choice import PASSES, choose, roots_of
+from shmgpu.distributed.choice import MEETING_BYTES, PASSES, choose, roots_of
 from shmgpu.distributed.draft import Entry, common
 from shmgpu.distributed.layout import Bounds, Layout, Ranges, even_bounds, replicated
 from shmgpu.distributed.lowered import Lowered, Writer
@@ -54,6 +55,7 @@ class _Lowering:
         self.first = len(program.arrays) + len(program.numbers)
         self.root = roots_of(program)
         self.whole = replicated(mesh)
+        self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
         # Of each value the layouts that it is had in, and where: its own is the first.
         self.versions: list[dict[Layout, int]] = []
         for slot, layout in enumerate(leaves):
@@ -90,18 +92,35 @@ class _Lowering:
         if found is not None:
             return found
         spec = self.specs[root]
-        best: tuple[float, tuple[Move, ...]] | None = None
-        for have in known:
-            moves = path(have, want, spec.shape)
-            cost = sum([move.nbytes(spec.nbytes) for move in moves]) + 1e-3 * len(moves)
-            if best is None or cost < best[0]:
-                best = cost, moves
-        assert best is not None
-        for move in best[1]:
+        best, moves = self._way(known, want, spec)
+        if self.remade[root] < best and self.whole not in known and not want.is_partial:
+            known[self.whole] = self._again(root)
+            _, moves = self._way(known, want, spec)
+        for move in moves:
             value = known[move.have]
             if move.want not in known:
                 known[move.want] = add_move(self.b, move, value, spec)
         return known[want]
+
+    def _way(
+        self, known: dict[Layout, int], want: Layout, spec: Spec
+    ) -> tuple[float, tuple[Move, ...]]:
+        """The moves from where a value lies to where it is wanted, and what they cost."""
+        found: list[tuple[float, tuple[Move, ...]]] = []
+        for have in known:
+            moves = path(have, want, spec.shape)
+            cost = 1e-3 * len(moves)
+            for move in moves:
+                if move.is_meeting:
+                    cost += move.nbytes(spec.nbytes) + MEETING_BYTES
+            found.append((cost, moves))
+        return min(found, key=operator.itemgetter(0))
+
+    def _again(self, slot: int) -> int:
+        """The value whole, made once more of what all have whole."""
+        step = self.program.steps[slot - self.first]
+        inputs = [self.version(one, self.whole) for one in step.inputs]
+        return self.b.apply(step.op, inputs, step.params)
 
     def ending(self, slot: int) -> Layout:
         """How a value lies that is kept or read: as asked, or as it comes, but not partial."""
