@@ -230,6 +230,7 @@ distributed/meeting                 any
 distributed/buckets                 any
 distributed/lowered                 any
 distributed/lowering                any
+distributed/explain                 any
 distributed/__init__                any
 
 tensors/functions                   child

@@ -17,7 +17,7 @@ ties in order: fewer collectives, then fewer slices, then less work done over ag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shmgpu.distributed.layout import Layout
@@ -26,7 +26,7 @@ from shmgpu.distributed.placements import LOCAL, REPLICATE
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import Option, options_of
 from shmgpu.ops.casting import ALIAS
-from shmgpu.ops.collective import REDISTRIBUTE
+from shmgpu.ops.collective import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
 from shmgpu.ops.recomputing import CHECKPOINT
@@ -95,6 +95,14 @@ def ways_of(step: Step, specs: tuple[Spec, ...]) -> Ways:
             _known.clear()
         found = _known[key] = Ways(step.op, specs, step.params, step.spec)
     return found
+
+
+# Operations that say themselves how their input and output lie.
+_SAID: dict[Op, Callable[[int], Option]] = {
+    REDISTRIBUTE: lambda code: Option((code,), code),
+    TO_LOCAL: lambda code: Option((code,), LOCAL),
+    FROM_LOCAL: lambda code: Option((LOCAL,), code),
+}
 
 
 class Choice:
@@ -182,10 +190,11 @@ class _Axis:
 
     def _step(self, slot: int, step: Step) -> None:
         inputs = tuple([self.root[one] for one in step.inputs])
-        if step.op is REDISTRIBUTE:
+        said = _SAID.get(step.op)
+        if said is not None:
             layout: Layout = step.params[0]
             code = layout.codes[self.axis]
-            options, work, is_remade = [Option((code,), code)], 0.0, False
+            options, work, is_remade = [said(code)], 0.0, False
         else:
             ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))
             options, work, is_remade = ways.options, ways.work, not ways.has_products

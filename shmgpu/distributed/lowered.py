@@ -40,6 +40,9 @@ class Collective:
     steps: tuple[int, ...]
 
 
+Placed = tuple[tuple[Layout, ...], Layout]
+
+
 @dataclass(frozen=True)
 class Lowered:
     """What comes of a program.
@@ -54,6 +57,7 @@ class Lowered:
             what is whole by the first of those that have it.
         constants: plain numbers that go with the program's own, behind them, each time.
         collectives: in order.
+        placed: of each operation of the whole program how its inputs lay and its output lies.
         choices: along each axis of the mesh, for explanations.
     """
 
@@ -65,6 +69,7 @@ class Lowered:
     readers: tuple[tuple[int, ...], ...]
     constants: tuple[complex, ...]
     collectives: tuple[Collective, ...]
+    placed: tuple[Placed, ...]
     choices: tuple[Choice, ...]
 
     @property
@@ -86,6 +91,7 @@ class Writer:
         leaves: tuple[Layout, ...],
         kept: list[Layout],
         read: list[Layout],
+        placed: tuple[Placed, ...],
         choices: tuple[Choice, ...],
     ) -> None:
         self.draft = draft
@@ -93,6 +99,7 @@ class Writer:
         self.leaves = leaves
         self.kept = kept
         self.read = read
+        self.placed = placed
         self.choices = choices
         program = draft.program
         self.first = len(program.arrays) + len(program.numbers)
@@ -159,6 +166,7 @@ class Writer:
             readers=readers,
             constants=tuple(draft.constants.values()),
             collectives=tuple(collectives),
+            placed=self.placed,
             choices=self.choices,
         )
 

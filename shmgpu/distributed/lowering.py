@@ -11,14 +11,14 @@ inputs to where they are needed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shmgpu.distributed import buckets
 from shmgpu.distributed.builder import REDUCTION_OF, Builder, neutral
 from shmgpu.distributed.choice import MEETING_BYTES, PASSES, choose, roots_of
 from shmgpu.distributed.draft import Entry, common
 from shmgpu.distributed.layout import Bounds, Layout, Ranges, even_bounds, replicated
-from shmgpu.distributed.lowered import Lowered, Writer
+from shmgpu.distributed.lowered import Lowered, Placed, Writer
 from shmgpu.distributed.meeting import add_move, once
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.distributed.moves import Move, path
@@ -26,12 +26,13 @@ from shmgpu.distributed.placements import (
     PARTIAL_CODES,
     PARTIALS,
     REPLICATE,
+    Local,
     Placement,
     of_code,
 )
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import OUT, Option, Rule, Scheme, Situation, shape_of
-from shmgpu.ops.collective import REDISTRIBUTE
+from shmgpu.ops.collective import FROM_LOCAL, REDISTRIBUTE, TO_LOCAL
 from shmgpu.ops.graph import Op, Params, Spec
 from shmgpu.ops.program import Program, Step
 
@@ -55,6 +56,8 @@ class _Lowering:
         self.first = len(program.arrays) + len(program.numbers)
         self.root = roots_of(program)
         self.whole = replicated(mesh)
+        self.local = Layout(mesh, [Local()] * mesh.ndim)
+        self.lent: dict[int, int] = {}  # values that are had while they are used -> their units
         self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
         # Of each value the layouts that it is had in, and where: its own is the first.
         self.versions: list[dict[Layout, int]] = []
@@ -66,23 +69,67 @@ class _Lowering:
                 self.versions[slot][self.whole] = slot
                 self.version(slot, layout)
         self.versions.extend({self.whole: slot} for slot in range(len(leaves), self.first))
+        self.placed: list[Placed] = []
 
     def run(self) -> None:
         """Lower each operation."""
         for slot, step in enumerate(self.program.steps, self.first):
             self.b.step = slot - self.first
-            if step.op in PASSES:
-                self.versions.append({})
-            elif step.op is REDISTRIBUTE:
-                layout: Layout = step.params[0]
-                self.versions.append({layout: self.version(step.inputs[0], layout)})
-            else:
-                self.versions.append(self._step(slot, step))
+            lowered = _OTHERWISE.get(step.op, _Lowering._step)
+            self.versions.append(lowered(self, slot, step))
             if slot in self.wanted:  # at once: what is there early can be moved early
                 self.version(slot, self.wanted[slot])
             self.b.step = -1
 
+    # ---- operations that only say how something lies ---------------------------------------------
+
+    def _pass(self, slot: int, step: Step) -> dict[Layout, int]:
+        lies = self.lies(step.inputs[0])
+        self.placed.append(((lies,) * len(step.inputs), lies))
+        return {}  # whoever asks asks for the input
+
+    def _redistribute(self, slot: int, step: Step) -> dict[Layout, int]:
+        layout: Layout = step.params[0]
+        self.placed.append(((self.lies(step.inputs[0]),), layout))
+        if len(step.params) == 1:
+            return {layout: self.version(step.inputs[0], layout)}
+        self.lent[slot] = step.params[1]
+        return {}  # moved when it is used
+
+    def _to_local(self, slot: int, step: Step) -> dict[Layout, int]:
+        self.placed.append((step.params[:1], self.local))
+        return {self.local: self.version(step.inputs[0], step.params[0])}
+
+    def _from_local(self, slot: int, step: Step) -> dict[Layout, int]:
+        self.placed.append(((self.local,), step.params[0]))
+        return {step.params[0]: self.version(step.inputs[0], self.local)}
+
+    def _lend(self, unit: int) -> None:
+        """Have what a unit needs for now, together, and let go of what others had."""
+        for slot, its in self.lent.items():
+            if its != unit:
+                self.versions[slot].clear()
+                continue
+            step = self.program.steps[slot - self.first]
+            layout: Layout = step.params[0]
+            known, spec = self.versions[self.root[step.inputs[0]]], self.specs[slot]
+            _, moves = self._way(known, layout, spec)
+            value = known[moves[0].have if moves else layout]
+            for move in moves:
+                value = add_move(self.b, move, value, spec)
+            self.versions[slot][layout] = value
+
     # ---- versions --------------------------------------------------------------------------------
+
+    def lies(self, slot: int) -> Layout:
+        """How a value lies of itself."""
+        root = self.root[slot]
+        if root in self.lent:
+            layout: Layout = self.program.steps[root - self.first].params[0]
+            return layout
+        known = self.versions[root]
+        # What is given whole lies as it was said to, if it was.
+        return list(known)[1] if root < self.first and len(known) > 1 else next(iter(known))
 
     def version(self, slot: int, want: Layout) -> int:
         """The value, lying that way: moved there from where that costs least."""
@@ -92,6 +139,12 @@ class _Lowering:
         if found is not None:
             return found
         spec = self.specs[root]
+        if root in self.lent and not known:
+            source = self.program.steps[root - self.first].inputs[0]
+            if want in self.versions[self.root[source]]:
+                return self.version(source, want)
+            self._lend(self.lent[root])
+            return self.version(root, want)
         best, moves = self._way(known, want, spec)
         if self.remade[root] < best and self.whole not in known and not want.is_partial:
             known[self.whole] = self._again(root)
@@ -127,7 +180,10 @@ class _Lowering:
         asked = self.wanted.get(slot)
         if asked is not None:
             return asked
-        known = self.versions[self.root[slot]]
+        root = self.root[slot]
+        if root in self.lent:  # what is had for a while is kept as it lies else
+            return self.ending(self.program.steps[root - self.first].inputs[0])
+        known = self.versions[root]
         for layout in known:
             if not layout.is_partial:
                 return layout
@@ -142,8 +198,7 @@ class _Lowering:
         options = [choice.options[slot] for choice in self.choices]
         rule = RULES.get(step.op)
         if not any(option.output or any(option.inputs) for option in options):
-            inputs = [self.version(one, self.whole) for one in step.inputs]
-            return {self.whole: self.b.apply(step.op, inputs, step.params)}
+            return self._done(step, [self.whole] * len(step.inputs), self.whole)
         if any(option.output < PARTIAL_CODES["prod"] for option in options):
             return self._local(step, options)
         assert rule is not None
@@ -169,6 +224,7 @@ class _Lowering:
             [option.output for option in options], scheme.output, OUT, step.spec, scheme, bounds
         )
         inputs = [self.version(one, want) for one, want in zip(step.inputs, wants, strict=True)]
+        self.placed.append((tuple(wants), out))
         return {out: self._made(step, specs, rule, scheme, axes, options, inputs, wants, out)}
 
     def _local(self, step: Step, options: list[Option]) -> dict[Layout, int]:
@@ -177,8 +233,13 @@ class _Lowering:
         for place in range(len(step.inputs)):
             codes = [option.inputs[place] for option in options]
             placed.append(Layout(self.mesh, map(of_code, codes)))
-        inputs = [self.version(one, want) for one, want in zip(step.inputs, placed, strict=True)]
         out = Layout(self.mesh, [of_code(option.output) for option in options])
+        return self._done(step, placed, out)
+
+    def _done(self, step: Step, wants: list[Layout], out: Layout) -> dict[Layout, int]:
+        """The same operation with each member, of whatever it has."""
+        inputs = [self.version(one, want) for one, want in zip(step.inputs, wants, strict=True)]
+        self.placed.append((tuple(wants), out))
         return {out: self.b.apply(step.op, inputs, step.params)}
 
     def _bounds(
@@ -329,6 +390,14 @@ class _Lowering:
         return params
 
 
+_OTHERWISE: dict[Op, Callable[[_Lowering, int, Step], dict[Layout, int]]] = {
+    **dict.fromkeys(PASSES, _Lowering._pass),
+    REDISTRIBUTE: _Lowering._redistribute,
+    TO_LOCAL: _Lowering._to_local,
+    FROM_LOCAL: _Lowering._from_local,
+}
+
+
 def lower(
     program: Program,
     mesh: Mesh,
@@ -375,7 +444,16 @@ def lower(
     if overlap:
         order, moved = buckets.overlapped(draft, order)
         roots = [moved.get(one, one) for one in roots]
-    return Writer(draft, order, roots, tuple(lies), kept, read, tuple(lowering.choices)).lowered()
+    return Writer(
+        draft,
+        order,
+        roots,
+        tuple(lies),
+        kept,
+        read,
+        tuple(lowering.placed),
+        tuple(lowering.choices),
+    ).lowered()
 
 
 def _check(
@@ -388,6 +466,10 @@ def _check(
     specs = program.specs
     first = len(program.arrays) + len(program.numbers)
     said = [(step.params[0], step.spec) for step in program.steps if step.op is REDISTRIBUTE]
+    said += [(step.params[0], step.spec) for step in program.steps if step.op is FROM_LOCAL]
+    said += [
+        (step.params[0], specs[step.inputs[0]]) for step in program.steps if step.op is TO_LOCAL
+    ]
     said += zip(leaves, program.arrays, strict=True)
     said += [(layout, specs[slot]) for slot, layout in wanted.items()]
     for layout, spec in said:

@@ -55,7 +55,7 @@ def gradients(sample, tensors, seed, **options):
 
 
 def test_every_row_has_a_sample():
-    of_meshes = {row.name for row in (*collective.LOWERED, collective.REDISTRIBUTE)}
+    of_meshes = {row.name for row in (*collective.LOWERED, *collective.RECORDED)}
     assert set(SAMPLES) == set(ops.TABLE) - of_meshes
     without = {name for name, row in ops.TABLE.items() if len(row.gradients) == 0}
     assert not {n for n in DIFFERENTIABLE if not SAMPLES[n].back and SAMPLES[n].compare} & (

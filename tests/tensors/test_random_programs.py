@@ -315,7 +315,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 
 # Drawn numbers are each library's own.
 OWN = {"rand", "randn", "checkpoint"}  # each has tests of its own
-OWN |= {row.name for row in (*collective.LOWERED, collective.REDISTRIBUTE)}
+OWN |= {row.name for row in (*collective.LOWERED, *collective.RECORDED)}
 
 
 def test_programs_draw_from_the_whole_table(engine):

@@ -40,5 +40,7 @@ LOWERED_OTHERWISE = {
     "alias": "the value is its input's, wherever that lies",
     "checkpoint": "likewise; its other inputs are of concern to gradients alone",
     "redistribute": "says itself how its output lies",
+    "to_local": "likewise",
+    "from_local": "likewise",
 }
 WHOLE: dict[str, str] = {}
