@@ -131,27 +131,18 @@ class Builder:
     ) -> tuple[Op, tuple[int, ...], Params, Spec]:
         """The operation; or, where its piece is empty, or of nothing, what stands for that."""
         specs = tuple([self.spec_at(one, rank) for one in inputs])
+        spec = self._spec_of(op, specs, params)
+        if 0 in spec.shape and not op.is_view:
+            return self.filled(spec, 0)
         kind = REDUCTION_OF.get(op)
-        if kind is not None and any(0 in spec.shape for spec in specs):
-            spec = self._spec_of(op, specs, params)
+        if kind is not None and any(0 in one.shape for one in specs):
             return self.filled(spec, neutral(kind, spec))
-        if op is not creation.FULL and any(0 in spec.shape for spec in specs):
-            empty = _empty_spec(op, specs, params)
-            if empty is not None and 0 in empty.shape:
-                return self.filled(empty, 0)
-        return op, inputs, params, self._spec_of(op, specs, params)
+        return op, inputs, params, spec
 
     def filled(self, spec: Spec, value: complex) -> tuple[Op, tuple[int, ...], Params, Spec]:
         """One number all over."""
         number = self.number(value, spec_of(spec.dtype, ()))
         return creation.FULL, (number,), (spec.dtype, spec.shape), spec
-
-
-def _empty_spec(op: Op, specs: tuple[Spec, ...], params: Params) -> Spec | None:
-    try:
-        return op.rule(specs, params)
-    except (ValueError, TypeError, IndexError):
-        return None  # it refuses what is empty: whoever cuts knows the shape
 
 
 def neutral(kind: str, spec: Spec) -> complex:

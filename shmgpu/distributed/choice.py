@@ -40,6 +40,7 @@ SLICE = 2.0**-6  # what is whole stays so, where nothing asks for a part
 SCATTER = 2.0**-8  # and what is reduced is whole, unless a part is asked for
 SHARE = 2.0**-20  # of equal ways the one with less work
 FREE = 0.5  # below, nothing is moved
+NEVER = 1e18  # more than anything else costs
 
 Table = dict[int, float]  # code of a placement -> cost
 
@@ -47,7 +48,7 @@ PASSES = (ALIAS, CHECKPOINT)  # whose value is their first input's
 
 
 def moved(have: int, want: int, nbytes: float, count: int) -> float:
-    """The cost of having a value lie in another way; infinite where that cannot be.
+    """The cost of having a value lie in another way; NEVER where only a program may ask for it.
 
     A reduction into parts is weighed as one that all have: what is in parts is mostly wanted whole
     again, and if a part is what is asked for, this one is still the cheaper.
@@ -55,7 +56,7 @@ def moved(have: int, want: int, nbytes: float, count: int) -> float:
     if have == want:
         return 0.0
     if have == LOCAL or want < 0:
-        return math.inf
+        return NEVER
     if count == 1:
         return 0.0
     if have == REPLICATE:

@@ -356,15 +356,12 @@ class _Lowering:
             own = slots if not dropped or self.mesh.is_first(rank, sums) else few
             if 0 in spec.shape and 0 not in step.spec.shape:
                 return b.filled(spec, 0)
-            if (
-                kind is not None
-                and any(
-                    0 in b.spec_at(one, rank).shape and 0 not in whole.shape
-                    for one, whole in zip(own[:2], specs, strict=False)
-                )
-                and len(own) < 3
-            ):  # a bias is added to the sum of nothing
-                return b.filled(spec, neutral(kind, spec))
+            is_of_nothing = any(
+                0 in b.spec_at(one, rank).shape and 0 not in whole.shape
+                for one, whole in zip(own, specs, strict=False)
+            )
+            if kind is not None and is_of_nothing and (len(own) < 3 or 2 not in rule.once):
+                return b.filled(spec, neutral(kind, spec))  # but a bias is added to nothing
             return step.op, own, params[rank] if type(params) is list else params, spec  # type: ignore[return-value]
 
         columns = zip(*[made(rank) for rank in b.ranks], strict=True)

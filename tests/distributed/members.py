@@ -10,12 +10,13 @@ import threading
 from collections import Counter
 
 import numpy as np
+import torch
 
 from shmgpu.distributed.layout import Layout, layout_of, replicated
 from shmgpu.distributed.lowering import lower
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.distributed.placements import Partial, Replicate, Shard
-from shmgpu.engine.backends import NumpyBackend
+from shmgpu.engine.backends import NumpyBackend, TorchBackend
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.plan import Options
 from shmgpu.ops import collective
@@ -89,9 +90,14 @@ def recorded(read=(), kept=(), donated=()):
     return Recorded(program, [node.value.array for node in draft.arrays], draft.numbers, slots)
 
 
-def run(program, arrays, numbers, options=None, backend=None):
+BACKENDS = {"numpy": NumpyBackend, "torch": lambda: TorchBackend("cpu")}
+
+
+def run(program, arrays, numbers, options=None, backend="numpy"):
     """(what is read, what is kept) of a program, on its own."""
-    backend = backend or NumpyBackend()
+    backend = BACKENDS[backend]()
+    if backend.name == "torch":
+        arrays = [torch.from_numpy(np.array(one)) for one in arrays]
     with _compiling:
         done = compiled(program, backend, Pool(backend), options or Options())
     with backend.running():
@@ -156,7 +162,7 @@ class Member:
         assert self.rank in members
         assert number > self.last, "collectives are done in the order of their numbers"
         self.last = number
-        own = np.concatenate([np.array(one) for one in arrays])
+        own = np.concatenate([np.asarray(one) for one in arrays])
         if self.rank == members[0]:
             self.meeting.calls[kind] += 1
         found = self.meeting.together(number, members, self.rank, (kind, what, own))
@@ -181,30 +187,28 @@ class Member:
             total = total / np.asarray(len(pieces), total.dtype)
         return total.astype(wide)
 
-    def _done(self, wait, finish):
-        if wait:
-            return finish()
-        return finish
+    def _done(self, wait, out, result):
+        """Put it there, now or when asked."""
+
+        def finish():
+            made = result()
+            out[...] = made if isinstance(out, np.ndarray) else torch.from_numpy(made)
+
+        return finish() if wait else finish
 
     def all_reduce(self, number, members, op, arrays, out, *, wait=True):
         all_ = self._meet("all_reduce", number, members, op, arrays)
         share = 2 * all_[0].nbytes * (len(members) - 1) // len(members)
         self.meeting.moved[self.rank] += share
 
-        def finish():
-            out[...] = self._reduced(op, all_)
-
-        return self._done(wait, finish)
+        return self._done(wait, out, lambda: self._reduced(op, all_))
 
     def all_gather(self, number, members, counts, arrays, out, *, wait=True):
         all_ = self._meet("all_gather", number, members, counts, arrays)
         assert [len(one) for one in all_] == list(counts)
         self._take(all_, members, out)
 
-        def finish():
-            out[...] = np.concatenate(all_)
-
-        return self._done(wait, finish)
+        return self._done(wait, out, lambda: np.concatenate(all_))
 
     def reduce_scatter(self, number, members, op, counts, arrays, out, *, wait=True):
         all_ = self._meet("reduce_scatter", number, members, (op, counts), arrays)
@@ -213,13 +217,10 @@ class Member:
         mine = [one[start : start + counts[at]] for one in all_]
         self._take(mine, members, out)
 
-        def finish():
-            out[...] = self._reduced(op, mine)
-
-        return self._done(wait, finish)
+        return self._done(wait, out, lambda: self._reduced(op, mine))
 
     def all_to_all(self, number, members, sent, received, arrays, out, *, wait=True):
-        all_ = self._meet("all_to_all", number, members, "", [np.zeros(0, out.dtype), *arrays])
+        all_ = self._meet("all_to_all", number, members, "", arrays)
         cuts = self.meeting.together((number, "cuts"), members, self.rank, sent)
         at = members.index(self.rank)
         mine = [
@@ -228,10 +229,7 @@ class Member:
         assert [len(one) for one in mine] == list(received)
         self._take(mine, members, out)
 
-        def finish():
-            out[...] = np.concatenate(mine)
-
-        return self._done(wait, finish)
+        return self._done(wait, out, lambda: np.concatenate(mine))
 
 
 # ---- lowered, and put together ---------------------------------------------------------------
@@ -253,7 +251,7 @@ class Outcome:
     moved: list
 
 
-def run_lowered(lowered, case, options=None, through_bytes=True):
+def run_lowered(lowered, case, options=None, backend="numpy", through_bytes=True):
     """Run the members' programs at the same time."""
     mesh, program = lowered.mesh, case.program
     meeting = Meeting(mesh.size)
@@ -277,7 +275,7 @@ def run_lowered(lowered, case, options=None, through_bytes=True):
             ]
             numbers = [*case.numbers, *lowered.constants]
             with collective.member_of(Member(meeting, rank)):
-                outcomes[rank] = run(local, arrays, numbers, options)
+                outcomes[rank] = run(local, arrays, numbers, options, backend)
         except BaseException as error:
             meeting.fail(error)
 
@@ -343,15 +341,26 @@ def _given(self, lowered, rank):
 Recorded.given = _given
 
 
-def check(case, mesh, leaves, wanted=None, *, exact=False, tolerance=1e-9, options=None, **how):
+def check(
+    case,
+    mesh,
+    leaves,
+    wanted=None,
+    *,
+    exact=False,
+    tolerance=1e-9,
+    options=None,
+    backend="numpy",
+    **how,
+):
     """The members make what one makes; what they met for, as was said.
 
     Returns:
         (the lowered program, the outcome).
     """
     lowered = lower(case.program, mesh, leaves, wanted, **how)
-    outcome = run_lowered(lowered, case, options)
-    read, kept = run(case.program, case.arrays, case.numbers)
+    outcome = run_lowered(lowered, case, options, backend)
+    read, kept = run(case.program, case.arrays, case.numbers, backend=backend)
     for got, want in zip([*outcome.read, *outcome.kept], [*read, *kept], strict=True):
         assert got.dtype == want.dtype
         assert got.shape == want.shape
