@@ -7,7 +7,8 @@ is: nothing is moved ahead of need, so tensors that were cut stay cut, and weigh
 are. Where it cannot, the cheapest way is taken, counting what was asked for of values further on.
 
 That is exact along chains. A value that several operations read is decided on when the first of
-them is, and where it has been moved to, the others may have it for nothing. What is made of nothing
+them is, and where it has been moved to, the others may have it for nothing; so what several will
+want reduced is reduced for the first. What is made of nothing
 but what all have whole may also be made again, whole: a mask, a count of targets in the arena.
 
 Costs are in bytes that a member takes from others (see :func:`moved`). Small ones beside them keep
@@ -47,11 +48,11 @@ Table = dict[int, float]  # code of a placement -> cost
 PASSES = (ALIAS, CHECKPOINT)  # whose value is their first input's
 
 
-def moved(have: int, want: int, nbytes: float, count: int) -> float:
+def moved(have: int, want: int, nbytes: float, count: int, is_asked: bool = False) -> float:
     """The cost of having a value lie in another way; NEVER where only a program may ask for it.
 
-    A reduction into parts is weighed as one that all have: what is in parts is mostly wanted whole
-    again, and if a part is what is asked for, this one is still the cheaper.
+    A reduction into parts is weighed as one that all have, unless a program asks for it: what is in
+    parts is mostly wanted whole again.
     """
     if have == want:
         return 0.0
@@ -64,8 +65,10 @@ def moved(have: int, want: int, nbytes: float, count: int) -> float:
     if have > 0:
         share = nbytes * (count - 1) / count
         return MEETING_BYTES + (share if want == REPLICATE else share / count)
-    both = MEETING_BYTES + 2 * nbytes * (count - 1) / count
-    return both if want == REPLICATE else both + SCATTER
+    share = nbytes * (count - 1) / count
+    if want > 0 and is_asked:
+        return MEETING_BYTES + share
+    return MEETING_BYTES + 2 * share + (SCATTER if want > 0 else 0.0)
 
 
 class Ways:
@@ -129,11 +132,22 @@ class Choice:
 
 
 def roots_of(program: Program) -> list[int]:
-    """For each slot the one whose value it is, behind operations that change only history."""
+    """For each slot the one whose value it is.
+
+    Operations that change only history are looked through, and equal ones on equal inputs are one:
+    what is moved once need not be moved again.
+    """
     first = len(program.arrays) + len(program.numbers)
     root = list(range(first))
-    for step in program.steps:
-        root.append(root[step.inputs[0]] if step.op in PASSES else len(root))
+    known: dict[Any, int] = {}
+    for slot, step in enumerate(program.steps, first):
+        if step.op in PASSES:
+            root.append(root[step.inputs[0]])
+            continue
+        inputs = tuple([root[one] for one in step.inputs])
+        # As text, in which 0.0 and -0.0 differ, and 1 and True.
+        key = (step.op, inputs, repr(step.params) if step.params else "")
+        root.append(known.setdefault(key, slot))
     return root
 
 
@@ -168,16 +182,18 @@ class _Axis:
         for slot in range(len(leaves), self.first):
             self._fix(slot, REPLICATE)
             self.choice.remade[slot] = 0.0
-        for step in program.steps:
-            inputs = step.inputs[:1] if step.op in PASSES else step.inputs
-            for slot in {root[one] for one in inputs}:
-                self.uses[slot] += 1
+        for slot, step in enumerate(program.steps, self.first):
+            if root[slot] == slot:
+                for one in {root[one] for one in step.inputs}:
+                    self.uses[one] += 1
         self.asked: set[int] = {root[slot] for slot in (*program.kept, *program.read)}
+        for slot in self.asked:
+            self.uses[slot] += 1
 
     def run(self) -> Choice:
         """Decide on all."""
         for slot, step in enumerate(self.program.steps, self.first):
-            if step.op in PASSES:
+            if self.root[slot] != slot:
                 if slot in self.wanted and self.root[slot] in self.open:
                     self._settle_wanted(self.root[slot], self.wanted[slot])
                 continue
@@ -254,8 +270,16 @@ class _Axis:
         count = self.count
         decided = [(place, one) for place, one in enumerate(inputs) if one not in opened]
         fixed: list[float] = []
+        shares: list[float] = []  # of what others will have for nothing
         for option in options:
-            cost = sum([self._cost_to(one, option.inputs[place]) for place, one in decided])
+            cost = share = 0.0
+            for place, one in decided:
+                more = self._cost_to(one, option.inputs[place])
+                if more and self.uses[one] > 1 and self.choice.codes[one] < 0:
+                    share += more / self.uses[one]
+                else:
+                    cost += more
+            shares.append(share)
             if option.moves:
                 cost += sum([MEETING_BYTES + 2 * n * (count - 1) / count for n in option.moves])
             elif option.output > 0 and not any(option.inputs):
@@ -279,12 +303,14 @@ class _Axis:
                     costs.append(base)
             least = min(costs)
             limit = FREE if least < FREE else math.inf
-            for option, cost in zip(options, costs, strict=True):
+            for option, cost, share in zip(options, costs, shares, strict=True):
                 if cost >= limit:
                     continue
-                is_whole = option.label is None and option.output == REPLICATE
-                total = before + cost + (again if is_whole else 0.0)
-                total += SHARE if is_whole else SHARE / count
+                total = before + cost + share + self._debt(slot, option.output)
+                if option.label is None and option.output == REPLICATE:
+                    total += again + SHARE
+                else:
+                    total += SHARE / count
                 known = found.get(option.output)
                 if known is None or total < known[0]:
                     found[option.output] = (total, (option, states))
@@ -294,15 +320,28 @@ class _Axis:
         """All ways in which open inputs may lie together, with what that costs."""
         if not opened:
             return [({}, 0.0)]
-        first = [({opened[0]: code}, cost) for code, (cost, _) in self.open[opened[0]].items()]
-        if len(opened) == 1:
+        (first_one, *rest) = opened
+        first = [
+            ({first_one: code}, cost - self._debt(first_one, code))
+            for code, (cost, _) in self.open[first_one].items()
+        ]
+        if not rest:
             return first
-        second = [(code, cost) for code, (cost, _) in self.open[opened[1]].items()]
+        second = [
+            (code, cost - self._debt(rest[0], code))
+            for code, (cost, _) in self.open[rest[0]].items()
+        ]
         return [
-            ({**states, opened[1]: code}, before + cost)
+            ({**states, rest[0]: code}, before + cost)
             for states, before in first
             for code, cost in second
         ]
+
+    def _debt(self, slot: int, code: int) -> float:
+        """What is left to be paid, at least, of a value that is yet to be reduced."""
+        if code >= 0 or code == LOCAL or self.count == 1:
+            return 0.0
+        return MEETING_BYTES + self.nbytes[slot] * (self.count - 1) / self.count
 
     # ---- decisions -------------------------------------------------------------------------------
 
@@ -321,7 +360,8 @@ class _Axis:
     def _ending(self, slot: int, code: int) -> float:
         """What is shown to a child, or kept, is not left to be reduced."""
         if slot in self.asked and code < 0 and code != LOCAL:
-            return moved(code, REPLICATE, self.nbytes[slot], self.count)
+            whole = moved(code, REPLICATE, self.nbytes[slot], self.count)
+            return whole - self._debt(slot, code)
         return 0.0
 
     def _settle_wanted(self, slot: int, layout: Layout) -> None:
@@ -329,10 +369,14 @@ class _Axis:
         nbytes = self.nbytes[slot]
 
         def further(slot: int, code: int) -> float:
-            return moved(code, want, nbytes, self.count)
+            return moved(code, want, nbytes, self.count, True) - self._debt(slot, code)
 
         self._close(slot, self._best(slot, further))
-        self.choice.versions[slot].add(want)
+        self._add(slot, want)
+
+    def _add(self, slot: int, code: int) -> None:
+        """The value is had like that as well."""
+        self.choice.versions[slot].add(code)
 
     def _fix(self, slot: int, code: int) -> None:
         self.choice.codes[slot] = code
@@ -348,12 +392,14 @@ class _Axis:
             option, states = table[code][1]
             self.choice.options[slot] = option
             self._fix(slot, code)
+            if code < 0 and slot in self.asked and slot not in self.wanted:
+                self._add(slot, REPLICATE)  # as it will be in the end
             for one, state in states.items():
                 if one in self.open:
                     stack.append((one, state))
             step = self.program.steps[slot - self.first]
             for place, one in enumerate(step.inputs):
-                self.choice.versions[self.root[one]].add(option.inputs[place])
+                self._add(self.root[one], option.inputs[place])
 
 
 def choose(

@@ -91,6 +91,7 @@ class Explanation:
             text += [
                 f"      or {one.placement} along {self._axis(one.axis)}: {one.more:,.0f} more"
                 for one in line.runners_up
+                if one.more >= 1  # or it is as good
             ]
         if self.ending:
             text.append("  for what is kept or looked at")

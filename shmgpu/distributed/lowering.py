@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shmgpu.distributed import buckets
 from shmgpu.distributed.builder import REDUCTION_OF, Builder, neutral
-from shmgpu.distributed.choice import MEETING_BYTES, PASSES, choose, roots_of
+from shmgpu.distributed.choice import MEETING_BYTES, choose, roots_of
 from shmgpu.distributed.draft import Entry, common
 from shmgpu.distributed.layout import Bounds, Layout, Ranges, even_bounds, replicated
 from shmgpu.distributed.lowered import Lowered, Placed, Writer
@@ -57,7 +57,13 @@ class _Lowering:
         self.root = roots_of(program)
         self.whole = replicated(mesh)
         self.local = Layout(mesh, [Local()] * mesh.ndim)
-        self.lent: dict[int, int] = {}  # values that are had while they are used -> their units
+        # Values that are had while they are used: their units, and where they are now.
+        self.lent = {
+            slot: step.params[1]
+            for slot, step in enumerate(program.steps, self.first)
+            if step.op is REDISTRIBUTE and len(step.params) > 1
+        }
+        self.had: dict[int, dict[Layout, int]] = {slot: {} for slot in self.lent}
         self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
         # Of each value the layouts that it is had in, and where: its own is the first.
         self.versions: list[dict[Layout, int]] = []
@@ -75,26 +81,24 @@ class _Lowering:
         """Lower each operation."""
         for slot, step in enumerate(self.program.steps, self.first):
             self.b.step = slot - self.first
-            lowered = _OTHERWISE.get(step.op, _Lowering._step)
-            self.versions.append(lowered(self, slot, step))
+            if self.root[slot] == slot:
+                lowered = _OTHERWISE.get(step.op, _Lowering._step)
+                self.versions.append(lowered(self, slot, step))
+            else:  # another one's value: whoever asks asks for that
+                self.placed.append(((self.lies(slot),) * len(step.inputs), self.lies(slot)))
+                self.versions.append({})
             if slot in self.wanted:  # at once: what is there early can be moved early
                 self.version(slot, self.wanted[slot])
             self.b.step = -1
 
     # ---- operations that only say how something lies ---------------------------------------------
 
-    def _pass(self, slot: int, step: Step) -> dict[Layout, int]:
-        lies = self.lies(step.inputs[0])
-        self.placed.append(((lies,) * len(step.inputs), lies))
-        return {}  # whoever asks asks for the input
-
     def _redistribute(self, slot: int, step: Step) -> dict[Layout, int]:
         layout: Layout = step.params[0]
         self.placed.append(((self.lies(step.inputs[0]),), layout))
-        if len(step.params) == 1:
-            return {layout: self.version(step.inputs[0], layout)}
-        self.lent[slot] = step.params[1]
-        return {}  # moved when it is used
+        if slot in self.lent:
+            return self.had[slot]  # moved when it is used
+        return {layout: self.version(step.inputs[0], layout)}
 
     def _to_local(self, slot: int, step: Step) -> dict[Layout, int]:
         self.placed.append((step.params[:1], self.local))
@@ -108,16 +112,19 @@ class _Lowering:
         """Have what a unit needs for now, together, and let go of what others had."""
         for slot, its in self.lent.items():
             if its != unit:
-                self.versions[slot].clear()
+                self.had[slot].clear()
                 continue
             step = self.program.steps[slot - self.first]
+            source = self.root[step.inputs[0]]
+            if self.had[slot] or source >= len(self.versions):
+                continue  # it is there, or not yet made
             layout: Layout = step.params[0]
-            known, spec = self.versions[self.root[step.inputs[0]]], self.specs[slot]
+            known, spec = self.versions[source], self.specs[slot]
             _, moves = self._way(known, layout, spec)
             value = known[moves[0].have if moves else layout]
             for move in moves:
                 value = add_move(self.b, move, value, spec)
-            self.versions[slot][layout] = value
+            self.had[slot][layout] = value
 
     # ---- versions --------------------------------------------------------------------------------
 
@@ -245,9 +252,9 @@ class _Lowering:
     def _bounds(
         self, step: Step, scheme: Scheme, label: int, axes: tuple[int, ...]
     ) -> Bounds | None:
-        """Where a label is cut: where one of the inputs is already; None for evenly."""
+        """Where a label is cut: where the input is that costs most to move; None for evenly."""
         length = scheme.lengths[label]
-        best: tuple[int, Bounds] | None = None
+        best: tuple[float, Bounds] | None = None
         for place, names in enumerate(scheme.inputs):
             if label not in names:
                 continue
@@ -260,9 +267,12 @@ class _Lowering:
                 bounds = have.bounds(dim, spec.shape[dim])
                 how = scheme.maps.get((place, dim))
                 if how is not None:
-                    bounds = how.to_label(bounds, length)
-                if best is None or spec.nbytes > best[0]:
-                    best = spec.nbytes, bounds
+                    even = even_bounds(length, [self.mesh.shape[axis] for axis in axes])
+                    is_even = how.of_label(even) == bounds  # and many others may be, too
+                    bounds = even if is_even else how.to_label(bounds, length)
+                cost = min(spec.nbytes, self.remade[self.root[one]])
+                if best is None or cost > best[0]:
+                    best = cost, bounds
                 break
         return None if best is None else best[1]
 
@@ -388,7 +398,6 @@ class _Lowering:
 
 
 _OTHERWISE: dict[Op, Callable[[_Lowering, int, Step], dict[Layout, int]]] = {
-    **dict.fromkeys(PASSES, _Lowering._pass),
     REDISTRIBUTE: _Lowering._redistribute,
     TO_LOCAL: _Lowering._to_local,
     FROM_LOCAL: _Lowering._from_local,

@@ -195,9 +195,7 @@ def options_of(rule: Rule | None, specs: Specs, params: Params, out: Spec) -> li
         return [whole]
     found = [whole]
     scheme = rule.scheme(specs, params, out)
-    for label, length in enumerate(scheme.lengths):
-        if length < 2:
-            continue
+    for label in range(len(scheme.lengths)):
         inputs = tuple([1 + names.index(label) if label in names else 0 for names in scheme.inputs])
         if label in scheme.output:
             output = 1 + scheme.output.index(label)
