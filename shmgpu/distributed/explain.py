@@ -31,7 +31,7 @@ class RunnerUp:
 
 
 @dataclass(frozen=True)
-class Line:
+class ExplainedStep:
     """One operation of the whole program.
 
     Attributes:
@@ -67,7 +67,7 @@ class Explanation:
     """
 
     lowered: Lowered
-    lines: tuple[Line, ...]
+    lines: tuple[ExplainedStep, ...]
     ending: tuple[Collective, ...]
     nbytes: tuple[int, ...]
 
@@ -123,7 +123,7 @@ def explain(program: Program, lowered: Lowered) -> Explanation:
     lines = []
     for place, (step, (lay, lies)) in enumerate(zip(program.steps, lowered.placed, strict=True)):
         lines.append(
-            Line(
+            ExplainedStep(
                 slot=first + place,
                 operation=step.op.name,
                 spec=step.spec,

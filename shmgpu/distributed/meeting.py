@@ -10,7 +10,7 @@ from typing import Any
 
 from shmgpu.distributed.builder import Builder, neutral
 from shmgpu.distributed.layout import Layout
-from shmgpu.distributed.moves import Kind, Move
+from shmgpu.distributed.moves import MoveKind, Move
 from shmgpu.distributed.rules.base import Made
 from shmgpu.ops import collective, shaping
 from shmgpu.ops.graph import Params, Spec
@@ -110,12 +110,12 @@ def once(b: Builder, value: int, axes: tuple[int, ...], op: str = "sum") -> int:
     return b.each(made)
 
 
-_MOVES: dict[Kind, Callable[[Builder, Move, int, Spec], int]] = {
-    Kind.REDUCE: _reduce,
-    Kind.SCATTER: _scatter,
-    Kind.GATHER: _gather,
-    Kind.SLICE: _slice,
-    Kind.EXCHANGE: _exchange,
-    Kind.REALIGN: _realign,
-    Kind.FIRST: _first,
+_MOVES: dict[MoveKind, Callable[[Builder, Move, int, Spec], int]] = {
+    MoveKind.REDUCE: _reduce,
+    MoveKind.SCATTER: _scatter,
+    MoveKind.GATHER: _gather,
+    MoveKind.SLICE: _slice,
+    MoveKind.EXCHANGE: _exchange,
+    MoveKind.REALIGN: _realign,
+    MoveKind.FIRST: _first,
 }

@@ -28,7 +28,7 @@ from shmgpu.distributed.placements import (
 Shape = tuple[int, ...]
 
 
-class Kind(enum.Enum):
+class MoveKind(enum.Enum):
     """What a move does."""
 
     REDUCE = enum.auto()  # partial -> whole
@@ -52,7 +52,7 @@ class Move:
         op: of a reduction.
     """
 
-    kind: Kind
+    kind: MoveKind
     axes: tuple[int, ...]
     have: Layout
     want: Layout
@@ -62,7 +62,7 @@ class Move:
     @property
     def is_meeting(self) -> bool:
         """Whether members exchange anything."""
-        return self.kind not in (Kind.SLICE, Kind.FIRST)
+        return self.kind not in (MoveKind.SLICE, MoveKind.FIRST)
 
     def nbytes(self, nbytes: int) -> float:
         """About what a member takes from others, of a tensor of so many bytes."""
@@ -74,9 +74,9 @@ class Move:
             if code > 0 and axis not in self.axes
         )
         part = nbytes / shards * (count - 1) / count
-        if self.kind is Kind.REDUCE:
+        if self.kind is MoveKind.REDUCE:
             return 2 * part
-        if self.kind in (Kind.EXCHANGE, Kind.REALIGN):
+        if self.kind in (MoveKind.EXCHANGE, MoveKind.REALIGN):
             return part / count
         return part if self.is_meeting else 0.0
 
@@ -128,7 +128,7 @@ class _Path:
         self._first()
 
     def _go(
-        self, kind: Kind, axes: tuple[int, ...], to: Layout, dim: int = 0, op: str = ""
+        self, kind: MoveKind, axes: tuple[int, ...], to: Layout, dim: int = 0, op: str = ""
     ) -> None:
         self.moves.append(Move(kind, axes, self.now, to, dim, op))
         self.now = to
@@ -159,12 +159,12 @@ class _Path:
                 continue
             op = PARTIALS[have]
             if want > 0 and self._is_next(axis, want - 1):
-                self._go(Kind.SCATTER, (axis,), self._cut_further(axis, want - 1), want - 1, op)
+                self._go(MoveKind.SCATTER, (axis,), self._cut_further(axis, want - 1), want - 1, op)
             else:
                 left.setdefault(op, []).append(axis)
         for op, axes in left.items():
             to = _with(self.now, dict.fromkeys(axes, Replicate()), self.now.cuts)
-            self._go(Kind.REDUCE, tuple(axes), to, op=op)
+            self._go(MoveKind.REDUCE, tuple(axes), to, op=op)
 
     def _slice(self) -> None:
         before = self.now
@@ -173,7 +173,7 @@ class _Path:
                 self.now = self._cut_further(axis, want - 1)
         after, self.now = self.now, before
         if after is not before:
-            self._go(Kind.SLICE, (), after)
+            self._go(MoveKind.SLICE, (), after)
 
     def _changing(self) -> set[int]:
         """Axes of the mesh along which a cut is to be undone."""
@@ -211,7 +211,7 @@ class _Path:
         cuts = [*self._cuts(source, target), (target, further)]
         if outer:
             cuts.append((source, bounds))
-        self._go(Kind.EXCHANGE, (axis,), _with(self.now, {axis: Shard(target)}, cuts), source)
+        self._go(MoveKind.EXCHANGE, (axis,), _with(self.now, {axis: Shard(target)}, cuts), source)
 
     def _gather(self) -> None:
         by_dim: dict[int, list[int]] = {}
@@ -223,7 +223,7 @@ class _Path:
             if outer:
                 cuts.append((dim, _cut_by(self.now, dim, outer, self.shape[dim])))
             to = _with(self.now, dict.fromkeys(axes, Replicate()), cuts)
-            self._go(Kind.GATHER, tuple(axes), to, dim)
+            self._go(MoveKind.GATHER, tuple(axes), to, dim)
 
     def _realign(self) -> None:
         for dim in self.now.sharded:
@@ -234,12 +234,12 @@ class _Path:
             bounds = _cut_by(self.want, dim, axes, length)
             if bounds != self.now.bounds(dim, length):
                 to = _with(self.now, {}, [*self._cuts(dim), (dim, bounds)])
-                self._go(Kind.REALIGN, axes, to, dim)
+                self._go(MoveKind.REALIGN, axes, to, dim)
 
     def _first(self) -> None:
         """Which of the members has what is whole; of a maximum, or a mean, all may."""
         for axis, want in enumerate(self.want.placements):
             if isinstance(want, Partial) and self.now.placements[axis] is not want:
                 to = _with(self.now, {axis: want}, self.now.cuts)
-                self._go(Kind.FIRST, (axis,), to, op=want.reduce_op)
+                self._go(MoveKind.FIRST, (axis,), to, op=want.reduce_op)
         assert self.now is self.want, (self.now, self.want)

@@ -20,7 +20,7 @@ from shmgpu.engine.backends import NumpyBackend, TorchBackend
 from shmgpu.engine.compile import Pool, compiled
 from shmgpu.engine.plan import Options
 from shmgpu.ops import collective
-from shmgpu.ops.program import Draft, decode
+from shmgpu.ops.program import ProgramDraft, decode
 from shmgpu.tensors.recorder import needed
 
 SECONDS = 20  # after which a member that waits says who it is
@@ -81,7 +81,7 @@ def recorded(read=(), kept=(), donated=()):
     """The program that computes these tensors."""
     read, kept = [one._node for one in read], [one._node for one in kept if one._node.op]
     order = needed([*kept, *read])
-    draft = Draft(order, read, Resident)
+    draft = ProgramDraft(order, read, Resident)
     draft.settled(kept, [one._node for one in donated])
     program = draft.program(Resident)
     slots = {node: slot for slot, node in enumerate(draft.arrays)}

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from shmgpu.distributed.layout import Layout
-from shmgpu.distributed.moves import Kind, path
+from shmgpu.distributed.moves import MoveKind, path
 from shmgpu.distributed.placements import Shard
 from shmgpu.ops import collective
 from shmgpu.tensors import tensor as st
@@ -72,30 +72,34 @@ def test_a_value_is_the_same_wherever_it_lies_at_length(data):
     [
         ("R", "R", []),
         ("0", "0", []),
-        ("R", "1", [Kind.SLICE]),
-        ("0", "R", [Kind.GATHER]),
-        ("0", "1", [Kind.EXCHANGE]),
-        ("P", "R", [Kind.REDUCE]),
-        ("P", "1", [Kind.SCATTER]),
-        ("R", "P", [Kind.FIRST]),
-        ("0", "P", [Kind.GATHER, Kind.FIRST]),
-        ("M", "P", [Kind.REDUCE, Kind.FIRST]),
-        ("P P", "R R", [Kind.REDUCE]),  # once, over both axes
-        ("P M", "R R", [Kind.REDUCE, Kind.REDUCE]),
-        ("P R", "0 1", [Kind.SCATTER, Kind.SLICE]),
-        ("P P", "0 R", [Kind.SCATTER, Kind.REDUCE]),
-        ("0 0", "R R", [Kind.GATHER]),  # of all pieces at once
-        ("0 0", "0 R", [Kind.GATHER]),
-        ("0 0", "R 0", [Kind.GATHER, Kind.SLICE]),  # pieces of one half do not lie side by side
-        ("0 0", "0 1", [Kind.EXCHANGE]),
-        ("0 1", "0 2", [Kind.EXCHANGE]),
-        ("0 1", "1 0", [Kind.GATHER, Kind.GATHER, Kind.SLICE]),
-        ("R 0", "0 R", [Kind.GATHER, Kind.SLICE]),
-        ("R 0", "1 0", [Kind.SLICE]),
-        ("0 R", "R 1", [Kind.SLICE, Kind.GATHER]),  # what is gathered is less then
-        ("P 0", "R 0", [Kind.REDUCE]),
-        ("P 0", "1 0", [Kind.SCATTER]),
-        ("P 0", "0 0", [Kind.REDUCE, Kind.GATHER, Kind.SLICE]),
+        ("R", "1", [MoveKind.SLICE]),
+        ("0", "R", [MoveKind.GATHER]),
+        ("0", "1", [MoveKind.EXCHANGE]),
+        ("P", "R", [MoveKind.REDUCE]),
+        ("P", "1", [MoveKind.SCATTER]),
+        ("R", "P", [MoveKind.FIRST]),
+        ("0", "P", [MoveKind.GATHER, MoveKind.FIRST]),
+        ("M", "P", [MoveKind.REDUCE, MoveKind.FIRST]),
+        ("P P", "R R", [MoveKind.REDUCE]),  # once, over both axes
+        ("P M", "R R", [MoveKind.REDUCE, MoveKind.REDUCE]),
+        ("P R", "0 1", [MoveKind.SCATTER, MoveKind.SLICE]),
+        ("P P", "0 R", [MoveKind.SCATTER, MoveKind.REDUCE]),
+        ("0 0", "R R", [MoveKind.GATHER]),  # of all pieces at once
+        ("0 0", "0 R", [MoveKind.GATHER]),
+        (
+            "0 0",
+            "R 0",
+            [MoveKind.GATHER, MoveKind.SLICE],
+        ),  # pieces of one half do not lie side by side
+        ("0 0", "0 1", [MoveKind.EXCHANGE]),
+        ("0 1", "0 2", [MoveKind.EXCHANGE]),
+        ("0 1", "1 0", [MoveKind.GATHER, MoveKind.GATHER, MoveKind.SLICE]),
+        ("R 0", "0 R", [MoveKind.GATHER, MoveKind.SLICE]),
+        ("R 0", "1 0", [MoveKind.SLICE]),
+        ("0 R", "R 1", [MoveKind.SLICE, MoveKind.GATHER]),  # what is gathered is less then
+        ("P 0", "R 0", [MoveKind.REDUCE]),
+        ("P 0", "1 0", [MoveKind.SCATTER]),
+        ("P 0", "0 0", [MoveKind.REDUCE, MoveKind.GATHER, MoveKind.SLICE]),
     ],
 )
 def test_the_way_is_short(have, want, steps):

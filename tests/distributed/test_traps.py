@@ -53,7 +53,7 @@ BENT = {
     "softmax": lambda x: F.softmax(x, 1),
     "sort": lambda x: F.sort(x, 0)[0],
     "compared": lambda x: x > 0.5,
-    "rounded": lambda x: F.round(x * 0.3),
+    "rounded": lambda x: F.round(x * 0.25),
     "plus one": lambda x: x + 1.0,
     "one less": lambda x: 1.0 - x,
     "halved type": lambda x: x.to("float16"),
