@@ -10,7 +10,7 @@ from typing import Any
 
 from shmgpu.distributed.builder import Builder, neutral
 from shmgpu.distributed.layout import Layout
-from shmgpu.distributed.moves import MoveKind, Move
+from shmgpu.distributed.moves import Move, MoveKind
 from shmgpu.distributed.rules.base import Made
 from shmgpu.ops import collective, shaping
 from shmgpu.ops.graph import Params, Spec

@@ -10,11 +10,11 @@ from distributed.members import check, hold, lies, mesh_of, recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+import shmgpu.tensors.tensor as st
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.moves import MoveKind, path
 from shmgpu.distributed.placements import Shard
 from shmgpu.ops import collective
-from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(1)
 few = settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
