@@ -78,14 +78,15 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-run
 	@$(call locked,install-bench,$(PIP) --no-build-isolation -e '.[bench]')
 	@touch $@
 
-# What is built depends on the list of files too, and the extension on its flags.
+# What is built depends on the list of files too, and the extensions on their flags.
 CORE_C := $(sort $(wildcard csrc/*.c csrc/*/*.c))
 CORE_H := $(sort $(wildcard csrc/*.h csrc/*/*.h))
-ifneq ($(CORE_C),$(shell cat build/sources 2>/dev/null))
+PYTHON_C := $(sort $(wildcard csrc/python/*/*.[ch]))
+ifneq ($(CORE_C) $(PYTHON_C),$(shell cat build/sources 2>/dev/null))
 .PHONY: build/sources
 endif
 build/sources:
-	@mkdir -p build && echo "$(CORE_C)" >$@
+	@mkdir -p build && echo "$(CORE_C) $(PYTHON_C)" >$@
 
 core_flags := FAULTS=$(FAULTS)
 ifneq ($(core_flags),$(shell cat build/core-flags 2>/dev/null))
@@ -95,16 +96,16 @@ build/core-flags:
 	@mkdir -p build && echo "$(core_flags)" >$@
 
 $(CORE): export SHMGPU_BUILD_FAULTS := $(FAULTS)
-$(CORE): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
-	@$(call locked,extension,$(PY) setup.py -q build_ext --inplace --force)
+$(CORE): $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py csrc/hardening.py setup.py build/sources build/core-flags | $(VENV)/.stamp-run
+	@$(call locked,extensions,$(PY) setup.py -q build_ext --inplace --force)
 	@touch $@
 
 # The test build: the same package with fault points compiled in, beside the normal one.
 FAULTY := build/faults/shmgpu/_core.abi3.so
 package_parts := $(wildcard shmgpu/*.py) shmgpu/py.typed $(patsubst %/,%,$(dir $(wildcard shmgpu/*/__init__.py)))
 $(FAULTY): export SHMGPU_BUILD_FAULTS := 1
-$(FAULTY): $(CORE_C) $(CORE_H) csrc/build_core.py csrc/hardening.py setup.py build/sources | $(VENV)/.stamp-run
-	@$(call locked,extension-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
+$(FAULTY): $(CORE_C) $(CORE_H) $(PYTHON_C) csrc/build_core.py csrc/build_python.py csrc/hardening.py setup.py build/sources | $(VENV)/.stamp-run
+	@$(call locked,extensions-with-faults,$(PY) setup.py -q build_ext --force --build-temp build/faults-temp --build-lib build/faults)
 	@touch $@
 
 # ---- what people ask for -----------------------------------------------------------------
@@ -321,7 +322,7 @@ abi: ## that wheel under every CPython found here, without torch (PYTHONS='pytho
 	done
 
 clean: ## everything that was built, but not the virtual environment
-	@rm -rf build dist shmgpu/_core.*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist shmgpu/_*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## the virtual environment too

@@ -1,5 +1,6 @@
-"""What pyproject.toml cannot say: where shmgpu can be built, and its extension module."""
+"""What pyproject.toml cannot say: where shmgpu can be built, and its extension modules."""
 
+import os
 import platform
 import re
 import sys
@@ -8,6 +9,11 @@ from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.sdist import sdist
+
+sys.path.insert(0, os.path.abspath("csrc"))
+import build_python  # beside the C files, and no package
+
+sys.path.pop(0)
 
 
 def why_not_here() -> str:
@@ -60,6 +66,7 @@ class WholeTree(sdist):
 setup(
     cmdclass={"sdist": WholeTree},
     cffi_modules=["csrc/build_core.py:builder"],
+    ext_modules=build_python.modules(),
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
         # The tree's own folder on the search path. Setuptools' importer would be asked after a

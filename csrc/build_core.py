@@ -33,6 +33,12 @@ def read_cdef(header: Path) -> str:
     return found.group(1)
 
 
+def _files(pattern: str) -> list[str]:
+    """The core's own: what speaks to CPython itself is built by build_python.py."""
+    python = CSRC / "python"
+    return sorted(path.as_posix() for path in CSRC.rglob(pattern) if python not in path.parents)
+
+
 def make_builder() -> FFI:
     """The binding's recipe; SHMGPU_BUILD_FAULTS=1 and SAN=... change its flags."""
     builder = FFI()
@@ -62,8 +68,8 @@ def make_builder() -> FFI:
     builder.set_source(
         "shmgpu._core",
         "\n".join(includes),
-        sources=sorted(path.as_posix() for path in CSRC.rglob("*.c")),
-        depends=sorted(path.as_posix() for path in CSRC.rglob("*.h")),
+        sources=_files("*.c"),
+        depends=_files("*.h"),
         include_dirs=[CSRC.as_posix()],
         define_macros=macros,
         extra_compile_args=compile_args,

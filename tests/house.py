@@ -70,6 +70,14 @@ broker/supervise                    parent
 broker/launch                       parent
 
 api                                 parent
+
+python/graph/graph                  any
+python/graph/node                   any
+python/graph/record                 any
+python/graph/walks                  any
+python/graph/draft                  any
+python/graph/template               any
+python/graph/module                 any
 """
 
 PYTHON = """
@@ -427,6 +435,10 @@ HEADS = {
     "csrc/broker": (
         "The parent: it schedules and dispatches calls, starts, watches and replaces processes.",
         "touches what lies in an arena",
+    ),
+    "csrc/python/graph": (
+        "Nodes of recorded graphs and the walks over them, as a module of Python's: shmgpu._graph.",
+        "knows what an operation means, never sends",
     ),
     "shmgpu": (
         "The public face: what programs name; and core, the only importer of the C binding.",

@@ -3,6 +3,8 @@
 Owns the node and :func:`apply`, which makes one. A node is never changed: an operation in place
 makes a new node and has the tensor point there. Nothing is computed here, and nothing here knows
 what any operation means: its row of the table (:mod:`shmgpu.ops`) says what comes of which shapes.
+
+Both are in C as well, in ``shmgpu._graph``, which takes their place where it was built.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmgpu.codec import arrays
 from shmgpu.codec.dtypes import DType
@@ -257,3 +259,14 @@ def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
 def leaf(spec: Spec, value: Any) -> Node:
     """A node whose value is known."""
     return Node(None, (), (), spec, value)
+
+
+native: Any = None
+if not TYPE_CHECKING:
+    try:
+        import shmgpu._graph as native
+    except ImportError:  # a tree that was not built
+        pass
+    else:
+        native.bind(Scalar, grad_mode)
+        Node, apply, next_number = native.Node, native.apply, native.next_number

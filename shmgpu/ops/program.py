@@ -11,7 +11,8 @@ or resident in the helper), then plain numbers; each operation has one of its ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from shmgpu import ops
 from shmgpu.codec import dtypes
 from shmgpu.codec.pytree import decode_values, encode_values
 from shmgpu.errors import BadParams
-from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, spec_of
+from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, native, spec_of
 from shmgpu.ops.promotion import TYPES
 
 MAX_STEPS = 1 << 16
@@ -237,14 +238,15 @@ class ProgramDraft:
         residents: those of them that a helper holds.
         shown: what is to be computed and a tensor shows.
         open_ends: those of them whose gradient may still be asked for.
-        uses: of each leaf, how often operations read it.
         numbers: the plain numbers, in the order of their slots.
         donated: those of ``residents`` that nobody needs afterwards.
     """
 
     __slots__ = (
         "_code",
+        "_mark",
         "_places",
+        "_uses",
         "arrays",
         "donated",
         "kept",
@@ -255,7 +257,6 @@ class ProgramDraft:
         "read",
         "residents",
         "shown",
-        "uses",
     )
 
     kept: list[Node]
@@ -266,6 +267,17 @@ class ProgramDraft:
         """``order``: what is to be computed, inputs first; ``read``: what the child looks at."""
         self.order = order
         self.read = read
+        if native is not None:
+            (
+                self._mark,
+                self._code,
+                self.arrays,
+                self.residents,
+                self.numbers,
+                self.shown,
+                self.open_ends,
+            ) = native.draft(order, read, is_resident)
+            return
         arrays: list[Node] = []
         residents: list[Node] = []
         numbers: list[Any] = []
@@ -320,7 +332,7 @@ class ProgramDraft:
         self.numbers = numbers
         self.shown = shown
         self.open_ends = open_ends
-        self.uses = uses
+        self._uses = uses
         self._places = places
         self._code = code
 
@@ -328,6 +340,9 @@ class ProgramDraft:
         """Itself, with all that makes its key."""
         self.kept = kept
         self.donated = donated
+        if native is not None:
+            self.key = native.places(self._mark, self._code, kept, self.read, donated)
+            return self
         place_of = self._places.__getitem__
         # Specs, kinds and operations equal no number, so what follows what is never in doubt.
         self.key = (
@@ -340,6 +355,39 @@ class ProgramDraft:
             *map(place_of, donated),
         )
         return self
+
+    def unneeded(self, alive: Set[Node]) -> list[Node]:
+        """Residents that nothing knows besides operations that are over after this.
+
+        CPython counts references exactly: those of a leaf that are not the inputs of such
+        operations are somebody else's. (No two nodes share one tuple of inputs: see
+        :func:`shmgpu.ops.graph.apply`.)
+
+        Args:
+            alive: nodes whose gradient may still be asked for.
+        """
+        if not self.residents:
+            return []
+        if native is not None:
+            # Besides the inputs: the arrays and the residents.
+            found: list[Node] = native.unneeded(self._mark, self.order, self.residents, alive, 2)
+            return found
+        candidates = [node for node in self.residents if not node.owners]
+        uses = self._uses
+        for node in self.order:
+            if node.undo is not None and node.undo[1] in uses:
+                uses[node.undo[1]] += 1
+        for node in alive:
+            for one in node.inputs:
+                if one in uses:
+                    uses[one] -= 1
+        # Besides the inputs: four tables of the draft, the candidates, the loop's name, and the
+        # argument of getrefcount; of the value, the node and the argument.
+        return [
+            node
+            for node in candidates
+            if sys.getrefcount(node) <= uses[node] + 7 and sys.getrefcount(node.value) <= 2
+        ]
 
     def program(self, is_resident: type) -> Program:
         """The program itself: made once for each key."""

@@ -10,8 +10,9 @@ asks gives a key that says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
-from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, next_number
+from shmgpu.ops.graph import Node, Op, Params, Scalar, Spec, native, next_number
 
 MAX_STEPS = 1 << 18  # of all templates that a store keeps
 
@@ -19,7 +20,7 @@ MAX_STEPS = 1 << 18  # of all templates that a store keeps
 Step = tuple[Op | None, tuple[int, ...], Params, Spec, Scalar | None]
 
 
-class Template:
+class _Steps:
     """Operations on nodes that are known by their places: what was given first, then what was made.
 
     Attributes:
@@ -32,6 +33,24 @@ class Template:
     def __init__(self, steps: Sequence[Step], results: Sequence[int]) -> None:
         self.steps = tuple(steps)
         self.results = tuple(results)
+
+    def instantiate(self, given: Sequence[Node]) -> list[Node]:
+        """The results, of nodes of the same structure."""
+        nodes = list(given)
+        append = nodes.append
+        for op, inputs, params, spec, value in self.steps:
+            append(Node(op, tuple([nodes[place] for place in inputs]), params, spec, value))
+        return [nodes[place] for place in self.results]
+
+
+if not TYPE_CHECKING and native is not None:
+    _Steps = native.Template
+
+
+class Template(_Steps):
+    """What was recorded once of nodes of one structure."""
+
+    __slots__ = ()
 
     @classmethod
     def of(cls, given: Sequence[Node], results: Sequence[Node], since: int) -> Template | None:
@@ -64,14 +83,6 @@ class Template:
             inputs = tuple([places[one] for one in node.inputs])
             steps.append((node.op, inputs, node.params, node.spec, node.value))
         return cls(steps, [places[node] for node in results])
-
-    def instantiate(self, given: Sequence[Node]) -> list[Node]:
-        """The results, of nodes of the same structure."""
-        nodes = list(given)
-        append = nodes.append
-        for op, inputs, params, spec, value in self.steps:
-            append(Node(op, tuple([nodes[place] for place in inputs]), params, spec, value))
-        return [nodes[place] for place in self.results]
 
 
 class Templates:

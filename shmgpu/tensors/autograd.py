@@ -14,7 +14,7 @@ from typing import Any
 
 from shmgpu.ops.creation import ones_like
 from shmgpu.ops.elementwise import add
-from shmgpu.ops.graph import Node, Scalar
+from shmgpu.ops.graph import Node, Scalar, native
 from shmgpu.ops.recomputing import CHECKPOINT
 from shmgpu.ops.shaping import SLICE_BACKWARD, slice_add
 from shmgpu.ops.stretching import sum_to
@@ -78,8 +78,11 @@ def _hooked(g: Node, node: Node, is_backward: bool) -> Node:
     return g
 
 
-def _order(roots: Sequence[Node]) -> list[Node]:
+def _order(roots: list[Node]) -> list[Node]:
     """What the roots' gradients flow through, inputs first."""
+    if native is not None:
+        order: list[Node] = native.ordered(roots, RELEASED)
+        return order
     seen = {root for root in roots if root.needs_grad}
     stack = list(seen)
     while stack:
@@ -104,7 +107,7 @@ def gradients(
     *,
     create_graph: bool,
     retain_graph: bool,
-    only: Sequence[Node] | None = None,
+    only: list[Node] | None = None,
 ) -> dict[Node, Node]:
     """The gradient of every leaf (or of those asked for) that the outputs depend on.
 
@@ -113,6 +116,7 @@ def gradients(
     Raises:
         RuntimeError: the graph was released before.
     """
+    outputs, seeds = list(outputs), list(seeds)
     order = _order(outputs)
 
     def walk() -> list[Node]:
@@ -127,25 +131,37 @@ def gradients(
         else:
             results = _templates.record(*structure, walk)
     if not retain_graph:
-        for node in order:
-            if node.leaf is None:
-                node.is_released = True
-                if node.value is not None:
-                    node.inputs = ()
+        _release(order)
     half = len(results) // 2
     return dict(zip(results[:half], results[half:], strict=True))
 
 
+def _release(order: list[Node]) -> None:
+    """Their gradients were taken, and will not be taken again."""
+    if native is not None:
+        native.release(order)
+        return
+    for node in order:
+        if node.leaf is None:
+            node.is_released = True
+            if node.value is not None:
+                node.inputs = ()
+
+
 def _structure(
     order: list[Node],
-    outputs: Sequence[Node],
-    seeds: Sequence[Node | None],
-    only: Sequence[Node] | None,
+    outputs: list[Node],
+    seeds: list[Node | None],
+    only: list[Node] | None,
 ) -> tuple[tuple[Any, ...], list[Node]] | None:
     """A key that tells all that the walk looks at, and the nodes that it meets; None: it cannot.
 
     Of a plain number the rules see whether it is 0.
     """
+    if native is not None:
+        found: tuple[tuple[Any, ...], list[Node]] | None
+        found = native.structure(order, outputs, seeds, only)
+        return found
     places: dict[Node, int] = {}
     key: list[Any] = []
 

@@ -11,7 +11,6 @@ import enum
 import itertools
 import logging
 import operator
-import sys
 import threading
 import weakref
 from collections import deque
@@ -29,7 +28,7 @@ from shmgpu.codec import arrays
 from shmgpu.codec.arrays import aligned
 from shmgpu.errors import HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.ops.graph import Node
+from shmgpu.ops.graph import Node, native
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import (
     HEAD,
@@ -449,7 +448,7 @@ class Recorder:
         message.tries = 0
         message.read = read
         message.kept = kept = [node for node in kept if node not in read]
-        unneeded_now = [] if self._is_shared() else _unneeded(draft, alive)
+        unneeded_now = [] if self._is_shared() else draft.unneeded(alive)
         message.known = self._known(draft.settled(kept, unneeded_now))
         unneeded = message.life.unneeded
         message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
@@ -689,6 +688,9 @@ def _given_up(life: HelperIncarnation) -> str:
 
 def needed(roots: list[Node]) -> list[Node]:
     """What has to be computed for these, inputs first: numbers rise along the way."""
+    if native is not None:
+        found: list[Node] = native.needed(roots)
+        return found
     seen = {node for node in roots if node.value is None}
     stack = list(seen)
     while stack:
@@ -723,30 +725,3 @@ def _graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
                 saved.add(one)
             stack.append(one)
     return alive, saved.intersection(draft.order)
-
-
-def _unneeded(draft: ProgramDraft, alive: Set[Node]) -> list[Node]:
-    """Remote leaves that nothing knows besides operations that are over after this.
-
-    CPython counts references exactly: those of a leaf that are not the inputs of such operations
-    are somebody else's. (No two nodes share one tuple of inputs: see
-    :func:`shmgpu.ops.graph.apply`.)
-    """
-    if not draft.residents:
-        return []
-    candidates = [node for node in draft.residents if not node.owners]
-    uses = draft.uses
-    for node in draft.order:
-        if node.undo is not None and node.undo[1] in uses:
-            uses[node.undo[1]] += 1
-    for node in alive:
-        for one in node.inputs:
-            if one in uses:
-                uses[one] -= 1
-    # Besides the inputs: four tables of the draft, the candidates, the loop's name, and the
-    # argument of getrefcount; of the value, the node and the argument.
-    return [
-        node
-        for node in candidates
-        if sys.getrefcount(node) <= uses[node] + 7 and sys.getrefcount(node.value) <= 2
-    ]

@@ -119,8 +119,8 @@ def imports_by_name(path: pathlib.Path) -> bool:
 def _file_of(package: pathlib.Path, name: str) -> str:
     """What a dotted name is asked of: a module, or the package that has it as a name."""
     parts = name.split(".")[1:]
-    if parts[:1] == ["_core"]:
-        return "_core"
+    if parts[:1] in (["_core"], ["_graph"]):
+        return parts[0]
     while parts:
         place = package.joinpath(*parts)
         if place.with_suffix(".py").exists():
@@ -239,11 +239,18 @@ def test_nobody_else_imports_by_a_name_that_is_not_written_out():
 
 
 @needs_sources
-def test_only_core_knows_the_binding():
+@pytest.mark.parametrize(("module", "user"), [("_core", "core"), ("_graph", "ops/graph")])
+def test_a_compiled_module_is_known_to_one_file(module, user):
     users = {
-        path.name for path in python_files() for _, module in python_uses(path) if module == "_core"
+        python_module(path)
+        for path in python_files()
+        for _, used in python_uses(path)
+        if used == module
     }
-    assert users <= {"core.py"}, f"Only shmgpu/core.py imports shmgpu._core, not {sorted(users)}."
+    assert users <= {user}, f"Only {user} imports shmgpu.{module}, not {sorted(users)}."
+
+
+def test_nobody_outside_knows_the_binding():
     for folder in ("benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.py"):
             assert "shmgpu._core" not in path.read_text(encoding="utf-8"), path

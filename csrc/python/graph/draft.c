@@ -1,0 +1,216 @@
+/* draft -- a program's structure, and what it is given, from the nodes that are to be computed.
+ *
+ * A node's place is written into the node: steps count up from 0, arrays that are given down from
+ * -1 in twos, plain numbers from -2. Final slots are known only when all have been seen, and the
+ * key does not need them. The recorder's lock is held from draft() to the last use of its places;
+ * a mark tells whose they are.
+ */
+#include "python/graph/graph.h"
+
+typedef struct {
+  PyObject *code, *arrays, *residents, *numbers, *shown, *open; /* lists */
+  PyObject *resident;                                           /* a type */
+  uint64_t mark;
+} draft_t;
+
+static bool add_number(PyObject *list, long number) {
+  PyObject *word = PyLong_FromLong(number);
+  const bool is_sound = word != NULL && PyList_Append(list, word) == 0;
+  Py_XDECREF(word);
+  return is_sound;
+}
+
+/* An array that is given, a node that is looked at: what it is, and where it is had. */
+static bool take_array(draft_t *draft, node_t *node) {
+  PyObject *kind = (PyObject *)Py_TYPE(node->value);
+  if (PyList_Append(draft->code, node->spec) || PyList_Append(draft->code, kind) ||
+      PyList_Append(draft->arrays, (PyObject *)node)) {
+    return false;
+  }
+  node->drafted = draft->mark;
+  node->place = 1 - 2 * (int)PyList_Size(draft->arrays);
+  return kind != draft->resident || PyList_Append(draft->residents, (PyObject *)node) == 0;
+}
+
+static bool take_number(draft_t *draft, node_t *node) {
+  PyObject *number = PyObject_GetAttr(node->value, shmi_known.number);
+  if (number == NULL) return false;
+  const bool is_sound = PyList_Append(draft->numbers, number) == 0 &&
+                        PyList_Append(draft->code, node->spec) == 0 &&
+                        PyList_Append(draft->code, shmi_known.scalar) == 0;
+  Py_DECREF(number);
+  node->drafted = draft->mark;
+  node->place = -2 * (int)PyList_Size(draft->numbers);
+  return is_sound;
+}
+
+static bool take_input(draft_t *draft, node_t *node) {
+  if (node->drafted == draft->mark) {
+    node->uses += node->place < 0;
+    return add_number(draft->code, node->place);
+  }
+  node->uses = 1;
+  return shmi_is_scalar(node) ? take_number(draft, node) : take_array(draft, node);
+}
+
+static bool take_step(draft_t *draft, node_t *node, Py_ssize_t step) {
+  if (node->owners) {
+    if (PyList_Append(draft->shown, (PyObject *)node)) return false;
+    if (node->needs_grad && !node->is_released &&
+        PyList_Append(draft->open, (PyObject *)node)) {
+      return false;
+    }
+  }
+  bool is_sound = PyList_Append(draft->code, node->op) == 0 &&
+                  PyList_Append(draft->code, node->params) == 0;
+  const Py_ssize_t count = shmi_count(node);
+  for (Py_ssize_t at = 0; is_sound && at < count; at++) {
+    is_sound = take_input(draft, shmi_input(node, at));
+  }
+  node->drafted = draft->mark;
+  node->place = (int)step;
+  return is_sound;
+}
+
+static bool take_all(draft_t *draft, PyObject *order, PyObject *read) {
+  bool is_sound = true;
+  for (Py_ssize_t at = 0; is_sound && at < PyList_Size(order); at++) {
+    PyObject *one = PyList_GetItem(order, at);
+    is_sound = shmi_is_node(one) && take_step(draft, (node_t *)one, at);
+  }
+  for (Py_ssize_t at = 0; is_sound && at < PyList_Size(read); at++) {
+    node_t *one = (node_t *)PyList_GetItem(read, at);
+    is_sound = shmi_is_node((PyObject *)one);
+    if (is_sound && one->drafted != draft->mark) {
+      one->uses = 0;
+      is_sound = take_array(draft, one);
+    }
+  }
+  return is_sound;
+}
+
+/* draft(order, read, resident): (mark, code, arrays, residents, numbers, shown, open ends); see
+ * shmgpu.ops.program.Draft. `resident` is the type of values that a helper holds. */
+PyObject *shmi_draft(PyObject *module, PyObject *given) {
+  (void)module;
+  PyObject *order, *read, *resident, *result = NULL;
+  if (!PyArg_UnpackTuple(given, "draft", 3, 3, &order, &read, &resident)) return NULL;
+  if (!PyList_Check(order) || !PyList_Check(read)) {
+    PyErr_SetString(PyExc_TypeError, "draft: lists of nodes");
+    return NULL;
+  }
+  PyObject *lists[6] = {0};
+  bool is_sound = true;
+  for (int at = 0; is_sound && at < 6; at++) is_sound = (lists[at] = PyList_New(0)) != NULL;
+  if (is_sound) {
+    draft_t draft = {.code = lists[0], .arrays = lists[1], .residents = lists[2],
+                     .numbers = lists[3], .shown = lists[4], .open = lists[5],
+                     .resident = resident, .mark = shmi_mark()};
+    if (take_all(&draft, order, read)) {
+      result = Py_BuildValue("KOOOOOO", (unsigned long long)draft.mark, lists[0], lists[1],
+                             lists[2], lists[3], lists[4], lists[5]);
+    } else if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "draft: lists of nodes");
+    }
+  }
+  for (int at = 0; at < 6; at++) Py_XDECREF(lists[at]);
+  return result;
+}
+
+/* places(mark, code, *lists): the code, and behind it None and the places of each list's nodes: a
+ * tuple. Specs, kinds and operations equal no number, so what follows what is never in doubt. */
+PyObject *shmi_places(PyObject *module, PyObject *given) {
+  (void)module;
+  const Py_ssize_t parts = PyTuple_Size(given);
+  if (parts < 2 || !PyList_Check(PyTuple_GetItem(given, 1))) {
+    PyErr_SetString(PyExc_TypeError, "places: a mark, a code, and lists of nodes");
+    return NULL;
+  }
+  const unsigned long long mark = PyLong_AsUnsignedLongLong(PyTuple_GetItem(given, 0));
+  if (PyErr_Occurred()) return NULL;
+  PyObject *code = PyTuple_GetItem(given, 1);
+  const Py_ssize_t length = PyList_Size(code);
+  Py_ssize_t total = length;
+  for (Py_ssize_t part = 2; part < parts; part++) {
+    PyObject *list = PyTuple_GetItem(given, part);
+    if (!PyList_Check(list)) {
+      PyErr_SetString(PyExc_TypeError, "places: lists of nodes");
+      return NULL;
+    }
+    total += 1 + PyList_Size(list);
+  }
+  PyObject *key = PyTuple_New(total);
+  if (key == NULL) return NULL;
+  for (Py_ssize_t at = 0; at < length; at++) {
+    PyObject *word = PyList_GetItem(code, at);
+    Py_INCREF(word);
+    PyTuple_SetItem(key, at, word);
+  }
+  Py_ssize_t next = length;
+  for (Py_ssize_t part = 2; part < parts; part++) {
+    PyObject *list = PyTuple_GetItem(given, part);
+    Py_INCREF(Py_None);
+    PyTuple_SetItem(key, next++, Py_None);
+    for (Py_ssize_t at = 0; at < PyList_Size(list); at++) {
+      const node_t *node = (node_t *)PyList_GetItem(list, at);
+      if (!shmi_is_node((PyObject *)node) || node->drafted != mark) {
+        PyErr_SetString(PyExc_KeyError, "places: a node that the draft has not met");
+        Py_DECREF(key);
+        return NULL;
+      }
+      PyTuple_SetItem(key, next++, PyLong_FromLong(node->place));
+    }
+  }
+  return key;
+}
+
+/* Whether nobody knows the node but its uses and `ours` lists, nor its value but the node. */
+static bool is_unknown(const node_t *node, Py_ssize_t ours) {
+  return node->owners == 0 && Py_REFCNT((PyObject *)node) <= node->uses + ours &&
+         Py_REFCNT(node->value) == 1;
+}
+
+/* unneeded(mark, order, residents, alive, ours): those of the residents that nothing knows besides
+ * operations that are over after this, and `ours` tables. `alive` are nodes whose gradient may
+ * still be asked for. CPython counts references exactly, and no two nodes share a tuple of inputs:
+ * what is left of a node's count is somebody else's. */
+PyObject *shmi_unneeded(PyObject *module, PyObject *given) {
+  (void)module;
+  unsigned long long mark;
+  PyObject *order, *residents, *alive;
+  Py_ssize_t ours;
+  if (!PyArg_ParseTuple(given, "KO!O!On", &mark, &PyList_Type, &order, &PyList_Type, &residents,
+                        &alive, &ours)) {
+    return NULL;
+  }
+  for (Py_ssize_t at = 0; at < PyList_Size(order); at++) {
+    const node_t *node = (node_t *)PyList_GetItem(order, at);
+    if (!shmi_is_node((PyObject *)node) || !PyTuple_Check(node->undo)) continue;
+    node_t *before = (node_t *)PyTuple_GetItem(node->undo, 1);
+    if (before != NULL && shmi_is_node((PyObject *)before) && before->drafted == mark &&
+        before->place < 0) {
+      before->uses++;
+    }
+  }
+  if (PyErr_Occurred()) return NULL;
+  PyObject *each = PyObject_GetIter(alive), *one;
+  while (each != NULL && (one = PyIter_Next(each)) != NULL) {
+    if (shmi_is_node(one)) {
+      const Py_ssize_t count = shmi_count((node_t *)one);
+      for (Py_ssize_t at = 0; at < count; at++) {
+        node_t *input = shmi_input((node_t *)one, at);
+        if (input->drafted == mark && input->place < 0) input->uses--;
+      }
+    }
+    Py_DECREF(one);
+  }
+  Py_XDECREF(each);
+  PyObject *found = PyErr_Occurred() ? NULL : PyList_New(0);
+  for (Py_ssize_t at = 0; found != NULL && at < PyList_Size(residents); at++) {
+    PyObject *node = PyList_GetItem(residents, at);
+    if (shmi_is_node(node) && is_unknown((node_t *)node, ours) && PyList_Append(found, node)) {
+      Py_CLEAR(found);
+    }
+  }
+  return found;
+}
