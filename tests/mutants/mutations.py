@@ -64,6 +64,11 @@ COMPUTED = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+# Calls that give the same whichever of their arguments comes first.
+ANY_ORDER = {
+    *("suppress", "max", "min", "gcd", "lcm", "hypot", "maximum", "minimum", "fmax", "fmin"),
+    *("array_equal", "logical_and", "logical_or", "samefile", "broadcast_shapes", "result_type"),
+}
 
 
 class Python(ast.NodeVisitor):
@@ -114,7 +119,7 @@ class Python(ast.NodeVisitor):
         if name.rpartition(".")[2] in ("cast", "TypeVar", "ParamSpec", "NewType"):
             return
         plain = [one for one in node.args if not isinstance(one, ast.Starred)]
-        is_ordered = name.rpartition(".")[2] != "suppress"
+        is_ordered = name.rpartition(".")[2] not in ANY_ORDER
         if is_ordered and len(plain) >= 2 and len(plain) == len(node.args):
             other = copy.copy(node)
             other.args = [node.args[1], node.args[0], *node.args[2:]]
@@ -282,7 +287,9 @@ def of_c(file: str, text: str) -> Iterator[Mutation]:
         for found in re.finditer(pattern, code):
             yield made(found.start(), found.end(), new, "operator")
     for found in C_NUMBER.finditer(code):
-        yield made(found.start(), found.end(), str(int(found[1]) + 1), "constant")
+        # 1 is mostly a truth, and so becomes none: 2 would be as good.
+        other = "0" if found[1] == "1" else str(int(found[1]) + 1)
+        yield made(found.start(), found.end(), other, "constant")
     for found in C_STATEMENT.finditer(code):
         if not re.match(r"(return|goto|struct|const|int|uint\w+|size_t|static)\b", found[2]):
             yield made(found.start(2), found.end(2), ";", "statement left out")
