@@ -269,11 +269,14 @@ class _Axis:
         """The output's placements: of each the cost and (option, the placements of open inputs)."""
         count = self.count
         decided = [(place, one) for place, one in enumerate(inputs) if one not in opened]
+        is_twice = len(set(inputs)) < len(inputs)
         fixed: list[float] = []
         shares: list[float] = []  # of what others will have for nothing
         for option in options:
             cost = share = 0.0
             for place, one in decided:
+                if is_twice and _is_again(inputs, option.inputs, place):
+                    continue
                 more = self._cost_to(one, option.inputs[place])
                 if more and self.uses[one] > 1 and self.choice.codes[one] < 0:
                     share += more / self.uses[one]
@@ -298,7 +301,9 @@ class _Axis:
                 for base, option in zip(fixed, options, strict=True):
                     for place, one in enumerate(inputs):
                         have = states.get(one)
-                        if have is not None:
+                        if have is not None and not (
+                            is_twice and _is_again(inputs, option.inputs, place)
+                        ):
                             base += moved(have, option.inputs[place], self.nbytes[one], count)
                     costs.append(base)
             least = min(costs)
@@ -400,6 +405,12 @@ class _Axis:
             step = self.program.steps[slot - self.first]
             for place, one in enumerate(step.inputs):
                 self._add(self.root[one], option.inputs[place])
+
+
+def _is_again(inputs: tuple[int, ...], codes: tuple[int, ...], place: int) -> bool:
+    """Whether an earlier input is the same value, wanted in the same way."""
+    both = inputs[place], codes[place]
+    return any((inputs[at], codes[at]) == both for at in range(place))
 
 
 def choose(

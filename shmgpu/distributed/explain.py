@@ -61,13 +61,13 @@ class Explanation:
 
     Attributes:
         lowered: what it is an explanation of.
-        lines: of each operation, in order.
+        steps: each operation, in order.
         ending: collectives on behalf of nothing but what is kept or looked at.
         nbytes: that each member takes from others, by rank.
     """
 
     lowered: Lowered
-    lines: tuple[ExplainedStep, ...]
+    steps: tuple[ExplainedStep, ...]
     ending: tuple[Collective, ...]
     nbytes: tuple[int, ...]
 
@@ -77,11 +77,11 @@ class Explanation:
         count = len(self.lowered.collectives)
         meetings = f"{count} collectives" if count != 1 else "1 collective"
         text = [
-            f"{len(self.lines)} operations on a mesh of {' x '.join(map(str, mesh.shape))}{names}: "
+            f"{len(self.steps)} operations on a mesh of {' x '.join(map(str, mesh.shape))}{names}: "
             f"{meetings}, {max(self.nbytes):,} bytes that a member takes from others"
         ]
         told: set[int] = set()
-        for line in self.lines:
+        for line in self.steps:
             given = ", ".join(
                 f"%{one} {layout}" for one, layout in zip(line.inputs, line.lay, strict=True)
             )
