@@ -200,7 +200,7 @@ class _Axis:
             self._step(slot, step)
         for slot in [*self.open]:
             if slot in self.open:
-                self._close(slot, self._best(slot, self._ending))
+                self._decide(slot, self._ending)
         return self.choice
 
     # ---- one operation ---------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class _Axis:
         if len(opened) > 2:
             opened.sort(key=lambda one: self.nbytes[one])
             for one in opened[:-2]:
-                self._close(one, self._best(one))
+                self._close(one, self._leaning(one))
             opened = opened[-2:]
         table = self._table(slot, inputs, options, work, opened)
         first_uses = [one for one in opened if self.uses[one] > 1 or one in self.wanted]
@@ -355,12 +355,12 @@ class _Axis:
         table = self.open[slot]
         return min(table, key=lambda code: table[code][0])
 
-    def _best(self, slot: int, further: Any = None) -> int:
-        """The cheapest placement, with what is to come of it."""
+    def _decide(self, slot: int, further: Callable[[int, int], float]) -> None:
+        """Decide on a value, with what is to come of it counted."""
         table = self.open[slot]
-        if further is None:
-            return self._leaning(slot)
-        return min(table, key=lambda code: table[code][0] + further(slot, code))
+        for code, (cost, how) in table.items():
+            table[code] = cost + further(slot, code), how
+        self._close(slot, self._leaning(slot))
 
     def _ending(self, slot: int, code: int) -> float:
         """What is shown to a child, or kept, is not left to be reduced."""
@@ -376,7 +376,7 @@ class _Axis:
         def further(slot: int, code: int) -> float:
             return moved(code, want, nbytes, self.count, True) - self._debt(slot, code)
 
-        self._close(slot, self._best(slot, further))
+        self._decide(slot, further)
         self._add(slot, want)
 
     def _add(self, slot: int, code: int) -> None:

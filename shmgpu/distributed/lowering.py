@@ -426,7 +426,8 @@ def lower(
         overlap: whether collectives begin as early and are waited for as late as can be.
 
     Raises:
-        ValueError: a layout is of another mesh, or not of the tensor.
+        ValueError: a layout is of another mesh, or not of the tensor; or what is read is each
+            member's own.
     """
     lies = [replicated(mesh) if one is None else one for one in leaves]
     asked = dict(wanted or {})
@@ -435,6 +436,10 @@ def lower(
     lowering.run()
     kept = [lowering.ending(slot) for slot in program.kept]
     read = [lowering.ending(slot) for slot in program.read]
+    if lowering.local in read:
+        raise ValueError(
+            "a value is looked at that is each helper's own: say how the pieces make a tensor first"
+        )
     roots = [
         lowering.version(slot, layout)
         for slot, layout in (
