@@ -226,7 +226,7 @@ class _Axis:
             for one in opened[:-2]:
                 self._close(one, self._leaning(one))
             opened = opened[-2:]
-        table = self._table(slot, inputs, options, work, opened)
+        table = self._table(slot, inputs, options, work, is_remade, opened)
         first_uses = [one for one in opened if self.uses[one] > 1 or one in self.wanted]
         if first_uses:
             best = min(table, key=lambda code: table[code][0])
@@ -234,7 +234,7 @@ class _Axis:
             for one in first_uses:
                 self._close(one, states[one])
             opened = [one for one in opened if one not in first_uses]
-            table = self._table(slot, inputs, options, work, opened)
+            table = self._table(slot, inputs, options, work, is_remade, opened)
         self.open[slot] = table
         if slot in self.wanted:
             self._settle_wanted(slot, self.wanted[slot])
@@ -249,14 +249,14 @@ class _Axis:
         codes = self.open[slot] if slot in self.open else (self.choice.codes[slot],)
         return LOCAL if LOCAL in codes else REPLICATE
 
-    def _cost_to(self, slot: int, want: int) -> float:
-        """Of a value that was decided on."""
+    def _cost_to(self, slot: int, want: int, is_remade: bool) -> float:
+        """Of a value that was decided on, or is made again where that may be."""
         nbytes, count, versions = self.nbytes[slot], self.count, self.choice.versions[slot]
         if want in versions:
             return 0.0
         cost = min([moved(have, want, nbytes, count) for have in versions])
         again = self.choice.remade[slot]
-        return again + SLICE if again < cost and want >= 0 else cost
+        return again + SLICE if is_remade and again < cost and want >= 0 else cost
 
     def _table(
         self,
@@ -264,6 +264,7 @@ class _Axis:
         inputs: tuple[int, ...],
         options: list[Option],
         work: float,
+        is_remade: bool,
         opened: list[int],
     ) -> dict[int, tuple[float, Any]]:
         """The output's placements: of each the cost and (option, the placements of open inputs)."""
@@ -277,7 +278,7 @@ class _Axis:
             for place, one in decided:
                 if is_twice and _is_again(inputs, option.inputs, place):
                     continue
-                more = self._cost_to(one, option.inputs[place])
+                more = self._cost_to(one, option.inputs[place], is_remade)
                 if more and self.uses[one] > 1 and self.choice.codes[one] < 0:
                     share += more / self.uses[one]
                 else:

@@ -30,7 +30,6 @@ def test_each_operation_stands_with_its_placements_and_what_it_meets_for():
         "  %3 = matmul(%0 (S(0), R), %1 (R, S(1))) -> (S(0), S(1))   float32 (8, 10)",
         "  %4 = relu(%3 (S(0), S(1))) -> (S(0), S(1))   float32 (8, 10)",
         "  %5 = matmul(%4 (S(0), S(1)), %2 (R, S(0))) -> (S(0), P(sum))   float32 (8, 4)",
-        "      or Shard(1) along data: 198 more",
         "  for what is kept or looked at",
         "      #0 all_reduce along tensor of (4, 4), 64 bytes",
     ]
