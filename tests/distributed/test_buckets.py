@@ -7,8 +7,8 @@ import pytest
 from distributed.members import check, hold, lies, lower, mesh_of, recorded
 from distributed.test_forms import Layers
 
+import shmgpu.tensors.tensor as st
 from shmgpu.ops import collective
-from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(13)
 

@@ -10,12 +10,12 @@ import pytest
 from distributed.members import check, hold, lies, lower, mesh_of, recorded
 from tensors.samples import OURS
 
+import shmgpu.tensors.tensor as st
 from shmgpu.distributed import choice
 from shmgpu.distributed.choice import FREE, choose, moved
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import options_of
 from shmgpu.ops import collective
-from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(11)
 F = OURS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from distributed.members import check, hold, lies, mesh_of, recorded
 
+import shmgpu.tensors.tensor as st
 from shmgpu.distributed.explain import explain
-from shmgpu.tensors import tensor as st
 
 
 def perceptron():

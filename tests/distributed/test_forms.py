@@ -9,8 +9,8 @@ import pytest
 from distributed.members import check, hold, lies, lower, mesh_of, recorded
 from tensors.samples import OURS
 
+import shmgpu.tensors.tensor as st
 from shmgpu.ops import collective
-from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(5)
 BATCH, WIDE, HIDDEN, OUT = 16, 8, 24, 4

@@ -9,8 +9,8 @@ from distributed.members import check, hold, lies, mesh_of, recorded
 from tensors.samples import OURS
 from tensors.test_random_programs import drawn, play
 
+import shmgpu.tensors.tensor as st
 from shmgpu.engine.plan import Options
-from shmgpu.tensors import tensor as st
 
 MESHES = [mesh_of(2), mesh_of(3), mesh_of(4), mesh_of(2, 2), mesh_of(2, 1, 2)]
 

@@ -9,11 +9,11 @@ import pytest
 from distributed.members import check, hold, lies, mesh_of, recorded
 from tensors.samples import OURS, SAMPLES
 
+import shmgpu.tensors.tensor as st
 from shmgpu import ops
 from shmgpu.distributed.rules import LOWERED_OTHERWISE, RULES, WHOLE
 from shmgpu.distributed.rules.base import options_of
 from shmgpu.ops import collective
-from shmgpu.tensors import tensor as st
 
 MESHES = [mesh_of(1), mesh_of(2), mesh_of(3), mesh_of(4), mesh_of(2, 2), mesh_of(3, 2)]
 

@@ -7,6 +7,7 @@ import pytest
 from distributed.members import check, hold, lies, lower, mesh_of, recorded, run_lowered
 from tensors.samples import OURS
 
+import shmgpu.tensors.tensor as st
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.placements import Partial, Shard
 from shmgpu.distributed.rules import RULES
@@ -14,7 +15,6 @@ from shmgpu.distributed.rules.base import options_of
 from shmgpu.ops import TABLE, collective
 from shmgpu.ops.graph import spec_of
 from shmgpu.ops.promotion import bool_, float32, int64
-from shmgpu.tensors import tensor as st
 
 RNG = np.random.default_rng(7)
 F = OURS
