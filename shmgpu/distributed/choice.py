@@ -186,6 +186,9 @@ class _Axis:
             if root[slot] == slot:
                 for one in {root[one] for one in step.inputs}:
                     self.uses[one] += 1
+        self.may_be_local = any(step.op is TO_LOCAL for step in program.steps) or any(
+            LOCAL in layout.codes for layout in leaves
+        )
         self.asked: set[int] = {root[slot] for slot in (*program.kept, *program.read)}
         for slot in self.asked:
             self.uses[slot] += 1
@@ -215,7 +218,7 @@ class _Axis:
         else:
             ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))
             options, work, is_remade = ways.options, ways.work, not ways.has_products
-            if self._has_local(inputs):
+            if self.may_be_local and self._has_local(inputs):
                 options = [Option(tuple([self._only(one) for one in inputs]), LOCAL)]
         if is_remade:
             remade = self.choice.remade
@@ -254,7 +257,9 @@ class _Axis:
         nbytes, count, versions = self.nbytes[slot], self.count, self.choice.versions[slot]
         if want in versions:
             return 0.0
-        cost = min([moved(have, want, nbytes, count) for have in versions])
+        cost = NEVER
+        for have in versions:
+            cost = min(cost, moved(have, want, nbytes, count))
         again = self.choice.remade[slot]
         return again + SLICE if is_remade and again < cost and want >= 0 else cost
 
@@ -268,7 +273,7 @@ class _Axis:
         opened: list[int],
     ) -> dict[int, tuple[float, Any]]:
         """The output's placements: of each the cost and (option, the placements of open inputs)."""
-        count = self.count
+        count, codes = self.count, self.choice.codes
         decided = [(place, one) for place, one in enumerate(inputs) if one not in opened]
         is_twice = len(set(inputs)) < len(inputs)
         fixed: list[float] = []
@@ -279,7 +284,7 @@ class _Axis:
                 if is_twice and _is_again(inputs, option.inputs, place):
                     continue
                 more = self._cost_to(one, option.inputs[place], is_remade)
-                if more and self.uses[one] > 1 and self.choice.codes[one] < 0:
+                if more and self.uses[one] > 1 and codes[one] < 0:
                     share += more / self.uses[one]
                 else:
                     cost += more
@@ -289,10 +294,11 @@ class _Axis:
             elif option.output > 0 and not any(option.inputs):
                 cost += SLICE  # nothing asks for a part
             fixed.append(cost)
-        is_cut = any(self.choice.codes[one] > 0 for _, one in decided) or any(
-            self._leaning(one) > 0 for one in opened
-        )
-        again = work * (1 - 1 / count) if is_cut else 0.0
+        again = 0.0  # work that each does where it could be shared
+        for one in inputs:
+            if (self._leaning(one) if one in opened else codes[one]) > 0:
+                again = work * (1 - 1 / count)
+                break
 
         found: dict[int, tuple[float, Any]] = {}
         for states, before in self._states(opened):

@@ -26,7 +26,14 @@ from shmgpu.tensors.recorder import needed
 SECONDS = 20  # after which a member that waits says who it is
 _compiling = threading.Lock()  # CPython 3.11's parser counts depths for all threads together
 
-LETTERS = {"R": Replicate(), "P": Partial("sum"), "M": Partial("max")}
+LETTERS = {
+    "R": Replicate(),
+    "P": Partial("sum"),
+    "A": Partial("avg"),
+    "M": Partial("max"),
+    "N": Partial("min"),
+    "X": Partial("prod"),
+}
 
 
 def mesh_of(*shape, names=()):
@@ -35,7 +42,7 @@ def mesh_of(*shape, names=()):
 
 
 def lies(mesh, words, ndim=9):
-    """A layout of one word for each axis of the mesh: R, P, M, or the number of a shard's axis."""
+    """A layout of one word for each axis of the mesh: a letter, or the number of a shard's axis."""
     placed = [LETTERS[one] if one in LETTERS else Shard(int(one)) for one in words.split()]
     return layout_of(mesh, placed, ndim)
 
@@ -327,13 +334,25 @@ def put_together(layout, spec, pieces):
     return whole
 
 
+# Of a value that is yet to be reduced what the member in that place of so many has.
+_PARTS = {
+    "sum": lambda array, at, count: np.full_like(array, -0.0) if at else array,
+    "avg": lambda array, at, count: array + (2 * at - count + 1),
+    "max": lambda array, at, count: array - at,
+    "min": lambda array, at, count: array + at,
+    "prod": lambda array, at, count: np.ones_like(array) if at else array,
+}
+
+
 def _given(self, lowered, rank):
-    """The whole arrays; of what is partial, the member's part: the first has all of a sum."""
+    """The whole arrays; of what is partial, the member's part."""
+    mesh = lowered.mesh
     found = []
     for array, layout in zip(self.arrays, lowered.leaves, strict=True):
         for axis, one in enumerate(layout.placements):
-            if one.is_partial("sum") and lowered.mesh.coordinates[rank][axis]:
-                array = np.full_like(array, -0.0)
+            if one.is_partial():
+                at = mesh.coordinates[rank][axis]
+                array = _PARTS[one.reduce_op](array, at, mesh.shape[axis])
         found.append(array)
     return found
 

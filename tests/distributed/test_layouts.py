@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 from distributed.members import lies, mesh_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from shmgpu.distributed.layout import Layout, even_bounds, layout_of, replicated
@@ -53,6 +53,7 @@ def test_placements_say_what_they_are():
     assert repr([Shard(1), Replicate(), Partial()]) == "[Shard(1), Replicate(), Partial('sum')]"
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     length=some.integers(0, 30),
     counts=some.lists(some.integers(1, 4), min_size=1, max_size=3),
@@ -70,6 +71,7 @@ def test_pieces_differ_by_at_most_one_and_longer_ones_come_first(length, counts)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=20, deadline=None)
 @given(data=some.data())
 def test_pieces_make_the_whole_each_element_once_a_replica(shape, data):
     mesh = mesh_of(*shape)

@@ -94,6 +94,13 @@ def test_a_bias_counts_once_and_costs_no_meeting_of_its_own(mesh, layer):
     assert outcome.calls == {"all_reduce": 1}
 
 
+def test_a_bias_is_added_everywhere_where_parts_are_averaged(mesh):
+    x, w, bias = (resident(whole(*s)) for s in ((5, 12), (6, 12), (6,)))
+    case = recorded(read=[F.linear(x, w, bias) * mesh.size])
+    said = [lies(mesh, one) for one in ("A", "R", "R")]
+    check(case, mesh, said, tolerance=1e-5)
+
+
 def test_sums_of_partial_sums_wait_for_one_meeting(mesh):
     x = resident(whole(4, 12))
     u, v, w = (resident(whole(12, 6)) for _ in range(3))
