@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -87,12 +88,11 @@ with gt.connect("localhost:" + sys.argv[1]):
 
 
 @pytest.fixture
-def given(tmp_path):
-    """An environment with a runtime directory of its own."""
-    place = tmp_path / "run"
-    place.mkdir(mode=0o700)
+def given():
+    """An environment with a runtime directory of its own, short enough for a socket's path."""
     kept = {name: value for name, value in os.environ.items() if "SHMGPU_" not in name}
-    return kept | {"XDG_RUNTIME_DIR": str(place), "SHMGPU_ARENA": "8MiB"}
+    with tempfile.TemporaryDirectory() as place:
+        yield kept | {"XDG_RUNTIME_DIR": place, "SHMGPU_ARENA": "8MiB"}
 
 
 def run(given, text, *arguments):

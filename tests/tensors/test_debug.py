@@ -150,6 +150,7 @@ def test_ticks_say_who_was_busy_and_who_was_idle(pair):
     ticks = debug.get_tick_trace()
     assert ticks[0].keys() == {one.name for one in dataclasses.fields(gt.debug.Tick)}
     spans = gt.debug.get_spans()
+    assert all(isinstance(one, gt.debug.Span) for one in spans)
     assert {one.helper for one in spans} <= {0, 1} and any("matmul" in one.label for one in spans)
     assert all(0 < one.start_ns <= one.end_ns for one in spans)
     assert ticks[0]["number"] == 0 and set(ticks[-1]["busy"]) == {0, 1}

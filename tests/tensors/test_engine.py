@@ -33,7 +33,7 @@ from shmgpu.ops import elementwise as e
 from shmgpu.ops.casting import CAST, alias, cast
 from shmgpu.ops.creation import full
 from shmgpu.ops.graph import apply, leaf, spec_of
-from shmgpu.ops.program import ProgramDraft, Program, Step, decode
+from shmgpu.ops.program import Program, ProgramDraft, Step, decode
 from shmgpu.ops.promotion import bool_, float32, float64, number
 
 BACKENDS = {"torch": TorchBackend("cpu"), "numpy": NumpyBackend()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attach.brokers import until
 
 import shmgpu as gt
-from shmgpu import debug, nn
+from shmgpu import core, debug, nn
 from shmgpu.tensors import current, spreading
 from shmgpu.tensors.message import HelperIncarnation
 
@@ -15,8 +16,9 @@ SIDE = 128  # a product of two such squares is worth a helper of its own
 
 @pytest.fixture
 def two():
-    """Two helpers, and what each of them runs."""
+    """Two helpers that have nothing to do, and what each of them runs."""
     with gt.init(helpers=2, devices="cpu", arena="32MiB", debug=True):
+        until(lambda: all(map(is_idle, range(2))), "both helpers are idle")
         yield
         debug.disable()
 
@@ -28,6 +30,11 @@ def ran(op):
         for row in debug.get_output_queue()
         if row["kind"] == "RUN" and row["call"].startswith(f"{op}(")
     ]
+
+
+def is_idle(helper):
+    row = core.helper_stats(helper)
+    return not row["in_flight"] and not row["goes_on"]
 
 
 def moves():
