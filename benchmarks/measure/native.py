@@ -22,6 +22,7 @@ from benchmarks.measure.figures import ProbeFailed, Unavailable
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path("benchmarks") / "c"
 LIBRARY = Path("csrc")
+EXTENSIONS = ROOT / LIBRARY / "python"
 OUTPUT = Path("build") / "bench"
 HARDENING = LIBRARY / "hardening.py"
 FLAGS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-pthread")
@@ -55,8 +56,8 @@ def build(program: str, *, library: str | None = None) -> Path:
     sources = [source]
     headers = [*sorted((ROOT / SOURCES).glob("*.h")), ROOT / HARDENING]
     if library:
-        sources += sorted((ROOT / LIBRARY).rglob(library))
-        headers += sorted((ROOT / LIBRARY).rglob("*.h"))
+        sources += _of_core(library)
+        headers += _of_core("*.h")
     target = ROOT / OUTPUT / program
     if _is_fresh(target, sources + headers):
         return target
@@ -72,6 +73,12 @@ def build(program: str, *, library: str | None = None) -> Path:
     finally:  # also where Ctrl-C ended the compiler
         partial.unlink(missing_ok=True)
     return target
+
+
+def _of_core(pattern: str) -> list[Path]:
+    """The core's files of that pattern, without the extensions, which need Python's headers."""
+    found = (ROOT / LIBRARY).rglob(pattern)
+    return sorted(path for path in found if EXTENSIONS not in path.parents)
 
 
 def _is_fresh(target: Path, inputs: Sequence[Path]) -> bool:
