@@ -178,6 +178,7 @@ ops/creation                        any
 ops/elementwise                     any
 ops/templates                       any
 ops/transcendental                  any
+ops/updates                         any
 ops/reductions                      any
 ops/linear                          any
 ops/indexing                        any

@@ -75,6 +75,23 @@ def _add_scaled(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
     return lambda a, b, alpha, out=None: torch.addcmul(a, b, alpha, out=out)
 
 
+def _running_mean(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
+    return lambda mean, x, share, rest, out=None: torch.add(mean * share, x * rest, out=out)
+
+
+def _running_square(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
+    return lambda mean, x, share, rest, out=None: torch.add(mean * share, x * x * rest, out=out)
+
+
+def _adam_step(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
+    def kernel(
+        one: Any, mean: Any, square: Any, rate: Any, root: Any, eps: Any, out: Any = None
+    ) -> Any:
+        return torch.addcmul(one, mean / (square.sqrt() * root + eps), rate, out=out)
+
+    return kernel
+
+
 def _full(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
     shape, dtype = out.shape, out.dtype.torch
     return lambda value: torch.empty(shape, dtype=dtype).copy_(value)
@@ -84,6 +101,9 @@ def _full(torch: Any, specs: Any, params: Params, out: Spec) -> Any:
 # None: there is none, because torch asks the device for such a number.
 _KERNELS: dict[str, Any] = {
     "add_scaled": _add_scaled,
+    "running_mean": _running_mean,
+    "running_square": _running_square,
+    "adam_step": _adam_step,
     "full": _full,
     "arange": None,
     "linspace": None,

@@ -32,6 +32,7 @@ from shmgpu.ops import (
     signals,
     stretching,
     transcendental,
+    updates,
     windows,
 )
 from shmgpu.ops.graph import Op
@@ -59,6 +60,7 @@ FAMILIES: tuple[types.ModuleType, ...] = (
     ordering,
     recomputing,
     transcendental,
+    updates,
     collective,
 )
 

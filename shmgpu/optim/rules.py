@@ -8,15 +8,11 @@ from typing import Any
 
 from shmgpu.ops.elementwise import abs, add, add_scaled, div, maximum, mul, sqrt, sub
 from shmgpu.ops.graph import Node
+from shmgpu.ops.updates import adam_step, running_mean, running_square
 from shmgpu.optim.optimizer import Form, Group, Numbers, Optimizer, check, check_betas, count
 
 State = dict[str, Any]
 Nodes = tuple[Node, ...]
-
-
-def _follow(mean: Node, value: Node, share: Node, rest: Node) -> Node:
-    """A running mean: ``share`` of it as it was, the rest of what is new."""
-    return add_scaled(mul(mean, share), value, rest)
 
 
 class SGD(Optimizer):
@@ -84,7 +80,7 @@ class SGD(Optimizer):
         rate, momentum, share = numbers
         if not kept:
             return (add_scaled(one, grad, rate),)
-        last = _follow(kept[0], grad, momentum, share)
+        last = running_mean(kept[0], grad, momentum, share)
         grad = add_scaled(grad, last, momentum) if form else last
         return last, add_scaled(one, grad, rate)
 
@@ -151,8 +147,8 @@ class Adam(Optimizer):
         rate, root, eps, *shares = numbers
         mean, square = _moments(grad, kept, shares)
         greatest = (maximum(kept[2], square),) if len(kept) > 2 else ()
-        bound = add(mul(sqrt((square, *greatest)[-1]), root), eps)
-        return mean, square, *greatest, add_scaled(one, div(mean, bound), rate)
+        bound = (square, *greatest)[-1]
+        return mean, square, *greatest, adam_step(one, mean, bound, rate, root, eps)
 
 
 class AdamW(Adam):
@@ -239,10 +235,10 @@ class RMSprop(Optimizer):
     @staticmethod
     def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
         (is_centred, has_momentum), (rate, share, rest, eps, momentum) = form, numbers
-        spread = _follow(kept[0], mul(grad, grad), share, rest)
+        spread = running_square(kept[0], grad, share, rest)
         made = [spread]
         if is_centred:
-            mean = _follow(kept[1], grad, share, rest)
+            mean = running_mean(kept[1], grad, share, rest)
             made.append(mean)
             spread = sub(spread, mul(mean, mean))
         change = div(grad, add(sqrt(spread), eps))
@@ -362,15 +358,15 @@ class Adadelta(Optimizer):
     @staticmethod
     def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
         (square, delta), (rate, share, rest, eps) = kept, numbers
-        square = _follow(square, mul(grad, grad), share, rest)
+        square = running_square(square, grad, share, rest)
         change = mul(div(sqrt(add(delta, eps)), sqrt(add(square, eps))), grad)
-        delta = _follow(delta, mul(change, change), share, rest)
+        delta = running_square(delta, change, share, rest)
         return square, delta, add_scaled(one, change, rate)
 
 
 def _moments(grad: Node, kept: Nodes, shares: list[Node]) -> tuple[Node, Node]:
     """The running means of gradients and of their squares."""
-    return _follow(kept[0], grad, *shares[:2]), _follow(kept[1], mul(grad, grad), *shares[2:])
+    return running_mean(kept[0], grad, *shares[:2]), running_square(kept[1], grad, *shares[2:])
 
 
 class _Moments(Optimizer):
@@ -434,7 +430,7 @@ class Adamax(_Moments):
     @staticmethod
     def _change(form: Form, one: Node, grad: Node, kept: Nodes, numbers: Nodes) -> Nodes:
         (mean, greatest), (rate, share, rest, beta2, eps) = kept, numbers
-        mean = _follow(mean, grad, share, rest)
+        mean = running_mean(mean, grad, share, rest)
         greatest = maximum(mul(greatest, beta2), add(abs(grad), eps))
         return mean, greatest, add_scaled(one, div(mean, greatest), rate)
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shmgpu import nn
-from shmgpu.tensors import factories
+from shmgpu import nn, optim
+from shmgpu.tensors import current, factories
 from shmgpu.tensors import tensor as tensors
 from shmgpu.tensors.recomputing import checkpoint
 
@@ -42,6 +42,21 @@ class Theirs:
 
 
 OURS, THEIRS = Ours(), Theirs()
+
+
+def stepped(rule: str, **settings: Any) -> Callable[..., Any]:
+    """A parameter after a step of an optimiser, with such a gradient."""
+
+    def at(f: Any, x: Any, gradient: Any) -> Any:
+        one = x.detach().clone().requires_grad_()
+        one.grad = gradient.detach()
+        optimizer = getattr(optim if f is OURS else torch.optim, rule)([one], **settings)
+        if f is OURS:
+            current.recorder()._steps = 0  # one that nobody looked at would be sent with this one
+        optimizer.step()
+        return one.detach()
+
+    return at
 
 
 @dataclasses.dataclass
@@ -130,6 +145,10 @@ SAMPLES: dict[str, Sample] = {
     # casting
     "to": Sample(lambda f, x: x.to(torch.float32), (spread(3),), grads=False),
     "alias": Sample(lambda f, x: (x * 2).detach() + x, (spread(3),), grads=False),
+    # updates
+    "running_mean": Sample(stepped("SGD", momentum=0.9), (spread(3), spread(3)), grads=False),
+    "running_square": Sample(stepped("Adam", lr=0.1), (spread(3), spread(3)), grads=False),
+    "adam_step": Sample(stepped("Adam", lr=0.1), (spread(3), spread(3)), grads=False),
     # elementwise
     **{name: two(name) for name in "add sub mul div maximum minimum remainder".split()},
     "pow": Sample(lambda f, x, y: f.pow(x, y), (positive(2, 3), spread(3))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shmgpu.distributed.rules.base import ANY, Rule, Specs, aligned
-from shmgpu.ops import activations, casting, elementwise, transcendental
+from shmgpu.ops import activations, casting, elementwise, transcendental, updates
 from shmgpu.ops.graph import Op, Params
 from shmgpu.ops.promotion import is_float
 
@@ -39,7 +39,7 @@ _OTHERS = (activations.GELU, activations.SILU, activations.LEAKY_RELU)
 RULES: dict[Op, Rule] = {
     **{
         row: _PLAIN
-        for family in (elementwise, transcendental)
+        for family in (elementwise, transcendental, updates)
         for row in vars(family).values()
         if isinstance(row, Op)
     },
