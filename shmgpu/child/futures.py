@@ -104,7 +104,7 @@ class CallFuture(concurrent.futures.Future[R]):
                     waiter.add_cancelled(self)
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
-        """As a handler of the port is told. Does what is left to do where an earlier end was interrupted."""
+        """As a handler of the port is told; what an interrupt left undone is done now."""
         if self._state is not PENDING:
             self._tell_again()
         elif error is not None and isinstance(error, CallCancelled):
