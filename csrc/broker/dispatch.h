@@ -106,6 +106,9 @@ int shmi_dispatch_turn(shmi_dispatch_t *dispatch, int64_t timeout_ns, const sigs
 /* A mask of the helpers that have been executing one call for longer than its function allows;
  * *next_ns: when to look again, 0: no need. */
 uint64_t shmi_dispatch_hung(shmi_dispatch_t *dispatch, uint64_t now_ns, uint64_t *next_ns);
+/* Until then this process did not run, and its helpers most likely neither: what they execute is
+ * timed from then on. */
+void shmi_dispatch_was_stopped(shmi_dispatch_t *dispatch, uint64_t until_ns);
 /* on: hand out no more calls; what helpers hold is finished and answered. off: resume. */
 void shmi_dispatch_hold(shmi_dispatch_t *dispatch, int on);
 /* Is there no call that a helper holds, no result that waits for room, no reply that was not

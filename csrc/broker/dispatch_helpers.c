@@ -383,6 +383,10 @@ static const shmi_request_t *executing_call(const shmi_dispatch_t *d, const shmi
   return NULL;
 }
 
+void shmi_dispatch_was_stopped(shmi_dispatch_t *d, uint64_t until_ns) {
+  d->stopped_until_ns = until_ns;
+}
+
 uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_ns) {
   *next_ns = 0;
   if (d->least_hang_ns == 0) return 0;
@@ -407,6 +411,7 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
       since_ns = atomic_load_explicit(&page->deferred_since_ns, memory_order_relaxed);
     }
     if (hang_after_ns == 0) continue;
+    if (since_ns < d->stopped_until_ns) since_ns = d->stopped_until_ns;
     uint64_t due = since_ns + hang_after_ns;
     if (due <= now_ns) hung |= UINT64_C(1) << h;
     else if (due < *next_ns) *next_ns = due;

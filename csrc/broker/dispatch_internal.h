@@ -97,6 +97,7 @@ struct shmi_dispatch {
   uint64_t look_ns;     /* when their pages are looked at next */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
+  uint64_t stopped_until_ns; /* nothing has hung since before that */
   int holding;      /* no call is handed out */
   int clearing;     /* slots whose arenas are being cleared */
   int is_late;      /* a descriptor or memory was not available: try again soon */

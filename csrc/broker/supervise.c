@@ -12,6 +12,7 @@
 
 enum {
   SIGNALS_EVERY_MS = 50,
+  STOPPED_MS = 250, /* later than it was due: the loop was stopped (Ctrl-Z), or the machine */
   DRAIN_LOOK_MS = 5,  /* nobody reports that children have read their replies: so look */
   LINGER_MS = 20,     /* from a child's last reply until it is told to end */
   COPY_PAGES_MS = 50, /* from an attached program's message until others see what it has counted */
@@ -266,8 +267,11 @@ static int supervise(void) {
     int status = shmi_process_table_start_helper(i);
     if (status != SHM_OK) shmi_supervise_fail(status);
   }
-  for (;;) {
-    uint64_t at_ns = shmi_clock_ns(), next_ns;
+  for (uint64_t next_ns = 0;;) {
+    uint64_t at_ns = shmi_clock_ns();
+    if (next_ns != 0 && at_ns > next_ns + STOPPED_MS * MS) {
+      shmi_dispatch_was_stopped(dispatch, at_ns);
+    }
     enum shmi_phase before;
     do { /* one phase may be over as soon as it begins */
       before = now.phase;

@@ -289,6 +289,10 @@ TEST(a_call_that_hangs_is_seen_whatever_the_page_names_first) {
   CHECK_EQ(shmi_dispatch_hung(d, now_ns + 10000000, &next_ns), 0);
   CHECK_EQ(next_ns, now_ns + 20000000);
   CHECK_EQ(shmi_dispatch_hung(d, now_ns + 20000000, &next_ns), 1);
+  shmi_dispatch_was_stopped(d, now_ns + 15000000);
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 20000000, &next_ns), 0);
+  CHECK_EQ(next_ns, now_ns + 35000000);
+  CHECK_EQ(shmi_dispatch_hung(d, now_ns + 35000000, &next_ns), 1);
   atomic_store(&page->executing, UINT64_MAX << 16 | 0xffff); /* a liar's */
   CHECK_EQ(shmi_dispatch_hung(d, now_ns + 20000000, &next_ns), 0);
   helper_ends(0, 0, SHM_OK);

@@ -5,6 +5,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -80,3 +82,43 @@ def test_f06_a_function_without_hang_after_may_take_as_long_as_it_likes():
         gate[0] = 1
         assert slow.result(10) > 0
         assert shmgpu.stats()["broker"]["helper_deaths"] == 1
+
+
+CTRL_Z = """
+import os
+import sys
+import time
+import shmgpu
+
+@shmgpu.function(arrays="numpy", hang_after=1.0)
+def slow(helper, path):
+    open(path, "w").close()
+    while not os.path.exists(path + ".on"):
+        time.sleep(0.001)
+    return 1
+
+def main(rank, path):
+    return slow(path)
+
+if __name__ == "__main__":
+    print(shmgpu.launch(main, children=1, helpers=1, devices="cpu", args=(sys.argv[1],)))
+"""
+
+
+def test_f06_a_call_does_not_hang_while_the_whole_job_is_stopped(tmp_path):
+    """Ctrl-Z at a terminal stops all processes of a job, and the clock runs on."""
+    program = tmp_path / "program.py"
+    program.write_text(CTRL_Z)
+    begun = tmp_path / "begun"
+    job = subprocess.Popen(
+        [sys.executable, str(program), str(begun)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until(begun.exists, "the call begins", 60)
+    os.killpg(job.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    until(lambda: time.monotonic() > stopped + 2.0, "more time than a call may take has passed")
+    (tmp_path / "begun.on").touch()
+    os.killpg(job.pid, signal.SIGCONT)
+    said, complained = job.communicate(timeout=60)
+    assert said == "[1]\n" and "helper_hung" not in complained, complained

@@ -158,6 +158,13 @@ MUTANTS = [
     ),
     Mutant(
         "F06",
+        "csrc/broker/supervise.c",
+        "    if (next_ns != 0 && at_ns > next_ns + STOPPED_MS * MS) {",
+        "    if (0) {",
+        HANGS + "test_f06_a_call_does_not_hang_while_the_whole_job_is_stopped",
+    ),
+    Mutant(
+        "F06",
         "shmgpu/child/port.py",
         "            self._struck.append((call, args, []))\n",
         "",
