@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import shmgpu as gt
-from shmgpu.codec.arrays import Spec
 from shmgpu.engine.foresight import MAX_BYTES, MIN_BYTES, Draws, Foresight, seeds_of
 from shmgpu.ops.creation import RAND
 from shmgpu.ops.elementwise import ADD
+from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program, Step
 
 SIDE = 70  # 19,600 bytes: enough to be drawn ahead
