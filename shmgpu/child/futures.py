@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 CANCELLED = concurrent.futures._base.CANCELLED
 CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
+FINISHED = concurrent.futures._base.FINISHED
 PENDING = concurrent.futures._base.PENDING
 
 
@@ -81,6 +82,9 @@ class CallFuture(concurrent.futures.Future[R]):
         self._result = None
         self._exception = None
         self._waiters: list[Any] = []
+        # Waiters that counted it as pending and have not been told. One that came later must not
+        # be: concurrent.futures.wait would take the end of this for that of another.
+        self._owed: list[Any] = []
         self._done_callbacks: list[Any] = []
         self._port = port
         self._ticket: Ticket | None = None
@@ -99,33 +103,39 @@ class CallFuture(concurrent.futures.Future[R]):
         """As ``set_running_or_notify_cancel``, which does not expect that a handler did it, too."""
         with self._condition:
             if self._state == CANCELLED:
+                self._owed = self._waiters[:]
                 self._state = CANCELLED_AND_NOTIFIED
-                for waiter in self._waiters:
+                for waiter in self._owed:
                     waiter.add_cancelled(self)
+                self._owed = []
 
     def ended(self, call: Call, result: Any, error: BaseException | None) -> None:
         """As a handler of the port is told; what an interrupt left undone is done now."""
-        if self._state is not PENDING:
-            self._tell_again()
-        elif error is not None and isinstance(error, CallCancelled):
+        if self._state is PENDING and isinstance(error, CallCancelled):
             super().cancel()
+        if self._state == CANCELLED:
             self._notify_cancelled()
-        else:
-            try:
-                if error is not None:
-                    self.set_exception(error)
-                else:
-                    self.set_result(result)
-            except concurrent.futures.InvalidStateError:  # cancelled just now
-                pass
-
-    def _tell_again(self) -> None:
         with self._condition:
+            if self._state is PENDING:
+                self._owed = self._waiters[:]
+                self._result, self._exception = result, error
+                self._state = FINISHED
+                for waiter in self._owed:
+                    self._tell(waiter)
+                self._owed = []
+            while self._owed:  # an interrupt was in between
+                if self not in self._owed[-1].finished_futures:
+                    self._tell(self._owed[-1])
+                self._owed.pop()
             self._condition.notify_all()
-            for waiter in self._waiters:  # of concurrent.futures.wait and as_completed
-                if self not in waiter.finished_futures:
-                    waiter.add_result(self)
         self._invoke_callbacks()
+
+    def _tell(self, waiter: Any) -> None:
+        """One of concurrent.futures.wait or as_completed."""
+        if self._exception is None:
+            waiter.add_result(self)
+        else:
+            waiter.add_exception(self)
 
     def _invoke_callbacks(self) -> None:
         callbacks = self._done_callbacks

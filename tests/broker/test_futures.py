@@ -16,7 +16,8 @@ import pytest
 
 import shmgpu
 from shmgpu.child import replies, runtime
-from shmgpu.child.futures import readers
+from shmgpu.child.futures import CallFuture, readers
+from shmgpu.errors import CallCancelled
 
 
 @shmgpu.function(arrays="numpy")
@@ -227,6 +228,55 @@ def test_a_deadline_of_a_submitted_call_is_its_exception(broker):
         behind.result(10)
     gate[0] = 1
     assert add_one(np.zeros(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("end", ["a result", "an error", "cancelled"])
+def test_what_ended_before_a_wait_began_does_not_end_it_when_it_is_told_of_again(end):
+    """Whoever goes on after an interrupt tells it once more; a wait counts the ends it was told."""
+    results = {
+        "a result": (1, None),
+        "an error": (None, ValueError("no")),
+        "cancelled": (None, CallCancelled()),
+    }
+    ended, other = CallFuture(None), CallFuture(None)
+    ended.ended(None, *results[end])
+    assert ended.done()
+    done = []
+    waits = threading.Thread(target=lambda: done.append(concurrent.futures.wait([ended, other])))
+    waits.start()
+    wait_until(lambda: other._waiters)
+    ended.ended(None, *results[end])
+    assert not other._waiters[0].event.is_set()
+    other.ended(None, 2, None)
+    waits.join()
+    assert done[0].done == {ended, other} and not done[0].not_done
+
+
+def test_a_waiter_that_an_interrupt_kept_from_hearing_of_an_end_hears_of_it_once():
+    """By whoever goes on, and those that it reached before are not told again."""
+    future = CallFuture(None)
+    told = []
+
+    class Waiter:
+        def __init__(self, breaks_off):
+            self.finished_futures = []
+            self.breaks_off = breaks_off
+
+        def add_result(self, one):
+            if self.breaks_off:
+                self.breaks_off = False
+                raise KeyboardInterrupt
+            self.finished_futures.append(one)
+            told.append(self)
+
+    first, second = Waiter(False), Waiter(True)
+    future._waiters += [first, second]
+    with pytest.raises(KeyboardInterrupt):
+        future.ended(None, 1, None)
+    assert told == [first]
+    future.ended(None, 1, None)
+    future.ended(None, 1, None)
+    assert told == [first, second] and future.result(0) == 1
 
 
 def test_map_yields_in_order(running):
