@@ -129,12 +129,17 @@ faults: $(FAULTY) ## the test build, with fault points, into build/faults (see t
 side_by_side := -n auto --dist loadfile
 pytest_within = timeout --foreground --signal=ABRT --kill-after=30 $(1) $(PY) -m pytest
 
+# Thousands of tests each try one operation: a sample of them runs at a time, and all in `make check`.
+sample_seed := $(or $(SEED),$(shell echo $$RANDOM))
+sampled = --operations=$(1):$(sample_seed)
+
 test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
-	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow")
+	@$(if $(T),,echo "  a sample of the operations' tests: SEED=$(sample_seed)")
+	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow" $(call sampled,20))
 
 # Each file under one of three conditions, which the seed deals out; and the tests in random order.
 rough_seed := $(or $(SEED),$(shell echo $$RANDOM))
-rough = -m "not slow" --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
+rough = -m "not slow" $(call sampled,20) --shuffle=$(rough_seed) --part=$(1)/3 --timeout=360
 .PHONY: rough
 rough: $(VENV)/.stamp-dev $(CORE) faults ## the tests in random order, on one core, on a busy machine: a third each (SEED=7)
 	@echo "  rough: SEED=$(rough_seed)"
@@ -177,6 +182,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
 	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
+	@$(call step,operations,$(call pytest_within,480) $(side_by_side) -m operations tests/tensors)
 	@$(MAKE) rough
 	@$(MAKE) ctest
 	@$(MAKE) ctest PAGE=65536 T="arena scoreboard listener launch"
@@ -267,7 +273,7 @@ build/messages: examples/messages.c build/libshmgpu.a csrc/shmgpu.h
 CLANG ?= clang
 fuzz_c := $(patsubst tests/fuzz/fuzz_%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
 fuzz_py := $(patsubst tests/fuzz/fuzz_%.py,%,$(sort $(wildcard tests/fuzz/fuzz_*.py)))
-fuzz_wanted := $(if $(T),$(T),$(fuzz_c) $(fuzz_py))
+fuzz_wanted := $(if $(T),$(T),$(fuzz_c) $(fuzz_py) operations)
 FUZZ_FLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 
 .PHONY: fuzz

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from multiprocessing import resource_tracker
 
 import parallel
@@ -194,6 +195,11 @@ def pytest_addoption(parser):
         "--part",
         metavar="K/N",
         help="the K-th of N parts of the files, which --shuffle's seed deals out",
+    )
+    group.addoption(
+        "--operations",
+        metavar="PERCENT:SEED",
+        help="of tests marked `operations` so many in a hundred, which the seed chooses",
     )
 
 
@@ -397,13 +403,31 @@ def cuda_devices() -> int:
     return sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
 
 
+def sampled(items: list[pytest.Item], given: str) -> list[pytest.Item]:
+    """Of tests of operations so many in a hundred, "25:7" by seed 7; all that are no one's case."""
+    percent, _, seed = given.partition(":")
+    return [
+        item
+        for item in items
+        if not item.get_closest_marker("operations")
+        or not getattr(item, "callspec", None)
+        or item.callspec.params.keys() <= {"engine"}
+        or zlib.crc32(f"{seed} {item.nodeid}".encode()) % 100 < int(percent)
+    ]
+
+
+def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
+    left = set(map(id, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+    items[:] = chosen
+
+
 def pytest_collection_modifyitems(config, items):
     seed = config.stash.get(SEED, None)
+    if given := config.getoption("operations"):
+        keep(config, items, sampled(items, given))
     if part := config.getoption("part"):
-        chosen = part_of(items, seed or 0, part)
-        left = set(map(id, chosen))
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
-        items[:] = chosen
+        keep(config, items, part_of(items, seed or 0, part))
     if seed is not None:
         items[:] = shuffle(items, seed)
     if cuda_devices():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from shmgpu.ops import rules
-from shmgpu.ops.creation import arange, zeros_like
+from shmgpu.ops.creation import arange, full
 from shmgpu.ops.elementwise import mul, ne, sub
 from shmgpu.ops.graph import Node
 from shmgpu.ops.indexing import gather, getitem, index_select, scatter_add, setitem
@@ -125,15 +125,11 @@ def diag(x: Node, diagonal: int = 0) -> Node:
     size = n + abs(diagonal)
     down, right = max(-diagonal, 0), max(diagonal, 0)
     places = arange(down * size + right, size + 1, n, int64)
-    flat = scatter_add(_zeros(x, size * size), 0, places, x)
+    flat = scatter_add(full((size * size,), 0, x.spec.dtype), 0, places, x)
     return reshape(flat, (size, size))
 
 
 _diagonal = diagonal  # one of diag's arguments has that name
-
-
-def _zeros(x: Node, count: int) -> Node:
-    return expand(reshape(zeros_like(narrow(ravel(x), 0, 0, 1)), (1,)), (count,))
 
 
 def take_along_dim(x: Node, indices: Node, dim: int) -> Node:

@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
         raise ValueError("scaled_dot_product_attention: give attn_mask or is_causal, not both")
     if enable_gqa:
         key, value = _shared(key, q), _shared(value, q)
-    factor = 1.0 / math.sqrt(q[-1]) if scale is None else scale
+    factor = 1.0 / math.sqrt(max(q[-1], 1)) if scale is None else scale
     scores = matmul(mul(query, factor), transpose(key, -1, -2))
     if is_causal:
         # Added, so that the gradient need not be masked: the softmax's is 0 there already.

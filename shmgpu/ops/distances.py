@@ -11,9 +11,10 @@ from shmgpu.ops.elementwise import (
     div,
     eq,
     exp,
+    ge,
     gt,
+    le,
     log,
-    lt,
     maximum,
     minimum,
     mul,
@@ -42,7 +43,8 @@ def smooth_l1_loss(input: Node, target: Node, reduction: str = "mean", beta: flo
     _from(beta, "smooth_l1_loss", "beta", above=False)
     far = abs(sub(input, target))
     if beta:
-        far = where(lt(far, beta), mul(mul(far, far), 0.5 / beta), sub(far, 0.5 * beta))
+        near = where(ge(far, beta), 0.0, far)  # no infinite slope where the line counts
+        far = where(ge(far, beta), sub(far, 0.5 * beta), mul(mul(near, near), 0.5 / beta))
     return reduced_by(far, reduction)
 
 
@@ -54,7 +56,8 @@ def huber_loss(input: Node, target: Node, reduction: str = "mean", delta: float 
     """
     _from(delta, "huber_loss", "delta", above=True)
     far = abs(sub(input, target))
-    bent = where(lt(far, delta), mul(mul(far, far), 0.5), mul(sub(far, 0.5 * delta), delta))
+    near = where(ge(far, delta), 0.0, far)
+    bent = where(ge(far, delta), mul(sub(far, 0.5 * delta), delta), mul(mul(near, near), 0.5))
     return reduced_by(bent, reduction)
 
 
@@ -71,7 +74,7 @@ def kl_div(input: Node, target: Node, reduction: str = "mean", log_target: bool 
         loss = mul(exp(target), sub(target, input))
     else:
         # 0 log 0 is 0.
-        safe = where(gt(target, 0), target, 1.0)
+        safe = where(le(target, 0), 1.0, target)
         loss = mul(target, sub(log(safe), input))
     if reduction == "batchmean":
         return div(sum(loss), input.spec.shape[0] if input.spec.shape else 1)

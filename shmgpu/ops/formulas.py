@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from shmgpu.ops import elementwise as e
 from shmgpu.ops import reductions, rules
-from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.casting import cast
+from shmgpu.ops.creation import full
 from shmgpu.ops.graph import Node
 from shmgpu.ops.ordering import Found, sort
-from shmgpu.ops.promotion import floats, int64, is_float
+from shmgpu.ops.promotion import int64, is_float
 from shmgpu.ops.shaping import narrow, reshape, squeeze
 from shmgpu.ops.stretching import Dim, sum
 
@@ -42,46 +43,6 @@ def trunc(x: Node) -> Node:
     if not is_float(x.spec.dtype):
         return x
     return e.where(e.lt(x, 0), e.ceil(x), e.floor(x))
-
-
-def fmod(a: Node, b: Operand) -> Node:
-    """What is left of a division, with the sign of ``a`` (as C has it)."""
-    left = e.remainder(e.abs(a), e.abs(b) if isinstance(b, Node) else abs(b))
-    return e.where(e.lt(a, 0), e.neg(left), left)
-
-
-def log2(x: Node) -> Node:
-    """The logarithm to base 2."""
-    return e.mul(e.log(x), 1 / math.log(2))
-
-
-def log10(x: Node) -> Node:
-    """The logarithm to base 10."""
-    return e.mul(e.log(x), 1 / math.log(10))
-
-
-def tan(x: Node) -> Node:
-    """The tangent."""
-    return e.div(e.sin(x), e.cos(x))
-
-
-def cosh(x: Node) -> Node:
-    """The hyperbolic cosine."""
-    (x,) = floats(x)
-    return e.mul(e.add(e.exp(x), e.exp(e.neg(x))), 0.5)
-
-
-def sinh(x: Node) -> Node:
-    """The hyperbolic sine: ``tanh(x) * cosh(x)``, which is exact near 0."""
-    return e.mul(e.tanh(x), cosh(x))
-
-
-def logaddexp(a: Node, b: Node) -> Node:
-    """``log(exp(a) + exp(b))`` without overflow."""
-    a, b = floats(a, b)
-    most = alias(e.maximum(a, b))
-    most = e.where(e.isfinite(most), most, 0.0)
-    return e.add(e.log(e.add(e.exp(e.sub(a, most)), e.exp(e.sub(b, most)))), most)
 
 
 def logical_xor(a: Node, b: Operand) -> Node:
@@ -196,6 +157,8 @@ def median(x: Node, dim: int | None = None, keepdim: bool = False) -> Node | Fou
     NaN where one is.
     """
     if dim is None:
+        if 0 in x.spec.shape:
+            return full((), math.nan, x.spec.dtype)
         flat = reshape(x, (-1,))
         found = _middle(flat, 0)
         return reshape(_or_nan(flat, found.values, 0), ())

@@ -57,7 +57,7 @@ def _gathered(specs: Specs, params: Params) -> Spec:
         for at, (n, have) in enumerate(zip(index.shape, x.shape, strict=True))
         if at != axis
     )
-    if not fits:
+    if not fits and (len(x.shape) != len(index.shape) or 0 not in index.shape):
         raise ValueError(
             f"gather: the index {index.shape} must have as many axes as {x.shape}, and none longer "
             f"but axis {axis}"
@@ -77,6 +77,8 @@ def _numpy_gather(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
 
     def gather(x: Any, index: Any) -> Any:
         within(np, index, length, "gather")
+        if not index.size:
+            return np.zeros(out.shape, out.dtype.numpy)
         return np.take_along_axis(x[corner], index, axis) if out.shape else np.array(x)
 
     return gather
@@ -196,7 +198,7 @@ def _numpy_embedding(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
 def _numpy_embedding_backward(np: Any, specs: Specs, params: Params, out: Spec) -> Any:
     def backward(g: Any, index: Any) -> Any:
         table = np.zeros(out.shape, out.dtype.numpy)
-        np.add.at(table, index.reshape(-1), g.reshape(-1, out.shape[1]))
+        np.add.at(table, index.reshape(-1), g.reshape(index.size, out.shape[1]))
         return table
 
     return backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shmgpu.ops import rules
@@ -123,7 +124,8 @@ def _torch_layer(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:
 
 
 def _rows(x: Node) -> Node:
-    return x if len(x.spec.shape) == 2 else reshape(x, (-1, x.spec.shape[-1]))
+    *lead, length = x.spec.shape
+    return x if len(lead) == 1 else reshape(x, (math.prod(lead), length))
 
 
 LINEAR = Op(

@@ -8,10 +8,10 @@ from shmgpu.ops.elementwise import (
     add,
     clamp,
     div,
-    exp,
+    ge,
     gt,
     le,
-    minimum,
+    lt,
     mul,
     neg,
     sigmoid,
@@ -23,6 +23,7 @@ from shmgpu.ops.graph import Node
 from shmgpu.ops.promotion import floats
 from shmgpu.ops.rules import axis_of
 from shmgpu.ops.shaping import chunk, reshape
+from shmgpu.ops.transcendental import expm1
 
 # Klambauer et al., Self-Normalizing Neural Networks, 2017.
 SELU_ALPHA = 1.6732632423543772848170429916717
@@ -32,7 +33,12 @@ SELU_SCALE = 1.0507009873554804934193349852946
 def elu(x: Node, alpha: float = 1.0) -> Node:
     """The positive elements as they are, the others ``alpha * (exp(x) - 1)``."""
     (x,) = floats(x)
-    return where(gt(x, 0), x, mul(sub(exp(minimum(x, 0.0)), 1.0), alpha))
+    return where(le(x, 0), mul(expm1(_below(x)), alpha), x)
+
+
+def _below(x: Node) -> Node:
+    """The elements that are not above 0, and 0 for the others: no infinite slope where unused."""
+    return where(le(x, 0), x, 0.0)
 
 
 def celu(x: Node, alpha: float = 1.0) -> Node:
@@ -44,7 +50,7 @@ def celu(x: Node, alpha: float = 1.0) -> Node:
     if alpha == 0:
         raise ValueError("celu: alpha=0 must be another number: the input is divided by it")
     (x,) = floats(x)
-    return where(gt(x, 0), x, mul(sub(exp(div(minimum(x, 0.0), alpha)), 1.0), alpha))
+    return where(le(x, 0), mul(expm1(div(_below(x), alpha)), alpha), x)
 
 
 def selu(x: Node) -> Node:
@@ -92,23 +98,27 @@ def hardtanh(x: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
     """
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val={min_val} must not be above max_val={max_val}")
-    return clamp(x, min_val, max_val)
+    return where(le(x, min_val), min_val, where(ge(x, max_val), max_val, x))
 
 
 def relu6(x: Node) -> Node:
     """No element below 0 or above 6."""
-    return clamp(x, 0, 6)
+    return hardtanh(x, 0, 6)
 
 
 def hardsigmoid(x: Node) -> Node:
     """A sigmoid of three straight lines: 0 up to -3, 1 from 3 on."""
     (x,) = floats(x)
-    return mul(clamp(add(x, 3.0), 0.0, 6.0), 1 / 6)
+    line = div(add(where(gt(abs(x), 3), 0.0, x), 3.0), 6.0)
+    return where(le(x, -3), 0.0, where(ge(x, 3), 1.0, line))
 
 
 def hardswish(x: Node) -> Node:
     """``x * hardsigmoid(x)`` (Howard et al., 2019)."""
-    return mul(x, hardsigmoid(x))
+    (x,) = floats(x)
+    within = where(lt(abs(x), 3), x, 0.0)
+    bent = div(mul(within, add(within, 3.0)), 6.0)
+    return where(le(x, -3), 0.0, where(lt(x, 3), bent, x))
 
 
 def threshold(x: Node, threshold: float, value: float) -> Node:

@@ -240,19 +240,31 @@ def _numpy_searchsorted(np: Any, specs: Specs, params: Params, out: Spec) -> Any
     side = "right" if params[0] else "left"
     order, looked_for = specs
 
+    def of_one(within: Any, wanted: Any) -> Any:
+        if is_float(looked_for.dtype) and (np.isnan(wanted).any() or np.isnan(within).any()):
+            return halved(within, wanted)
+        return np.searchsorted(within, wanted, side)
+
+    def halved(within: Any, wanted: Any) -> Any:
+        """As torch looks, to whom NaN is behind everything, wherever it stands in the order."""
+        low, high = np.zeros(wanted.shape, np.int64), np.full(wanted.shape, len(within))
+        while (open_ := low < high).any():
+            middle = np.where(open_, (low + high) // 2, 0)
+            seen = within[middle]
+            behind = ~(seen > wanted) if params[0] else ~(seen >= wanted)
+            low = np.where(open_ & behind, middle + 1, low)
+            high = np.where(open_ & ~behind, middle, high)
+        return low
+
     def find(within: Any, wanted: Any) -> Any:
         if len(order.shape) == 1:
-            return np.asarray(np.searchsorted(within, wanted, side), np.int64)
+            return np.asarray(of_one(within, wanted), np.int64)
         rows = within.reshape(-1, within.shape[-1])
         looked = wanted.reshape(len(rows), -1)
-        found = [np.searchsorted(a, b, side) for a, b in zip(rows, looked, strict=True)]
+        found = [of_one(a, b) for a, b in zip(rows, looked, strict=True)]
         return np.array(found, np.int64).reshape(wanted.shape)
 
-    def kernel(within: Any, wanted: Any) -> Any:
-        """NaN stands behind everything, as torch has it."""
-        return np.where(np.isnan(wanted), order.shape[-1], find(within, wanted))
-
-    return kernel if is_float(looked_for.dtype) else find
+    return find
 
 
 def _torch_searchsorted(torch: Any, specs: Specs, params: Params, out: Spec) -> Any:

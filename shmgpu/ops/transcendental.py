@@ -6,13 +6,17 @@ defined on they are infinite or NaN, as in PyTorch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shmgpu.ops.elementwise import (
     Operand,
     add,
+    ceil,
     div,
     eq,
+    exp,
+    floor,
     lt,
     mul,
     neg,
@@ -22,11 +26,16 @@ from shmgpu.ops.elementwise import (
     where,
 )
 from shmgpu.ops.graph import Node, apply
-from shmgpu.ops.promotion import bool_, floats, is_float
+from shmgpu.ops.promotion import bool_, floats, is_float, together
 
 # ---- one number ----------------------------------------------------------------------------------
 
 EXPM1 = row("expm1", lambda g, n: mul(g, add(n, 1)), saves="o")
+LOG2 = row("log2", lambda g, n: div(g, mul(n.inputs[0], math.log(2))), saves="i")
+LOG10 = row("log10", lambda g, n: div(g, mul(n.inputs[0], math.log(10))), saves="i")
+TAN = row("tan", lambda g, n: mul(g, add(mul(n, n), 1)), saves="o")
+SINH = row("sinh", lambda g, n: mul(g, cosh(n.inputs[0])), saves="i")
+COSH = row("cosh", lambda g, n: mul(g, sinh(n.inputs[0])), saves="i")
 ASIN = row(
     "asin",
     lambda g, n: mul(g, rsqrt(sub(1, mul(n.inputs[0], n.inputs[0])))),
@@ -146,6 +155,28 @@ def _turn(g: Node, n: Node) -> Node:
     return where(eq(square, 0), 0.0, div(g, square))
 
 
+FMOD = row(
+    "fmod",
+    lambda g, n: g,
+    lambda g, n: neg(mul(g, _towards_zero(div(*n.inputs)))),
+    saves="i",
+    bools=False,
+)
+LOGADDEXP = row(
+    "logaddexp",
+    lambda g, n: div(g, add(exp(sub(n.inputs[1], n.inputs[0])), 1)),
+    lambda g, n: div(g, add(exp(sub(*n.inputs)), 1)),
+    saves="i",
+    numbers=(),
+)
+
+
+def _towards_zero(x: Node) -> Node:
+    if not is_float(x.spec.dtype):
+        return x
+    return where(lt(x, 0), ceil(x), floor(x))
+
+
 ATAN2 = row(
     "atan2",
     lambda g, n: mul(_turn(g, n), n.inputs[1]),
@@ -186,7 +217,49 @@ def _torch_nextafter(torch: Any, specs: Any, params: Any, out: Any) -> Any:
     return kernel
 
 
-NEXTAFTER = row("nextafter", torch=_torch_nextafter, in_place=False, numbers=())
+NEXTAFTER = row(
+    "nextafter",
+    lambda g, n: g,
+    lambda g, n: mul(g, 0),
+    torch=_torch_nextafter,
+    in_place=False,
+    numbers=(),
+)
+
+
+def log2(x: Operand) -> Node:
+    """The logarithm to base 2; of whole numbers float32."""
+    return apply(LOG2, floats(x))
+
+
+def log10(x: Operand) -> Node:
+    """The logarithm to base 10; of whole numbers float32."""
+    return apply(LOG10, floats(x))
+
+
+def tan(x: Operand) -> Node:
+    """The tangent; of whole numbers float32."""
+    return apply(TAN, floats(x))
+
+
+def sinh(x: Operand) -> Node:
+    """The hyperbolic sine; of whole numbers float32."""
+    return apply(SINH, floats(x))
+
+
+def cosh(x: Operand) -> Node:
+    """The hyperbolic cosine; of whole numbers float32."""
+    return apply(COSH, floats(x))
+
+
+def fmod(a: Operand, b: Operand) -> Node:
+    """What is left of a division, with the sign of ``a`` (as C has it)."""
+    return apply(FMOD, together(a, b))
+
+
+def logaddexp(a: Operand, b: Operand) -> Node:
+    """``log(exp(a) + exp(b))`` without overflow; of whole numbers float32."""
+    return apply(LOGADDEXP, floats(a, b))
 
 
 def atan2(input: Operand, other: Operand) -> Node:

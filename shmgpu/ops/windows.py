@@ -298,7 +298,12 @@ def _numpy_max_pool2d_indices(np: Any, specs: Specs, params: Params, out: Spec) 
 
     def indices(x: Any) -> Any:
         seen = _windows(np, _padded(np, x, padding, -np.inf), kernel, stride, dilation)
-        best = seen.reshape(*out.shape, math.prod(kernel)).argmax(-1)
+        seen = seen.reshape(*out.shape, math.prod(kernel))
+        best = seen.argmax(-1)
+        strange = np.isnan(seen)
+        if strange.any():  # as in torch, the last one of a window
+            last = seen.shape[-1] - 1 - strange[..., ::-1].argmax(-1)
+            best = np.where(strange.any(-1), last, best)
         down, across = best // kernel[1], best % kernel[1]
         return (rows + down * dilation[0]) * width + columns + across * dilation[1]
 

@@ -15,23 +15,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from shmgpu import nn, optim
-from shmgpu.tensors import current, factories
-from shmgpu.tensors import tensor as tensors
+import shmgpu
+from shmgpu import optim
+from shmgpu.tensors import current
 from shmgpu.tensors.recomputing import checkpoint
 
 _RNG = np.random.default_rng(11)
 
 
 class Ours:
-    """Our functions, by attribute."""
+    """Our functions and types, by attribute."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in tensors.FUNCTIONS:
-            return tensors.FUNCTIONS[name]
-        if name == "nn":
-            return nn
-        return getattr(factories, name, None) or getattr(tensors, name)
+        return getattr(shmgpu, name)
 
 
 class Theirs:
@@ -275,7 +271,13 @@ SAMPLES: dict[str, Sample] = {
         grads=False,
     ),
     # transcendental
-    **{name: one(name) for name in "expm1 atan asinh".split()},
+    **{name: one(name) for name in "expm1 atan asinh sinh cosh tan".split()},
+    **{name: one(name, positive(2, 3)) for name in "log2 log10".split()},
+    "fmod": Sample(
+        lambda f, x, y: f.fmod(x, y),
+        (np.array([[0.7, -2.3, 3.1], [1.9, -0.4, 2.2]]), np.array([1.1, 0.9, 1.3])),
+    ),
+    "logaddexp": two("logaddexp"),
     **{name: one(name, spread(2, 3) * 0.4) for name in "asin acos atanh".split()},
     "acosh": one("acosh", positive(2, 3) + 1),
     **{name: two(name) for name in "atan2 hypot copysign".split()},

@@ -18,6 +18,8 @@ import shmgpu as gt
 from shmgpu import array_api as xp
 from shmgpu.codec.dtypes import DType
 
+pytestmark = pytest.mark.operations
+
 INF, NAN = np.inf, np.nan
 FLOATS = ("float32", "float64")
 SIGNED = ("int8", "int16", "int32", "int64")

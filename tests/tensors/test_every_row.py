@@ -15,6 +15,8 @@ from shmgpu.engine import plan
 from shmgpu.ops import collective
 from shmgpu.tensors import tensor as st
 
+pytestmark = pytest.mark.operations
+
 STEP = 1e-5
 RNG = np.random.default_rng(3)
 

@@ -16,6 +16,8 @@ from tensors.against_torch import same
 import shmgpu as gt
 from shmgpu.nn import functional as F
 
+pytestmark = pytest.mark.operations
+
 DRAWN = np.random.default_rng(11)
 
 

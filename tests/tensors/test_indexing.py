@@ -10,6 +10,8 @@ from tensors.samples import OURS
 
 from shmgpu.tensors import tensor as st
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(23)
 X = RNG.uniform(-2, 2, (4, 3, 5))
 FIRST, SECOND = np.array([0, 3, -1]), np.array([[2], [0]])

@@ -10,6 +10,8 @@ import torch
 
 import shmgpu as gt
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(11)
 A, B = RNG.uniform(-2, 2, (3, 4)), RNG.uniform(-2, 2, (3, 4))
 BATCH, OTHER = RNG.uniform(-1, 1, (2, 3, 4)), RNG.uniform(-1, 1, (2, 4, 5))

@@ -12,6 +12,8 @@ from tensors.samples import OURS
 
 from shmgpu.tensors import tensor as st
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(17)
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
 

@@ -10,6 +10,8 @@ from tensors.samples import THEIRS
 
 from shmgpu.tensors import tensor as st
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(7)
 
 

@@ -10,6 +10,8 @@ from tensors.samples import OURS, THEIRS
 
 from shmgpu.tensors import tensor as st
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(29)
 X = RNG.permutation(24).reshape(2, 3, 4) / 4.0 - 3
 DTYPES = ["float64", "float32", "float16", "bfloat16"]

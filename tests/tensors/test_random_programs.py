@@ -15,11 +15,15 @@ from shmgpu import ops
 from shmgpu.engine import plan
 from shmgpu.engine.plan import Options
 from shmgpu.engine.session import Engine
-from shmgpu.ops import collective
+from shmgpu.ops import collective, updates
+from shmgpu.ops.graph import Op
 from shmgpu.tensors import current
 from shmgpu.tensors import tensor as st
 
-pytestmark = pytest.mark.filterwarnings("error")  # torch warns where memory does not fit
+pytestmark = [
+    pytest.mark.operations,
+    pytest.mark.filterwarnings("error"),  # torch warns where memory does not fit
+]
 
 LENGTHS = (1, 3, 24)  # 24 * 24 float64 lie in planned memory, the others in their own
 MAX_STEPS = 50
@@ -125,6 +129,12 @@ ONE = {
     ),
     "hyperbolic": lambda f, x, r: (
         f.asinh(x) + f.acosh(x * x + 1.2) + f.expm1(-f.abs(x)) + f.atanh(f.sin(x) * 0.9)
+    ),
+    "more angles": lambda f, x, r: (
+        f.sinh(f.tanh(x)) + f.cosh(f.sin(x)) * 0.5 + f.tan(f.sin(x) * 0.7) - f.logaddexp(x, x * 0.3)
+    ),
+    "more logarithms": lambda f, x, r: (
+        f.log2(f.abs(x) + 0.5) + f.log10(f.abs(x) + 0.3) + f.fmod(x, 0.7)
     ),
     "lengths": lambda f, x, r: f.hypot(x, x * 0.5 + 2.0) + f.copysign(x, 0.7 - x),
     "cumprod": lambda f, x, r: bounded(f, f.cumprod(f.tanh(x), -1)) if x.ndim else x,
@@ -315,6 +325,7 @@ def test_optimisations_are_switched_on_the_way_with_equal_results(engine, monkey
 
 # Drawn numbers are each library's own.
 OWN = {"rand", "randn", "checkpoint"}  # each has tests of its own
+OWN |= {row.name for row in vars(updates).values() if isinstance(row, Op)}  # an optimiser's
 OWN |= {row.name for row in (*collective.LOWERED, *collective.RECORDED)}
 
 

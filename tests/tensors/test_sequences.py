@@ -12,6 +12,8 @@ from tensors.against_torch import agree, same
 import shmgpu as gt
 from shmgpu import nn
 
+pytestmark = pytest.mark.operations
+
 RNG = np.random.default_rng(29)
 STEPS = RNG.normal(size=(4, 2, 3))  # (L, N, features)
 TOLERANCE = 2e-4

@@ -15,6 +15,8 @@ from tensors.against_torch import agree
 
 from shmgpu.engine import plan
 
+pytestmark = pytest.mark.operations
+
 FLOATS = ["float64", "float32", "float16", "bfloat16"]
 
 chosen = settings(

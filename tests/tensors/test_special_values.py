@@ -8,6 +8,8 @@ import torch
 
 import shmgpu as gt
 
+pytestmark = pytest.mark.operations
+
 INF, NAN = np.inf, np.nan
 
 
