@@ -52,15 +52,13 @@ static struct port {
 static int flush(void) {
   uint32_t count = port.reply_count;
   port.reply_count = 0;
-  uint32_t written = 0;
-  if (count > 0) SHMI_FAULT(BEFORE_REPLY);
-  while (written < count) {
-    int got = shmi_pipe_write(port.up_fd, port.replies + written, (int)(count - written));
-    if (got > 0) written += (uint32_t)got;
-    else if (got != SHM_EINTR) return SHM_ESTOPPED; /* nobody reads: the parent is gone */
-  }
-  if (count > 0) shmi_count(&port.page->frames_sent, count);
-  if (count > 0) SHMI_FAULT(AFTER_REPLY);
+  if (count == 0) return SHM_OK;
+  SHMI_FAULT(BEFORE_REPLY);
+  int got; /* the pipe takes a burst whole, and waits for room */
+  while ((got = shmi_pipe_write(port.up_fd, port.replies, (int)count)) == SHM_EINTR) continue;
+  if (got < 0) return SHM_ESTOPPED; /* nobody reads: the parent is gone */
+  shmi_count(&port.page->frames_sent, count);
+  SHMI_FAULT(AFTER_REPLY);
   return SHM_OK;
 }
 

@@ -80,6 +80,13 @@ def test_the_demo_counts_copies_where_they_happen(demo):
     assert figures["shmgpu"]["payload_in_pipes_bytes_per_call"] == 0
 
 
+def test_its_network_scores_each_digit():
+    code = "import torch; from shmgpu.demo.network import Network; "
+    code += "print(tuple(Network()(torch.zeros(3, 1, 8, 8)).shape))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "(3, 10)\n", done.stderr
+
+
 def test_the_demo_prints_every_figure_with_its_unit(demo):
     _, done, _ = demo
     for words in (

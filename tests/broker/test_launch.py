@@ -698,3 +698,32 @@ def test_launch_after_launch_after_init():
         assert launch(lambda rank: add_one(np.zeros(1)).tolist()) == [[1]]
         with shmgpu.init(devices="cpu"):
             assert add_one(np.zeros(1)).tolist() == [1]
+
+
+IMPORTS = """
+import sys
+import shmgpu
+
+@shmgpu.function(arrays="KIND")
+def has_torch(helper):
+    return "torch" in sys.modules
+
+def main(rank):
+    return bool(has_torch())
+
+if __name__ == "__main__":
+    print(shmgpu.launch(main, children=1, helpers=1, devices="cpu"), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("kind", "does"), [("numpy", False), ("torch", True)])
+def test_torch_is_imported_once_before_the_fork_and_only_where_a_function_gets_tensors(
+    tmp_path, kind, does
+):
+    if does:
+        pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text(IMPORTS.replace("KIND", kind))
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == f"[{does}] {does}\n", done.stderr

@@ -41,6 +41,15 @@ static int touch(volatile unsigned char *at) {
   return ended_by(pid);
 }
 
+TEST(bytes_are_rounded_up_to_whole_pages_and_a_whole_page_is_one) {
+  size_t page = shmi_memory_page_bytes();
+  CHECK_EQ(shmi_memory_in_pages(0), 0);
+  CHECK_EQ(shmi_memory_in_pages(1), page);
+  CHECK_EQ(shmi_memory_in_pages(page - 1), page);
+  CHECK_EQ(shmi_memory_in_pages(page), page);
+  CHECK_EQ(shmi_memory_in_pages(page + 1), 2 * page);
+}
+
 TEST(a_size_is_rounded_up_to_a_page) {
   size_t page = shmi_memory_page_bytes();
   shmi_arena_plan_t wanted = plan(1, 1);

@@ -310,6 +310,45 @@ static shmi_frame_t bound_to(shm_func_t func, uint64_t mask) {
   return call;
 }
 
+TEST(a_call_whose_time_passes_while_it_waits_is_answered_and_waits_no_more) {
+  open_peers(1, 1, 1);
+  child_calls(0);
+  turn();
+  helper_reads(0);
+  while (hands[0].count < 64) { /* until the helper is given no more */
+    int before = hands[0].count;
+    child_calls(0);
+    turn();
+    helper_reads(0);
+    if (hands[0].count == before) break;
+  }
+  shm_child_stats_t child;
+  CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
+  CHECK_EQ(child.queued, 1);
+  shmi_frame_t hasty = call_of(fn_plain);
+  hasty.deadline_ns = 1; /* long ago */
+  child_sends(0, hasty);
+  turn();
+  CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
+  CHECK_EQ(child.queued, 2);
+  while (hands[0].count > 0) { /* it is looked at when a helper could take it */
+    helper_ends(0, 0, SHM_OK);
+    turn();
+  }
+  child_reads(0);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), SHM_ETIMEOUT);
+  CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
+  CHECK_EQ(child.queued, 0);
+  shm_broker_stats_t stats;
+  CHECK_EQ(shm_get_broker_stats(&stats), SHM_OK);
+  CHECK_EQ(stats.expired, 1);
+  everybody_works(1, 1, NULL);
+  CHECK_EQ(shm_get_child_stats(0, &child), SHM_OK);
+  CHECK_EQ(child.queued, 0);
+  expect_all_ended();
+  close_peers();
+}
+
 TEST(a_call_that_is_held_for_a_helper_that_is_let_go_is_answered) {
   open_peers(1, 2, 1);
   shmi_frame_t call = bound_to(fn_held, 2);

@@ -72,6 +72,21 @@ TEST(a_call_has_its_turn_among_grows_without_end) {
   close_helper_port();
 }
 
+TEST(the_page_counts_what_was_read_and_written) {
+  open_helper_port();
+  for (int i = 0; i < 3; i++) hand_call();
+  for (int i = 0; i < 3; i++) {
+    CHECK_EQ(take(), 1);
+    finish(works[0].delivery);
+  }
+  CHECK_EQ(take(), SHM_EAGAIN); /* nothing is there: replies go */
+  CHECK_EQ(atomic_load(&shmi_scoreboard_helper(0)->frames_received), 3);
+  CHECK_EQ(atomic_load(&shmi_scoreboard_helper(0)->frames_sent), 3);
+  shmi_frame_t replies[4];
+  CHECK_EQ(shmi_pipe_read(from_helper_port, replies, 4), 3);
+  close_helper_port();
+}
+
 TEST(the_page_names_a_call_that_has_not_ended_whatever_ended_before_it) {
   open_helper_port();
   hand_call();

@@ -581,5 +581,13 @@ TEST(quotas_bound_what_a_client_gets_and_the_smallest_of_those_that_name_it_hold
   CHECK_EQ(shm_set_quotas(&parked, 1), SHM_OK);
   CHECK_EQ(shmi_quota_of(getuid(), "client").arena_bytes, 0);
   CHECK_EQ(shmi_quota_of(getuid(), "client").parked_bytes, 8192);
+  /* A program without a user, or a user without a program, is named: what is for all yields. */
+  shm_quota_t program[] = {{.window = 3}, {.program = "client", .window = 20}};
+  CHECK_EQ(shm_set_quotas(program, 2), SHM_OK);
+  CHECK_EQ(shmi_quota_of(getuid(), "client").window, 20);
+  CHECK_EQ(shmi_quota_of(getuid(), "another").window, 3);
+  shm_quota_t user[] = {{.window = 3}, {.has_uid = 1, .uid = getuid(), .window = 20}};
+  CHECK_EQ(shm_set_quotas(user, 2), SHM_OK);
+  CHECK_EQ(shmi_quota_of(getuid(), "client").window, 20);
   CHECK_EQ(shm_set_quotas(NULL, 0), SHM_OK);
 }

@@ -42,6 +42,11 @@ def test_copies_and_pickles_are_the_same_object(one):
     assert copy.deepcopy(one) is one
 
 
+def test_a_layout_says_where_it_is_cut():
+    assert str(lies(mesh_of(2, 2), "0 R")) == "(S(0), R)"
+    assert str(Layout(mesh_of(2), [Shard(0)], [(0, (0, 2, 5))])) == "S(0) cut 0 at (0, 2, 5)"
+
+
 def test_placements_say_what_they_are():
     assert Shard(1).is_shard()
     assert Shard(1).is_shard(1)

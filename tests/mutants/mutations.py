@@ -68,6 +68,7 @@ COMPUTED = {
 ANY_ORDER = {
     *("suppress", "max", "min", "gcd", "lcm", "hypot", "maximum", "minimum", "fmax", "fmin"),
     *("array_equal", "logical_and", "logical_or", "samefile", "broadcast_shapes", "result_type"),
+    *("eq", "ne", "isclose", "allclose"),
 }
 
 
@@ -119,7 +120,7 @@ class Python(ast.NodeVisitor):
         if name.rpartition(".")[2] in ("cast", "TypeVar", "ParamSpec", "NewType"):
             return
         plain = [one for one in node.args if not isinstance(one, ast.Starred)]
-        is_ordered = name.rpartition(".")[2] not in ANY_ORDER
+        is_ordered = re.findall(r"\w+", name)[-1:] not in [[one] for one in ANY_ORDER]
         if is_ordered and len(plain) >= 2 and len(plain) == len(node.args):
             other = copy.copy(node)
             other.args = [node.args[1], node.args[0], *node.args[2:]]
@@ -197,7 +198,9 @@ class Python(ast.NodeVisitor):
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, (ast.Not, ast.USub)):
             self._add(node, node.operand, "sign or not left out")
-        self.generic_visit(node)
+        is_none = isinstance(node.operand, ast.Constant) and node.operand.value == 1
+        if not (isinstance(node.op, ast.USub) and is_none):  # for "none of them" -2 is as good
+            self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         is_text = any(
@@ -247,7 +250,8 @@ class Python(ast.NodeVisitor):
         if node.value is not None and not (
             isinstance(node.value, ast.Constant) and node.value.value is None
         ):
-            self._add(node, "return None", "nothing returned")
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                self._add(node, "return None", "nothing returned")  # as good as False is
             self.generic_visit(node)
 
 

@@ -142,4 +142,40 @@ UNSEEN: list[Unseen] = [
         "if (child->state == SHMI_PEER_NONE || child->state > SHMI_PEER_QUARANTINED) return;",
         "Whoever is in quarantine has nothing left that could be taken from it a second time.",
     ),
+    Unseen(
+        "shmgpu/serve/frontend/fast_path.py",
+        "addresses = [0] * len(template.pieces)",
+        "addresses = [1] * len(template.pieces)",
+        "Places: each is given its address just below.",
+    ),
+    Unseen(
+        "shmgpu/serve/frontend/connection.py",
+        "elif length <= JOINED_BYTES:",
+        "elif (not (length <= JOINED_BYTES)):",
+        "Parts that are joined and parts that are not are the same bytes to the client.",
+    ),
+    Unseen(
+        "shmgpu/engine/session.py",
+        "or self._code_bytes > MAX_CODE_BYTES",
+        "or (self._code_bytes >= MAX_CODE_BYTES)",
+        "The bound is round: whether one byte more is kept is nobody's matter.",
+    ),
+    Unseen(
+        "csrc/memory/tlsf.c",
+        "uint32_t enough = n + align - 1;",
+        "uint32_t enough = n + align + 1;",
+        "Which class is looked at first: a block that fits is found by the last look at latest.",
+    ),
+    Unseen(
+        "csrc/child/port_replies.c",
+        "if (got > 0) {",
+        "if (got >= 0) {",
+        "Settling no frames does nothing, and the statuses below are taken for OK anyway.",
+    ),
+    Unseen(
+        "csrc/child/port.c",
+        "pthread_mutex_lock(&shmi_port.lock);",
+        ";",
+        "Two threads at the same few instructions, which no test can hold there.",
+    ),
 ]

@@ -283,6 +283,7 @@ def test_a_torchscript_file_needs_the_shapes_of_its_inputs(tmp_path, net):
         ('{"batch": 3}', "there is no key 'batch'"),
         ('{"cuda_graphs": 1}', "cuda_graphs is 1"),
         ('{"warmup": true}', "warmup is True"),
+        ('{"max_batch_size": true}', "max_batch_size is True"),
         ("{", "cannot be read"),
         ('{"inputs": [{"shape": [-1, 4]}], "warmup": [100]}', "use numbers of rows, 1 to 32"),
         (

@@ -12,7 +12,7 @@ import pytest
 from serve import servers
 
 from shmgpu.serve.state.counters import INDEX, Counters
-from shmgpu.watch import server_counters
+from shmgpu.watch import server_counters, tables
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +103,8 @@ def test_a_file_that_is_none_of_ours_is_nothing(tmp_path):
     )
     assert server_counters.read(str(tmp_path / "bad")) == ({}, [])
     assert server_counters.read(str(tmp_path / "gone")) == ({}, [])
+
+
+def test_a_model_calls_for_attention_as_soon_as_requests_fail():
+    assert tables.MODELS.is_bad({"failed_per_s": 0.1})
+    assert not tables.MODELS.is_bad({"failed_per_s": 0.0})

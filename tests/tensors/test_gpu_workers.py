@@ -7,13 +7,14 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 import shmgpu as gt
-from shmgpu import errors
+from shmgpu import core, errors
 from shmgpu.attach import automatic, control
-from shmgpu.tensors import current, placement
+from shmgpu.tensors import current, placement, recorder
 
 PROGRAM = """
 import shmgpu as gt
@@ -170,3 +171,12 @@ def test_as_many_workers_as_asked_are_taken_of_those_with_the_device(two_devices
         gt.gpu_workers(1)
         assert (gt.ones(2) + 1).sum().item() == 4
         assert current.recorder().helpers == (1,)
+
+
+@pytest.mark.parametrize("in_flight", [0, 2])
+@pytest.mark.parametrize("goes_on", [0, 1])
+def test_a_helper_is_idle_that_has_no_call_and_finishes_none(monkeypatch, in_flight, goes_on):
+    row = {"in_flight": in_flight, "goes_on": goes_on}
+    monkeypatch.setattr(core, "helper_stats", lambda number: row)
+    life = types.SimpleNamespace(number=0)
+    assert recorder._is_idle(life) is (in_flight == goes_on == 0)

@@ -394,6 +394,14 @@ REFUSED = {
     "three sizes": (lambda: nn.Conv2d(1, 1, (1, 2, 3)), "must be a number, or 2"),
     "an adaptive pool of nothing": (lambda: nn.AdaptiveAvgPool2d(0)(gt.ones(1, 2, 2)), "2 numbers"),
     "a weight of PReLU": (lambda: nn.PReLU(num_parameters=3)(gt.ones(2, 4)), r"\(1,\) or \(4,\)"),
+    "a transposed convolution of two axes": (
+        lambda: nn.functional.conv_transpose2d(gt.ones(2, 2), gt.ones(1, 1, 2, 2)),
+        r"must be \(N, C, H, W\) or \(C, H, W\)",
+    ),
+    "instances without places": (
+        lambda: nn.functional.instance_norm(gt.ones(2, 3)),
+        r"must be \(N, channels, ...\)",
+    ),
     "a margin the wrong way round": (lambda: nn.Hardtanh(1.0, 0.0)(gt.ones(1)), "not be above"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shmgpu.common import devices
 from shmgpu.common.devices import PinnedArenas
 
 SIZE = 1 << 20
@@ -83,3 +84,15 @@ def test_empty_arenas_are_left_alone(driver):
     arenas = PinnedArenas(driver, [(SIZE, 0)], lambda child: False, pytest.fail)
     assert not arenas.hold(SIZE, SIZE + 1)
     assert driver.registered == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_device"),
+    [
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("shapes do not fit"), False),
+        (ValueError("CUDA error: as somebody's own code says"), False),
+    ],
+)
+def test_an_error_is_the_device_s_only_where_its_driver_says_so(error, is_of_device):
+    assert devices.is_of_device(error) is is_of_device

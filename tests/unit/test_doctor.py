@@ -504,6 +504,7 @@ def test_threads_and_tracers_of_this_process_are_seen():
         stop.set()
         thread.join()
     assert "pump" in seen.other_threads and seen.tracer
+    assert seen.version == platform.python_version()
     assert Machine().interpreter.other_threads == ()
 
 

@@ -110,7 +110,18 @@ def test_what_python_becomes_is_still_python():
 
 def test_what_is_the_same_in_any_order_is_not_swapped():
     assert [one.what for one in mutations.of("a.py", "x = max(y, z)")] == []
+    assert [one.what for one in mutations.of("a.py", "x = ROWS['eq'](y, z)")] == []
     assert [one.what for one in mutations.of("a.py", "x = pow(y, z)")] == ["arguments swapped"]
+    assert [one.what for one in mutations.of("a.py", "x = ROWS['pow'](y, z)")] == [
+        "arguments swapped"
+    ]
+
+
+def test_another_word_for_no_and_for_none_is_no_change():
+    found = mutations.of("a.py", "def f():\n    return False\n")
+    assert [one.new for one in found] == ["True"]
+    assert [one.new for one in mutations.of("a.py", "x = -1")] == ["(1)"]
+    assert {one.new for one in mutations.of("a.py", "x = -2")} == {"(2)", "3"}
 
 
 def test_an_assertion_is_not_changed():

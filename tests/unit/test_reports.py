@@ -47,6 +47,19 @@ def test_a_later_report_replaces_a_longer_one():
     reports.close()
 
 
+def test_a_report_may_have_the_number_of_a_closed_standard_input(monkeypatch):
+    reports = Reports("zero", 3)
+    own = reports._descriptors
+    closed = []
+    monkeypatch.setattr(os, "closerange", lambda low, high: closed.extend(range(low, high)))
+    reports._descriptors = [0, 7, 8]
+    reports.keep_only(1)
+    assert closed == [0, 8]
+    monkeypatch.undo()
+    reports._descriptors = own
+    reports.close()
+
+
 def test_a_role_keeps_only_its_own():
     reports = Reports("kept", 5)
     assert open_files("kept") == 5
