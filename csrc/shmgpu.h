@@ -77,7 +77,9 @@ enum shm_status {
   SHM_ENO_CHILD_SLOT = -36,
   SHM_ENO_BOARD = -37,
   SHM_EREFUSED = -38,
-  SHM_EHELPER_GONE = -39
+  SHM_EHELPER_GONE = -39,
+  SHM_EABORTED = -40,
+  SHM_EBAD_GANG = -41
 };
 
 const char *shm_status_name(int status); /* "SHM_EARENA_FULL"; never NULL */
@@ -398,8 +400,25 @@ typedef struct shm_reply {
   uint64_t value;              /* what the helper passed to shm_helper_finish */
   uint64_t token;              /* after SHM_ENEEDS_SPACE: names this request for room, and no other */
   int32_t status;
-  int32_t helper;
+  int32_t helper;              /* of a gang: the one that failed, else its first */
+  int32_t gang;                /* of a gang: SHM_GANG_COMMITTED or SHM_GANG_ABORTED; else 0 */
+  int32_t reserved;
 } shm_reply_t;
+
+/* A gang: one call that runs on several helpers at once, as one device. */
+enum shm_gang_state {
+  SHM_GANG_NONE = 0,
+  SHM_GANG_RUNNING = 1,
+  SHM_GANG_COMMITTED = 2,      /* all members have done what may fail: it stands */
+  SHM_GANG_ABORTED = 3         /* a member failed before: nothing of it stands */
+};
+/* Why it was aborted. */
+enum shm_gang_why {
+  SHM_GANG_MEMBER_DIED = 1,
+  SHM_GANG_MEMBER_FAILED = 2,  /* its function did */
+  SHM_GANG_MISMATCH = 3,       /* members disagree about a collective */
+  SHM_GANG_STUCK = 4           /* all members waited for each other */
+};
 
 /* deadline_ns is absolute, CLOCK_MONOTONIC; 0 means none. After SHM_ETIMEOUT, and after
  * shm_port_abandon, the call's late reply comes out of shm_port_drain: its memory must stay
@@ -469,6 +488,108 @@ int shm_port_window(void);
 
 /* ---- a helper's calls (its port) ---- */
 
+/* ---- a member of a gang: collectives with the other members ---- */
+
+/* What elements are. SHM_BYTES: anything, which is moved and not computed with. */
+enum shm_dtype {
+  SHM_BYTES = 0,
+  SHM_FLOAT16 = 1,
+  SHM_BFLOAT16 = 2,
+  SHM_FLOAT32 = 3,
+  SHM_FLOAT64 = 4,
+  SHM_INT8 = 5,
+  SHM_INT16 = 6,
+  SHM_INT32 = 7,
+  SHM_INT64 = 8,
+  SHM_UINT8 = 9,
+  SHM_UINT16 = 10,
+  SHM_UINT32 = 11,
+  SHM_UINT64 = 12,
+  SHM_DTYPES = 13
+};
+/* Always in the order of the group's ranks; 16-bit floats in float32, rounded once. Integers wrap. */
+enum shm_reduction {
+  SHM_REDUCE_SUM = 0,
+  SHM_REDUCE_MEAN = 1,         /* floats only */
+  SHM_REDUCE_MAX = 2,          /* a NaN wins */
+  SHM_REDUCE_MIN = 3,
+  SHM_REDUCE_PROD = 4,
+  SHM_REDUCTIONS = 5
+};
+enum shm_collective_kind {
+  SHM_BARRIER = 0,
+  SHM_ALL_REDUCE = 1,          /* counts[0] elements of each into as many: in may be out */
+  SHM_ALL_GATHER = 2,          /* counts[rank] elements of each, one after the other, to each */
+  SHM_REDUCE_SCATTER = 3,      /* of all counts together, reduced, each gets counts[its rank] */
+  SHM_ALL_TO_ALL = 4,          /* counts[rank] elements to each, received[rank] from each */
+  SHM_BROADCAST = 5,           /* counts[0] elements of root's in to each other's out */
+  SHM_SCATTER = 6,             /* counts[rank] elements of root's to each */
+  SHM_GATHER = 7,              /* counts[rank] elements of each to root */
+  SHM_SEND = 8,                /* counts[0] elements of root's: its group is both, root sends */
+  SHM_RECV = 9,
+  SHM_COLLECTIVES = 10
+};
+/* How an all_reduce is done: the result is the same bit for bit. */
+enum shm_algorithm {
+  SHM_ALGORITHM_AUTO = 0,      /* by size */
+  SHM_ALGORITHM_NAIVE = 1,     /* everybody reads all and reduces all: one meeting */
+  SHM_ALGORITHM_RING = 2,      /* each reads of its predecessor alone */
+  SHM_ALGORITHM_ALL_TO_ALL = 3, /* everybody reduces one piece of all, and reads the others' */
+  SHM_ALGORITHMS = 4
+};
+
+typedef struct shm_collective {
+  uint32_t id;                 /* its number in the gang, from 1 to 65535: they rise from each to the
+                                  next, and all who take part call it the same */
+  uint8_t kind;                /* shm_collective_kind */
+  uint8_t dtype;               /* shm_dtype */
+  uint8_t reduction;           /* shm_reduction */
+  uint8_t algorithm;           /* shm_algorithm */
+  uint8_t root;                /* a rank in the group */
+  uint8_t size;                /* of the group; 0: all members */
+  uint16_t reserved;
+  uint8_t group[64];           /* ranks in the gang, in the order of ranks in the group */
+  uint64_t counts[64];         /* elements, by rank in the group */
+  uint64_t received[64];
+} shm_collective_t;
+
+/* In a helper, while a call of a gang runs there: this member's rank, and how many there are. Ranks
+ * follow the helpers' numbers. SHM_EBAD_GANG where none runs. */
+int shm_gang_rank(void);
+int shm_gang_size(void);
+/* The sum of its members' generations: it changes when one of them is replaced. */
+uint64_t shm_gang_epoch(void);
+/* Take part in it. SHM_EABORTED: the gang is given up, and nothing that came out counts.
+ * SHM_EBAD_GANG: shm_error_detail() says what does not fit; where members disagree, this gives the
+ * gang up. */
+int shm_gang_collective(const shm_collective_t *collective, const void *in, void *out);
+/* The same in two halves: a handle, and the rest under another number. What it reads and writes must
+ * stay as it is in between. */
+int shm_gang_start(const shm_collective_t *collective, const void *in, void *out);
+int shm_gang_wait(int handle, uint32_t id);
+/* This member has done all that may fail; waits until all have: then SHM_OK, and it stands. Or
+ * SHM_EABORTED: nothing may be changed by it. After it there is no collective. A call that returns
+ * without a commit commits by that, and does not learn what became of it. */
+int shm_gang_commit(void);
+/* Give it up: the others hear of it at their next collective. */
+int shm_gang_abort(void);
+int shm_gang_state(void);      /* shm_gang_state of the gang that runs here; SHM_GANG_NONE: none does */
+
+/* What a gang's parameter block is, where a binding reads it: a table of blocks, one for each member
+ * by rank, which lie behind it. A helper is told of its own alone. */
+typedef struct shm_gang_block {
+  uint32_t bytes;              /* of the table and all blocks */
+  uint16_t version;            /* 1 */
+  uint16_t members;            /* how many */
+  uint64_t mask;               /* of helpers: the call's own */
+  uint32_t offsets[];          /* from the beginning of the table: multiples of 8 */
+} shm_gang_block_t;
+
+enum shm_work_kind {
+  SHM_WORK_CALL = 0,
+  SHM_WORK_GROW = 1,           /* copy a parked result into params (0: drop it) */
+  SHM_WORK_GANG = 2            /* a call that other helpers run, too; always alone */
+};
 typedef struct shm_work {
   uint64_t delivery;           /* the number of this delivery, for shm_helper_finish */
   uint64_t function;           /* func_ptr of the message */
@@ -479,8 +600,9 @@ typedef struct shm_work {
   uint32_t block_bytes;        /* the block's first 32-bit word, checked against the arena */
   uint32_t generation;
   uint32_t rows;
+  uint32_t ticket;             /* gang: its number */
   uint16_t slot;               /* the child's number */
-  uint8_t is_grow;             /* 1: copy a parked result into params (0: drop it) */
+  uint8_t kind;                /* shm_work_kind */
   uint8_t reserved;
 } shm_work_t;
 
@@ -571,6 +693,12 @@ typedef struct shm_helper_stats {
   char pool_name[32];          /* "": none */
   uint32_t goes_on;            /* 1: it still works for a call that is answered */
   uint32_t reserved;
+  uint64_t collectives;        /* that it took part in */
+  uint64_t collective_bytes;   /* what it received from other members in them */
+  uint64_t collective_wait_ns; /* how long it waited for others in them */
+  uint64_t naive_all_reduces;  /* of the collectives, those by each algorithm */
+  uint64_t ring_all_reduces;
+  uint64_t all_to_all_all_reduces;
 } shm_helper_stats_t;
 
 typedef struct shm_broker_stats {
@@ -629,6 +757,10 @@ typedef struct shm_trace_record {
   uint8_t helper;              /* or SHM_NO_HELPER */
   uint8_t priority;
   uint32_t generation;
+  uint64_t members;            /* a gang: mask of its helpers, each of which has a record; else 0 */
+  uint64_t moved_bytes;        /* a gang: what this helper received in collectives */
+  uint32_t waited_units;       /* a gang: how long it waited for others in them, of 64 ns */
+  uint32_t reserved;
 } shm_trace_record_t;
 /* Copy the records numbered from *next on into out, oldest first, skipping those that the ring has
  * overwritten; advances *next. Returns how many. */

@@ -17,6 +17,7 @@ static const char *const point_names[SHMI_FAULT_POINTS] = {
     [SHMI_FAULT_IN_FUNCTION] = "in_function",
     [SHMI_FAULT_BEFORE_REPLY] = "before_reply",
     [SHMI_FAULT_AFTER_REPLY] = "after_reply",
+    [SHMI_FAULT_IN_COLLECTIVE] = "in_collective",
 };
 
 static const struct {

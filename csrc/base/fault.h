@@ -11,6 +11,8 @@
  *   | before_reply | control page says finished   | before its request   | replies due, unwritten  |
  *   | after_reply  | replies are in the pipe      | its request is out   | replies are written     |
  *
+ * A helper passes in_collective as well: in a gang, before and after whatever others may wait for.
+ *
  * (Functions in Python, and a child's main, pass in_function by a call of their own.)
  *
  * A role reads its faults from SHMGPU_FAULTS when it begins; they are separated by `;`:
@@ -36,6 +38,7 @@ enum shmi_fault_point {
   SHMI_FAULT_IN_FUNCTION,
   SHMI_FAULT_BEFORE_REPLY,
   SHMI_FAULT_AFTER_REPLY,
+  SHMI_FAULT_IN_COLLECTIVE,
   SHMI_FAULT_POINTS
 };
 

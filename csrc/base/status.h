@@ -79,6 +79,11 @@
     "version of shmgpu")                                                                           \
   X(SHM_EHELPER_GONE, -39,                                                                         \
     "the helper that it was to run on is not there, because its pool was scaled (shmgpu scale, "    \
-    "gpu_workers): name one that is, or none")
+    "gpu_workers): name one that is, or none")                                                      \
+  X(SHM_EABORTED, -40,                                                                             \
+    "the call on several helpers was given up before any of it took effect, because one of them "  \
+    "failed, or because they waited for each other: call again, or look at what it runs")          \
+  X(SHM_EBAD_GANG, -41,                                                                            \
+    "the collective does not fit the call on several helpers that runs here")
 
 #endif

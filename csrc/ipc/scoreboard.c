@@ -21,7 +21,7 @@
 #endif
 
 enum {
-  LAYOUT = 2, /* raise it when a field changes its meaning or offset and no struct its size */
+  LAYOUT = 3, /* raise it when a field changes its meaning or offset and no struct its size */
   TRACE_LEAST = 64
 };
 static const char MAGIC[8] = "shmgpuB";
@@ -391,6 +391,12 @@ int shm_get_helper_stats(int helper, shm_helper_stats_t *stats) {
   stats->went_on = load(&page->went_on);
   stats->goes_on = load(&page->deferred_row) != 0;
   stats->busy_ns += load(&page->deferred_ns);
+  stats->collectives = load(&page->collectives);
+  stats->collective_bytes = load(&page->collective_bytes);
+  stats->collective_wait_ns = load(&page->collective_wait_ns);
+  stats->naive_all_reduces = load(&page->all_reduces[SHM_ALGORITHM_NAIVE]);
+  stats->ring_all_reduces = load(&page->all_reduces[SHM_ALGORITHM_RING]);
+  stats->all_to_all_all_reduces = load(&page->all_reduces[SHM_ALGORITHM_ALL_TO_ALL]);
   for (int kind = 0; kind < SHM_BYTES_KINDS; kind++) stats->bytes[kind] = load(&page->bytes[kind]);
   return end_reading(SHM_OK);
 }

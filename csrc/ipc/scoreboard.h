@@ -43,6 +43,12 @@ typedef struct shmi_outcome {
   uint32_t reserved;
 } shmi_outcome_t;
 
+typedef struct shmi_gang_cost { /* of a gang, beside its outcome; written before that */
+  uint64_t moved_bytes;      /* received from other members, by the definition of what was done */
+  uint32_t waited_units;
+  uint32_t reserved;
+} shmi_gang_cost_t;
+
 typedef struct shmi_child_page { /* written by the child */
   _Atomic uint64_t frames_sent;
   _Atomic uint64_t frames_received;
@@ -60,7 +66,12 @@ typedef struct shmi_helper_page { /* written by the helper: the control page */
   _Atomic uint64_t frames_sent;
   _Atomic uint64_t frames_received;
   _Atomic uint64_t bytes[SHM_BYTES_KINDS];
+  _Atomic uint64_t collectives;
+  _Atomic uint64_t collective_bytes;
+  _Atomic uint64_t collective_wait_ns;
+  _Atomic uint64_t all_reduces[SHM_ALGORITHMS]; /* by shm_algorithm */
   shmi_outcome_t finished[SHMI_DELIVERY_RING];
+  shmi_gang_cost_t costs[SHMI_DELIVERY_RING];
 } shmi_helper_page_t;
 
 typedef struct shmi_scoreboard { /* where each part is; every role has a copy */

@@ -320,6 +320,7 @@ uint64_t shmi_arena_scratch_address(int helper) {
   return shmi_arena_address(plan.children) + (uint64_t)helper * scratch_stride;
 }
 
+size_t shmi_arena_scratch_bytes(void) { return plan.scratch_bytes; }
 size_t shmi_arena_bytes(void) { return plan.arena_bytes; }
 int shmi_arena_count(void) { return plan.children; }
 

@@ -72,6 +72,7 @@ void shmi_arena_close_descriptors(void);
 uint64_t shmi_arena_address(int child);
 size_t shmi_arena_bytes(void);
 uint64_t shmi_arena_scratch_address(int helper);
+size_t shmi_arena_scratch_bytes(void); /* of each helper; 0: there are none */
 uint64_t shmi_arena_reservation(uint64_t *bytes);
 int shmi_arena_count(void);
 
