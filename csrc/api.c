@@ -50,6 +50,8 @@ void shm_dump_arenas(int wanted) { shmi_arena_dump(wanted); }
 
 /* ---- launching C programs ---- */
 
+enum { SCRATCH_BYTES = 4 << 20 }; /* of each helper: pages that are never used take none */
+
 static const shm_main_bundle_t *launch_bundles;
 
 /* Flush stdio before each fork and at a role's end, so that each process writes its own output
@@ -79,6 +81,7 @@ int shm_launch(int child_cnt, const shm_main_bundle_t bundles[], size_t shm_bloc
                          .helper_count = helper_cnt,
                          .pool_count = 1,
                          .arena_bytes = shm_block_size,
+                         .scratch_bytes = SCRATCH_BYTES,
                          .window = SHM_MAX_WINDOW,
                          .trace_records = 65536};
   for (int i = 0; i < child_cnt && child_cnt <= SHM_MAX_CHILDREN; i++) {

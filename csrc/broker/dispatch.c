@@ -31,6 +31,7 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (d->is_late) timeout_ns = shorter(timeout_ns, d->now_ns + LATE_NS, d->now_ns);
   d->is_late = 0;
   if (d->holding_several != 0) timeout_ns = shorter(timeout_ns, d->look_ns, d->now_ns);
+  if (d->gangs > 0) timeout_ns = shorter(timeout_ns, d->gang_look_ns, d->now_ns);
   struct epoll_event events[EVENTS];
   int ready = shmi_poll_set_wait(&d->poll_set, events, EVENTS, timeout_ns, mask);
   if (ready < 0 && errno != EINTR) return SHM_ESYSTEM;
@@ -57,6 +58,10 @@ int shmi_dispatch_turn(shmi_dispatch_t *d, int64_t timeout_ns, const sigset_t *m
   if (d->holding_several != 0 && d->now_ns >= d->look_ns) {
     d->look_ns = d->now_ns + SHMI_LOOK_NS;
     shmi_dispatch_look_at_pages(d);
+  }
+  if (d->gangs > 0 && d->now_ns >= d->gang_look_ns) {
+    d->gang_look_ns = d->now_ns + SHMI_GANG_LOOK_NS;
+    shmi_dispatch_look_at_gangs(d);
   }
   if (shmi_schedule_queued(d->schedule) > 0) SHMI_FAULT(IN_FUNCTION);
   shmi_dispatch_hand_out(d);

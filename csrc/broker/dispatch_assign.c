@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 #include "memory/arena.h"
 
@@ -58,6 +59,7 @@ static void put_out(shmi_dispatch_t *d, int h, uint32_t number, int more) {
   if (r->members != 0) {
     frame->flags |= SHMI_FRAME_GANG;
     frame->members = r->members;
+    frame->ticket = r->ticket;
   } else {
     r->delivery = delivery;
   }
@@ -240,26 +242,39 @@ static void send_notice(shmi_helper_t *helper) {
   helper->out[helper->out_count++] = (shmi_frame_t){.kind = SHMI_FRAME_GONE};
 }
 
-void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
-  uint32_t batch[SHM_MAX_BATCH];
-  uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
-  for (int h = 0; h < d->config.helpers; h++) {
-    if (d->helpers[h].must_notify) send_notice(&d->helpers[h]);
-    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, h);
-    if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
+/* Changes when one of its members is replaced. */
+static uint64_t epoch_of(const shmi_dispatch_t *d, uint64_t members) {
+  uint64_t epoch = 0;
+  for (; members != 0; members &= members - 1) {
+    epoch += d->helpers[__builtin_ctzll(members)].generation;
   }
-  int h, count;
+  return epoch;
+}
+
+/* Each gang to all of its helpers in one go: so gangs come in one order everywhere. */
+static uint64_t hand_out_gangs(shmi_dispatch_t *d) {
+  uint64_t touched = 0;
   uint32_t gang;
-  while (!d->holding &&
+  if (!shmi_schedule_has_gangs(d->schedule)) return 0;
+  while (shmi_gang_has_room() &&
          (gang = shmi_schedule_next_gang(d->schedule, d->now_ns)) != SHMI_NONE) {
-    uint64_t members = shmi_schedule_request(d->schedule, gang)->members;
-    touched |= members;
-    for (; members != 0; members &= members - 1) {
-      put_out(d, __builtin_ctzll(members), gang, 0);
+    shmi_request_t *r = shmi_schedule_request(d->schedule, gang);
+    if (d->gangs++ == 0) d->gang_look_ns = d->now_ns + SHMI_GANG_LOOK_NS;
+    r->ticket = shmi_gang_open(r->members, epoch_of(d, r->members));
+    r->gang_looked = 0;
+    touched |= r->members;
+    for (uint64_t left = r->members; left != 0; left &= left - 1) {
+      put_out(d, __builtin_ctzll(left), gang, 0);
     }
   }
-  while (!d->holding && (count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch,
-                                                    SHMI_CREDIT_MAX / 2)) > 0) {
+  return touched;
+}
+
+static uint64_t hand_out_calls(shmi_dispatch_t *d) {
+  uint32_t batch[SHM_MAX_BATCH];
+  uint64_t touched = 0;
+  int h, count;
+  while ((count = shmi_schedule_next(d->schedule, d->now_ns, &h, batch, SHMI_CREDIT_MAX / 2)) > 0) {
     for (int i = 0; i < count; i++) put_out(d, h, batch[i], i + 1 < count);
     touched |= UINT64_C(1) << h;
     if (count > 1) {
@@ -267,8 +282,24 @@ void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
       d->scoreboard->helper_stats[h].batched += (uint64_t)count;
     }
   }
+  return touched;
+}
+
+void shmi_dispatch_hand_out(shmi_dispatch_t *d) {
+  uint64_t touched = d->clearing > 0 ? hand_out_clears(d) : 0;
+  for (int h = 0; h < d->config.helpers; h++) {
+    if (d->helpers[h].must_notify) send_notice(&d->helpers[h]);
+    if (d->helpers[h].grow_head != SHMI_NONE) hand_out_grows(d, h);
+    if (d->helpers[h].out_count > 0) touched |= UINT64_C(1) << h;
+  }
+  for (int again = !d->holding; again;) {
+    uint64_t given = hand_out_gangs(d);
+    given |= hand_out_calls(d);
+    touched |= given;
+    again = given != 0 && shmi_schedule_has_gangs(d->schedule);
+  }
   while (touched != 0) {
-    h = __builtin_ctzll(touched);
+    int h = __builtin_ctzll(touched);
     touched &= touched - 1;
     write_out(d, h);
     d->scoreboard->helper_stats[h].in_flight = d->helpers[h].in_flight;

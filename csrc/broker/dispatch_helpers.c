@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "ipc/function_table.h"
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 
 enum {
@@ -46,24 +47,6 @@ static uint32_t in_flight_at(const shmi_helper_t *helper, uint64_t delivery) {
   return helper->by_delivery[delivery % SHMI_DELIVERY_RING];
 }
 
-/* One helper of a gang has finished its part; when the last one has, the call is over. The value is
- * that of the gang's first helper, the status that of the first failure. */
-static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, int status, uint64_t value,
-                          uint32_t started, uint32_t finished) {
-  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
-  if (h == r->helper && r->gang_status == SHM_OK) r->gang_value = value;
-  if (status != SHM_OK && r->gang_status == SHM_OK) {
-    r->gang_status = status;
-    r->gang_value = value;
-  }
-  if (finished > 0) { /* 0: it died */
-    d->scoreboard->helper_stats[h].finished++;
-    d->scoreboard->helper_stats[h].busy_ns += (uint64_t)(finished - started) * SHM_UNIT_NS;
-  }
-  if (shmi_schedule_gang_finished(d->schedule, number, h) > 0) return;
-  shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
-}
-
 /* Before an answer of this function is taken in: learn how long the work that the previous one left
  * for after its answer took. */
 static void learn_deferred(shmi_dispatch_t *d, int h, const shmi_function_t *function) {
@@ -76,6 +59,106 @@ static void learn_deferred(shmi_dispatch_t *d, int h, const shmi_function_t *fun
   helper->answered = function;
   helper->deferred_ns = so_far_ns;
 }
+
+static const shmi_outcome_t *outcome_of(int h, uint64_t delivery) {
+  const shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[delivery % SHMI_DELIVERY_RING];
+  return atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery ? outcome : NULL;
+}
+
+/* ---- gangs ---- */
+
+/* A row for each member in the trace, from its own times. */
+static void trace_member(shmi_dispatch_t *d, int h, const shmi_request_t *r, uint64_t delivery,
+                         int status, uint32_t started, uint32_t finished) {
+  if (d->scoreboard->trace_records == 0) return;
+  shm_trace_record_t life = shmi_dispatch_life_of(d, r, status, started, finished);
+  life.helper = (uint8_t)h;
+  life.members = r->frame.placement;
+  if (outcome_of(h, delivery) != NULL) {
+    const shmi_gang_cost_t *cost = &shmi_scoreboard_helper(h)->costs[delivery % SHMI_DELIVERY_RING];
+    life.moved_bytes = cost->moved_bytes;
+    life.waited_units = cost->waited_units;
+  }
+  shmi_scoreboard_trace(&life);
+}
+
+/* Of several failures the first counts; but that a member was stopped because another one failed
+ * says less than anything else. */
+static void note_member(shmi_request_t *r, int h, int status, uint64_t value) {
+  if (h == r->helper && r->gang_status == SHM_OK) r->gang_value = value;
+  if (status == SHM_OK) return;
+  if (r->gang_status != SHM_OK && (r->gang_status != SHM_EABORTED || status == SHM_EABORTED)) return;
+  r->gang_status = status;
+  r->gang_value = value;
+  r->gang_failed = (uint8_t)h;
+}
+
+/* Back to the queue if nothing of it was begun, or it may be repeated: 1. */
+static int begin_gang_again(shmi_dispatch_t *d, uint32_t number, int status) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  const shmi_child_t *child = &d->children[r->frame.slot];
+  int may_repeat = (r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2;
+  if (status != SHM_EHELPER_DIED || (r->gang_has_run && !may_repeat)) return 0;
+  if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) return 0;
+  if (!shmi_schedule_requeue_gang(d->schedule, number)) {
+    r->gang_status = shmi_dispatch_why_gone(d, r->frame.placement);
+    return 0;
+  }
+  if (!r->gang_has_run) r->attempts--;
+  else d->scoreboard->broker->retried++;
+  d->scoreboard->broker->requeued++;
+  return 1;
+}
+
+/* One helper of a gang has ended its part, or died over it; the last one's end is the call's. The
+ * value is the first helper's, or that of the one whose failure counts, who is named. */
+static void finish_member(shmi_dispatch_t *d, int h, uint32_t number, uint64_t delivery, int status,
+                          uint64_t value, uint32_t started, uint32_t finished) {
+  shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+  uint64_t service_ns = (uint64_t)(finished - started) * SHM_UNIT_NS;
+  int has_run = status != SHM_EABORTED || value != SHMI_GANG_NOT_BEGUN;
+  note_member(r, h, status, value);
+  if (finished > 0) { /* it ended its part, rather than died */
+    r->gang_has_run |= (uint8_t)has_run;
+    d->scoreboard->helper_stats[h].finished++;
+    d->scoreboard->helper_stats[h].busy_ns += service_ns;
+    if (service_ns == 0) service_ns = 1;
+  }
+  trace_member(d, h, r, delivery, status, started, finished);
+  if (shmi_schedule_gang_finished(d->schedule, number, h, service_ns) > 0) return;
+  shmi_gang_fate_t fate = shmi_gang_fate(r->ticket);
+  shmi_gang_close(r->ticket);
+  d->gangs--;
+  if (fate.state == SHM_GANG_ABORTED && fate.why == SHM_GANG_MEMBER_DIED) {
+    r->gang_status = SHM_EHELPER_DIED;
+    r->gang_failed = (uint8_t)fate.helper;
+  } else if (r->gang_status == SHM_EABORTED) { /* who gave it up has no failure of its own to tell of */
+    r->gang_failed = (uint8_t)fate.helper;
+    r->gang_value = (uint64_t)fate.why;
+  }
+  int has_committed = r->gang_status == SHM_OK || fate.state == SHM_GANG_COMMITTED;
+  if (!has_committed && begin_gang_again(d, number, r->gang_status)) return;
+  if (r->gang_status != SHM_OK) r->helper = r->gang_failed;
+  if (has_committed) r->frame.flags |= SHMI_FRAME_COMMITTED;
+  shmi_dispatch_answer(d, number, r->gang_status, r->gang_value, 0, started, finished);
+}
+
+void shmi_dispatch_look_at_gangs(shmi_dispatch_t *d) {
+  for (int h = 0; h < d->config.helpers; h++) {
+    shmi_helper_t *helper = &d->helpers[h];
+    for (uint64_t n = helper->lowest; helper->in_flight > 0 && n <= helper->deliveries; n++) {
+      uint32_t number = helper->by_delivery[n % SHMI_DELIVERY_RING];
+      if (number == SHMI_NONE) continue;
+      shmi_request_t *r = shmi_schedule_request(d->schedule, number);
+      if (r->members == 0 || __builtin_ctzll(r->members) != h) continue; /* each gang once */
+      if (shmi_gang_is_stuck(r->ticket, r->members, &r->gang_looked)) {
+        shmi_gang_abort(r->ticket, SHM_NO_HELPER, SHM_GANG_STUCK);
+      }
+    }
+  }
+}
+
+/* ---- ends of calls ---- */
 
 static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uint64_t value,
                    uint32_t started, uint32_t finished) {
@@ -93,7 +176,7 @@ static void finish(shmi_dispatch_t *d, int h, uint64_t delivery, int status, uin
     return;
   }
   if (r->members != 0) {
-    finish_member(d, h, number, status, value, started, finished);
+    finish_member(d, h, number, delivery, status, value, started, finished);
     return;
   }
   if (r->frame.kind == SHMI_FRAME_CALL) {
@@ -145,11 +228,6 @@ void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end) {
   if (!read_helper(d, h, at_end)) {
     shmi_poll_set_remove_and_close(&d->poll_set, &d->helpers[h].up_fd);
   }
-}
-
-static const shmi_outcome_t *outcome_of(int h, uint64_t delivery) {
-  const shmi_outcome_t *outcome = &shmi_scoreboard_helper(h)->finished[delivery % SHMI_DELIVERY_RING];
-  return atomic_load_explicit(&outcome->delivery, memory_order_acquire) == delivery ? outcome : NULL;
 }
 
 void shmi_dispatch_look_at_pages(shmi_dispatch_t *d) {
@@ -213,6 +291,8 @@ int shmi_dispatch_add_helper(shmi_dispatch_t *d, int h, int down_fd, int up_fd, 
   helper->must_notify = 0;
   helper->notices = 0;
   helper->answered = NULL;
+  helper->was_waiting = 0;
+  helper->waited_ns = 0;
   shmi_schedule_expect_helper(d->schedule, h, 1);
   memset(helper->by_delivery, 0, sizeof helper->by_delivery);
   shm_helper_stats_t *stats = &d->scoreboard->helper_stats[h];
@@ -255,13 +335,14 @@ static void recover(shmi_dispatch_t *d, int h, uint64_t delivery, uint64_t execu
     shmi_dispatch_finish_clear(d, number, SHM_EHELPER_DIED);
     return;
   }
-  if (r->members != 0) { /* the others may have begun: a gang is never run again in part */
-    finish_member(d, h, number, SHM_EHELPER_DIED, 0, 0, 0);
-    return;
-  }
   if (is_call && was_executing && victim->sequence == 0) {
     victim->sequence = r->frame.sequence;
     victim->function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr;
+  }
+  if (r->members != 0) { /* the others may have begun: a gang is never run by halves twice */
+    r->gang_has_run |= (uint8_t)was_executing;
+    finish_member(d, h, number, delivery, SHM_EHELPER_DIED, 0, 0, 0);
+    return;
   }
   const shmi_child_t *child = &d->children[r->frame.slot];
   int has_caller = child->state == SHMI_PEER_UP && child->generation == r->frame.generation;
@@ -297,6 +378,7 @@ void shmi_dispatch_remove_helper(shmi_dispatch_t *d, int h, shmi_victim_t *victi
   shmi_schedule_helper_down(d->schedule, h); /* after reading: it may have reported that it is ready */
   uint64_t executing =
       atomic_load_explicit(&shmi_scoreboard_helper(h)->executing, memory_order_acquire);
+  shmi_gang_member_died(h);
   /* Newest first, so that those queued again keep their order. */
   for (uint64_t n = helper->deliveries;
        n >= helper->lowest && n > 0 && helper->in_flight > 0; n--) {
@@ -406,6 +488,11 @@ uint64_t shmi_dispatch_hung(shmi_dispatch_t *d, uint64_t now_ns, uint64_t *next_
       if (r == NULL) continue;
       hang_after_ns = r->function->hang_after_ns;
       since_ns = atomic_load_explicit(&page->executing_since_ns, memory_order_relaxed);
+      int waits = r->members != 0 && shmi_gang_waits(h); /* for another one, who is the reason */
+      if (waits || helper->was_waiting) helper->waited_ns = now_ns;
+      helper->was_waiting = (uint8_t)waits;
+      if (waits) continue;
+      if (helper->waited_ns > since_ns) since_ns = helper->waited_ns; /* its time begins anew */
     } else {
       hang_after_ns = deferred_row == NULL ? 0 : deferred_row->hang_after_ns;
       since_ns = atomic_load_explicit(&page->deferred_since_ns, memory_order_relaxed);

@@ -58,6 +58,8 @@ typedef struct shmi_helper {
   int is_retiring;
   int must_notify;      /* it is to be told that a child has left */
   uint32_t notices;     /* sent since its last answer, or since its pipe was seen to be empty */
+  uint64_t waited_ns;   /* when it was last seen to wait for other members of its gang */
+  uint8_t was_waiting;  /* at the last look */
   uint64_t deferred_ns; /* the page's counter at its last answer */
   const shmi_function_t *answered; /* the function of its last answer; NULL: none yet */
   uint32_t grow_head, grow_tail; /* grows that wait for room in the pipe */
@@ -82,7 +84,10 @@ enum {
 };
 _Static_assert((int)SHMI_SPAN_OF_GROWS < (int)SHMI_DELIVERY_RING, "no ring laps itself");
 
-enum { SHMI_LOOK_NS = 10000000 }; /* how long a helper may hold back a reply */
+enum {
+  SHMI_LOOK_NS = 10000000,      /* how long a helper may hold back a reply */
+  SHMI_GANG_LOOK_NS = 250000000 /* half of how long members may all wait for each other */
+};
 
 struct shmi_dispatch {
   shmi_dispatch_config_t config;
@@ -95,6 +100,8 @@ struct shmi_dispatch {
   uint64_t retiring;    /* mask of the helpers whose pipe is to be closed */
   uint64_t holding_several; /* helpers that hold more than one call */
   uint64_t look_ns;     /* when their pages are looked at next */
+  uint32_t gangs;       /* that were handed over and have not ended */
+  uint64_t gang_look_ns; /* when their members' lines are looked at next */
   uint64_t now_ns;
   uint64_t least_hang_ns; /* the shortest hang_after of all functions; 0: none has one */
   uint64_t stopped_until_ns; /* nothing has hung since before that */
@@ -116,6 +123,8 @@ void shmi_dispatch_read_helper(shmi_dispatch_t *d, int h, int at_end); /* as rea
 /* A helper holds replies back while it expects its next call to be short. When that call turns out
  * long, the outcomes stand in the control page: take them from there. */
 void shmi_dispatch_look_at_pages(shmi_dispatch_t *d);
+/* Give up gangs whose members all wait for each other: they would do so for ever. */
+void shmi_dispatch_look_at_gangs(shmi_dispatch_t *d);
 /* Close the pipes of helpers that are retiring and hold nothing any more. */
 void shmi_dispatch_close_retired(shmi_dispatch_t *d);
 /* The status of a call that none of these helpers will run: were they let go, or given up? */
@@ -138,6 +147,9 @@ void shmi_dispatch_finish_clear(shmi_dispatch_t *d, uint32_t number, int status)
 /* Every submitted call is counted once more: as answered (its outcome is on the way to its child,
  * which may die before it reads it) or as dropped (its child had died before). */
 void shmi_dispatch_count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls);
+/* The trace record of a request that is over. */
+shm_trace_record_t shmi_dispatch_life_of(const shmi_dispatch_t *d, const shmi_request_t *r,
+                                         int status, uint32_t started, uint32_t finished);
 /* Request `number` has this outcome: write its trace record, turn the request into its reply and
  * queue that for its child. If the child is gone, the request is dropped. */
 void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,

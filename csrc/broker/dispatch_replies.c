@@ -10,6 +10,24 @@ void shmi_dispatch_count_dropped(shmi_dispatch_t *d, int slot, uint64_t calls) {
   d->scoreboard->child_stats[slot].dropped += calls;
 }
 
+shm_trace_record_t shmi_dispatch_life_of(const shmi_dispatch_t *d, const shmi_request_t *r,
+                                         int status, uint32_t started, uint32_t finished) {
+  return (shm_trace_record_t){.sequence = r->frame.sequence,
+                              .function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr,
+                              .queued_ns = r->queued_ns,
+                              .handed_ns = r->handed_ns,
+                              .answered_ns = d->now_ns,
+                              .started_units = started,
+                              .finished_units = finished,
+                              .rows = r->frame.rows,
+                              .slot = r->frame.slot,
+                              .status = (int16_t)status,
+                              .batch = r->batch,
+                              .helper = r->helper,
+                              .priority = r->frame.priority,
+                              .generation = r->frame.generation};
+}
+
 void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint64_t value,
                           uint64_t token, uint32_t started, uint32_t finished) {
   shmi_request_t *r = shmi_schedule_request(d->schedule, number);
@@ -17,21 +35,9 @@ void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint6
   shm_broker_stats_t *broker = d->scoreboard->broker;
   shm_child_stats_t *stats = &d->scoreboard->child_stats[r->frame.slot];
   int is_parked = status == SHM_ENEEDS_SPACE;
-  if (r->frame.kind == SHMI_FRAME_CALL && d->scoreboard->trace_records > 0) {
-    shm_trace_record_t life = {.sequence = r->frame.sequence,
-                               .function = (uint64_t)(uintptr_t)r->frame.msg.func_ptr,
-                               .queued_ns = r->queued_ns,
-                               .handed_ns = r->handed_ns,
-                               .answered_ns = d->now_ns,
-                               .started_units = started,
-                               .finished_units = finished,
-                               .rows = r->frame.rows,
-                               .slot = r->frame.slot,
-                               .status = (int16_t)status,
-                               .batch = r->batch,
-                               .helper = r->helper,
-                               .priority = r->frame.priority,
-                               .generation = r->frame.generation};
+  int is_traced = r->ticket != 0; /* a gang that ran: each of its members is */
+  if (r->frame.kind == SHMI_FRAME_CALL && d->scoreboard->trace_records > 0 && !is_traced) {
+    shm_trace_record_t life = shmi_dispatch_life_of(d, r, status, started, finished);
     shmi_scoreboard_trace(&life);
   }
   if (child->state != SHMI_PEER_UP || child->generation != r->frame.generation) {
@@ -50,11 +56,13 @@ void shmi_dispatch_answer(shmi_dispatch_t *d, uint32_t number, int status, uint6
   uint64_t sequence = r->frame.sequence;
   uint16_t slot = r->frame.slot;
   uint32_t generation = r->frame.generation;
+  uint8_t flags = r->frame.flags & (SHMI_FRAME_GANG | SHMI_FRAME_COMMITTED);
   r->frame = (shmi_frame_t){.result = {.token = token, .value = value},
                             .sequence = sequence,
                             .slot = r->helper,
                             .kind = SHMI_FRAME_REPLY,
                             .generation = generation,
+                            .flags = flags,
                             .status = shmi_status_to_wire(status),
                             .started_units = started,
                             .finished_units = finished};

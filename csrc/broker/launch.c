@@ -23,6 +23,7 @@
 #include "child/heap.h"
 #include "child/port.h"
 #include "ipc/function_table.h"
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -80,6 +81,7 @@ static int check_config(const shm_config_t *config) {
 
 static void destroy_broker(void) {
   shmi_arena_destroy();
+  shmi_gang_destroy();
   shmi_scoreboard_destroy();
   shmi_function_table_unseal();
   shmi_role_set(SHM_ROLE_NONE, -1);
@@ -106,6 +108,7 @@ static int create_broker(void) {
     status = shmi_scoreboard_create(settings.slot_count, settings.helper_count,
                                settings.trace_records);
   }
+  if (status == SHM_OK) status = shmi_gang_create(settings.helper_count);
   if (status == SHM_OK) status = shmi_function_table_seal();
   if (status != SHM_OK) destroy_broker();
   return status;
@@ -155,6 +158,7 @@ static int become_first_child(void) {
   int ends[3] = {request[1], reply[0], parent_process.pidfd};
   int mapped = shmi_arena_map_child(0);
   shmi_arena_close_descriptors();
+  shmi_gang_destroy();
   shmi_descriptor_keep_only(ends, 3);
   shmi_role_set(SHM_ROLE_CHILD, 0);
   SHMI_FAULT_ROLE(SHM_ROLE_CHILD, 0, 1);

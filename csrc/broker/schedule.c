@@ -19,7 +19,7 @@ int shmi_schedule_create(shmi_schedule_t **out, const shmi_schedule_config_t *co
   s->config = *config;
   s->capacity = (uint32_t)config->children * config->window;
   s->requests_bytes = ((size_t)s->capacity + 1) * sizeof *s->requests;
-  s->queues_bytes = (size_t)(config->pools + config->helpers) * SHMI_PRIORITIES *
+  s->queues_bytes = (size_t)(config->pools + config->helpers + 1) * SHMI_PRIORITIES *
                     (size_t)config->children * sizeof *s->queues;
   s->requests = reserve(s->requests_bytes);
   s->queues = reserve(s->queues_bytes);
@@ -55,8 +55,10 @@ shmi_request_t *shmi_schedule_request(shmi_schedule_t *s, uint32_t number) {
 
 /* ---- entering ---- */
 
-/* The domain whose queue a message belongs in; -1: all helpers that it is bound to are gone. */
-static int domain_of(const shmi_schedule_t *s, const shmi_frame_t *frame) {
+int shmi_domain_of(const shmi_schedule_t *s, const shmi_frame_t *frame) {
+  if ((frame->flags & SHMI_FRAME_GANG) != 0) {
+    return (frame->placement & ~s->expected) == 0 ? shmi_gang_domain(s) : -1;
+  }
   if (frame->placement == 0) return frame->pool;
   int best = -1;
   uint64_t mask = frame->placement & s->expected;
@@ -87,6 +89,7 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *s, const shmi_frame_t *frame, uint
   r->delivery = 0;
   r->estimate_ns = 0;
   r->members = 0;
+  r->ticket = 0;
   r->attempts = 0;
   r->batch = 1;
   r->helper = SHM_NO_HELPER;
@@ -102,18 +105,15 @@ uint32_t shmi_schedule_enqueue(shmi_schedule_t *s, const shmi_frame_t *frame,
   if (number == SHMI_NONE) return SHMI_NONE;
   shmi_request_t *r = &s->requests[number];
   r->function = function;
-  if (shmi_request_is_gang(r)) {
-    shmi_gang_put(s, number);
-    return number;
-  }
-  int domain = domain_of(s, frame);
+  int domain = shmi_domain_of(s, frame);
   if (domain < 0) {
     shmi_schedule_free(s, number);
     return SHMI_NONE;
   }
   r->domain = (uint8_t)domain;
   if (function->batch_delay_ns > 0 && frame->batch_key != 0 && function->batch_max_rows > 0 &&
-      frame->rows < function->batch_max_rows && shmi_hold_put(s, number, now_ns)) {
+      frame->rows < function->batch_max_rows && !shmi_request_is_gang(r) &&
+      shmi_hold_put(s, number, now_ns)) {
     return number;
   }
   shmi_queue_put(s, number, 0);
@@ -144,22 +144,23 @@ static int domain_for(shmi_schedule_t *s, int helper) {
   return h->pool_first ? h->pool : s->config.pools + helper;
 }
 
+/* Something waits that this helper may take, and it has credit. */
+static int may_take(const shmi_schedule_t *s, int helper) {
+  int urgency = shmi_most_urgent(s, helper);
+  return urgency >= 0 && urgency >= s->helpers[helper].kept_above && shmi_credit_allows(s, helper);
+}
+
 /* The helper that should get the next messages: it has credit, has something to take, and holds
  * least. A run of short messages stays with one helper. */
 static int choose_helper(shmi_schedule_t *s) {
   if (s->run_left > 0) {
-    int h = s->run_helper;
-    if (shmi_credit_allows(s, h) &&
-        (s->domains[s->helpers[h].pool].ready | s->domains[s->config.pools + h].ready) != 0) {
-      return h;
-    }
+    if (may_take(s, s->run_helper)) return s->run_helper;
     s->run_left = 0;
   }
   int best = -1;
   for (int h = 0; h < s->config.helpers; h++) {
     const shmi_load_t *candidate = &s->helpers[h];
-    if ((s->domains[candidate->pool].ready | s->domains[s->config.pools + h].ready) == 0) continue;
-    if (!shmi_credit_allows(s, h)) continue;
+    if (!may_take(s, h)) continue;
     if (best < 0 || candidate->outstanding_ns < s->helpers[best].outstanding_ns ||
         (candidate->outstanding_ns == s->helpers[best].outstanding_ns &&
          candidate->in_flight < s->helpers[best].in_flight)) {
@@ -238,6 +239,7 @@ int shmi_schedule_next(shmi_schedule_t *s, uint64_t now_ns, int *helper, uint32_
     }
     to->in_flight += (uint32_t)count;
     to->outstanding_ns += estimate;
+    s->owing &= ~(UINT64_C(1) << h);
     if (s->run_left > 0 && s->run_helper == h) {
       s->run_left--;
     } else if (estimate * RUN < SHMI_CREDIT_BUDGET_NS) {
@@ -262,7 +264,7 @@ uint32_t shmi_schedule_take_expired(shmi_schedule_t *s) {
 
 int shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
   shmi_request_t *r = &s->requests[number];
-  int domain = domain_of(s, &r->frame);
+  int domain = shmi_domain_of(s, &r->frame);
   shmi_credit_return(s, r, r->helper);
   if (domain < 0) return 0;
   r->domain = (uint8_t)domain;
@@ -276,11 +278,10 @@ int shmi_schedule_requeue(shmi_schedule_t *s, uint32_t number) {
 
 static void take_out(shmi_schedule_t *s, uint32_t number) {
   if (s->requests[number].state == SHMI_REQUEST_HELD) shmi_hold_remove(s, number);
-  else if (s->requests[number].state == SHMI_REQUEST_GANG) shmi_gang_remove(s, number);
   else shmi_queue_remove(s, number);
 }
 
-/* Among the messages that are held, and the gangs. */
+/* Among the messages that are held. */
 static uint32_t find_held(const shmi_schedule_t *s, int child, int by_sequence, uint64_t sequence) {
   for (int i = 0; i < SHMI_HOLDS && s->holds_used > 0; i++) {
     if (!s->holds[i].used) continue;
@@ -289,16 +290,12 @@ static uint32_t find_held(const shmi_schedule_t *s, int child, int by_sequence, 
       if (frame->slot == child && (!by_sequence || frame->sequence == sequence)) return n;
     }
   }
-  for (uint32_t n = s->gang_head; n != SHMI_NONE; n = s->requests[n].next) {
-    const shmi_frame_t *frame = &s->requests[n].frame;
-    if (frame->slot == child && (!by_sequence || frame->sequence == sequence)) return n;
-  }
   return SHMI_NONE;
 }
 
 uint32_t shmi_schedule_cancel(shmi_schedule_t *s, int child, uint64_t sequence) {
   if (s->queued_of[child] == 0) return SHMI_NONE;
-  for (int domain = 0; domain < s->config.pools + s->config.helpers; domain++) {
+  for (int domain = 0; domain <= shmi_gang_domain(s); domain++) {
     if (s->domains[domain].queued == 0) continue;
     for (int priority = 0; priority < SHMI_PRIORITIES; priority++) {
       uint32_t n = shmi_queue_of(s, domain, priority, (uint32_t)child)->head;
@@ -317,8 +314,7 @@ uint32_t shmi_schedule_cancel(shmi_schedule_t *s, int child, uint64_t sequence) 
 uint32_t shmi_schedule_drop_child(shmi_schedule_t *s, int child) {
   if (s->queued_of[child] == 0) return SHMI_NONE;
   uint32_t found = find_held(s, child, 0, 0);
-  for (int domain = 0; found == SHMI_NONE && domain < s->config.pools + s->config.helpers;
-       domain++) {
+  for (int domain = 0; found == SHMI_NONE && domain <= shmi_gang_domain(s); domain++) {
     for (int priority = 0; found == SHMI_NONE && priority < SHMI_PRIORITIES; priority++) {
       found = shmi_queue_of(s, domain, priority, (uint32_t)child)->head;
     }
@@ -346,7 +342,7 @@ static uint32_t take_out_of_helper(shmi_schedule_t *s, int helper) {
   uint32_t number;
   while ((number = take_out_of_domain(s, s->config.pools + helper)) != SHMI_NONE) {
     shmi_request_t *r = &s->requests[number];
-    int domain = domain_of(s, &r->frame);
+    int domain = shmi_domain_of(s, &r->frame);
     if (domain < 0) break;
     r->domain = (uint8_t)domain;
     shmi_queue_put(s, number, 0);
@@ -356,13 +352,8 @@ static uint32_t take_out_of_helper(shmi_schedule_t *s, int helper) {
 
 uint32_t shmi_schedule_drop_helper(shmi_schedule_t *s, int helper, int pool_too) {
   shmi_schedule_expect_helper(s, helper, 0);
-  for (uint32_t n = s->gang_head; n != SHMI_NONE; n = s->requests[n].next) {
-    if ((s->requests[n].frame.placement >> helper & 1) != 0) {
-      shmi_gang_remove(s, n);
-      return n;
-    }
-  }
-  uint32_t number = take_out_of_helper(s, helper);
+  uint32_t number = shmi_gang_take_out(s, helper);
+  if (number == SHMI_NONE) number = take_out_of_helper(s, helper);
   if (number == SHMI_NONE && pool_too) number = take_out_of_domain(s, s->helpers[helper].pool);
   return number;
 }
@@ -384,6 +375,7 @@ uint64_t shmi_schedule_expected(const shmi_schedule_t *s) { return s->expected; 
 void shmi_schedule_helper_down(shmi_schedule_t *s, int helper) {
   if (s->helpers[helper].up) s->pool_up[s->helpers[helper].pool]--;
   s->helpers[helper].up = 0;
+  shmi_gang_keep_none(s); /* for gangs that it is of they would be kept in vain */
   if (s->run_helper == helper) s->run_left = 0;
 }
 

@@ -16,17 +16,21 @@
  *              key, one for each child and round, up to max_rows. That counts as their children's
  *              turn. A batch goes out at once, unless its function asks for a delay: then messages
  *              are held until the batch is full or the delay is over.
- *   gangs      a message for several helpers at once waits in one queue for all children and is
- *              handed to all its helpers in one step. So gangs come in the same order in every
- *              helper's pipe, and two can never wait for each other. A gang that has waited long
- *              keeps its helpers from getting anything else.
+ *   gangs      a message for several helpers at once is handed to all of them in one step. So gangs
+ *              come in the same order in every helper's pipe, and two can never wait for each
+ *              other. They have a domain of their own, with the same priorities and turns. One
+ *              starts when each of its helpers is idle, or holds only gangs of the same helpers
+ *              and has credit, and when it shares no helper with one that is before it. One that
+ *              has waited long keeps its helpers for itself, unless one of them is down. After a
+ *              gang a helper owes what waits for it as urgently a turn.
  *   credit     a helper holds more than min_credit messages only while the estimated service
  *              time of what it holds stays below a budget: many of microseconds, one of
  *              milliseconds (and one more where the queue is longer than the pool). Estimates
  *              are running means per function.
  *
  * Cost: every operation is O(1) in children and queued messages, except cancel and drop_child (the
- * child's own window) and forming a batch (bounded by max_rows).
+ * child's own window), drop_helper, forming a batch (bounded by max_rows) and the search for a gang
+ * (bounded by SHMI_GANG_LOOKS).
  *
  * Owns: requests and their queues. Must never: block, allocate after create, or drop a request
  * silently: whatever leaves a queue without being handed over is returned to the caller.
@@ -45,7 +49,8 @@ enum {
   SHMI_CREDIT_UNKNOWN_NS = 1000000000, /* the estimate for a function that was never measured */
   SHMI_CREDIT_FLOOR_NS = 400,     /* what any message costs a helper at least */
   SHMI_CREDIT_MAX = 512,          /* messages a helper may hold: half of its control ring */
-  SHMI_GANG_AGE_NS = 1000000      /* a gang that has waited this long goes before new work */
+  SHMI_GANG_AGE_NS = 1000000,     /* a gang that has waited this long goes before new work */
+  SHMI_GANG_LOOKS = 64            /* waiting gangs that are looked at for one that can start */
 };
 
 typedef struct shmi_request {
@@ -56,8 +61,13 @@ typedef struct shmi_request {
   uint64_t delivery;  /* the dispatcher's, while in flight */
   uint64_t estimate_ns;
   uint64_t members;   /* gang: helpers that have not finished it */
+  uint64_t gang_ns;   /* gang: the time of its slowest helper so far */
   uint64_t gang_value; /* gang: what its first helper returned */
-  int gang_status;    /* gang: the first failure of any helper */
+  int gang_status;    /* gang: the failure that counts: see dispatch_helpers.c */
+  uint64_t gang_looked; /* gang: what the last look at its members has seen */
+  uint32_t ticket;    /* gang: its number, once it was handed over */
+  uint8_t gang_failed;  /* gang: whose failure that is */
+  uint8_t gang_has_run; /* gang: some helper has begun it */
   uint32_t next, previous; /* in its queue */
   uint16_t batch;          /* messages handed over together */
   uint8_t helper;
@@ -98,10 +108,18 @@ uint32_t shmi_schedule_admit(shmi_schedule_t *schedule, const shmi_frame_t *fram
  * take_expired. */
 int shmi_schedule_next(shmi_schedule_t *schedule, uint64_t now_ns, int *helper, uint32_t out[],
                        int max);
-/* The gang that can be started now, on all helpers of its placement, or SHMI_NONE. */
+/* Do gangs wait, or are helpers kept for one that did? */
+int shmi_schedule_has_gangs(const shmi_schedule_t *schedule);
+/* The gang that can be started now, on all helpers of its placement, or SHMI_NONE. Ask for gangs
+ * first, and again after shmi_schedule_next has given something. */
 uint32_t shmi_schedule_next_gang(shmi_schedule_t *schedule, uint64_t now_ns);
-/* One helper of a gang has finished its part. Returns how many have not. */
-int shmi_schedule_gang_finished(shmi_schedule_t *schedule, uint32_t number, int helper);
+/* One helper of a gang has finished its part. The estimate learns from service_ns (0: it learns
+ * nothing). Returns how many have not. */
+int shmi_schedule_gang_finished(shmi_schedule_t *schedule, uint32_t number, int helper,
+                                uint64_t service_ns);
+/* All of a gang's helpers are done with it and none had begun: put it back at the front of its
+ * child's queue. 0: not all of its helpers will be there again; the caller keeps it. */
+int shmi_schedule_requeue_gang(shmi_schedule_t *schedule, uint32_t number);
 static inline int shmi_request_is_gang(const shmi_request_t *request) {
   return (request->frame.flags & SHMI_FRAME_GANG) != 0;
 }

@@ -13,7 +13,7 @@ uint64_t shmi_credit_estimate(const shmi_schedule_t *s, const shmi_request_t *r)
 
 int shmi_credit_allows(const shmi_schedule_t *s, int helper) {
   const shmi_load_t *h = &s->helpers[helper];
-  if (!h->up || ((s->gang_claims | s->spared) >> helper & 1) != 0) return 0;
+  if (!h->up || (s->spared >> helper & 1) != 0) return 0;
   if (h->in_flight < h->min_credit) return 1;
   if (h->outstanding_ns < SHMI_CREDIT_BUDGET_NS) return h->in_flight < SHMI_CREDIT_MAX;
   /* When more messages wait than all helpers of the pool can begin, one message ahead costs nobody
@@ -31,7 +31,7 @@ void shmi_credit_return(shmi_schedule_t *s, const shmi_request_t *r, int helper)
 
 /* A running mean over about eight calls that follows a longer one at once by half: underestimating
  * a call makes others wait. */
-static void learn(uint64_t *mean_ns, uint64_t ns) {
+void shmi_learn(uint64_t *mean_ns, uint64_t ns) {
   if (*mean_ns == 0) *mean_ns = ns;
   else if (ns > *mean_ns) *mean_ns += (ns - *mean_ns) / 2;
   else *mean_ns -= (*mean_ns - ns) / 8;
@@ -42,12 +42,12 @@ void shmi_schedule_finished(shmi_schedule_t *s, uint32_t number, uint64_t servic
   shmi_credit_return(s, r, r->helper);
   if (service_ns == 0 || r->estimate_ns == 0) return;
   uint64_t *estimate = &s->estimates[r->function->index];
-  learn(estimate, service_ns);
+  shmi_learn(estimate, service_ns);
   if (*estimate == 0) *estimate = 1;
 }
 
 void shmi_schedule_deferred(shmi_schedule_t *s, uint32_t function_index, uint64_t more_ns) {
-  learn(&s->deferred[function_index], more_ns);
+  shmi_learn(&s->deferred[function_index], more_ns);
 }
 
 uint64_t shmi_schedule_estimate(const shmi_schedule_t *s, uint32_t function_index) {

@@ -1,73 +1,163 @@
 /* schedule_gangs -- messages that run on several helpers at once. See schedule_internal.h. */
 #include "broker/schedule_internal.h"
 
-void shmi_gang_put(shmi_schedule_t *s, uint32_t number) {
-  shmi_request_t *r = &s->requests[number];
-  r->state = SHMI_REQUEST_GANG;
-  r->next = SHMI_NONE;
-  r->previous = s->gang_tail;
-  if (s->gang_tail != SHMI_NONE) s->requests[s->gang_tail].next = number;
-  else s->gang_head = number;
-  s->gang_tail = number;
-  s->queued++;
-  s->queued_of[r->frame.slot]++;
+enum { LOOKS_AT_A_CHILD = 4 /* of its gangs, before the next child's are looked at */ };
+
+static int all_are_up(const shmi_schedule_t *s, uint64_t mask) {
+  for (; mask != 0; mask &= mask - 1) {
+    if (!s->helpers[__builtin_ctzll(mask)].up) return 0;
+  }
+  return 1;
 }
 
-void shmi_gang_remove(shmi_schedule_t *s, uint32_t number) {
-  shmi_request_t *r = &s->requests[number];
-  if (r->previous != SHMI_NONE) s->requests[r->previous].next = r->next;
-  else s->gang_head = r->next;
-  if (r->next != SHMI_NONE) s->requests[r->next].previous = r->previous;
-  else s->gang_tail = r->previous;
-  shmi_count_out(s, r);
-  r->state = SHMI_REQUEST_TAKEN;
-  r->next = r->previous = SHMI_NONE;
-  s->gang_claims = 0;
+/* What waits for this helper comes before a gang of that priority. */
+static int comes_first(const shmi_schedule_t *s, int helper, int priority) {
+  int urgency = shmi_most_urgent(s, helper);
+  return urgency > priority || (urgency == priority && (s->owing >> helper & 1) != 0);
 }
 
-static void set_aside_gang(shmi_schedule_t *s, uint32_t number) {
-  shmi_gang_remove(s, number);
-  shmi_set_aside(s, number);
+/* Behind a call the other members would wait for it; behind a gang of the same members nobody does. */
+static int can_begin_at(const shmi_schedule_t *s, int helper, uint64_t mask, int priority) {
+  const shmi_load_t *h = &s->helpers[helper];
+  if (!h->up || (s->spared >> helper & 1) != 0 || comes_first(s, helper, priority)) return 0;
+  if (h->in_flight == 0) return 1;
+  if (h->gangs != h->in_flight || h->gang_mask != mask) return 0;
+  if (h->in_flight < h->min_credit) return 1;
+  if (h->outstanding_ns < SHMI_CREDIT_BUDGET_NS) return h->in_flight < SHMI_CREDIT_MAX;
+  return h->in_flight == 1 && h->outstanding_ns <= SHMI_CREDIT_AHEAD_NS &&
+         shmi_most_urgent(s, helper) < priority;
 }
 
-uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
-  while (s->gang_head != SHMI_NONE && shmi_request_is_expired(&s->requests[s->gang_head], now_ns)) {
-    set_aside_gang(s, s->gang_head);
+static int can_begin(const shmi_schedule_t *s, const shmi_request_t *r) {
+  uint64_t mask = r->frame.placement;
+  for (uint64_t left = mask; left != 0; left &= left - 1) {
+    if (!can_begin_at(s, __builtin_ctzll(left), mask, r->frame.priority)) return 0;
   }
-  uint32_t number = s->gang_head;
-  if (number == SHMI_NONE) return SHMI_NONE;
-  shmi_request_t *r = &s->requests[number];
-  uint64_t mask = r->frame.placement, left = mask;
-  s->gang_claims = 0; /* the claim keeps others off, not the gang itself */
-  int ready = 1;
-  while (left != 0 && ready) {
-    ready = shmi_credit_allows(s, __builtin_ctzll(left));
-    left &= left - 1;
+  return 1;
+}
+
+/* It has waited long: what is not more urgent finds its helpers taken, but for the turn they owe. */
+static void keep_for(shmi_schedule_t *s, const shmi_request_t *r) {
+  for (uint64_t left = r->frame.placement; left != 0; left &= left - 1) {
+    int helper = __builtin_ctzll(left);
+    if (comes_first(s, helper, r->frame.priority)) continue;
+    shmi_load_t *h = &s->helpers[helper];
+    if (h->kept_above <= r->frame.priority) h->kept_above = (uint8_t)(r->frame.priority + 1);
+    s->kept |= UINT64_C(1) << helper;
   }
-  if (!ready) {
-    if (now_ns - r->queued_ns >= SHMI_GANG_AGE_NS) s->gang_claims = mask;
-    return SHMI_NONE;
-  }
-  shmi_gang_remove(s, number);
-  r->members = mask;
+}
+
+void shmi_gang_keep_none(shmi_schedule_t *s) {
+  for (; s->kept != 0; s->kept &= s->kept - 1) s->helpers[__builtin_ctzll(s->kept)].kept_above = 0;
+}
+
+static uint32_t begin_gang(shmi_schedule_t *s, shmi_request_t *r, uint64_t now_ns) {
+  uint32_t number = (uint32_t)(r - s->requests);
+  shmi_queue_remove(s, number);
+  shmi_queue_use_turn(s, shmi_gang_domain(s), r->frame.priority, r->frame.slot);
+  r->members = r->frame.placement;
+  r->gang_ns = 0;
   r->gang_status = SHM_OK;
   r->gang_value = 0;
+  r->gang_failed = SHM_NO_HELPER;
+  r->gang_has_run = 0;
   r->estimate_ns = shmi_credit_estimate(s, r);
   r->handed_ns = now_ns;
-  r->helper = (uint8_t)__builtin_ctzll(mask);
+  r->helper = (uint8_t)__builtin_ctzll(r->members);
   r->batch = 1;
   r->attempts++;
-  for (left = mask; left != 0; left &= left - 1) {
+  s->owing |= r->members;
+  for (uint64_t left = r->members; left != 0; left &= left - 1) {
     shmi_load_t *member = &s->helpers[__builtin_ctzll(left)];
     member->in_flight++;
+    member->gangs++;
+    member->gang_mask = r->members;
     member->outstanding_ns += r->estimate_ns;
   }
   return number;
 }
 
-int shmi_schedule_gang_finished(shmi_schedule_t *s, uint32_t number, int helper) {
+int shmi_schedule_has_gangs(const shmi_schedule_t *s) {
+  return s->domains[shmi_gang_domain(s)].ready != 0 || s->kept != 0;
+}
+
+/* Looks at waiting gangs in the order in which their turns come. Where one has to wait, those behind
+ * it do not get its helpers. While a member is down, which may be for long, that holds only for gangs
+ * of its own child, whose messages to a helper stay in order. */
+uint32_t shmi_schedule_next_gang(shmi_schedule_t *s, uint64_t now_ns) {
+  const shmi_domain_t *domain = &s->domains[shmi_gang_domain(s)];
+again:
+  shmi_gang_keep_none(s);
+  uint64_t taken = 0;
+  int looks = SHMI_GANG_LOOKS;
+  for (unsigned left = domain->ready; left != 0 && looks > 0;) {
+    int priority = 31 - __builtin_clz(left);
+    left &= ~(1u << priority);
+    uint32_t first = domain->rings[priority].cursor, child = first;
+    do {
+      const shmi_queue_t *q = shmi_queue_of(s, shmi_gang_domain(s), priority, child - 1);
+      uint64_t delayed = 0; /* by a member that is down, with all that is behind it */
+      uint32_t number = q->head;
+      for (int i = 0; i < LOOKS_AT_A_CHILD && number != SHMI_NONE && looks > 0; i++, looks--) {
+        shmi_request_t *r = &s->requests[number];
+        uint64_t mask = r->frame.placement;
+        if (shmi_request_is_expired(r, now_ns)) {
+          shmi_queue_remove(s, number);
+          shmi_set_aside(s, number);
+          goto again;
+        }
+        number = r->next;
+        if (!all_are_up(s, mask) || (mask & delayed) != 0) {
+          delayed |= mask;
+          continue;
+        }
+        if ((mask & taken) == 0) {
+          if (can_begin(s, r)) return begin_gang(s, r, now_ns);
+          if (now_ns - r->queued_ns >= SHMI_GANG_AGE_NS) keep_for(s, r);
+        }
+        taken |= mask;
+      }
+      child = q->ring_next;
+    } while (child != first && looks > 0);
+  }
+  return SHMI_NONE;
+}
+
+int shmi_schedule_gang_finished(shmi_schedule_t *s, uint32_t number, int helper,
+                                uint64_t service_ns) {
   shmi_request_t *r = &s->requests[number];
   shmi_credit_return(s, r, helper);
+  s->helpers[helper].gangs--;
   r->members &= ~(UINT64_C(1) << helper);
+  if (service_ns > r->gang_ns) r->gang_ns = service_ns;
+  if (r->members == 0 && r->gang_ns > 0) shmi_learn(&s->estimates[r->function->index], r->gang_ns);
   return __builtin_popcountll(r->members);
+}
+
+int shmi_schedule_requeue_gang(shmi_schedule_t *s, uint32_t number) {
+  shmi_request_t *r = &s->requests[number];
+  if (shmi_domain_of(s, &r->frame) < 0) return 0;
+  r->ticket = 0;
+  r->helper = SHM_NO_HELPER;
+  shmi_queue_put(s, number, 1);
+  return 1;
+}
+
+/* A gang that the helper would have been a member of. */
+uint32_t shmi_gang_take_out(shmi_schedule_t *s, int helper) {
+  const shmi_domain_t *domain = &s->domains[shmi_gang_domain(s)];
+  for (unsigned left = domain->ready; left != 0; left &= left - 1) {
+    int priority = __builtin_ctz(left);
+    uint32_t first = domain->rings[priority].cursor, child = first;
+    do {
+      const shmi_queue_t *q = shmi_queue_of(s, shmi_gang_domain(s), priority, child - 1);
+      for (uint32_t n = q->head; n != SHMI_NONE; n = s->requests[n].next) {
+        if ((s->requests[n].frame.placement >> helper & 1) == 0) continue;
+        shmi_queue_remove(s, n);
+        return n;
+      }
+      child = q->ring_next;
+    } while (child != first);
+  }
+  return SHMI_NONE;
 }

@@ -7,8 +7,8 @@
  * schedule_credit.c     how long calls take, and so how many a helper may hold
  *
  * A *domain* is a set of queues that one or more helpers serve: there is one domain for each pool,
- * and one for each helper (for messages bound to it). In a domain and priority each child has a
- * FIFO, and the children whose FIFO is not empty are linked in a ring. The ring's cursor is at the
+ * one for each helper (for messages bound to it), and one for gangs. In a domain and priority each
+ * child has a FIFO, and the children whose FIFO is not empty are linked in a ring. The ring's cursor is at the
  * child whose turn it is. All of it lies in two tables that are reserved once and touched as
  * needed, so nothing moves and nothing is allocated while the broker runs.
  *
@@ -27,8 +27,7 @@ enum shmi_request_state {
   SHMI_REQUEST_QUEUED,
   SHMI_REQUEST_HELD,
   SHMI_REQUEST_EXPIRED,
-  SHMI_REQUEST_TAKEN,
-  SHMI_REQUEST_GANG
+  SHMI_REQUEST_TAKEN
 };
 
 typedef struct shmi_queue { /* one child's FIFO in one domain and priority */
@@ -58,8 +57,11 @@ typedef struct shmi_hold { /* messages of one batch key that wait for more of th
 
 typedef struct shmi_load { /* what a helper holds */
   uint64_t outstanding_ns; /* its estimated service time */
+  uint64_t gang_mask;      /* while it holds nothing but gangs: the helpers of each of them */
   uint32_t in_flight;
+  uint32_t gangs;          /* of these */
   uint8_t up, pool, min_credit, pool_first;
+  uint8_t kept_above;      /* kept for a gang: takes only what is more urgent; 1 + that priority */
 } shmi_load_t;
 
 struct shmi_schedule {
@@ -67,7 +69,7 @@ struct shmi_schedule {
   size_t requests_bytes, queues_bytes;
   shmi_request_t *requests; /* [1 ..] */
   shmi_queue_t *queues;     /* [domain][priority][child] */
-  shmi_domain_t domains[SHM_MAX_POOLS + SHM_MAX_HELPERS];
+  shmi_domain_t domains[SHM_MAX_POOLS + SHM_MAX_HELPERS + 1];
   shmi_load_t helpers[SHM_MAX_HELPERS];
   shmi_hold_t holds[SHMI_HOLDS];
   int holds_used;
@@ -79,9 +81,9 @@ struct shmi_schedule {
   uint32_t free_list, made, capacity;
   uint32_t expired;
   uint32_t queued;
-  uint32_t gang_head, gang_tail;   /* gangs that wait, of all children */
   uint32_t pool_up[SHM_MAX_POOLS]; /* helpers of each pool that are up */
-  uint64_t gang_claims; /* mask of helpers that get nothing new until the first gang has run */
+  uint64_t kept;        /* mask of helpers that are kept for a gang */
+  uint64_t owing;       /* mask of helpers that were given a gang, and nothing else since */
   uint64_t spared;      /* mask of helpers that get nothing at all for now */
   uint64_t expected;    /* mask of helpers that exist, or will again */
   int run_helper;       /* the helper that got the last short messages, and how many more it gets: they */
@@ -92,6 +94,17 @@ static inline shmi_queue_t *shmi_queue_of(shmi_schedule_t *s, int domain, int pr
                                           uint32_t child) {
   return &s->queues[((size_t)domain * SHMI_PRIORITIES + (size_t)priority) *
                         (size_t)s->config.children + child];
+}
+
+static inline int shmi_gang_domain(const shmi_schedule_t *s) {
+  return s->config.pools + s->config.helpers;
+}
+
+/* The highest priority of what waits for a helper, gangs left out; -1: nothing does. */
+static inline int shmi_most_urgent(const shmi_schedule_t *s, int helper) {
+  uint8_t ready =
+      s->domains[s->helpers[helper].pool].ready | s->domains[s->config.pools + helper].ready;
+  return ready == 0 ? -1 : 31 - __builtin_clz(ready);
 }
 
 /* A request waits no longer, in whatever place it waited. */
@@ -110,6 +123,10 @@ static inline void shmi_set_aside(shmi_schedule_t *s, uint32_t number) {
   s->requests[number].next = s->expired;
   s->expired = number;
 }
+
+/* The domain whose queue a message belongs in; -1: all helpers that it is bound to are gone, or one
+ * of those that a gang needs. */
+int shmi_domain_of(const shmi_schedule_t *s, const shmi_frame_t *frame);
 
 /* ---- schedule_queues.c ---- */
 
@@ -132,8 +149,10 @@ void shmi_hold_release_due(shmi_schedule_t *s, uint64_t now_ns);
 
 /* ---- schedule_gangs.c ---- */
 
-void shmi_gang_put(shmi_schedule_t *s, uint32_t number);
-void shmi_gang_remove(shmi_schedule_t *s, uint32_t number);
+/* No helper is kept for a gang any more. */
+void shmi_gang_keep_none(shmi_schedule_t *s);
+/* Take out a gang that the helper would have been a member of, or SHMI_NONE. */
+uint32_t shmi_gang_take_out(shmi_schedule_t *s, int helper);
 
 /* ---- schedule_credit.c ---- */
 
@@ -141,6 +160,8 @@ void shmi_gang_remove(shmi_schedule_t *s, uint32_t number);
 uint64_t shmi_credit_estimate(const shmi_schedule_t *s, const shmi_request_t *r);
 /* May the helper be handed another message now? */
 int shmi_credit_allows(const shmi_schedule_t *s, int helper);
+/* Take a time into a running mean. */
+void shmi_learn(uint64_t *mean_ns, uint64_t ns);
 /* The helper no longer holds the request. */
 void shmi_credit_return(shmi_schedule_t *s, const shmi_request_t *r, int helper);
 

@@ -189,6 +189,11 @@ static uint64_t token_of_ask(const shmi_frame_t *frame) {
   return (uint64_t)++shmi_port.asks << 32 | (uint32_t)frame->result.token;
 }
 
+static int gang_state_in(const shmi_frame_t *frame) {
+  if ((frame->flags & SHMI_FRAME_GANG) == 0) return SHM_GANG_NONE;
+  return (frame->flags & SHMI_FRAME_COMMITTED) != 0 ? SHM_GANG_COMMITTED : SHM_GANG_ABORTED;
+}
+
 static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drainer) {
   shmi_count(&shmi_port.page->frames_received, (uint64_t)count);
   for (int i = 0; i < count; i++) {
@@ -200,7 +205,8 @@ static void settle_frames(const shmi_frame_t *frames, int count, int led_by_drai
                                  .value = frame->result.value,
                                  .token = frame->result.token,
                                  .status = shmi_status_from_wire(frame->status),
-                                 .helper = frame->slot};
+                                 .helper = frame->slot,
+                                 .gang = gang_state_in(frame)};
     if (entry->reply.status == SHM_ENEEDS_SPACE) entry->reply.token = token_of_ask(frame);
     shmi_port_entry_settle(entry, led_by_drainer);
   }

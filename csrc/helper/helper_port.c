@@ -8,6 +8,8 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/fault.h"
+#include "helper/collective.h"
+#include "helper/rendezvous.h"
 #include "ipc/function_table.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
@@ -111,6 +113,8 @@ static uint32_t units(uint64_t from_ns, uint64_t to_ns) {
   return passed < UINT32_MAX ? (uint32_t)passed : UINT32_MAX;
 }
 
+static int is_gang(const shmi_frame_t *frame) { return (frame->flags & SHMI_FRAME_GANG) != 0; }
+
 static void publish_executing(void) {
   uint64_t value = port.begun == 0 ? 0 : port.lowest << 16 | (port.highest - port.lowest + 1);
   atomic_store_explicit(&port.page->executing, value, memory_order_release);
@@ -126,10 +130,61 @@ static void skip_finished(void) {
   }
 }
 
+/* ---- gangs ---- */
+
+/* A binding's block of a gang is a table, which is read once: where this member's own block lies in
+ * it, as checked as any. */
+static int own_block(const shmi_frame_t *frame, uint64_t *address) {
+  uint64_t base = shmi_arena_address(frame->slot), capacity = shmi_arena_bytes(), table = *address;
+  shm_gang_block_t head;
+  if ((table & 7) != 0 || !shmi_range_inside(base, capacity, table, sizeof head)) return SHM_EBAD_PARAMS;
+  memcpy(&head, (const void *)(uintptr_t)table, sizeof head);
+  const shmi_gang_member_t *member = shmi_meet_member();
+  uint64_t heads = sizeof head + (uint64_t)member->size * sizeof(uint32_t);
+  if (head.version != 1 || head.members != member->size || head.mask != frame->members ||
+      head.bytes < heads || !shmi_range_inside(base, capacity, table, head.bytes)) {
+    return SHM_EBAD_PARAMS;
+  }
+  const uint32_t *offsets = (const uint32_t *)(uintptr_t)(table + sizeof head);
+  uint64_t offset = __atomic_load_n(&offsets[member->rank], __ATOMIC_RELAXED);
+  if ((offset & 7) != 0 || offset < heads || offset > head.bytes - sizeof(uint64_t)) {
+    return SHM_EBAD_PARAMS;
+  }
+  *address = table + offset;
+  return SHM_OK;
+}
+
+/* Enter the gang that the frame is of, if it is of one, and find this member's block. */
+static int enter_gang(const shmi_frame_t *frame, shm_work_t *work) {
+  if (!is_gang(frame)) return SHM_OK;
+  int status = shmi_meet_begin(frame->ticket, frame->members);
+  if (status != SHM_OK) return status;
+  const shmi_function_t *function = shmi_function_table_find(work->function);
+  return function == NULL || function->func != NULL ? SHM_OK : own_block(frame, &work->params);
+}
+
+/* How the member's part ends: it arrives, or gives the gang up. What it has cost lies beside. */
+static int leave_gang(const shmi_frame_t *call, int status) {
+  const shmi_gang_member_t *member = shmi_meet_member();
+  shmi_gang_cost_t *cost = &port.page->costs[call->delivery % SHMI_DELIVERY_RING];
+  *cost = (shmi_gang_cost_t){.moved_bytes = member->moved_bytes,
+                             .waited_units = units(0, member->waited_ns)};
+  shmi_collective_forget();
+  if (status == SHM_ENEEDS_SPACE) status = SHM_ETOO_LARGE; /* a gang keeps nothing back */
+  return shmi_meet_end(call->ticket, status);
+}
+
+/* ---- answers ---- */
+
 int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
   if (port.helper < 0) return SHM_ENOT_HELPER;
   shmi_frame_t *call = &port.taken[delivery % QUEUE];
   if (delivery == 0 || call->delivery != delivery) return SHM_EBAD_FRAME;
+  if (is_gang(call)) {
+    int ended = leave_gang(call, status);
+    if (ended != status) value = 0;
+    status = ended;
+  }
   call->delivery = 0; /* finished once */
   uint64_t now = shmi_clock_ns();
   port.now_ns = now;
@@ -171,11 +226,10 @@ int shm_helper_finish(uint64_t delivery, int status, uint64_t value) {
 
 /* A binding's block begins with its own length: read it once, and check it against the arena of the
  * child that sent the message. */
-static int block_bytes_of(const shmi_frame_t *frame, uint32_t *bytes) {
+static int block_bytes_of(const shmi_frame_t *frame, uint64_t address, uint32_t *bytes) {
   const shmi_function_t *function =
       shmi_function_table_find((uint64_t)(uintptr_t)frame->msg.func_ptr);
   if (function == NULL) return SHM_EBAD_FUNCTION;
-  uint64_t address = (uint64_t)(uintptr_t)frame->msg.params;
   port.function[frame->delivery % QUEUE] = (uint16_t)(function->index + 1);
   *bytes = (uint32_t)function->params_bytes;
   if (function->func == NULL) {
@@ -198,10 +252,15 @@ static void begin(const shmi_frame_t *frame, shm_work_t *work) {
                        .function = (uint64_t)(uintptr_t)frame->msg.func_ptr,
                        .params = (uint64_t)(uintptr_t)frame->msg.params,
                        .sequence = frame->sequence,
-                       .members = frame->flags & SHMI_FRAME_GANG ? frame->members : 0,
                        .generation = frame->generation,
                        .rows = frame->rows,
                        .slot = frame->slot};
+  if (is_gang(frame)) {
+    work->members = frame->members;
+    work->ticket = frame->ticket;
+    work->rows = 1;
+    work->kind = SHM_WORK_GANG;
+  }
 }
 
 /* That arena has no occupant any more: give back its memory, even if processes that the last
@@ -234,7 +293,7 @@ static int take_grow(shm_work_t *work) {
   const shmi_frame_t frame = port.grows[port.grow_head++ % QUEUE];
   port.grow_count--;
   begin(&frame, work);
-  work->is_grow = 1;
+  work->kind = SHM_WORK_GROW;
   work->token = frame.result.token;
   work->function = 0;
   uint64_t address = frame.result.value;
@@ -276,9 +335,11 @@ static int take_batch(shm_work_t *works, int max) {
     more = (frame->flags & SHMI_FRAME_MORE) != 0;
     shm_work_t work;
     begin(frame, &work);
-    int status = block_bytes_of(frame, &work.block_bytes);
+    int status = enter_gang(frame, &work);
+    uint64_t value = status == SHM_EABORTED ? SHMI_GANG_NOT_BEGUN : 0;
+    if (status == SHM_OK) status = block_bytes_of(frame, work.params, &work.block_bytes);
     if (status != SHM_OK || good == max) {
-      shm_helper_finish(frame->delivery, status != SHM_OK ? status : SHM_EBAD_FRAME, 0);
+      shm_helper_finish(frame->delivery, status != SHM_OK ? status : SHM_EBAD_FRAME, value);
       continue;
     }
     works[good] = work;
@@ -406,7 +467,7 @@ int shmi_helper_port_serve(void) {
     for (int i = 0; i < count; i++) {
       const shmi_function_t *function = shmi_function_table_find(works[i].function);
       port.serving_slot = works[i].slot;
-      if (works[i].is_grow || function == NULL || function->func == NULL) {
+      if (works[i].kind == SHM_WORK_GROW || function == NULL || function->func == NULL) {
         status = SHM_EBAD_FUNCTION;
         continue;
       }
@@ -431,6 +492,7 @@ int shmi_helper_port_open(int down_fd, int up_fd, int files_fd, int helper, uint
   port.helper = helper;
   port.generation = generation;
   port.page = shmi_scoreboard_helper(helper);
+  shmi_meet_open(helper);
   port.lowest = 1;
   port.now_ns = shmi_clock_ns();
   return SHM_OK;

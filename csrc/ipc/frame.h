@@ -31,7 +31,8 @@ enum shmi_frame_flag {
   SHMI_FRAME_MORE = 1, /* to a helper: the next frame belongs to the same batch */
   SHMI_FRAME_GANG = 2, /* to run on every helper of the placement mask at once */
   SHMI_FRAME_NEW_ARENA = 4, /* to a helper: first map the memory file that was sent for its slot */
-  SHMI_FRAME_TO_PASS = 8    /* within the dispatcher: that memory file has not been sent yet */
+  SHMI_FRAME_TO_PASS = 8,   /* within the dispatcher: that memory file has not been sent yet */
+  SHMI_FRAME_COMMITTED = 16 /* reply of a gang: what it did stands, whatever the status */
 };
 
 enum { SHMI_PRIORITIES = 4 };
@@ -52,7 +53,10 @@ typedef struct shmi_frame {
   uint8_t priority;
   uint8_t flags;
   uint16_t status;     /* reply: the positive magnitude of a status code */
-  uint32_t rows;       /* what the call adds to a batch */
+  union {
+    uint32_t rows;     /* what the call adds to a batch */
+    uint32_t ticket;   /* of a gang, to a helper: its number */
+  };
   union {
     uint64_t batch_key; /* from a child: calls of one key may share a batch; 0: never */
     uint64_t delivery;  /* to and from a helper: number of this delivery, from 1 */

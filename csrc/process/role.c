@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "ipc/gang.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
 #include "process/process.h"
@@ -33,6 +34,7 @@ int shmi_role_begin(int new_role, int index, pid_t parent, const int ends[], int
   int status = new_role == SHM_ROLE_HELPER ? shmi_arena_map_helper() : shmi_arena_map_child(index);
   if (status != SHM_OK) return status;
   shmi_arena_close_descriptors();
+  if (new_role != SHM_ROLE_HELPER) shmi_gang_destroy(); /* no child meddles with gangs */
   shmi_descriptor_keep_only(ends, count);
   return shmi_scoreboard_become(new_role, index);
 }

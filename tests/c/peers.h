@@ -13,6 +13,7 @@
 #include "base/descriptor.h"
 #include "broker/dispatch.h"
 #include "ipc/function_table.h"
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -107,6 +108,7 @@ HARNESS_UNUSED static void open_peers(int children, int helpers, int pools) {
   CHECK_EQ(shmi_scoreboard_create(children, helpers, 0), SHM_OK);
   shmi_arena_plan_t plan = {.children = children, .arena_bytes = 4096, .helpers = helpers};
   CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
+  CHECK_EQ(shmi_gang_create(helpers), SHM_OK);
   supervisor_fd = shmi_descriptor_own(eventfd(0, EFD_CLOEXEC));
   shmi_dispatch_config_t config = {.children = children, .helpers = helpers, .pools = pools,
                                    .window = (uint32_t)peer_window, .helper_pool = peer_pool,
@@ -132,6 +134,7 @@ HARNESS_UNUSED static void expect_all_ended(void) {
 HARNESS_UNUSED static void close_peers(void) {
   shmi_dispatch_destroy(d);
   shmi_arena_destroy();
+  shmi_gang_destroy();
   shmi_scoreboard_destroy();
 }
 

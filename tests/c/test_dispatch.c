@@ -412,6 +412,54 @@ TEST(a_call_for_a_helper_that_is_not_there_is_told_why) {
   close_peers();
 }
 
+/* ---- gangs ---- */
+
+static uint32_t begin_gang(uint64_t mask) {
+  shmi_frame_t gang = bound_to(fn_plain, mask);
+  gang.flags = SHMI_FRAME_GANG;
+  child_sends(0, gang);
+  turn();
+  uint32_t ticket = 0;
+  for (uint64_t left = mask; left != 0; left &= left - 1) {
+    int h = __builtin_ctzll(left);
+    CHECK_EQ(helper_reads(h), 1);
+    CHECK(ticket == 0 || ticket == hands[h].frames[0].rows);
+    ticket = hands[h].frames[0].rows;
+  }
+  return ticket;
+}
+
+/* Members end in that order; what the child is told. */
+static void expect_outcome(const int order[3], const int statuses[3], int status, int helper,
+                           int is_committed) {
+  for (int i = 0; i < 3; i++) helper_ends(order[i], 0, statuses[order[i]]);
+  turn();
+  CHECK_EQ(child_reads(0), 1);
+  CHECK_EQ(shmi_status_from_wire(kids[0].last.status), status);
+  CHECK_EQ(kids[0].last.slot, helper);
+  CHECK_EQ((kids[0].last.flags & SHMI_FRAME_COMMITTED) != 0, is_committed);
+}
+
+TEST(of_a_gang_that_fails_the_one_is_named_whose_own_failure_it_was) {
+  open_peers(1, 3, 1);
+  static const int orders[][3] = {{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {0, 2, 1}};
+  for (int i = 0; i < 4; i++) {
+    uint32_t ticket = begin_gang(7);
+    CHECK_EQ(shmi_gang_abort(ticket, 1, SHM_GANG_MEMBER_FAILED), 1);
+    const int failed[] = {SHM_EABORTED, SHM_EREMOTE, SHM_EABORTED};
+    expect_outcome(orders[i], failed, SHM_EREMOTE, 1, 0);
+    ticket = begin_gang(7);
+    CHECK_EQ(shmi_gang_abort(ticket, 2, SHM_GANG_MEMBER_FAILED), 1);
+    const int given_up[] = {SHM_EABORTED, SHM_EABORTED, SHM_EABORTED};
+    expect_outcome(orders[i], given_up, SHM_EABORTED, 2, 0);
+    ticket = begin_gang(7); /* what fails behind the commit is told, and what was done stands */
+    for (int n = 0; n < 3; n++) shmi_gang_arrive(ticket);
+    expect_outcome(orders[i], failed, SHM_EREMOTE, 1, 1);
+  }
+  expect_all_ended();
+  close_peers();
+}
+
 /* ---- random events ---- */
 
 enum { R_CHILDREN = 5, R_HELPERS = 4, R_WINDOW = 24 };

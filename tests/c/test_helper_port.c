@@ -3,6 +3,7 @@
 
 #include "helper/helper_port.h"
 #include "ipc/function_table.h"
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -21,6 +22,7 @@ static void open_helper_port(void) {
   CHECK_EQ(shmi_scoreboard_create(1, 1, 0), SHM_OK);
   shmi_arena_plan_t plan = {.children = 1, .arena_bytes = 4096, .helpers = 1};
   CHECK_EQ(shmi_arena_create(&plan), SHM_OK);
+  CHECK_EQ(shmi_gang_create(1), SHM_OK);
   CHECK_EQ(shmi_pipe_make(down, 2, &capacity), SHM_OK);
   CHECK_EQ(shmi_pipe_make(up, 1, &capacity), SHM_OK);
   to_helper_port = down[1];
@@ -30,6 +32,7 @@ static void open_helper_port(void) {
 static void close_helper_port(void) {
   shmi_helper_port_close();
   shmi_arena_destroy();
+  shmi_gang_destroy();
   shmi_scoreboard_destroy();
 }
 
@@ -57,7 +60,7 @@ TEST(a_call_has_its_turn_among_grows_without_end) {
   int grows = 0;
   for (;; grows++) {
     CHECK_EQ(take(), 1);
-    if (!works[0].is_grow) break;
+    if (works[0].kind != SHM_WORK_GROW) break;
     finish(works[0].delivery);
     hand_grow();
     CHECK(grows < 400);
@@ -67,7 +70,7 @@ TEST(a_call_has_its_turn_among_grows_without_end) {
   finish(1);
   hand_call();
   CHECK_EQ(take(), 1);
-  CHECK(works[0].is_grow); /* one turn: then they are first again */
+  CHECK_EQ(works[0].kind, SHM_WORK_GROW); /* one turn: then they are first again */
   finish(works[0].delivery);
   close_helper_port();
 }
@@ -93,7 +96,7 @@ TEST(the_page_names_a_call_that_has_not_ended_whatever_ended_before_it) {
   CHECK_EQ(take(), 1);
   hand_grow();
   CHECK_EQ(take(), 1);
-  CHECK(works[0].is_grow);
+  CHECK_EQ(works[0].kind, SHM_WORK_GROW);
   hand_call();
   CHECK_EQ(take(), 1);
   expect_executing(1, 3);
@@ -152,7 +155,7 @@ TEST(seventy_thousand_calls_of_which_one_is_always_open_are_named_right) {
     hand_grow();
     hand_call();
     CHECK_EQ(take(), 1);
-    CHECK(works[0].is_grow);
+    CHECK_EQ(works[0].kind, SHM_WORK_GROW);
     finish(works[0].delivery);
     CHECK_EQ(take(), 1);
     uint64_t taken = works[0].delivery;

@@ -117,7 +117,7 @@ static int run_helper(int helper, uint32_t generation) {
     if (count == SHM_ESTOPPED) return 0;
     CHECK(count > 0);
     for (int i = 0; i < count; i++) {
-      if (works[i].is_grow) unpark(&works[i]);
+      if (works[i].kind == SHM_WORK_GROW) unpark(&works[i]);
       else serve_one(&works[i], count);
     }
   }
@@ -1144,9 +1144,22 @@ static int run_gang_helper(int helper, uint32_t generation) {
   }
 }
 
+/* A table in front of the one block that all members are given. */
 static int call_gang(block_t *block, uint64_t helpers, shm_reply_t *reply) {
   shm_call_config_t gang = {.function = row, .rows = 1, .placement = helpers, .gang = 1};
-  return shm_port_call(&gang, at(block), 0, reply);
+  int members = __builtin_popcountll(helpers);
+  size_t table_bytes = (sizeof(shm_gang_block_t) + (size_t)members * 4 + 7) & ~(size_t)7;
+  shm_gang_block_t *table = shm_malloc(table_bytes + sizeof *block);
+  CHECK(table != NULL);
+  block_t *inside = (block_t *)(void *)((char *)table + table_bytes);
+  *table = (shm_gang_block_t){.bytes = (uint32_t)(table_bytes + sizeof *block), .version = 1,
+                              .members = (uint16_t)members, .mask = helpers};
+  for (int i = 0; i < members; i++) table->offsets[i] = (uint32_t)table_bytes;
+  *inside = *block;
+  int status = shm_port_call(&gang, at(table), 0, reply);
+  *block = *inside;
+  CHECK_EQ(shm_free(table), SHM_OK);
+  return status;
 }
 
 static int makes_gangs(int child) {
@@ -1182,14 +1195,19 @@ static int gangs_that_fail(int child) {
   block_t *block = block_new(FAIL, 1);
   CHECK_EQ(call_gang(block, 3, &reply), SHM_EREMOTE);
   CHECK_EQ(reply.value, 77);
-  CHECK_EQ(block->runs, 2);
+  CHECK_EQ(reply.helper, 1); /* who failed */
+  CHECK_EQ(reply.gang, SHM_GANG_ABORTED);
+  CHECK(block->runs == 1 || block->runs == 2); /* the other one need not have begun */
   block->kind = DIE;
   block->runs = 0;
   CHECK_EQ(call_gang(block, 3, &reply), SHM_EHELPER_DIED);
-  CHECK_EQ(block->runs, 2); /* not once more on the one that lives */
+  CHECK_EQ(reply.helper, 1);
+  CHECK_EQ(reply.gang, SHM_GANG_ABORTED);
+  CHECK(block->runs == 1 || block->runs == 2); /* not once more on the one that lives */
   block->kind = WAIT;
   block->runs = 0;
   CHECK_EQ(call_gang(block, 3, &reply), SHM_OK); /* with the replacement */
+  CHECK_EQ(reply.gang, SHM_GANG_COMMITTED);
   CHECK_EQ(block->runs, 2);
   expect_no_more_replies();
   return 0;

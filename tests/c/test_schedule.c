@@ -920,18 +920,30 @@ TEST(the_table_holds_every_childs_window_and_no_more) {
 
 /* ---- gangs ---- */
 
-static uint32_t put_gang(int child, uint64_t mask) {
+static uint32_t put_gang_with(int child, uint64_t mask, int priority, int function) {
   shmi_frame_t frame = frame_of(child);
   frame.placement = mask;
   frame.flags = SHMI_FRAME_GANG;
-  return put_frame(frame, 0);
+  frame.priority = (uint8_t)priority;
+  return put_frame(frame, function);
 }
-static void gang_done(uint32_t number) {
+static uint32_t put_gang(int child, uint64_t mask) { return put_gang_with(child, mask, 0, 0); }
+static uint32_t next_gang(void) { return shmi_schedule_next_gang(s, now); }
+static void gang_done_in(uint32_t number, uint64_t service_ns) {
   uint64_t members = shmi_schedule_request(s, number)->members;
   for (int left = __builtin_popcountll(members); members != 0; members &= members - 1) {
-    CHECK_EQ(shmi_schedule_gang_finished(s, number, __builtin_ctzll(members)), --left);
+    CHECK_EQ(shmi_schedule_gang_finished(s, number, __builtin_ctzll(members), service_ns), --left);
   }
   shmi_schedule_free(s, number);
+}
+static void gang_done(uint32_t number) { gang_done_in(number, 0); }
+/* The gang that comes next runs and ends: whose it was. */
+static int gang_served(void) {
+  uint32_t number = next_gang();
+  CHECK(number != SHMI_NONE);
+  int child = child_of(number);
+  gang_done(number);
+  return child;
 }
 
 TEST(a_gang_starts_on_all_its_helpers_at_once_or_waits) {
@@ -939,10 +951,10 @@ TEST(a_gang_starts_on_all_its_helpers_at_once_or_waits) {
   uint32_t busy = put_at(0, 2);
   CHECK_EQ(take(), busy);
   uint32_t gang = put_gang(1, 7);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(next_gang(), SHMI_NONE);
   CHECK_EQ(shmi_schedule_in_flight(s, 0), 0);
   done(busy, 0);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), gang);
+  CHECK_EQ(next_gang(), gang);
   CHECK_EQ(shmi_schedule_request(s, gang)->members, 7);
   for (int h = 0; h < 3; h++) CHECK_EQ(shmi_schedule_in_flight(s, h), 1);
   gang_done(gang);
@@ -950,17 +962,117 @@ TEST(a_gang_starts_on_all_its_helpers_at_once_or_waits) {
   close_schedule();
 }
 
-TEST(gangs_start_in_the_order_they_came) {
+TEST(gangs_whose_helpers_meet_start_in_their_order) {
   open_schedule(3, 2, 1);
   uint32_t first = put_gang(2, 3), second = put_gang(0, 3), third = put_gang(1, 1);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), first);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(next_gang(), first);
+  CHECK_EQ(next_gang(), SHMI_NONE);
   gang_done(first);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), second);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(next_gang(), second);
+  CHECK_EQ(next_gang(), SHMI_NONE);
   gang_done(second);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), third);
+  CHECK_EQ(next_gang(), third);
   gang_done(third);
+  close_schedule();
+}
+
+TEST(a_gang_need_not_wait_for_one_that_it_shares_no_helper_with) {
+  open_schedule(3, 4, 1);
+  uint32_t busy = put_at(0, 1);
+  CHECK_EQ(take(), busy);
+  uint32_t waits = put_gang(0, 3), meets = put_gang(1, 6), apart = put_gang(2, 0xc);
+  CHECK_EQ(next_gang(), SHMI_NONE); /* helper 2 is kept for the second, in its turn */
+  done(busy, 0);
+  CHECK_EQ(next_gang(), waits);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  gang_done(waits);
+  CHECK_EQ(next_gang(), meets);
+  gang_done(meets);
+  CHECK_EQ(next_gang(), apart);
+  busy = put_at(0, 1);
+  CHECK_EQ(take(), busy);
+  gang_done(apart);
+  waits = put_gang(0, 3), apart = put_gang(0, 0xc);
+  CHECK_EQ(next_gang(), apart); /* of the same child, too */
+  gang_done(apart);
+  done(busy, 0);
+  CHECK_EQ(next_gang(), waits);
+  gang_done(waits);
+  close_schedule();
+}
+
+TEST(the_search_for_a_gang_that_can_start_is_bounded) {
+  open_schedule(200, 64, 1);
+  uint32_t busy = put_at(0, 1);
+  CHECK_EQ(take(), busy);
+  for (int child = 0; child < 199; child++) put_gang(child, 1);
+  uint32_t apart = put_gang(199, 2);
+  CHECK_EQ(next_gang(), SHMI_NONE); /* it stands behind more than are looked at */
+  done(busy, 0);
+  int turns = 0;
+  for (uint32_t number = next_gang(); number != SHMI_NONE; number = next_gang(), turns++) {
+    CHECK(number == apart || turns < 199);
+    gang_done(number);
+  }
+  CHECK_EQ(turns, 200);
+  close_schedule();
+}
+
+TEST(children_take_turns_with_gangs_too) {
+  open_schedule(3, 2, 1);
+  shmi_schedule_set_weight(s, 2, 2);
+  for (int i = 0; i < 5; i++) put_gang(0, 3);
+  for (int i = 0; i < 2; i++) put_gang(1, 3);
+  for (int i = 0; i < 4; i++) put_gang(2, 3);
+  static const int order[] = {0, 1, 2, 2, 0, 1, 2, 2, 0, 0, 0};
+  for (int i = 0; i < 11; i++) CHECK_EQ(gang_served(), order[i]);
+  close_schedule();
+}
+
+TEST(priorities_are_strict_among_gangs_and_beside_them) {
+  open_schedule(2, 2, 1);
+  uint32_t low = put_gang_with(0, 3, 0, 0), high = put_gang_with(1, 3, 2, 0);
+  uint32_t urgent = put_with(0, 3), middle = put_with(1, 1);
+  CHECK_EQ(next_gang(), SHMI_NONE); /* a helper that may run what is more urgent does so */
+  CHECK_EQ(take(), urgent);
+  done(urgent, 0);
+  CHECK_EQ(next_gang(), high);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  gang_done(high);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  CHECK_EQ(take(), middle);
+  done(middle, 0);
+  CHECK_EQ(next_gang(), low);
+  gang_done(low);
+  close_schedule();
+}
+
+TEST(after_a_gang_what_waits_for_its_helpers_has_a_turn) {
+  open_schedule(3, 2, 1);
+  for (int i = 0; i < 3; i++) put_gang(0, 3);
+  for (int i = 0; i < 3; i++) put_at(1, 1);
+  for (int i = 0; i < 3; i++) put_at(2, 2);
+  for (int round = 0; round < 3; round++) {
+    uint32_t gang = next_gang(), held[2];
+    CHECK(gang != SHMI_NONE);
+    CHECK_EQ(child_of(gang), 0);
+    expect_nothing(); /* of unknown length, so nothing goes behind it */
+    gang_done(gang);
+    CHECK_EQ(next_gang(), SHMI_NONE); /* helpers owe what waits a turn */
+    uint64_t helpers = 0;
+    for (int i = 0; i < 2; i++) {
+      held[i] = take();
+      helpers |= UINT64_C(1) << to;
+    }
+    CHECK_EQ(helpers, 3);
+    now += SHMI_GANG_AGE_NS;
+    CHECK_EQ(next_gang(), SHMI_NONE);
+    done(held[0], 0);
+    expect_nothing(); /* and now it is the gang's */
+    done(held[1], 0);
+    expect_nothing();
+    if (round == 2) CHECK_EQ(shmi_schedule_queued(s), 0);
+  }
   close_schedule();
 }
 
@@ -969,19 +1081,176 @@ TEST(a_gang_that_waited_long_keeps_new_work_from_its_helpers) {
   uint32_t busy = put_at(0, 1);
   CHECK_EQ(take(), busy);
   uint32_t gang = put_gang(1, 3);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(next_gang(), SHMI_NONE);
   uint32_t passes = put(0); /* the gang is young */
   CHECK_EQ(take(), passes);
   CHECK_EQ(to, 1);
   now += SHMI_GANG_AGE_NS;
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
+  CHECK_EQ(next_gang(), SHMI_NONE);
   done(passes, 0);
   put(0);
   expect_nothing(); /* helper 1 is free, and kept for the gang */
+  uint32_t urgent = put_with(0, 1);
+  CHECK_EQ(take(), urgent); /* from what goes before it nothing is kept */
+  CHECK_EQ(to, 1);
+  done(urgent, 0);
   done(busy, 0);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), gang);
+  CHECK_EQ(next_gang(), gang);
   gang_done(gang);
   served();
+  close_schedule();
+}
+
+TEST(no_helper_is_kept_for_a_gang_whose_other_member_is_down) {
+  open_schedule(2, 2, 1);
+  shmi_schedule_helper_down(s, 1);
+  uint32_t gang = put_gang(1, 3);
+  now += SHMI_GANG_AGE_NS;
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  uint32_t passes = put(0);
+  CHECK_EQ(take(), passes);
+  CHECK_EQ(to, 0);
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(next_gang(), SHMI_NONE); /* now they are */
+  put(0);
+  expect_nothing();
+  shmi_schedule_helper_down(s, 1); /* at once, not when gangs are looked at next */
+  done(passes, 0);
+  served();
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(next_gang(), gang);
+  gang_done(gang);
+  close_schedule();
+}
+
+TEST(a_gang_that_waits_for_a_replacement_is_in_nobodys_way_but_its_childs) {
+  open_schedule(2, 3, 1);
+  shmi_schedule_helper_down(s, 1);
+  uint32_t waits = put_gang(0, 3), behind = put_gang(0, 1), beside = put_gang(1, 5);
+  CHECK_EQ(next_gang(), beside);
+  gang_done(beside);
+  CHECK_EQ(next_gang(), SHMI_NONE); /* what one child sends to a helper stays in order */
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(next_gang(), waits);
+  gang_done(waits);
+  CHECK_EQ(next_gang(), behind);
+  gang_done(behind);
+  close_schedule();
+}
+
+TEST(a_gangs_slowest_member_teaches_the_estimate) {
+  open_schedule(1, 3, 1);
+  uint32_t gang = put_gang(0, 7);
+  CHECK_EQ(next_gang(), gang);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 1, 300 * US), 2);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 0, 900 * US), 1);
+  CHECK_EQ(shmi_schedule_estimate(s, 0), 0);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 2, 100 * US), 0);
+  CHECK_EQ(shmi_schedule_estimate(s, 0), 900 * US);
+  shmi_schedule_free(s, gang);
+  for (int i = 0; i < 100; i++) {
+    put_gang(0, 7);
+    gang_done_in(next_gang(), 50 * US);
+  }
+  CHECK(shmi_schedule_estimate(s, 0) < 60 * US);
+  close_schedule();
+}
+
+TEST(short_gangs_of_the_same_helpers_are_handed_ahead) {
+  open_schedule(2, 3, 1);
+  teach(0, 10 * US);
+  uint32_t gangs[40];
+  for (int i = 0; i < 40; i++) gangs[i] = put_gang(0, 3);
+  int count = 0;
+  while (count < 40 && next_gang() != SHMI_NONE) count++;
+  CHECK(count >= 15 && count <= SHMI_CREDIT_BUDGET_NS / (10 * US) + 1);
+  CHECK_EQ(shmi_schedule_in_flight(s, 0), (uint32_t)count);
+  CHECK_EQ(shmi_schedule_in_flight(s, 1), (uint32_t)count);
+  uint32_t others = put_gang(1, 6); /* its helper 1 holds gangs of others' */
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  for (int i = 0; i < count; i++) gang_done_in(gangs[i], 10 * US);
+  CHECK_EQ(next_gang(), gangs[count]); /* it was still their turn */
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  gang_done_in(gangs[count], 10 * US);
+  CHECK_EQ(next_gang(), others);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  gang_done_in(others, 10 * US);
+  for (uint32_t number = next_gang(); number != SHMI_NONE; number = next_gang()) {
+    gang_done_in(number, 10 * US);
+  }
+  close_schedule();
+}
+
+TEST(of_gangs_of_milliseconds_one_waits_ahead_of_the_longest_none) {
+  static const struct {
+    uint64_t service_ns;
+    int held;
+  } cases[] = {{4 * MS, 2}, {200 * (uint64_t)MS, 1}};
+  for (int i = 0; i < 2; i++) {
+    open_schedule(2, 2, 1);
+    teach(0, cases[i].service_ns);
+    for (int k = 0; k < 3; k++) put_gang(0, 3);
+    uint32_t held[3];
+    for (int k = 0; k < cases[i].held; k++) {
+      held[k] = next_gang();
+      CHECK(held[k] != SHMI_NONE);
+    }
+    CHECK_EQ(next_gang(), SHMI_NONE);
+    for (int k = 0; k < cases[i].held; k++) gang_done_in(held[k], cases[i].service_ns);
+    put(1); /* somebody else waits: it is his turn, not one ahead */
+    CHECK_EQ(next_gang(), SHMI_NONE);
+    while (shmi_schedule_queued(s) > 0) {
+      if (next() > 0) done(out[0], 0);
+      uint32_t number = next_gang();
+      if (number != SHMI_NONE) gang_done(number);
+    }
+    close_schedule();
+  }
+}
+
+TEST(a_gang_never_starts_behind_a_call_that_one_member_executes) {
+  credit_of[0] = 3; /* whatever may always be handed ahead */
+  open_schedule(2, 2, 1);
+  teach(0, 4 * MS);
+  uint32_t call = put_at(0, 2);
+  CHECK_EQ(take(), call);
+  uint32_t gang = put_gang(1, 3);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  done(call, 4 * MS);
+  CHECK_EQ(next_gang(), gang);
+  uint32_t ahead = put_gang(1, 3), third = put_gang(1, 3), fourth = put_gang(1, 3);
+  CHECK_EQ(next_gang(), ahead);
+  CHECK_EQ(next_gang(), third);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  gang_done(gang);
+  CHECK_EQ(next_gang(), fourth);
+  gang_done(ahead);
+  gang_done(third);
+  gang_done(fourth);
+  close_schedule();
+}
+
+TEST(a_gang_that_nobody_began_goes_back_to_the_front) {
+  open_schedule(2, 2, 1);
+  uint32_t gang = put_gang(0, 3), later = put_gang(0, 3);
+  CHECK_EQ(next_gang(), gang);
+  shmi_schedule_helper_down(s, 1);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 1, 0), 1);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 0, 0), 0);
+  CHECK_EQ(shmi_schedule_requeue_gang(s, gang), 1);
+  CHECK_EQ(shmi_schedule_queued(s), 2);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(next_gang(), gang);
+  CHECK_EQ(shmi_schedule_request(s, gang)->attempts, 2);
+  CHECK_EQ(shmi_schedule_request(s, gang)->members, 3);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 0, 0), 1);
+  CHECK_EQ(shmi_schedule_gang_finished(s, gang, 1, 0), 0);
+  shmi_schedule_expect_helper(s, 1, 0);
+  CHECK_EQ(shmi_schedule_requeue_gang(s, gang), 0); /* it would wait for nobody */
+  shmi_schedule_free(s, gang);
+  CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), later);
+  shmi_schedule_free(s, later);
   close_schedule();
 }
 
@@ -996,34 +1265,49 @@ TEST(a_waiting_gang_can_be_cancelled_dropped_given_up_and_expire) {
   CHECK_EQ(shmi_schedule_drop_child(s, 1), SHMI_NONE);
   CHECK_EQ(shmi_schedule_drop_child(s, 0), a);
   shmi_schedule_free(s, a);
-  a = put_gang(0, 3);
+  a = put_gang_with(0, 3, 2, 0);
   uint32_t b = put_gang(0, 1);
   CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), a);
   CHECK_EQ(shmi_schedule_drop_helper(s, 1, 0), SHMI_NONE);
   shmi_schedule_free(s, a);
-  CHECK_EQ(shmi_schedule_next_gang(s, now), b);
+  CHECK_EQ(next_gang(), b);
   gang_done(b);
-  shmi_frame_t frame = frame_of(0);
-  frame.placement = 3;
-  frame.flags = SHMI_FRAME_GANG;
-  frame.deadline_ns = now + 1;
-  a = put_frame(frame, 0);
+  shmi_schedule_expect_helper(s, 1, 1);
+  for (int i = 0; i < 3; i++) { /* behind others, and more than one */
+    shmi_frame_t frame = frame_of(0);
+    frame.placement = 3;
+    frame.flags = SHMI_FRAME_GANG;
+    frame.deadline_ns = i == 1 ? 0 : now + 1;
+    a = put_frame(frame, 0);
+    if (i == 1) b = a;
+  }
   now += 1;
-  CHECK_EQ(shmi_schedule_next_gang(s, now), SHMI_NONE);
-  CHECK_EQ(shmi_schedule_take_expired(s), a);
-  shmi_schedule_free(s, a);
+  CHECK_EQ(next_gang(), SHMI_NONE);
+  int expired = 0;
+  for (uint32_t number; (number = shmi_schedule_take_expired(s)) != SHMI_NONE; expired++) {
+    CHECK(number != b);
+    shmi_schedule_free(s, number);
+  }
+  CHECK_EQ(expired, 2);
+  shmi_schedule_helper_up(s, 1);
+  CHECK_EQ(next_gang(), b);
+  gang_done(b);
   close_schedule();
 }
 
 /* ---- random events against a model that is too simple to be wrong ---- */
 
 enum { M_CHILDREN = 6, M_HELPERS = 4, M_POOLS = 2, M_WINDOW = 12, M_PRIORITIES = 4 };
+enum { M_GANGS = M_POOLS + M_HELPERS, M_DOMAINS }; /* the domain of gangs is the last */
 enum { GONE, WAITS, FLIES };
 
 typedef struct model {
   int state;
   int child, priority, domain, function, helper;
   int may_be_held;    /* its function asks for a delay */
+  int is_broken;      /* gang: a member died that had not begun it */
+  uint64_t members;   /* gang: those that have not finished */
+  int passed_over;    /* gang: by those that share a helper with it, while it was its child's first */
   uint64_t sequence, key, deadline_ns, since_ns, placement;
   uint64_t order;     /* place in its FIFO: smaller is earlier */
   uint64_t estimate_ns, handed;
@@ -1032,10 +1316,11 @@ typedef struct model {
 
 static model_t model[M_CHILDREN * M_WINDOW + 1];
 static struct {
+  int owes; /* it was given a gang, and nothing else since */
   int up, in_flight, pool, gone; /* gone: it will not be replaced, unless its pool wants it again */
 } helpers_of_model[M_HELPERS];
 static int outstanding_of[M_CHILDREN];
-static int passed_over[M_POOLS + M_HELPERS][M_PRIORITIES][M_CHILDREN];
+static int passed_over[M_DOMAINS][M_PRIORITIES][M_CHILDREN];
 static uint64_t random_state, order_back, order_front, hand_overs;
 static uint64_t model_seed;
 
@@ -1061,7 +1346,9 @@ static int serves(int helper, int domain) {
 static uint64_t held_ns(int helper) {
   uint64_t sum = 0;
   for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
-    if (model[n].state == FLIES && model[n].helper == helper) sum += model[n].estimate_ns;
+    int holds = model[n].domain == M_GANGS ? (int)(model[n].members >> helper & 1)
+                                           : model[n].helper == helper;
+    if (model[n].state == FLIES && holds) sum += model[n].estimate_ns;
   }
   return sum;
 }
@@ -1079,6 +1366,23 @@ static int may_have_credit(int helper) {
           held_ns(helper) <= SHMI_CREDIT_AHEAD_NS);
 }
 
+static int is_gang(uint32_t n) { return model[n].domain == M_GANGS; }
+static int is_up(uint64_t mask) {
+  for (int h = 0; h < M_HELPERS; h++) {
+    if ((mask >> h & 1) != 0 && !helpers_of_model[h].up) return 0;
+  }
+  return 1;
+}
+static int may_be_kept(int helper) { /* for a gang that waited long */
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state == WAITS && is_gang(n) && (model[n].placement >> helper & 1) != 0 &&
+        is_up(model[n].placement) && now - model[n].since_ns >= SHMI_GANG_AGE_NS) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
 static void model_leave(uint32_t n) {
   model[n].state = GONE;
   outstanding_of[model[n].child]--;
@@ -1091,6 +1395,15 @@ static int is_left(uint64_t placement) { /* one of these helpers is there, or wi
   }
   return 0;
 }
+
+static int is_all_left(uint64_t placement) {
+  for (int h = 0; h < M_HELPERS; h++) {
+    if ((placement >> h & 1) != 0 && helpers_of_model[h].gone) return 0;
+  }
+  return 1;
+}
+
+static int with_gangs;
 
 static void model_enqueue(int batches, int delays) {
   int child = (int)roll(M_CHILDREN);
@@ -1106,15 +1419,21 @@ static void model_enqueue(int batches, int delays) {
     frame.batch_key = 1 + roll(3);
     frame.rows = (uint32_t)roll(8) == 0 ? 100 : (uint32_t)(1 + roll(4));
   }
+  int gang = with_gangs && roll(4) == 0;
+  if (gang) {
+    frame.flags = SHMI_FRAME_GANG;
+    frame.placement = 1 + roll((1 << M_HELPERS) - 1);
+  }
   uint32_t n = shmi_schedule_enqueue(s, &frame, &functions[function], now);
-  if (frame.placement != 0 && !is_left(frame.placement)) {
+  if (frame.placement != 0 && !(gang ? is_all_left : is_left)(frame.placement)) {
     MODEL_CHECK(n == SHMI_NONE);
     return;
   }
   MODEL_CHECK(n != SHMI_NONE && n <= M_CHILDREN * M_WINDOW);
   MODEL_CHECK(model[n].state == GONE);
   int domain = shmi_schedule_request(s, n)->domain;
-  if (frame.placement == 0) MODEL_CHECK(domain == frame.pool);
+  if (gang) MODEL_CHECK(domain == M_GANGS);
+  else if (frame.placement == 0) MODEL_CHECK(domain == frame.pool);
   else MODEL_CHECK(domain >= M_POOLS && (frame.placement >> (domain - M_POOLS) & 1) != 0 &&
                    !helpers_of_model[domain - M_POOLS].gone);
   model[n] = (model_t){.state = WAITS,
@@ -1122,7 +1441,7 @@ static void model_enqueue(int batches, int delays) {
                        .priority = frame.priority,
                        .domain = domain,
                        .function = function,
-                       .may_be_held = functions[function].batch_delay_ns > 0 &&
+                       .may_be_held = !gang && functions[function].batch_delay_ns > 0 &&
                                       frame.batch_key != 0 &&
                                       frame.rows < functions[function].batch_max_rows,
                        .sequence = frame.sequence,
@@ -1170,7 +1489,7 @@ static int model_next(int delays) {
     for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
       if (model[n].state != WAITS || may_wait(&model[n])) continue;
       for (int h = 0; h < M_HELPERS; h++)
-        MODEL_CHECK(!serves(h, model[n].domain) || !must_have_credit(h));
+        MODEL_CHECK(!serves(h, model[n].domain) || !must_have_credit(h) || may_be_kept(h));
     }
     return 0;
   }
@@ -1206,6 +1525,7 @@ static int model_next(int delays) {
     helpers_of_model[helper].in_flight++;
     served_child[m->child] = 1;
   }
+  helpers_of_model[helper].owes = 0;
   MODEL_CHECK(count == 1 || rows <= functions[first.function].batch_max_rows);
   MODEL_CHECK(estimate > 0);
   MODEL_CHECK(shmi_schedule_in_flight(s, helper) == (uint32_t)helpers_of_model[helper].in_flight);
@@ -1222,11 +1542,146 @@ static int model_next(int delays) {
   return count;
 }
 
+/* ---- gangs in the model ---- */
+
+static int urgency_at(int helper) {
+  int urgency = -1;
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state == WAITS && !is_gang(n) && serves(helper, model[n].domain) &&
+        model[n].priority > urgency) {
+      urgency = model[n].priority;
+    }
+  }
+  return urgency;
+}
+
+static int holds_only(int helper, uint64_t mask) {
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state != FLIES) continue;
+    if (!is_gang(n) && model[n].helper == helper) return 0;
+    if (is_gang(n) && (model[n].members >> helper & 1) != 0 && model[n].placement != mask) return 0;
+  }
+  return 1;
+}
+
+static int can_begin_in_model(uint32_t n) {
+  for (int h = 0; h < M_HELPERS; h++) {
+    if ((model[n].placement >> h & 1) == 0) continue;
+    int urgency = urgency_at(h), priority = model[n].priority;
+    if (!helpers_of_model[h].up || urgency > priority) return 0;
+    if (urgency == priority && helpers_of_model[h].owes) return 0;
+    if (helpers_of_model[h].in_flight == 0) continue;
+    if (!holds_only(h, model[n].placement)) return 0;
+    int one_ahead = helpers_of_model[h].in_flight == 1 && held_ns(h) <= SHMI_CREDIT_AHEAD_NS &&
+                    urgency < priority;
+    if (!must_have_credit(h) && !one_ahead) return 0;
+  }
+  return 1;
+}
+
+/* Does it wait for a member that is down, or behind another one of its child that does? */
+static int is_delayed(uint32_t n) {
+  if (!is_up(model[n].placement)) return 1;
+  for (uint32_t o = 1; o <= M_CHILDREN * M_WINDOW; o++) {
+    if (model[o].state == WAITS && is_gang(o) && model[o].child == model[n].child &&
+        model[o].priority == model[n].priority && model[o].order < model[n].order &&
+        (model[o].placement & model[n].placement) != 0 && is_delayed(o)) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+static int model_next_gang(void) {
+  int could[M_CHILDREN * M_WINDOW + 1], comes_first[M_CHILDREN * M_WINDOW + 1];
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    int waits = model[n].state == WAITS && is_gang(n);
+    int is_late = model[n].deadline_ns != 0 && model[n].deadline_ns <= now;
+    could[n] = waits && !is_late && can_begin_in_model(n);
+    comes_first[n] = 1; /* it shares no helper with another one that waits */
+    for (uint32_t o = 1; waits && o <= M_CHILDREN * M_WINDOW; o++) {
+      if (o != n && model[o].state == WAITS && is_gang(o) &&
+          (model[o].placement & model[n].placement) != 0) {
+        comes_first[n] = 0;
+      }
+    }
+  }
+  uint32_t got = shmi_schedule_next_gang(s, now);
+  model_expired();
+  if (got == SHMI_NONE) {
+    for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) MODEL_CHECK(!could[n] || !comes_first[n]);
+    return 0;
+  }
+  model_t *m = &model[got];
+  MODEL_CHECK(could[got]);
+  MODEL_CHECK(!is_delayed(got));
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    model_t *other = &model[n];
+    if (n == got || other->state != WAITS || !is_gang(n) || is_delayed(n) ||
+        (other->placement & m->placement) == 0) {
+      if (other->state == WAITS && is_gang(n) && is_delayed(n)) other->passed_over = 0;
+      continue;
+    }
+    MODEL_CHECK(other->priority <= m->priority);
+    if (other->priority != m->priority) continue;
+    MODEL_CHECK(other->child != m->child || other->order > m->order);
+    int is_its_first = 1;
+    for (uint32_t o = 1; o <= M_CHILDREN * M_WINDOW; o++) {
+      is_its_first &= !(model[o].state == WAITS && is_gang(o) && model[o].child == other->child &&
+                        model[o].priority == other->priority && model[o].order < other->order);
+    }
+    other->passed_over = is_its_first ? other->passed_over + 1 : 0;
+    MODEL_CHECK(other->passed_over < M_CHILDREN);
+  }
+  const shmi_request_t *r = shmi_schedule_request(s, got);
+  MODEL_CHECK(r->members == m->placement && r->estimate_ns > 0);
+  m->state = FLIES;
+  m->members = m->placement;
+  m->is_broken = 0;
+  m->passed_over = 0;
+  m->estimate_ns = r->estimate_ns;
+  for (int h = 0; h < M_HELPERS; h++) {
+    if ((m->members >> h & 1) == 0) continue;
+    helpers_of_model[h].in_flight++;
+    helpers_of_model[h].owes = 1;
+    MODEL_CHECK(shmi_schedule_in_flight(s, h) == (uint32_t)helpers_of_model[h].in_flight);
+  }
+  return 1;
+}
+
+static void model_member_ends(uint32_t n, int helper, uint64_t service_ns) {
+  helpers_of_model[helper].in_flight--;
+  model[n].members &= ~(UINT64_C(1) << helper);
+  int left = shmi_schedule_gang_finished(s, n, helper, service_ns);
+  MODEL_CHECK(left == __builtin_popcountll(model[n].members));
+  if (left > 0) return;
+  int again = model[n].is_broken && roll(2) == 0;
+  if (!again) {
+    model_leave(n);
+    return;
+  }
+  int is_queued = shmi_schedule_requeue_gang(s, n);
+  MODEL_CHECK(is_queued == is_all_left(model[n].placement));
+  if (!is_queued) {
+    model_leave(n);
+    return;
+  }
+  model[n].state = WAITS;
+  model[n].order = --order_front;
+}
+
+/* ---- what else happens ---- */
+
 static void model_finish(void) {
+  static const uint64_t services[] = {0, 500, 5 * US, 60 * US, 3 * MS, 80 * (uint64_t)MS};
   uint32_t n = 1 + (uint32_t)roll(M_CHILDREN * M_WINDOW);
   if (model[n].state != FLIES) return;
+  if (is_gang(n)) {
+    int helper = (int)roll(M_HELPERS);
+    if ((model[n].members >> helper & 1) != 0) model_member_ends(n, helper, services[roll(6)]);
+    return;
+  }
   helpers_of_model[model[n].helper].in_flight--;
-  static const uint64_t services[] = {0, 500, 5 * US, 60 * US, 3 * MS, 80 * (uint64_t)MS};
   shmi_schedule_finished(s, n, services[roll(6)]);
   model_leave(n);
 }
@@ -1241,10 +1696,15 @@ static void model_death(void) {
   if (roll(3) != 0) return;
   helpers_of_model[helper].up = 0;
   shmi_schedule_helper_down(s, helper);
+  for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
+    if (model[n].state != FLIES || !is_gang(n) || (model[n].members >> helper & 1) == 0) continue;
+    model[n].is_broken = 1;
+    model_member_ends(n, helper, 0);
+  }
   for (;;) { /* newest first */
     uint32_t newest = 0;
     for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
-      if (model[n].state == FLIES && model[n].helper == helper &&
+      if (model[n].state == FLIES && !is_gang(n) && model[n].helper == helper &&
           (newest == 0 || model[n].handed > model[newest].handed)) {
         newest = n;
       }
@@ -1325,7 +1785,8 @@ static void model_gone(void) {
   helpers_of_model[helper].up = 0;
   while ((n = shmi_schedule_drop_helper(s, helper, others == 0)) != SHMI_NONE) {
     MODEL_CHECK(model[n].state == WAITS);
-    if (model[n].placement == 0) MODEL_CHECK(others == 0 && model[n].domain == pool);
+    if (is_gang(n)) MODEL_CHECK((model[n].placement >> helper & 1) != 0);
+    else if (model[n].placement == 0) MODEL_CHECK(others == 0 && model[n].domain == pool);
     else MODEL_CHECK(model[n].domain == M_POOLS + helper && !is_left(model[n].placement));
     model_leave(n);
   }
@@ -1335,6 +1796,7 @@ static void model_gone(void) {
     if (model[n].state != WAITS) continue;
     MODEL_CHECK(model[n].domain != M_POOLS + helper);
     MODEL_CHECK(others > 0 || model[n].domain != pool);
+    MODEL_CHECK(!is_gang(n) || (model[n].placement >> helper & 1) == 0);
   }
 }
 
@@ -1363,7 +1825,7 @@ static void model_drop(void) {
 
 /* Whoever has nothing queued in a ring stands behind everybody when it comes again. */
 static void forget_absent(void) {
-  static int waits[M_POOLS + M_HELPERS][M_PRIORITIES][M_CHILDREN];
+  static int waits[M_DOMAINS][M_PRIORITIES][M_CHILDREN];
   memset(waits, 0, sizeof waits);
   for (uint32_t n = 1; n <= M_CHILDREN * M_WINDOW; n++) {
     if (model[n].state == WAITS) waits[model[n].domain][model[n].priority][model[n].child] = 1;
@@ -1387,6 +1849,7 @@ static void run_model(uint64_t seed, int batches, int delays) {
     pool_of[h] = (uint8_t)(h % M_POOLS);
     helpers_of_model[h].up = 1;
     helpers_of_model[h].in_flight = 0;
+    helpers_of_model[h].owes = 0;
     helpers_of_model[h].gone = 0;
     helpers_of_model[h].pool = h % M_POOLS;
   }
@@ -1413,7 +1876,12 @@ static void run_model(uint64_t seed, int batches, int delays) {
     else now += roll(2 * MS);
     forget_absent();
     if (roll(3) != 0) {
-      while (model_next(delays) > 0) forget_absent();
+      int given;
+      do {
+        given = 0;
+        while (with_gangs && model_next_gang() > 0) given = 1;
+        while (model_next(delays) > 0) given = 1, forget_absent();
+      } while (with_gangs && given);
     }
   }
   /* Nothing new, and nobody comes back who is gone, but one where a pool has none: all that is left
@@ -1432,6 +1900,8 @@ static void run_model(uint64_t seed, int batches, int delays) {
   }
   for (int rounds = 0; rounds < 100000; rounds++) {
     now += MS;
+    while (with_gangs && model_next_gang() > 0) {
+    }
     while (model_next(delays) > 0) {
     }
     int left = 0;
@@ -1459,3 +1929,7 @@ static void run_seeds(int batches, int delays) {
 TEST_WITHIN(random_events_agree_with_the_model, 30) { run_seeds(0, 0); }
 TEST_WITHIN(random_events_with_batches_agree_with_the_model, 30) { run_seeds(1, 0); }
 TEST_WITHIN(random_events_with_delayed_batches_agree_with_the_model, 30) { run_seeds(1, 1); }
+TEST_WITHIN(random_events_with_gangs_agree_with_the_model, 30) {
+  with_gangs = 1;
+  run_seeds(1, 0);
+}
