@@ -156,6 +156,7 @@ Statistics, errors, and single messages:
     BadParams       an argument or a result cannot be carried
     RemoteError     the function raised in its helper
     HelperDied      the helper died while it executed this call
+    GangAborted     a call on several helpers was given up, and changed nothing
     NoHelpers       no helper is left that could serve the call
     CallTimeout     the deadline passed
     CallCancelled   the call was removed from the queue
@@ -199,6 +200,7 @@ from shmgpu.errors import (
     CallTimeout,
     ChildError,
     ConfigError,
+    GangAborted,
     HelperDied,
     LaunchError,
     NoHelpers,
@@ -294,6 +296,7 @@ __all__ = [
     "ConfigError",
     "Declared",
     "Function",
+    "GangAborted",
     "Helper",
     "HelperDied",
     "LaunchError",

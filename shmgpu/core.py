@@ -61,6 +61,8 @@ ENOT_RUNNING: int = _lib.SHM_ENOT_RUNNING
 ETOO_LARGE: int = _lib.SHM_ETOO_LARGE
 EPLACEMENT: int = _lib.SHM_EPLACEMENT
 EHELPER_GONE: int = _lib.SHM_EHELPER_GONE
+EABORTED: int = _lib.SHM_EABORTED
+EBAD_GANG: int = _lib.SHM_EBAD_GANG
 
 # The value of a reply whose status is EBAD_PARAMS: the block lies where it may, and is none that
 # the function reads. 0: it does not lie there.
@@ -151,6 +153,8 @@ _ERRORS: dict[int, type[errors.ShmError]] = {
     ENO_HELPERS: errors.NoHelpers,
     EHELPER_GONE: errors.NoHelpers,
     ETOO_LARGE: errors.ResultTooLarge,
+    EABORTED: errors.GangAborted,
+    EBAD_GANG: errors.BadParams,
 }
 
 
@@ -406,7 +410,7 @@ port_take_growing: Callable[[int], Any] = _lib.shm_port_take_growing
 
 
 def new_reply() -> Any:
-    """Room for one reply: .sequence, .ticket, .value, .token, .status, .helper."""
+    """Room for one reply: .sequence, .ticket, .value, .token, .status, .helper, .gang."""
     return _ffi.new("shm_reply_t *")
 
 
@@ -420,10 +424,16 @@ def new_repeat(config: Any, params: int, argument_bytes: int, room_bytes: int, r
 
 
 def new_call_config(
-    function: int, pool: int, priority: int = 0, placement: int = 0, port: int = 0
+    function: int,
+    pool: int,
+    priority: int = 0,
+    placement: int = 0,
+    port: int = 0,
+    gang: bool = False,
 ) -> Any:
     """What does not change between calls of one signature; .batch_key and .rows may be set."""
     config = _ffi.new("shm_call_config_t *")
+    config.gang = gang
     config.port = port
     config.function = function
     config.pool = pool
@@ -460,11 +470,12 @@ helper_finish: Callable[[int, int, int], int] = _lib.shm_helper_finish
 helper_go_on: Callable[[], int] = _lib.shm_helper_go_on
 helper_goes_on: Callable[[int], int] = _lib.shm_helper_goes_on
 
+WORK_GANG: int = _lib.SHM_WORK_GANG  # a work's kind; every other that is not 0 is a grow
 WORK_FORMAT = _format_of("shm_work_t")
 WORK_BYTES: int = _ffi.sizeof("shm_work_t")
 # What one call alone needs of it.
 ONE_WORK_FORMAT = _format_of(
-    "shm_work_t", {"function", "params", "sequence", "block_bytes", "generation", "slot", "is_grow"}
+    "shm_work_t", {"function", "params", "sequence", "block_bytes", "generation", "slot", "kind"}
 )
 
 
@@ -472,6 +483,52 @@ def new_works(capacity: int) -> tuple[Any, Any]:
     """Room for one batch of works: (handle for helper_step, buffer to unpack from)."""
     works = _ffi.new("shm_work_t[]", capacity)
     return works, _buffer(works)
+
+
+# ---- gangs: calls that run on several helpers at once ------------------------------------------
+
+GANG_COMMITTED: int = _lib.SHM_GANG_COMMITTED
+GANG_ABORTED: int = _lib.SHM_GANG_ABORTED
+GANG_BLOCK_FORMAT = _format_of("shm_gang_block_t")  # what stands before the offsets
+GANG_BLOCK_VERSION = 1
+
+
+def _numbers(enumeration: str, prefix: str) -> dict[str, int]:
+    """Words and numbers of a C enumeration, without its last, which counts them."""
+    numbers: dict[str, int] = _ffi.typeof(f"enum {enumeration}").relements
+    words = {name.removeprefix(prefix).lower(): int(number) for name, number in numbers.items()}
+    return {word: number for word, number in words.items() if number < len(words) - 1}
+
+
+COLLECTIVES = _numbers("shm_collective_kind", "SHM_")
+COLLECTIVE_DTYPES = _numbers("shm_dtype", "SHM_")
+REDUCTIONS = _numbers("shm_reduction", "SHM_REDUCE_")
+ALGORITHMS = _numbers("shm_algorithm", "SHM_ALGORITHM_")
+
+gang_collective: Callable[[Any, Any, Any], int] = _lib.shm_gang_collective
+gang_start: Callable[[Any, Any, Any], int] = _lib.shm_gang_start
+gang_wait: Callable[[int, int], int] = _lib.shm_gang_wait
+gang_commit: Callable[[], int] = _lib.shm_gang_commit
+gang_abort: Callable[[], int] = _lib.shm_gang_abort
+gang_state: Callable[[], int] = _lib.shm_gang_state
+gang_epoch: Callable[[], int] = _lib.shm_gang_epoch
+
+
+def new_collective(**fields: Any) -> Any:
+    """A description for :data:`gang_collective`; sequences fill its arrays from the front."""
+    made = _ffi.new("shm_collective_t *")
+    for name, value in fields.items():
+        if isinstance(value, int):
+            setattr(made, name, value)
+        else:
+            for index, one in enumerate(value):
+                getattr(made, name)[index] = one
+    return made
+
+
+def pointer(address: int) -> Any:
+    """An address, for :data:`gang_collective`; 0 is none."""
+    return _cast("void *", address)
 
 
 # ---- the scoreboard --------------------------------------------------------------------------

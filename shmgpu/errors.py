@@ -15,6 +15,7 @@ __all__ = [
     "CallTimeout",
     "ChildError",
     "ConfigError",
+    "GangAborted",
     "HelperDied",
     "LaunchError",
     "NoHelpers",
@@ -34,6 +35,8 @@ class ShmError(Exception):
     """The root of the tree: any error that shmgpu itself detects."""
 
     _status = 0  # of the C core; see core.is_of
+    _helper = -1  # of a call on several helpers: whose failure it is
+    _is_committed = False  # and whether what it did stands nevertheless
 
 
 class ConfigError(ShmError, ValueError):
@@ -105,6 +108,10 @@ class BadParams(ShmError, ValueError):
 
 class HelperDied(ShmError):
     """The helper died while it executed this call; the next call goes to another helper."""
+
+
+class GangAborted(ShmError):
+    """A call on several helpers was given up before any of it took effect."""
 
 
 class NoHelpers(ShmError):

@@ -42,6 +42,7 @@ memory/tlsf                         any
 memory/arena                        any
 
 ipc/scoreboard                      any
+ipc/gang                            any
 ipc/frame                           any
 ipc/pipe                            any
 ipc/function_table                  any
@@ -58,6 +59,9 @@ child/adaptive_spin                 child
 child/port                          child
 child/attach                        child
 
+helper/reduction                    helper
+helper/rendezvous                   helper
+helper/collective                   helper
 helper/helper_port                  helper
 
 broker/schedule                     parent
@@ -112,6 +116,7 @@ child/prepared                      child
 child/transport                     child
 child/tickets                       child
 child/raw_calls                     child
+child/gang_calls                    child
 child/arguments                     child
 child/results                       child
 child/replies                       child
@@ -122,7 +127,17 @@ child/runtime                       child
 arena                               child
 functions                           child
 
+collectives/__init__                helper
+collectives/operations              helper
+collectives/shared_memory           helper
+collectives/staged                  helper
+collectives/process_groups          helper
+collectives/programs                helper
+collectives/choice                  helper
+collectives/in_order                helper
+
 helper/number                       helper
+helper/gang                         helper
 helper/decoded                      helper
 helper/mutation_check               helper
 helper/parked_results               helper
@@ -418,7 +433,7 @@ HEADS = {
         "looks at what lies in a block",
     ),
     "csrc/ipc": (
-        "What processes tell each other: frames, pipes, the scoreboard, the table of functions.",
+        "What processes tell each other: frames, pipes, the scoreboard, the words of gangs.",
         "decides who is served",
     ),
     "csrc/process": (
@@ -430,7 +445,7 @@ HEADS = {
         "runs a function",
     ),
     "csrc/helper": (
-        "A helper's end of the conversation: it takes calls and answers them.",
+        "A helper's end: it takes calls, answers them, and meets the other members of a gang.",
         "sends a call",
     ),
     "csrc/broker": (

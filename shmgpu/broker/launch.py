@@ -402,6 +402,7 @@ def init(
             raise
         host.child_reports.close()
         host.child_stacks.close()
+        host.close_meetings()
         address = host.private_address
         host.close_endpoint()
         port = Port(BrokerTransport(), SharedArena(0), plan.pools)

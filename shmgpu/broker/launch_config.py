@@ -79,6 +79,7 @@ class LaunchConfig:
         if takes_tensors or runtime.computes_with_torch:
             _import_torch()
         self.setups: list[Setup] = []
+        self.has_gpus_apart = False  # two helpers have a GPU each
         threads = resolve("threads")
         self.threads_given = threads > 0
         gpu_memory = resolve("gpu_memory")
@@ -103,6 +104,8 @@ class LaunchConfig:
             )
             share = 1
             is_shared = False
+        gpus = {device_name for device_name in names if device_name != "cpu"}
+        self.has_gpus_apart = len(gpus) > 1
         computing = [number for number, device_name in enumerate(names) if device_name == "cpu"]
         for number, device_name in enumerate(names):
             pool = list(counts)[self.helper_pool[number]]
@@ -123,6 +126,7 @@ class LaunchConfig:
                     Share(number, computing, cores, share)
                     if is_shared and device_name == "cpu"
                     else None,
+                    tuple(names),
                 )
             )
         # A GPU helper holds two messages, so that copy and compute can overlap.

@@ -70,6 +70,8 @@ class RoleHost(core.Host):
         self.error: BaseException | None = None
         self.endpoint: Endpoint | PrivateEndpoint | None = None  # where others may join
         self.manifest_fd = -1  # what they are told of this broker
+        # By which helpers with a GPU each make communicators; without a name, so it leaves nothing.
+        self.meeting_fd = os.memfd_create("shmgpu-meetings") if plan.has_gpus_apart else -1
         self.on_ready: Callable[[], None] | None = None
         self.on_draining: Callable[[], None] | None = None
         self.lent: list[int] = []  # descriptors of the parent's until it is ready
@@ -164,6 +166,7 @@ class RoleHost(core.Host):
         if setup.share is not None:
             setup.share.blas = self._blas
             setup.threads = setup.share.threads = setup.share.wanted()
+        setup.meeting_fd = self.meeting_fd
         if setup.threads:
             self._blas.set(setup.threads)
         else:
@@ -183,6 +186,7 @@ class RoleHost(core.Host):
         self.helper_reports.close()
         self.helper_stacks.close()
         self.close_endpoint()
+        self.close_meetings()
         self.child_reports.keep_only(child)
         self.child_stacks.keep_only(child)
         faulthandler.enable(self.child_stacks.descriptor(child))
@@ -239,6 +243,12 @@ class RoleHost(core.Host):
     def private_address(self) -> str:
         """Where processes that children fork may join; empty: nowhere."""
         return self.endpoint.address if isinstance(self.endpoint, PrivateEndpoint) else ""
+
+    def close_meetings(self) -> None:
+        """Let go of the file by which helpers make communicators; its copies stay theirs."""
+        if self.meeting_fd >= 0:
+            os.close(self.meeting_fd)
+            self.meeting_fd = -1
 
     def close_endpoint(self) -> None:
         """Close the endpoint, and what is handed out there."""
@@ -355,6 +365,7 @@ class RoleHost(core.Host):
         self.child_reports.close()
         self.helper_stacks.close()
         self.child_stacks.close()
+        self.close_meetings()
 
 
 _has_frozen = False

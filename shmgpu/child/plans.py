@@ -22,7 +22,7 @@ from shmgpu.codec import arrays, layout
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import RESULT_AT, Signature, TreeLayout
 from shmgpu.codec.pytree import encode_values
-from shmgpu.errors import BadParams
+from shmgpu.errors import BadParams, ShmError
 
 FIRST_OUTPUT_BYTES = 4096  # bytes allocated for a result of unknown size
 MAX_IDLE = 64  # calls kept ready for each plan
@@ -304,6 +304,12 @@ class Call:
         """Tell the block where the result goes."""
         self.result = buffer
         self.plan.pack(self.block, RESULT_AT, address, size_bytes, *self.addresses)
+
+    def note(self, reply: Any) -> None:
+        """It failed, and that is the reply: for those that want to know more than its status."""
+
+    def blame(self, error: ShmError) -> None:
+        """It raises that: for those that know more of it."""
 
     def release(self) -> None:
         """The call has ended: forget what was its, and stand ready for the next."""

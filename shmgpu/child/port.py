@@ -51,6 +51,7 @@ import numpy as np
 
 from shmgpu import core
 from shmgpu.child.arguments import Arguments, CallOptions, CallTarget
+from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import MAX_IDLE, Call
 from shmgpu.child.prepared import UNHELD, PreparedCall
@@ -142,8 +143,10 @@ class Port(Replies):
             return result
         return self._finish(call, status)
 
-    def send(self, call: RawCall, target: CallTarget, keep: Any) -> Any:
+    def send(self, call: RawCall | GangCall, target: CallTarget, keep: Any) -> Any:
         """Send a raw call and wait: the output buffer, with its result; raises what went wrong.
+
+        Of a gang's call it is a list of them, by rank.
 
         ``keep`` is what has to live as long as helpers may look at it.
         """
@@ -231,7 +234,12 @@ class Port(Replies):
     def _finish(self, call: Call, status: int) -> Any:
         """What an answered call returns, or raises."""
         try:
+            if status < 0:
+                call.note(call.reply)
             return self._result_of(call, status, int(call.reply.value))
+        except ShmError as error:
+            call.blame(error)
+            raise
         finally:
             call.release()
             if self._queue:
@@ -325,7 +333,7 @@ class Port(Replies):
             raise
         return ticket
 
-    def post(self, call: RawCall, handler: CompletionHandler, keep: Any) -> Ticket:
+    def post(self, call: RawCall | GangCall, handler: CompletionHandler, keep: Any) -> Ticket:
         """As :meth:`submit`, for a raw call."""
         ticket = Ticket(call, handler, next(self._numbers), keep)
         try:

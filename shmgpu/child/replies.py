@@ -152,6 +152,8 @@ class Replies:
             inbox[0] = ticket, handler, None, error, True
             return True
         status, value = int(reply.status), int(reply.value)
+        if status:
+            call.note(reply)
         if call.keeper is not None and not status and not value:
             self._out.pop(number, None)
             _report(call.keeper.arrived)
@@ -159,6 +161,7 @@ class Replies:
         try:
             inbox[0] = ticket, handler, self._result_of(call, status, value), None, True
         except ShmError as reason:
+            call.blame(reason)
             inbox[0] = ticket, handler, None, reason, True
         except BaseException as reason:
             # The result's own, or from outside, where signals are handled: read once more and see.

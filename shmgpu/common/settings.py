@@ -190,10 +190,11 @@ ROWS: tuple[Setting, ...] = (
     ),
     Setting(
         *("scratch", "launch init broker ensure doctor", "int | str"),
-        "memory of each helper's scratch region, which all helpers map",
+        "memory of each helper's scratch region, which all helpers map, for what they exchange",
         parse_bytes,
-        0,
+        "4MiB",
         metavar="SIZE",
+        detail="; its pages are taken when they are first used. 0: none, and no collectives",
     ),
     Setting(
         *("trace_records", "launch init broker ensure", "int"),

@@ -34,7 +34,7 @@ class Plan:
     children: int = 1
     helpers: int = 1
     arena: int = 64 * MIB
-    scratch: int = 0
+    scratch: int = 4 * MIB
     window: int = 64
     gpu_memory: int = 0
     threads: int = 0

@@ -15,6 +15,7 @@ from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import ParameterBlock
 from shmgpu.codec.pytree import TreeDef
 from shmgpu.errors import BadParams
+from shmgpu.helper.gang import GangMember
 
 
 class ServedFunction(Protocol):
@@ -190,6 +191,7 @@ class RawRequest:
         addresses: of the arrays that come with it.
         first, end: where the arrays of the caller's arena begin and end.
         output_offset, output_bytes: where the result goes, from the first byte of all arenas.
+        gang: the members that run it at once, this helper among them; None: it runs here alone.
     """
 
     __slots__ = (
@@ -199,6 +201,7 @@ class RawRequest:
         "code",
         "end",
         "first",
+        "gang",
         "head",
         "output_bytes",
         "output_offset",
@@ -218,6 +221,7 @@ class RawRequest:
         self.addresses = block.addresses
         self.first, self.end = bounds
         self.output_offset, self.output_bytes = output
+        self.gang: GangMember | None = None
         self._origin = origin
         self._look = look
 

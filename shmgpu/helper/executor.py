@@ -19,8 +19,9 @@ from shmgpu.codec import arrays, dtypes, layout
 from shmgpu.codec.arrays import ArraySpec
 from shmgpu.codec.layout import ParameterBlock, Signature, TreeLayout
 from shmgpu.codec.pytree import decode_values, encode_values, flatten
+from shmgpu.collectives.choice import Backends
 from shmgpu.common.logs import logger
-from shmgpu.errors import BadParams, remote_name
+from shmgpu.errors import BadParams, GangAborted, remote_name
 from shmgpu.helper.decoded import (
     DecodedCall,
     Device,
@@ -31,6 +32,7 @@ from shmgpu.helper.decoded import (
     check_rows,
     rows_of,
 )
+from shmgpu.helper.gang import GangMember
 from shmgpu.helper.hints import hint, user_frames
 from shmgpu.helper.mutation_check import MutationCheck
 from shmgpu.helper.parked_results import Parking
@@ -57,6 +59,7 @@ class Executor:
         bounds: gives (first, last + 1) address of a child's arena.
         device: where tensors go.
         parked_limit: bytes of results that may wait for a larger output buffer.
+        backends: how members of a gang exchange arrays; None: this helper is never one.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Executor:
         bounds: Callable[[int], tuple[int, int]],
         device: Device,
         parked_limit: int = 256 << 20,
+        backends: Backends | None = None,
     ) -> None:
         self.helper = helper
         self.functions = functions
@@ -92,6 +96,8 @@ class Executor:
         self.quick: dict[bytes, tuple[Any, ...]] = {}
         self._views: dict[tuple[Any, ...], Any] = {}
         self._parking = Parking(parked_limit)
+        self._backends = backends
+        self._gang: GangMember | None = None  # that the call is of which runs
 
     # ---- one call ------------------------------------------------------------------------
 
@@ -120,6 +126,29 @@ class Executor:
                 return self._serve_raw(self.functions[function], admitted, key)
             call = admitted
         return self._serve_decoded(self.functions[function], call, key)
+
+    def serve_gang(
+        self,
+        mask: int,
+        ticket: int,
+        function: int,
+        block: bytes,
+        slot: int,
+        generation: int,
+        sequence: int,
+    ) -> tuple[int, int]:
+        """Run one call that the helpers of ``mask`` run at once, as one of them."""
+        assert self._backends is not None
+        self._gang = GangMember(mask, ticket, self.helper.id, self._backends)
+        try:
+            outcome = self.serve(function, block, slot, generation, sequence)
+            if outcome == _DONE:
+                self._gang.settle()
+            return outcome
+        except GangAborted:
+            return core.EABORTED, 0
+        finally:
+            self._gang = None
 
     def _serve_decoded(
         self, target: ServedFunction, call: DecodedCall, key: tuple[int, int, int]
@@ -153,6 +182,7 @@ class Executor:
         self, target: ServedFunction, request: RawRequest, key: tuple[int, int, int]
     ) -> tuple[int, int]:
         self.helper.room = None
+        request.gang = self._gang
         try:
             self._put_plainly(request, target.body(self.helper, request))
             return _DONE
@@ -480,8 +510,8 @@ class Executor:
                 self._write(self.memory, offset, found, description, leaves)
             _count(_COPIED_OUT, needed)
             return status, needed
-        if not self._parking.make_place(key, needed):
-            return core.ETOO_LARGE, needed
+        if self._gang is not None or not self._parking.make_place(key, needed):
+            return core.ETOO_LARGE, needed  # of a gang nothing waits: its members end together
         self._parking.put(key, self._blob(needed, found, description, leaves), status)
         return core.ENEEDS_SPACE, needed
 
@@ -512,6 +542,8 @@ class Executor:
     def _put_error(
         self, call: DecodedCall | RawRequest, error: BaseException, key: tuple[int, int, int]
     ) -> tuple[int, int]:
+        if self._gang is not None and isinstance(error, GangAborted):
+            return core.EABORTED, 0  # another member is the reason, and tells it
         self.last_error = error
         self.broken = self.device.failed(error) or self.broken
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
@@ -520,8 +552,12 @@ class Executor:
             text = "".join(
                 traceback.format_exception(type(error), error, user_frames(error, __file__))
             )
-            text = text[-MAX_TRACEBACK:]
             message = _message(error)
+            if self._gang is None:
+                text = text[-MAX_TRACEBACK:]
+            else:  # it fits where its result would go, or is not told
+                message = message[: call.output_bytes // 8]
+                text = text[-max(1, call.output_bytes // 4 - len(message) - 64) :]
             target = self.functions.get(call.function) if isinstance(call, DecodedCall) else None
             message += hint(error, message, target, self.helper.session)
             values = (remote_name(type(error)), message, text)

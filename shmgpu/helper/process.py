@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shmgpu import core, function_table
+from shmgpu.collectives.choice import Backends
 from shmgpu.common import config, devices
 from shmgpu.common.logs import logger
 from shmgpu.common.module_loader import own_traceback
@@ -41,6 +42,8 @@ class Setup:
         parked: bytes of results that may wait for a larger output buffer.
         children: how many arenas there are.
         share: of the cores; None where the threads are what was asked for.
+        devices: names of all helpers' devices, by number.
+        meeting_fd: file by which helpers with a GPU each make communicators; -1: there are not two.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Setup:
         parked: int,
         children: int,
         share: Share | None = None,
+        devices: tuple[str, ...] = (),
     ) -> None:
         self.session = session
         self.device = device_name
@@ -62,6 +66,8 @@ class Setup:
         self.parked = parked
         self.children = children
         self.share = share
+        self.devices = devices
+        self.meeting_fd = -1
 
 
 def run(number: int, generation: int, setup: Setup, report: Callable[[str, str], None]) -> int:
@@ -102,6 +108,7 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         lambda slot: (core.arena_base(slot), core.arena_base(slot) + size),
         device,
         setup.parked,
+        Backends(number, setup.devices, setup.meeting_fd),
     )
     executor.watches = config.resolve("debug")
     core.helper_ready(core.OK)
@@ -139,10 +146,18 @@ def serve(executor: BatchExecutor) -> int:
     count = core.helper_take(works, capacity, -1)
     while True:
         if count == 1:
-            function, params, sequence, size, generation, slot, is_grow = unpack(view)
-            if is_grow:
-                outcome = executor.grow(params, size, slot, generation, sequence)
-                count = step(works, capacity, *outcome)
+            function, params, sequence, size, generation, slot, kind = unpack(view)
+            if kind:
+                outcome = _serve_gang(executor, view) if kind == core.WORK_GANG else None
+                if outcome is None:
+                    outcome = executor.grow(params, size, slot, generation, sequence)
+                if executor.broken or later:
+                    core.helper_finish(_unpack(view, 0)[0], *outcome)
+                    if executor.broken:
+                        return _end(executor)
+                    count = _go_on(executor, works)
+                else:
+                    count = step(works, capacity, *outcome)
                 continue
             offset = params - origin
             block = memory[offset : offset + size]  # the private copy: only it is looked at
@@ -191,6 +206,14 @@ def serve(executor: BatchExecutor) -> int:
             return 1
 
 
+def _serve_gang(executor: BatchExecutor, view: Any) -> tuple[int, int]:
+    """Run the call that was taken, which other helpers run as well."""
+    work = _unpack(view, 0)
+    _, function, params, _, sequence, members, size, generation, _, ticket, slot, _, _ = work
+    block = executor.read(params, size)
+    return executor.serve_gang(members, ticket, function, block, slot, generation, sequence)
+
+
 def _go_on(executor: BatchExecutor, works: Any) -> int:
     """All that was taken is finished: send the answers, do what was left for later, take more."""
     core.helper_go_on()
@@ -211,7 +234,7 @@ def _serve_batch(executor: BatchExecutor, works: Any, view: Any, count: int) -> 
     batch = []
     deliveries = []
     for work in _unpack_all(view[: count * _WORK]):
-        delivery, function, params, _, sequence, _, size, generation, _, slot, _, _ = work
+        delivery, function, params, _, sequence, _, size, generation, _, _, slot, _, _ = work
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     outcomes = executor.serve_batch(batch)
@@ -228,7 +251,7 @@ def _serve_batch(executor: BatchExecutor, works: Any, view: Any, count: int) -> 
 class _Started:
     """A batch whose work was enqueued on a device and may not be complete."""
 
-    __slots__ = ("batch", "deliveries", "event", "outcomes")
+    __slots__ = ("batch", "deliveries", "event", "is_gang", "outcomes")
 
     def __init__(
         self,
@@ -236,7 +259,9 @@ class _Started:
         batch: list[tuple[int, ...]],
         outcomes: list[tuple[int, int]],
         event: Any,
+        is_gang: bool,
     ) -> None:
+        self.is_gang = is_gang  # whose members wait for this one
         self.deliveries = deliveries
         self.batch = batch
         self.outcomes = outcomes
@@ -267,7 +292,8 @@ def serve_overlapped(executor: BatchExecutor) -> int:
             one = _start(executor, view, count)
             started.append(one)
             later = executor.helper.later
-            keep = 1 if one.event is not None and not (executor.broken or later) else 0
+            is_lone = one.is_gang or executor.broken or later
+            keep = 1 if one.event is not None and not is_lone else 0
             while len(started) > keep:
                 started.popleft().finish(executor)
             if later and not executor.broken:
@@ -293,20 +319,23 @@ def _start(executor: BatchExecutor, view: Any, count: int) -> _Started:
     batch: list[tuple[int, ...]] = []
     deliveries = []
     for index in range(count):
-        (delivery, function, params, _, sequence, _, size, generation, _, slot, is_grow, _) = (
+        (delivery, function, params, _, sequence, _, size, generation, _, _, slot, kind, _) = (
             _unpack(view, index * _WORK)
         )
         deliveries.append(delivery)
         batch.append((function, params, size, slot, generation, sequence))
     if count > 1:
         outcomes = executor.serve_batch(batch)
-    elif is_grow:
+    elif kind == core.WORK_GANG:
+        outcomes = [_serve_gang(executor, view)]
+    elif kind:
         outcomes = [executor.grow(*batch[0][1:])]
     else:
         function, params, size, slot, generation, sequence = batch[0]
         block = executor.read(params, size)
         outcomes = [executor.serve(function, block, slot, generation, sequence)]
-    return _Started(deliveries, batch, outcomes, executor.device.take_event())
+    event = executor.device.take_event()
+    return _Started(deliveries, batch, outcomes, event, kind == core.WORK_GANG)
 
 
 def _end(executor: BatchExecutor) -> int:

@@ -269,6 +269,7 @@ class Monitor:
             "state": _name(core.HELPER_STATES, row["state"]),
             # A long call counts when it ends, so one interval may hold more than its own time.
             "busy": min(1.0, rates["busy_ns"] / 1e9),
+            "waits": min(1.0, rates["collective_wait_ns"] / 1e9),
             "calls_per_run": batches.get(index),
             "rates": rates,
         }
@@ -286,6 +287,7 @@ class Monitor:
         for function in np.unique(records["function"]):
             own = records[records["function"] == function]
             handed = own[(own["handed_ns"] != 0) & (own["helper"] != core.NO_HELPER)]
+            own = own[_stands_for_its_call(own)]
             queued_ns = handed["handed_ns"].astype(np.float64) - handed["queued_ns"]
             units = handed["finished_units"].astype(np.float64) - handed["started_units"]
             calls = len(own) * weight
@@ -306,6 +308,15 @@ class Monitor:
         if function not in self._names:
             self._names = core.function_names()
         return self._names.get(function) or "a function of C"
+
+
+def _stands_for_its_call(records: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """Of a call that several helpers ran at once one record counts: that of the first of them."""
+    members = records["members"].astype(np.uint64)
+    first = members & (~members + np.uint64(1))
+    own = np.uint64(1) << (records["helper"].astype(np.uint64) & np.uint64(63))
+    found: npt.NDArray[np.bool_] = (members == 0) | (first == own)
+    return found
 
 
 def _identity(file: os.stat_result) -> tuple[int, int]:

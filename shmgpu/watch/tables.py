@@ -160,8 +160,21 @@ MODELS = TextTable(
 )
 
 
+# Of helpers that exchange arrays with others: how often, how much, and how long they wait for them.
+EXCHANGED = (
+    _rate("collectives", "collectives/s"),
+    Column(
+        "moved/s",
+        lambda row: size(row["rates"]["collective_bytes"]),
+        lambda row: row["rates"]["collective_bytes"],
+    ),
+    _key("waits", "waits", bar),
+)
+
+
 def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
     """A server's models, if it is one, then helpers, functions and children."""
+    exchanges = any(row["collectives"] for row in sample["helpers"])
     helpers = TextTable(
         "helpers",
         (
@@ -174,6 +187,7 @@ def tables(sample: dict[str, Any]) -> tuple[TextTable, ...]:
             _key("in_flight", "in flight", count),
             _rate("finished", "calls/s"),
             _key("calls_per_run", "calls/run", rate),
+            *(EXCHANGED if exchanges else ()),
             _key("deaths", "deaths", count),
         ),
         "helper",

@@ -2,7 +2,8 @@
 
 Owns the translation from one record for each call's life to the trace-event format: a track
 for each helper with what it executed, a track for each child with what it waited for, and a
-counter of the queue's depth. See Google's "Trace Event Format" for the fields.
+counter of the queue's depth. A call that several helpers ran at once has a record for each of them:
+a slice on each track, joined by arrows. See Google's "Trace Event Format" for the fields.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
     if records is None:
         core.broker_stats()  # NotRunning where no broker could have a trace
     rows = read() if records is None else _checked(records)
+    gangs = _gangs(rows)
     names: dict[int, str] = {}
     try:
         file = open(path, "w", encoding="utf-8")
@@ -54,7 +56,27 @@ def write(path: str | os.PathLike[str], records: Iterable[dict[str, int]] | None
             file.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
             first = False
         file.write("\n]}\n")
-    return len(rows)
+    return len(rows) - sum(len(places) - 1 for places in gangs.values())
+
+
+def _gangs(records: list[dict[str, int]]) -> dict[tuple[int, ...], list[int]]:
+    """Where the members' records of each call stand that several helpers ran at once."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for number, record in enumerate(records):
+        if record.get("members"):
+            found.setdefault(_gang_of(record), []).append(number)
+    return found
+
+
+def _gang_of(record: dict[str, int]) -> tuple[int, ...]:
+    return record["slot"], record["generation"], record["sequence"], record["handed_ns"]
+
+
+def _status_of(records: list[dict[str, int]]) -> int:
+    """The status of a call: of its members that failed, one that was not stopped by another."""
+    failed = [record["status"] for record in records if record["status"]]
+    own = [status for status in failed if -abs(status) != core.EABORTED]
+    return (own or failed or [0])[0]
 
 
 def _checked(records: Any) -> list[dict[str, int]]:
@@ -83,25 +105,33 @@ def events(
     for slot in sorted({record["slot"] for record in records}):
         yield _meta(CHILDREN_PID, slot, "thread_name", f"child {slot}")
     executed: set[tuple[int, int, int]] = set()
+    gangs = _gangs(records)
     for number, record in enumerate(records):
         name = _name(record["function"], names)
         begin, end = record["queued_ns"], record["answered_ns"]
         status = record["status"]
+        members = [number]
+        if record.get("members"):
+            members = gangs[_gang_of(record)]
+            status = _status_of([records[place] for place in members])
         details: dict[str, Any] = {
             "sequence": record["sequence"],
             "rows": record["rows"],
             "status": core.status_name(-abs(status)) if status else "SHM_OK",
         }
         span = {"cat": "call", "id": number, "pid": CHILDREN_PID, "tid": record["slot"]}
-        yield {**span, "name": name, "ph": "b", "ts": _us(begin - start), "args": details}
-        if record["handed_ns"]:
-            yield {
-                **span,
-                "name": "handed over",
-                "ph": "n",
-                "ts": _us(record["handed_ns"] - start),
-            }
-        yield {**span, "name": name, "ph": "e", "ts": _us(max(end, begin) - start)}
+        if number == members[-1]:  # of a call's members the last to end is its end
+            yield {**span, "name": name, "ph": "b", "ts": _us(begin - start), "args": details}
+            if record["handed_ns"]:
+                yield {
+                    **span,
+                    "name": "handed over",
+                    "ph": "n",
+                    "ts": _us(record["handed_ns"] - start),
+                }
+            yield {**span, "name": name, "ph": "e", "ts": _us(max(end, begin) - start)}
+        if len(members) > 1 and number == members[0]:
+            yield from _arrows([records[place] for place in members], number, start)
         if not record["handed_ns"] or record["helper"] == core.NO_HELPER:
             continue
         started = record["handed_ns"] + record["started_units"] * UNIT_NS
@@ -113,6 +143,14 @@ def events(
                 continue
             executed.add(key)
             details = {"messages": record["batch"]}
+        if record.get("members"):
+            own = record["status"]
+            details = {
+                **details,
+                "status": core.status_name(-abs(own)) if own else "SHM_OK",
+                "moved_bytes": record["moved_bytes"],
+                "waited_us": _us(record["waited_units"] * UNIT_NS),
+            }
         yield {
             "name": name,
             "cat": "execute",
@@ -126,9 +164,28 @@ def events(
     yield from _queue_depth(records, start)
 
 
+def _arrows(members: list[dict[str, int]], number: int, start: int) -> Iterator[dict[str, Any]]:
+    """From the member that began first to each of the others."""
+    ran = [record for record in members if record["finished_units"]]
+    if not ran:
+        return
+    begun = [record["handed_ns"] + record["started_units"] * UNIT_NS for record in ran]
+    first = begun.index(min(begun))
+    for place, (record, at) in enumerate(zip(ran, begun, strict=True)):
+        if place == first:
+            continue
+        arrow = {"name": "gang", "cat": "gang", "id": f"{number}.{place}", "pid": HELPERS_PID}
+        source = {"ph": "s", "tid": ran[first]["helper"], "ts": _us(begun[first] - start)}
+        yield {**arrow, **source}
+        yield {**arrow, "ph": "f", "bp": "e", "tid": record["helper"], "ts": _us(at - start)}
+
+
 def _queue_depth(records: list[dict[str, int]], start: int) -> Iterator[dict[str, Any]]:
     changes: list[tuple[int, int]] = []
-    for record in records:
+    gangs = _gangs(records)
+    for number, record in enumerate(records):
+        if record.get("members") and number != gangs[_gang_of(record)][0]:
+            continue
         changes.append((record["queued_ns"], 1))
         changes.append((record["handed_ns"] or record["answered_ns"], -1))
     changes.sort()

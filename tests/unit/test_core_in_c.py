@@ -18,7 +18,12 @@ HERE = pathlib.Path(__file__).resolve().parents[1] / "c"
 
 # By program; None: all that it has.
 ROOMS: dict[str, list[str] | None] = {
+    "collective": [
+        "and_in_many_small_pieces_through_small_regions",
+        "and_of_several_children_at_once",
+    ],
     "dispatch": None,
+    "gang_words": None,
     "helper_port": None,
     "scoreboard": ["a_scoreboard_that_is_destroyed_stays_until_those_who_read_it_have_ended"],
     "port": [

@@ -224,19 +224,19 @@ ROWS = [
     ("addresses", {"files": {**GPU_FILES, **limits("Max address space", 1 << 36)},
                    "gpus": CUDA["gpus"]}, {}, WARNING, "CUDA", "ulimit -v"),
     ("mappings", {"files": {"proc/sys/vm/max_map_count": "1000"}}, {"children": 800}, FAILURE,
-     "1,601 of them", "vm.max_map_count"),
+     "1,603 of them", "vm.max_map_count"),
     ("mappings", {"files": {"proc/sys/vm/max_map_count": "1000"}}, {}, WARNING, "1,000",
      "vm.max_map_count"),
     ("file size", {"files": limits("Max file size", 1 << 20)}, {}, FAILURE, "64 MiB", "ulimit -f"),
     ("processor time", {"files": limits("Max cpu time", 3600)}, {}, WARNING, "3,600", "ulimit -t"),
     ("core files", {"files": limits("Max core file size", "unlimited")}, {"children": 32},
-     WARNING, "2 GiB", "coredump_filter"),
+     WARNING, "2.004 GiB", "coredump_filter"),
     ("core files", {"files": {"proc/sys/kernel/core_pattern": "|/bin/collect %p"}},
-     {"children": 32}, WARNING, "2 GiB", "ulimit -c 1"),
+     {"children": 32}, WARNING, "2.004 GiB", "ulimit -c 1"),
     ("core files", {"files": {**limits("Max core file size", "unlimited"),
                               "proc/self/coredump_filter": "00000031"}}, {"children": 32}, OK,
      "core file", ""),
-    ("arenas", {}, {"children": 32, "arena": GIB}, FAILURE, "12 GiB to give", 'arena="384MiB"'),
+    ("arenas", {}, {"children": 32, "arena": GIB}, FAILURE, "12 GiB to give", 'arena="383MiB"'),
     ("arenas", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": str(GIB // 2)}},
      {"children": 32}, FAILURE, "512 MiB to", "docker run --memory"),
     ("arenas", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": str(GIB),
@@ -253,7 +253,7 @@ ROWS = [
      "commit limit", "vm.overcommit_memory=0"),
     ("arenas", {"files": {"proc/meminfo": None}}, {}, WARNING, "read", "mount"),
     ("with processes", {"files": meminfo(MemAvailable=2200000)}, {"children": 32}, WARNING,
-     "2.188 GiB", "smaller arenas"),
+     "2.191 GiB", "smaller arenas"),
     ("cgroup", {"files": {f"{JOB}/memory.max": str(GIB), f"{JOB}/memory.current": "1050000000"}},
      {}, WARNING, "left", "MemoryMax"),
     ("cgroup", {"files": {f"{JOB}/memory.high": str(MIB), f"{JOB}/memory.current": "0"}}, {},
@@ -680,7 +680,7 @@ def test_text_is_plain_and_a_line_for_each_finding_in_a_pipe(tmp_path):
     lines = text.splitlines()
     assert len([line for line in lines if re.match(r"  (ok|warning|failure) ", line)]) == len(found)
     [failed] = [index for index, line in enumerate(lines) if line.startswith("  failure  arenas")]
-    assert lines[failed + 1].strip().startswith('fix: arena="384MiB"')
+    assert lines[failed + 1].strip().startswith('fix: arena="383MiB"')
     assert lines[-1].endswith(" 1 failure.")
 
 

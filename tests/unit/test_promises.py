@@ -58,6 +58,10 @@ tells whether that was its type
 `CallTimeout` | the deadline passed; the call may still run
   tests/crash/test_hangs.py::test_f06_a_deadline_frees_its_caller_and_nothing_else_happens
 
+`GangAborted` | a call on several helpers was given up before any of it took effect: its helpers
+waited for each other
+  tests/crash/test_gangs.py::test_f40_members_that_disagree_or_wait_for_each_other_are_told_and_do_not_hang
+
 `HelperDied` | the helper died while it executed this call
   tests/crash/test_helper_deaths.py::test_f04_any_end_inside_a_call_is_a_death
 
@@ -168,7 +172,7 @@ Each event is one [line of the log](#what-the-log-says), with the cause, the act
 stack.
   tests/crash/test_children.py::test_every_death_is_one_line_with_cause_action_and_where_the_stack_is
 
-[The whole list](../../tests/crash/README.md) has 37 rows, and a test for each.
+[The whole list](../../tests/crash/README.md) has 43 rows, and a test for each.
   tests/unit/test_promises.py::test_numbers_of_the_pages_are_those_of_the_code
   tests/unit/test_faults.py::test_every_row_has_a_test_and_every_test_a_row
 
@@ -295,6 +299,8 @@ fix the function or its input
 allow more time, or call again later
 
 look at the log; call again if that is safe
+
+look at what each of them runs; call again
 
 fix what kills it (the log says what) and launch again.
 

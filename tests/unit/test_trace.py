@@ -47,6 +47,47 @@ def test_the_queue_depth_is_counted():
     assert max(depths) == 5 and depths[-1] == 0
 
 
+def members(*helpers, **changes):
+    """The records of one call that these helpers ran at once, in the order in which they ended."""
+    mask = sum(1 << helper for helper in helpers)
+    made = {"members": mask, "moved_bytes": 4096, "waited_units": 1000, **changes}
+    return [
+        record(helper=helper, answered_ns=1_010_000 + 1000 * n, started_units=10 + n, **made)
+        for n, helper in enumerate(helpers)
+    ]
+
+
+def test_a_call_on_several_helpers_is_a_slice_of_each_and_one_span_of_its_child():
+    rows = members(2, 0, 1)
+    pieces = of(rows, "X")
+    assert [piece["tid"] for piece in pieces] == [2, 0, 1]
+    assert {piece["args"]["moved_bytes"] for piece in pieces} == {4096}
+    assert {piece["args"]["waited_us"] for piece in pieces} == {64.0}
+    [begin], [end] = of(rows, "b"), of(rows, "e")
+    assert end["ts"] - begin["ts"] == 12  # until the last of them has ended
+    assert max(e["args"]["calls"] for e in of(rows, "C")) == 1
+
+
+def test_arrows_go_from_the_member_that_began_first_to_the_others():
+    rows = members(2, 0, 1)
+    out, into = of(rows, "s"), of(rows, "f")
+    assert [e["tid"] for e in out] == [2, 2] and [e["tid"] for e in into] == [0, 1]
+    assert [e["id"] for e in out] == [e["id"] for e in into] and out[0]["id"] != out[1]["id"]
+    assert all(a["ts"] < b["ts"] for a, b in zip(out, into, strict=True))
+    assert of([record()], "s") == []
+
+
+def test_a_call_on_several_helpers_has_the_status_of_the_member_that_failed(tmp_path):
+    rows = members(0, 1, 2)
+    for row, status in zip(rows, (-40, -15, -40), strict=True):
+        row["status"] = status
+    [begin] = of(rows, "b")
+    assert begin["args"]["status"] == "SHM_EREMOTE"
+    statuses = [piece["args"]["status"] for piece in of(rows, "X")]
+    assert statuses == ["SHM_EABORTED", "SHM_EREMOTE", "SHM_EABORTED"]
+    assert trace.write(tmp_path / "t.json", [*rows, record()]) == 2
+
+
 def test_tracks_are_named_and_the_file_is_json(tmp_path):
     path = tmp_path / "t.json"
     assert trace.write(path, [record(), record(slot=4, helper=1)]) == 2

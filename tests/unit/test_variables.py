@@ -51,7 +51,7 @@ def test_a_variable_reaches_the_core_and_an_argument_beats_it(
     monkeypatch.setenv(variable, text)
     assert planned().for_core()[member] == value
     given = {"helpers": 1, "arena": "64MiB", "window": 64, "trace_records": 65536}
-    given |= {"prefault": False, "huge_pages": False, "grace": 5.0, "scratch": 0}
+    given |= {"prefault": False, "huge_pages": False, "grace": 5.0, "scratch": "4MiB"}
     given |= {"restart": "never", "max_restarts": 5}
     assert planned(**given).for_core()[member] == plain
 
