@@ -186,6 +186,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(MAKE) rough
 	@$(MAKE) ctest
 	@$(MAKE) ctest PAGE=65536 T="arena scoreboard listener launch"
+	@$(MAKE) ctest FAULTS=1 T=collective
 	@$(MAKE) ctest SAN=address,undefined
 	@$(MAKE) ctest SAN=thread
 else

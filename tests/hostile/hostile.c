@@ -54,6 +54,24 @@ static void fn_digest(void *params) {
 
 static void fn_digest_batched(void *params) { fn_digest(params); }
 
+/* As members of a gang: of the sum of what each of them was given. Elsewhere there is no sum. */
+static void fn_digest_together(void *params) {
+  static uint64_t sum[4096];
+  job_t job;
+  memcpy(&job, params, sizeof job);
+  if (job.count > 4096 || (job.data & 7) != 0 ||
+      !shm_in_arena((const void *)(uintptr_t)job.data, job.count * 8)) {
+    return;
+  }
+  shm_collective_t all_reduce = {.id = 1, .kind = SHM_ALL_REDUCE, .dtype = SHM_UINT64, .counts = {job.count}};
+  int rank = shm_gang_rank();
+  if (shm_gang_collective(&all_reduce, (const void *)(uintptr_t)job.data, sum) != SHM_OK) return;
+  if (shm_gang_commit() != SHM_OK || rank != 0) return;
+  job.digest = digest_of(sum, job.count, job.salt);
+  job.status = 0;
+  memcpy(params, &job, sizeof job);
+}
+
 /* ---- honest children ---- */
 
 /* A child that failed ends the launch, and a launch that ends sends SIGTERM: the honest go on. */
@@ -70,14 +88,22 @@ static int verify(dice_t *dice) {
     scribble(dice, words, WORDS * sizeof *words);
     *job = (job_t){.data = (uint64_t)(uintptr_t)words, .count = WORDS, .salt = roll(dice)};
     const job_t asked = *job;
-    const uint64_t expected = digest_of(words, WORDS, job->salt);
+    uint64_t expected = digest_of(words, WORDS, job->salt), way = below(dice, 5);
     int status;
-    if (below(dice, 2)) {
+    if (way < 2) {
       status = call(fn_digest, job);
-    } else { /* where a hostile child's frames ask for the same batch */
+    } else { /* where a hostile child's frames ask for the same batch, or the same helpers at once */
       shm_call_config_t how = {.function = (uint64_t)(uintptr_t)fn_digest_batched,
                                .batch_key = KEY, .rows = 1};
       shm_reply_t reply;
+      if (way == 4) {
+        uint64_t twice[WORDS];
+        for (uint64_t i = 0; i < WORDS; i++) twice[i] = 2 * words[i];
+        expected = digest_of(twice, WORDS, job->salt);
+        how = (shm_call_config_t){.function = (uint64_t)(uintptr_t)fn_digest_together,
+                                  .placement = 3, .rows = 1, .gang = 1};
+        job->status = -1;
+      }
       do {
         status = shm_port_call(&how, (uint64_t)(uintptr_t)job, 0, &reply);
         while (status == SHM_EINTR && reply.sequence != 0)
@@ -125,6 +151,7 @@ static uint64_t some_function(dice_t *dice) {
     case 3: return 0;
     case 4: return (uint64_t)(uintptr_t)_exit;
     case 5: case 6: return (uint64_t)(uintptr_t)fn_digest;
+    case 7: return (uint64_t)(uintptr_t)fn_digest_together;
     default: return (uint64_t)(uintptr_t)fn_digest_batched;
   }
 }
@@ -148,7 +175,7 @@ static shmi_frame_t some_frame(dice_t *dice, int child, int careful) {
   frame.deadline_ns = one_of(dice, times, 4);
   frame.placement = one_of(dice, masks, 6);
   frame.priority = (uint8_t)below(dice, SHMI_PRIORITIES);
-  frame.flags = (uint8_t)(below(dice, 8) ? 0 : SHMI_FRAME_GANG);
+  frame.flags = (uint8_t)(below(dice, 4) ? 0 : SHMI_FRAME_GANG);
   if (below(dice, 6) == 0) frame.kind = SHMI_FRAME_CANCEL;
   if (careful) return frame;
   switch (below(dice, 6)) {
@@ -274,6 +301,8 @@ TEST_WITHIN(test_f11_whatever_hostile_children_write_others_get_their_results_bi
   shm_function_config_t batched = {.name = "digest_batched", .func = fn_digest_batched,
                                    .params_size = sizeof(job_t), .batch_max_rows = 8};
   CHECK_EQ(shm_register_function(&batched, NULL), SHM_OK);
+  CHECK_EQ(shm_register(fn_digest_together, "digest_together", sizeof(job_t)), SHM_OK);
+  config.scratch_bytes = 64 << 10;
   config.arena_bytes = 256 << 10;
   config.window = 16;
   config.grace_ns = 30 * (uint64_t)SECOND_NS;

@@ -535,3 +535,214 @@ TEST_WITHIN(test_f37_a_cancelled_call_that_was_begun_keeps_its_memory_until_its_
   config.min_credit[0] = 1;
   launch_well(cancels);
 }
+
+/* ---- F43: gangs that are none ---- */
+
+enum { GANG_HELPERS = 3 };
+static uint64_t gang_row;
+static int expected_blocks; /* in a helper */
+
+/* A binding's helper that is sent blocks of gangs: it gets its own alone, whole, and in the arena. */
+static int serve_gang_blocks(int helper, uint32_t generation) {
+  (void)generation;
+  shm_work_t works[16];
+  CHECK_EQ(shm_helper_ready(SHM_OK), SHM_OK);
+  int count = shm_helper_take(works, 16, -1);
+  while (count > 0 || count == SHM_EINTR) {
+    for (int i = 0; i < count; i++) {
+      uint64_t base = shm_arena_base(works[i].slot);
+      CHECK(works[i].params >= base && works[i].block_bytes >= 8);
+      CHECK(works[i].block_bytes <= base + shm_arena_bytes() - works[i].params);
+      char *copy = malloc(works[i].block_bytes);
+      memcpy(copy, (const void *)(uintptr_t)works[i].params, works[i].block_bytes);
+      free(copy);
+      if (works[i].kind != SHM_WORK_GANG) continue;
+      CHECK((works[i].members >> helper & 1) != 0);
+      CHECK_EQ(shm_gang_size(), __builtin_popcountll(works[i].members));
+      expected_blocks++;
+    }
+    count = count == SHM_EINTR ? shm_helper_take(works, 16, -1)
+                               : shm_helper_step(works, 16, SHM_OK, 0);
+  }
+  return count == SHM_ESTOPPED ? 0 : 1;
+}
+
+static int call_gang_at(uint64_t params, uint64_t mask) {
+  shm_call_config_t how = {.function = gang_row, .placement = mask, .rows = 1, .gang = 1};
+  shm_reply_t reply;
+  return shm_port_call(&how, params, 0, &reply);
+}
+
+/* A table of three blocks of 64 bytes, as it should be. */
+static shm_gang_block_t *good_table(void) {
+  static shm_gang_block_t *table;
+  if (table == NULL) table = shm_malloc(512);
+  memset(table, 0, 512);
+  *table = (shm_gang_block_t){.bytes = 256, .version = 1, .members = 3, .mask = 7};
+  for (uint32_t i = 0; i < 3; i++) {
+    table->offsets[i] = 64 + 64 * i;
+    *(uint32_t *)(void *)((char *)table + table->offsets[i]) = 64;
+  }
+  return table;
+}
+
+static int sends_wrong_gangs(int child) {
+  (void)child;
+  uint64_t base = shm_arena_base(child), end = base + shm_arena_bytes();
+  shm_gang_block_t *table = good_table();
+  uint64_t at = (uint64_t)(uintptr_t)table;
+  uint32_t *first = (uint32_t *)(void *)((char *)table + 64);
+  CHECK_EQ(call_gang_at(at, 7), SHM_OK);
+  static const uint64_t no_masks[] = {0, 8, 15, UINT64_MAX, UINT64_C(1) << 63};
+  for (int i = 0; i < 5; i++) CHECK_EQ(call_gang_at(at, no_masks[i]), SHM_EPLACEMENT);
+  uint64_t wrong[] = {0, 4, at + 4, base - 8, end, end - 8, end - 16, UINT64_MAX - 7, 1};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECK_EQ(call_gang_at(wrong[i], 7), SHM_EBAD_PARAMS);
+#define REFUSED_WITH(change)                     \
+  table = good_table();                          \
+  change;                                        \
+  CHECK_EQ(call_gang_at(at, 7), SHM_EBAD_PARAMS)
+  REFUSED_WITH(table->version = 2);
+  REFUSED_WITH(table->members = 2);
+  REFUSED_WITH(table->members = 64);
+  REFUSED_WITH(table->mask = 3);
+  REFUSED_WITH(table->mask = UINT64_MAX);
+  REFUSED_WITH(table->bytes = 16);
+  REFUSED_WITH(table->bytes = 27);
+  REFUSED_WITH(table->bytes = UINT32_MAX);
+  REFUSED_WITH(table->offsets[0] = 0);
+  REFUSED_WITH(table->offsets[1] = 16);
+  REFUSED_WITH(table->offsets[2] = 68);
+  REFUSED_WITH(table->offsets[0] = 256);
+  REFUSED_WITH(table->offsets[0] = 252);
+  REFUSED_WITH(table->offsets[0] = UINT32_MAX - 7);
+  REFUSED_WITH(*first = 0);
+  REFUSED_WITH(*first = UINT32_MAX);
+  table = good_table();
+  *first = 7; /* less than a block has */
+  CHECK_EQ(call_gang_at(at, 7), SHM_EBAD_PARAMS);
+  table = good_table();
+  CHECK_EQ(call_gang_at(at, 7), SHM_OK);
+  CHECK_EQ(call_gang_at(at, 5), SHM_EBAD_PARAMS); /* the table says who its members are */
+  return 0;
+}
+
+static void open_gang_row(int children) {
+  broker_open(children, GANG_HELPERS);
+  shm_function_config_t bound = {.name = "bound", .params_size = 8};
+  CHECK_EQ(shm_register_function(&bound, &gang_row), SHM_OK);
+  config.scratch_bytes = 64 << 10;
+  config.max_deaths = 1;
+}
+
+TEST(test_f43_a_gang_that_names_nobody_or_whose_table_is_wrong_is_refused) {
+  open_gang_row(1);
+  host.run_helper = serve_gang_blocks;
+  launch_well(sends_wrong_gangs);
+}
+
+static void *rewrite_table(void *block) {
+  dice_t dice = {43};
+  _Atomic uint32_t *words = block;
+  while (!stop_rewriting) {
+    uint32_t values[] = {8, 24, 40, 64, 128, 192, 256, 4096, UINT32_MAX, 0, 7, 1, 1 | 3 << 16};
+    atomic_store_explicit(&words[below(&dice, 64)], values[below(&dice, 13)], memory_order_relaxed);
+    if (below(&dice, 4)) continue;
+    const uint32_t good[] = {256, 1 | 3 << 16, 7, 0, 64, 128, 192};
+    for (int i = 0; i < 7; i++) atomic_store_explicit(&words[i], good[i], memory_order_relaxed);
+    for (int i = 16; i < 64; i += 16) atomic_store_explicit(&words[i], 64, memory_order_relaxed);
+  }
+  return NULL;
+}
+
+static int rewrites_its_table(int child) {
+  (void)child;
+  shm_gang_block_t *table = good_table();
+  pthread_t thread;
+  CHECK_EQ(pthread_create(&thread, NULL, rewrite_table, table), 0);
+  uint64_t good = 0, refused = 0;
+  int64_t until = harness_now_ns() + 4 * SECOND_NS;
+  while ((good < 200 || refused < 200) && harness_now_ns() < until) {
+    int status = call_gang_at((uint64_t)(uintptr_t)table, 7);
+    CHECK(status == SHM_OK || status == SHM_EBAD_PARAMS);
+    good += status == SHM_OK;
+    refused += status == SHM_EBAD_PARAMS;
+  }
+  stop_rewriting = 1;
+  CHECK_EQ(pthread_join(thread, NULL), 0);
+  CHECK(refused > 0);
+  return 0;
+}
+
+TEST_WITHIN(test_f43_a_table_that_changes_while_members_read_it_harms_nobody, 20) {
+  open_gang_row(1);
+  host.run_helper = serve_gang_blocks;
+  launch_well(rewrites_its_table);
+}
+
+/* One child fills its window with gangs of all helpers; the others go on in their turns. */
+
+static void fn_together(void *params) {
+  shm_collective_t barrier = {.id = 1, .kind = SHM_BARRIER};
+  if (shm_gang_collective(&barrier, NULL, NULL) != SHM_OK) return;
+  fn_takes_100_us(params);
+}
+
+static int floods_with_gangs(int child) {
+  enum { CALLS = 100 };
+  shm_call_config_t gang = {.function = (uint64_t)(uintptr_t)fn_together, .placement = 7, .rows = 1, .gang = 1};
+  echo_t *echo = echo_new(0);
+  if (child > 0) {
+    for (;;) {
+      uint64_t sequence;
+      shm_reply_t reply;
+      int status = shm_port_submit(&gang, (uint64_t)(uintptr_t)echo, 0, 0, &sequence);
+      if (status == SHM_OK) continue;
+      CHECK_EQ(status, SHM_EAGAIN);
+      notes[NOTE_GATE] |= UINT64_C(1) << child;
+      CHECK_EQ(shm_port_drain(&reply, 1, -1), 1);
+      if (notes[NOTE_OPEN] != 0) return 0;
+    }
+  }
+  AWAIT(notes[NOTE_GATE] == 6);
+  for (int i = 0; i < CALLS; i++) {
+    shm_reply_t reply;
+    echo->runs = 0;
+    CHECK_EQ(call(fn_takes_100_us, echo), SHM_OK);
+    CHECK_EQ(shm_port_call(&gang, (uint64_t)(uintptr_t)echo, 0, &reply), SHM_OK);
+    CHECK(echo->runs >= 2);
+  }
+  notes[NOTE_OPEN] = 1;
+  return 0;
+}
+
+/* How many gangs of each other child were handed out while child 0's call or gang was queued. */
+static void count_gang_turns(const shm_event_t *event) {
+  static shm_trace_record_t lives[1 << 16];
+  if (event->kind != SHM_EVENT_OVER) return;
+  uint64_t next = 0, passed = 0, waited = 0;
+  int count = shm_read_trace(&next, lives, 1 << 16);
+  for (int i = 0; i < count; i++) {
+    if (lives[i].slot != 0 || (lives[i].members != 0 && lives[i].helper != 0)) continue;
+    waited++;
+    for (int k = 0; k < count; k++) { /* of a gang each member has a record: one of them counts */
+      passed += lives[k].slot != 0 && lives[k].helper == 0 && lives[k].handed_ns > lives[i].queued_ns &&
+                lives[k].handed_ns < lives[i].handed_ns;
+    }
+  }
+  notes[20] = waited;
+  notes[21] = passed;
+}
+
+TEST_WITHIN(test_f43_a_flood_of_gangs_lets_others_calls_and_gangs_pass_in_their_turns, 60) {
+  open_gang_row(3);
+  CHECK_EQ(shm_register(fn_together, "together", sizeof(echo_t)), SHM_OK);
+  CHECK_EQ(shm_register(fn_takes_100_us, "takes_100_us", sizeof(echo_t)), SHM_OK);
+  host.on_event = count_gang_turns;
+  config.window = 32;
+  config.trace_records = 1 << 16;
+  launch_well(floods_with_gangs);
+  CHECK(notes[20] >= 100);
+  if (notes[21] > 6 * notes[20])
+    harness_fail(__FILE__, __LINE__, "%llu gangs of others were handed out before %llu",
+                 (unsigned long long)notes[21], (unsigned long long)notes[20]);
+}

@@ -23,11 +23,14 @@ from hypothesis import strategies as st
 
 import shmgpu
 from shmgpu import core, function_table
+from shmgpu.child import runtime
+from shmgpu.child.gang_calls import GangCall, GangCallPlan, MemberBlock
 from shmgpu.codec import layout
 from shmgpu.codec.arrays import ArraySpec, is_array
 from shmgpu.codec.dtypes import by_name
 from shmgpu.codec.layout import Signature, TreeLayout
 from shmgpu.codec.pytree import encode_values, flatten
+from shmgpu.tensors.functions import EXECUTE
 
 FRAME = struct.Struct("<QQQHBBIBBHIQQQ")  # csrc/ipc/frame.h
 CALL, GROW = 1, 2
@@ -711,3 +714,49 @@ def test_f10_a_block_is_freed_once_by_its_own_address_and_by_nothing_else():
         with pytest.raises(shmgpu.BadFree):
             shmgpu.shm_free(block)
         assert mix(np.ones(3, "u8"), 1).shape == (3,)
+
+
+# ---- F43 -------------------------------------------------------------------------------------
+
+
+@shmgpu.function(arrays="numpy")
+def much(helper, x):
+    return np.zeros(1 << 20)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    parts=st.lists(
+        st.tuples(st.binary(max_size=80), st.binary(max_size=200)), min_size=2, max_size=2
+    ),
+    arity=st.integers(0, 3),
+    which=st.sampled_from(["numpy", "torch", "mix", "rows"]),
+)
+def _gang_of_nonsense(parts, arity, which):
+    port = runtime.require_port()
+    target = {**EXECUTE, "mix": mix, "rows": mix_rows}[which]
+    plan = GangCallPlan(target.row, 0, [0, 1], target.name, port.transport.number)
+    call = GangCall(plan, port.arena)
+    addresses = [port.arena.base + 64 * i for i in range(arity)]
+    call.fill([MemberBlock(head, code, addresses) for head, code in parts], port.arena)
+    with pytest.raises(shmgpu.ShmError):
+        port.send(call, target, call)
+
+
+def test_f43_members_refuse_blocks_of_nonsense_and_keep_no_result_back():
+    with shmgpu.init(**{**OPTIONS, "helpers": 2, "arena": "16MiB"}):
+        _gang_of_nonsense()
+        x = shmgpu.arena.array(np.arange(8, dtype=np.uint64))
+        port = runtime.require_port()
+        prepared = port.prepare(much, (x,), {}, None)
+        size = layout.block_bytes(prepared.signature, b"")
+        begin = layout.parts_at(1)
+        signature = bytes(prepared.block[begin:size])
+        plan = GangCallPlan(much.row, 0, [0, 1], much.name, port.transport.number)
+        call = GangCall(plan, port.arena)  # a good call of a function that is none of a gang's
+        call.fill([MemberBlock(signature, b"", [core.address_of(x)])] * 2, port.arena)
+        with pytest.raises(shmgpu.ResultTooLarge):
+            port.send(call, much, x)
+        prepared.release()
+        assert mix(x, 3).tolist() == (x * np.uint64(6364136223846793005) + np.uint64(3)).tolist()
+        assert sum(row["deaths"] for row in shmgpu.stats()["helpers"]) == 0

@@ -21,6 +21,7 @@ class Mutant(NamedTuple):
 
 
 HELPER_DEATHS = "tests/crash/test_helper_deaths.py::"
+GANGS = "tests/crash/test_gangs.py::"
 HANGS = "tests/crash/test_hangs.py::"
 CONTAINERS = "tests/crash/test_containers.py::"
 ORPHANS = "tests/crash/test_orphans.py::"
@@ -65,8 +66,8 @@ MUTANTS = [
     Mutant(
         "F01",
         "csrc/broker/dispatch_helpers.c",
-        "r->attempts < 2",
-        "r->attempts < 3",
+        "((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2)",
+        "((r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 3)",
         HELPER_DEATHS + "test_f01_an_idempotent_call_is_made_once_more_and_never_a_third_time",
     ),
     Mutant(
@@ -1281,6 +1282,118 @@ MUTANTS = [
         "said = str(error)",
         LAUNCH + "test_a_helpers_traceback_is_told_once_where_a_child_fails_by_it",
     ),
+    Mutant(
+        "F39",
+        "csrc/ipc/gang.c",
+        "    abort_quietly(ticket, helper, SHM_GANG_MEMBER_DIED);\n",
+        "",
+        GANGS + "test_f39_nothing_stands_while_one_member_has_not_arrived",
+    ),
+    Mutant(
+        "F38",
+        "csrc/broker/dispatch_helpers.c",
+        "(r->gang_has_run && !may_repeat)",
+        "1",
+        GANGS + "test_f38_a_call_that_no_member_had_begun_runs_with_the_replacement",
+    ),
+    Mutant(
+        "F38",
+        "csrc/broker/dispatch_helpers.c",
+        "int may_repeat = (r->function->flags & SHM_FUNCTION_IDEMPOTENT) != 0 && r->attempts < 2;",
+        "int may_repeat = r->attempts < 3;",
+        GANGS + "test_f38_an_idempotent_call_is_made_once_more_and_never_a_third_time",
+    ),
+    Mutant(
+        "F39",
+        "csrc/ipc/gang.c",
+        "int is_last = arrived == size;",
+        "int is_last = arrived + 1 >= size;",
+        GANGS + "test_f39_nothing_stands_while_one_member_has_not_arrived",
+    ),
+    Mutant(
+        "F39",
+        "csrc/broker/dispatch_helpers.c",
+        "if (has_committed) r->frame.flags |= SHMI_FRAME_COMMITTED;",
+        "",
+        GANGS + "test_f39_a_call_that_stands_is_said_to_stand_whoever_dies_after_it",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/broker/dispatch_helpers.c",
+        "(r->gang_status != SHM_EABORTED || status == SHM_EABORTED)",
+        "1",
+        CORE + "test_of_a_gang_that_fails_the_one_is_named_whose_own_failure_it_was",
+    ),
+    Mutant(
+        "F40",
+        "csrc/broker/dispatch_helpers.c",
+        "int waits = r->members != 0 && shmi_gang_waits(h);",
+        "int waits = 0;",
+        GANGS + "test_f40_of_a_call_that_hangs_the_stopped_member_is_ended_and_no_other",
+    ),
+    Mutant(
+        "F40",
+        "csrc/helper/collective.c",
+        "if (slot < 0) return mismatch(run, rank, NULL, bytes);",
+        "if (slot < 0) slot = 0;",
+        GANGS + "test_f40_members_that_disagree_or_wait_for_each_other_are_told_and_do_not_hang",
+    ),
+    Mutant(
+        "F42",
+        "csrc/broker/schedule.c",
+        "uint32_t number = shmi_gang_take_out(s, helper);",
+        "uint32_t number = SHMI_NONE;",
+        GANGS + "test_f42_a_pool_is_scaled_while_its_helpers_run_a_call",
+    ),
+    Mutant(
+        "F43",
+        "csrc/helper/helper_port.c",
+        "head.mask != frame->members ||",
+        "",
+        IN_C + "test_f43_a_gang_that_names_nobody_or_whose_table_is_wrong_is_refused",
+    ),
+    Mutant(
+        "F43",
+        "csrc/broker/schedule_gangs.c",
+        "  shmi_queue_use_turn(s, shmi_gang_domain(s), r->frame.priority, r->frame.slot);\n",
+        "",
+        IN_C + "test_f43_a_flood_of_gangs_lets_others_calls_and_gangs_pass_in_their_turns",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/helper/rendezvous.c",
+        "me.slots[slot].readers = readers & ~(UINT64_C(1) << me.helper);",
+        "me.slots[slot].readers = 0;",
+        CORE + "test_and_in_many_small_pieces_through_small_regions",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/helper/rendezvous.c",
+        "if ((uint32_t)(me.slots[i].until >> 32) == ticket) me.slots[i].readers = 0;",
+        "me.slots[i].readers = 0;",
+        CORE + "test_and_of_several_children_at_once",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/ipc/gang.c",
+        "  shmi_gang_ring(all); /* also whoever waits until it has read */\n",
+        "",
+        CORE + "test_the_death_of_a_member_aborts_what_is_undecided_and_nobody_waits_for_it",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/ipc/gang.c",
+        "  move_past(helper, last_ticket);\n  for",
+        "  for",
+        CORE + "test_the_death_of_a_member_aborts_what_is_undecided_and_nobody_waits_for_it",
+    ),
+    Mutant(
+        "gangs",
+        "csrc/ipc/gang.c",
+        "    if (ticket - last_of[helper] > STALE",
+        "    if (0 && ticket - last_of[helper] > STALE",
+        CORE + "test_a_helper_that_was_idle_for_long_is_not_taken_to_be_ahead",
+    ),
 ]
 
 # Protections that belong to no row of faults, by theme: their tests are called as they please.
@@ -1290,11 +1403,13 @@ THEMES: dict[str, str] = {
     "interrupted": "what an exception breaks off is tidied up",
     "core": "every call ends, whatever overtakes it, and nobody wakes for nothing",
     "sentences": "what a newcomer is told, once and at the right moment",
+    "gangs": "members of one call read what was posted for them, and are woken",
     "trust": "what a neighbour can and cannot do (see the page on trust)",
 }
 
 # Rows that nothing in the source switches on: each with the reason.
 NO_SWITCH: dict[str, str] = {
+    "F41": "what protects the callers of all calls (F37, F02, F03) protects those of gangs",
     "F22": "nothing that the broker makes ever has a name: what no process holds is gone",
 }
 
