@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -28,14 +29,22 @@ static int64_t shift;     /* broker's address - address here */
 
 #define MIB ((double)(1 << 20))
 
-int shmi_arena_check_memory(uint64_t bytes) {
+/* scratch: how much of it is for the helpers, which whoever sized the arenas has not in mind. */
+static int check_memory(uint64_t bytes, uint64_t scratch) {
   const char *limited_by;
   uint64_t available = shmi_memory_available(&limited_by);
   if (bytes <= available) return SHM_OK;
-  shmi_error_detail_set("%.0f MiB are asked for in all, but %s has %.0f MiB to give",
-                  (double)bytes / MIB, limited_by, (double)available / MIB);
+  char of_which[64] = "";
+  if (scratch > 0) {
+    snprintf(of_which, sizeof of_which, ", %.3g of them as helpers' scratch regions",
+             (double)scratch / MIB);
+  }
+  shmi_error_detail_set("%.0f MiB are asked for in all%s, but %s has %.0f MiB to give",
+                  (double)bytes / MIB, of_which, limited_by, (double)available / MIB);
   return SHM_ENO_MEMORY;
 }
+
+int shmi_arena_check_memory(uint64_t bytes) { return check_memory(bytes, 0); }
 
 static int region_make(const char *name, size_t bytes) {
   int fd = shmi_descriptor_own(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -85,7 +94,7 @@ static int fits(const shmi_arena_plan_t *wanted, uint64_t *payload, uint64_t *ad
     return SHM_ENO_MEMORY;
   }
   *addresses = *payload + guard_bytes(wanted) * (uint64_t)(plan_regions(wanted) + 2);
-  int status = shmi_arena_check_memory(*payload);
+  int status = check_memory(*payload, scratches);
   if (status != SHM_OK) return status;
   uint64_t room = shmi_memory_address_space();
   if (*addresses > room) {

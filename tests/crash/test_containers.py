@@ -318,7 +318,8 @@ def test_f23_a_limit_of_the_cgroup_is_a_clear_error_at_launch(
     if works:
         assert line == "4"
     else:
-        assert line.startswith("LaunchError") and "256 MiB are asked for" in line
+        asked = f"{4 * 64 + 2 * 4} MiB are asked for in all, 8 of them as helpers' scratch regions"
+        assert line.startswith("LaunchError") and asked in line
         assert "cgroup" in line and f"{max(limit - used, 0)} MiB to give" in line
 
 
@@ -380,7 +381,7 @@ def test_f23_under_a_real_memory_limit_arenas_fit_or_are_refused():
         if subprocess.run([*inside, "true"]).returncode != 0:
             pytest.skip("this machine does not allow to enter a cgroup")
         [line] = programs.result(fills_what_it_got, 4, 160, before=inside)
-        assert line.startswith("LaunchError") and "640 MiB are asked for" in line
+        assert line.startswith("LaunchError") and "644 MiB are asked for" in line
         assert "cgroup" in line
         [line] = programs.result(fills_what_it_got, 4, 64, before=inside)
         assert line == "[1, 1, 1, 1]"

@@ -14,6 +14,7 @@
 
 #include "broker/dispatch.h"
 #include "ipc/function_table.h"
+#include "ipc/gang.h"
 #include "ipc/pipe.h"
 #include "ipc/scoreboard.h"
 #include "memory/arena.h"
@@ -40,6 +41,7 @@ static void set_up(void) {
   shmi_arena_plan_t plan = {.children = CHILDREN, .arena_bytes = 65536, .helpers = HELPERS};
   REQUIRE(shmi_arena_create(&plan) == SHM_OK);
   REQUIRE(shmi_scoreboard_create(CHILDREN, HELPERS, 64) == SHM_OK);
+  REQUIRE(shmi_gang_create(HELPERS) == SHM_OK);
   shm_function_config_t configs[3] = {
       {.name = "c", .func = nothing, .params_size = 32},
       {.name = "row", .params_size = 8, .batch_max_rows = 4},
