@@ -10,8 +10,6 @@ import tempfile
 
 import pytest
 
-from shmgpu.compat.gt import server, worker
-
 TURN = """
 import shmgpu.compat.gt as gt
 from shmgpu import debug
@@ -65,6 +63,12 @@ try:
     gt.connect("elsewhere.example:12345")
 except gt.ConfigError as error:
     print(error)
+"""
+
+FLAGS = """
+from shmgpu.compat.gt import server
+
+print(server.parser().parse_args(["--gpu", "0,1", "--workers", "3"]).workers)
 """
 
 TRAINED = """
@@ -161,17 +165,24 @@ def test_a_server_and_workers_have_gt_s_flags(given):
         ended(serving)
 
 
+@pytest.mark.parametrize(
+    ("module", "flags", "says"),
+    [
+        ("server", ["-H", "example.com"], "is another machine"),
+        ("worker", ["--host", "example.com"], "is another machine"),
+        ("worker", ["-p", "4444"], "no server of this user listens"),
+        ("server", ["-p", "99999"], "is not a port"),
+    ],
+)
 def test_another_machine_a_server_that_is_not_there_and_nonsense_are_refused(
-    given, monkeypatch, capsys
+    given, module, flags, says
 ):
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    for main, flags, says in (
-        (server.main, ["-H", "example.com"], "is another machine"),
-        (worker.main, ["--host", "example.com"], "is another machine"),
-        (worker.main, ["-p", "4444"], "no server of this user listens"),
-        (server.main, ["-p", "99999"], "is not a port"),
-    ):
-        assert main(flags) == 2
-        assert says in capsys.readouterr().err
-    assert server.parser().parse_args(["--gpu", "0,1", "--workers", "3"]).workers == 3
+    done = subprocess.run(
+        [sys.executable, "-m", f"shmgpu.compat.gt.{module}", *flags],
+        env=given, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2 and says in done.stderr
+
+
+def test_the_server_takes_gts_flags(given):
+    assert run(given, FLAGS) == "3"

@@ -15,8 +15,9 @@ SIDE = 128  # a product of two such squares is worth a helper of its own
 
 
 @pytest.fixture
-def two():
+def two(monkeypatch):
     """Two helpers that have nothing to do, and what each of them runs."""
+    monkeypatch.setattr(current, "_in_turn", False)  # a process that has GT's names goes by turns
     with gt.init(helpers=2, devices="cpu", arena="32MiB", debug=True):
         until(lambda: all(map(is_idle, range(2))), "both helpers are idle")
         yield
