@@ -43,8 +43,12 @@ def pre_fork(server, worker):
     shmgpu.init(helpers=1, session=load, devices="cpu", arena="4MiB", slots=workers + 1)
 
 
-def post_fork(server, worker):
-    """In each worker, and in each that replaces one."""
+def post_worker_init(worker):
+    """In each worker, and in each that replaces one.
+
+    Not in ``post_fork``: until gunicorn has given a worker its own signal handlers, a SIGTERM to it
+    is lost, and a server that is told to end waits for it until ``graceful_timeout``.
+    """
     try:
         shmgpu.claim(wait=10)
     except shmgpu.NotRunning as error:

@@ -224,7 +224,9 @@ def test_fastapi_under_uvicorns_workers_joins_a_broker(tmp_path):
 
 def gunicorn(tmp_path, path, config):
     command = ["gunicorn", "--config", config, "--chdir", EXAMPLES, "--bind", f"unix:{path}"]
-    return server(tmp_path / "log", *command, "--no-control-socket", "gunicorn_server:app")
+    # A worker that is told to end as soon as it is forked hears of it by SIGKILL, after that time.
+    command += ["--graceful-timeout", "5", "--no-control-socket", "gunicorn_server:app"]
+    return server(tmp_path / "log", *command)
 
 
 @needs("gunicorn")
@@ -249,13 +251,13 @@ import gunicorn_server
 def children_of(pid):
     return pathlib.Path(f"/proc/{{pid}}/task/{{pid}}/children").read_text().split()
 
-def post_fork(server, worker):
+def post_worker_init(worker):
     mark = pathlib.Path(__file__).with_suffix(".mark")
     if not mark.exists():
         mark.touch()
         (broker,) = (pid for pid in children_of(os.getppid()) if children_of(pid))
         os.kill(int(broker), signal.{end})
-    gunicorn_server.post_fork(server, worker)
+    gunicorn_server.post_worker_init(worker)
 """
 
 
