@@ -238,7 +238,7 @@ MUTANTS = [
     Mutant(
         "F23",
         "csrc/memory/arena.c",
-        "int status = shmi_arena_check_memory(*payload);",
+        "int status = check_memory(*payload, scratches);",
         "int status = SHM_OK;",
         CONTAINERS + "test_f23_a_limit_of_the_cgroup_is_a_clear_error_at_launch",
     ),
