@@ -143,6 +143,9 @@ helper/mutation_check               helper
 helper/parked_results               helper
 helper/hints                        helper
 helper/shares                       helper
+helper/arena_views                  helper
+helper/block_reader                 helper
+helper/result_writer                helper
 helper/executor                     helper
 helper/batch_policy                 helper
 helper/batch_executor               helper

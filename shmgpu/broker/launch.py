@@ -484,8 +484,8 @@ def _start_inline(plan: LaunchConfig) -> None:
         lambda slot: (arena.base, arena.end),
         where,
         plan.parked,
+        watches=config.resolve("debug"),
     )
-    executor.watches = config.resolve("debug")
     port = Port(InlineTransport(executor), arena, plan.pools)
     runtime.start(Runtime(0, port, arena, plan.pools, inline=True))
 

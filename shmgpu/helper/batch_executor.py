@@ -58,11 +58,11 @@ class BatchExecutor(Executor):
             call: Any = known.get(block)
             try:
                 if call is None or call.function != function or call.slot != slot:
-                    call = self._admit(function, block, slot)
+                    call = self.reader.read(function, block, slot)
                 if not isinstance(call, DecodedCall) or call.rows is None:
                     raise BadParams("the call has no rows that a batch could be made of")
             except BadParams as error:
-                self._refused(slot, error)
+                self.reader.refused(slot, error)
                 outcomes[index] = (core.EBAD_PARAMS, core.UNREADABLE)
                 continue
             except KeyError:
@@ -177,7 +177,7 @@ class BatchExecutor(Executor):
                     _count(_COPIED_OUT, one.nbytes)
                     outcomes.append((core.OK, 0))
                 else:
-                    outcomes.append(self._put(target, call, part, key))
+                    outcomes.append(self.writer.put(target, call, part, key))
             except BaseException as error:
                 outcomes.append(self._put_error(call, error, key))
         return outcomes
@@ -211,15 +211,8 @@ class BatchExecutor(Executor):
                 total += joined.nbytes
                 joined.flags.writeable = target.mutates
             else:
-                parts = []
-                for call in calls:
-                    if call.tensors is None:
-                        call.tensors = [
-                            arrays.torch_view(self.memory, offset, spec)
-                            for offset, spec in call.specs
-                        ]
-                    parts.append(call.tensors[position])
-                joined = self.device.gather(parts)
+                tensors = self.views.tensors
+                joined = self.device.gather([tensors(call)[position] for call in calls])
                 if not self.device.is_cuda:
                     total += joined.nbytes
             gathered.append(joined)

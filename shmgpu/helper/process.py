@@ -109,8 +109,8 @@ def run(number: int, generation: int, setup: Setup, report: Callable[[str, str],
         device,
         setup.parked,
         Backends(number, setup.devices, setup.meeting_fd),
+        watches=config.resolve("debug"),
     )
-    executor.watches = config.resolve("debug")
     core.helper_ready(core.OK)
     return serve_overlapped(executor) if device.is_cuda else serve(executor)
 

@@ -38,7 +38,7 @@ class Device:
 
 
 class Target:
-    """A executor, the memory it serves, and a function that looks at all it is given."""
+    """An executor, the memory it serves, and a function that looks at all it is given."""
 
     def __init__(self) -> None:
         self.pages = mmap.mmap(-1, 2 * ARENA)
@@ -75,7 +75,7 @@ class Target:
         data = data[: ARENA - BLOCK]
         self.pages[ARENA:] = b"\xa5" * ARENA
         self.pages[BLOCK : BLOCK + len(data)] = data
-        self.executor.refusals = 1 << 40  # nothing of this belongs into a log
+        self.executor.reader.refusals = 1 << 40  # nothing of this belongs into a log
         work = (ROW, ORIGIN + BLOCK, len(data), 0, 1, 1)
         status, value = self.executor.serve(ROW, self.executor.read(*work[1:3]), 0, 1, 1)
         assert status in (core.OK, core.EBAD_PARAMS, core.EREMOTE, core.ENEEDS_SPACE), status

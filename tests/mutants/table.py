@@ -526,16 +526,16 @@ MUTANTS = [
     ),
     Mutant(
         "F14",
-        "shmgpu/helper/executor.py",
+        "shmgpu/helper/block_reader.py",
         "if not first <= address <= end - spec.nbytes:",
-        "if not self.origin <= address:",
+        "if not self._views.origin <= address:",
         HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
     ),
     Mutant(
         "F14",
-        "shmgpu/helper/executor.py",
+        "shmgpu/helper/block_reader.py",
         "if not (first <= address <= end and size <= end - address):",
-        "if address < self.origin:",
+        "if address < self._views.origin:",
         HOSTILE + "test_f14_arrays_and_results_in_another_childs_arena_are_refused",
     ),
     Mutant(
@@ -555,7 +555,7 @@ MUTANTS = [
     ),
     Mutant(
         "F16",
-        "shmgpu/helper/executor.py",
+        "shmgpu/helper/block_reader.py",
         "except Exception as error:  # a shape",
         "except ZeroDivisionError as error:  # a shape",
         HOSTILE + "test_f16_a_shape_that_numpy_refuses_costs_its_own_call_only",
@@ -1169,8 +1169,8 @@ MUTANTS = [
     ),
     Mutant(
         "calls",
-        "shmgpu/helper/executor.py",
-        "memory = self.memory if target.mutates else self._read_only",
+        "shmgpu/helper/arena_views.py",
+        "memory = self.memory if writeable else self.read_only",
         "memory = self.memory",
         MUTATES + "test_writing_to_an_argument_is_an_error_and_changes_nothing",
     ),
