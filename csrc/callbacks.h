@@ -1,5 +1,7 @@
 /* callbacks -- the functions that Python lends to shm_host. Parsed by the cffi builder only:
- * `extern "Python"` is cffi's own syntax, so no C file includes this header. */
+ * `extern "Python"` is cffi's own syntax, so no C file includes this header.
+ *
+ * Owns: their prototypes. Must never: be included by C, or declare what shmgpu.h declares. */
 
 /* CDEF-BEGIN */
 extern "Python" {

@@ -1,4 +1,8 @@
-"""Mixed precision, as torch.amp: operations in a lower float type, and losses scaled for it."""
+"""Mixed precision, as torch.amp: operations in a lower float type, and losses scaled for it.
+
+Owns ``autocast`` and ``GradScaler``, not the list of operations that are lowered. Never computes:
+casts and scalings are recorded like every other operation.
+"""
 
 from __future__ import annotations
 

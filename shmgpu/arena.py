@@ -2,6 +2,8 @@
 
 Arrays made here are passed to helpers without a copy. Their memory goes back to the arena when
 they, and all views of them, are garbage.
+
+Owns these functions and their checks. Never allocates in another process's arena.
 """
 
 from __future__ import annotations

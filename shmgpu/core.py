@@ -1,9 +1,9 @@
 """The C core as Python sees it: the only importer of the compiled binding.
 
-Owns every crossing into C: it turns status codes into exceptions, addresses into integers,
-and C structures into opaque handles. Nothing above this file knows cffi. The names that the
-hot paths use (:data:`port_call`, :data:`helper_step`, ...) are the C functions themselves,
-because one more Python frame a call would cost more than the call.
+Owns every crossing into C: it turns status codes into exceptions, addresses into integers, and C
+structures into opaque handles. The names that the hot paths use (:data:`port_call`,
+:data:`helper_step`, ...) are the C functions themselves, because one more Python frame in a call
+would cost more than the call. Never decides anything; nothing above this file knows cffi.
 """
 
 from __future__ import annotations

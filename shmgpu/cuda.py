@@ -1,7 +1,7 @@
 """The names of ``torch.cuda`` that programs ask before they compute.
 
-Helpers hold the devices; a program itself initialises none. Nothing here is needed: where tensors
-live, :func:`shmgpu.set_backend` and the broker say.
+Owns the answers. Programs need none of them: :func:`shmgpu.set_backend` and the broker decide where
+tensors live. Never initialises CUDA: only helpers hold devices.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Look at what tensors do: what was recorded, where it ran, what moved, who was busy.
 
-Off, it costs one comparison a message. :func:`enable` starts it, and so do ``launch(debug=True)``,
-``init(debug=True)`` and ``SHMGPU_DEBUG=1``; with a ``debug_dir`` each child leaves a file there at
-its end, which ``shmgpu trace`` reads. Everything is data (``get_...``) and text (``print_...``).
+While it is off, it costs one comparison for each message. :func:`enable` turns it on, and so do
+``launch(debug=True)``, ``init(debug=True)`` and ``SHMGPU_DEBUG=1``; with a ``debug_dir`` each child
+leaves a file there when it ends, which ``shmgpu trace`` reads. Everything is available as data
+(``get_...``) and as text (``print_...``).
 
-Owns these names and nothing else: tensors/debug/ does what they promise.
+Owns these names. Never does what they promise itself: tensors/debug/ does.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns the rows, the names by which brokers know functions, and what was declared of each. A function
 that is decorated is entered in the C table at once; that table is sealed when a broker starts.
-Children call what is entered here (:mod:`shmgpu.functions`), and helpers run its body: this file
-knows neither of them.
+Never calls or runs a function: children call what is entered here (:mod:`shmgpu.functions`), and
+helpers run its body.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A child's side of the original C interface, to see the messages: send one, read one.
+"""A child's side of the original C interface: send one message, read one answer.
 
-Owns nothing: a message is a row and the address of a parameter block, and both are the
-caller's. A helper answers a Python function's message only when its block is one that
-:func:`shmgpu.child.port` could have written, so these are for functions registered from C, and for
-tests that forge.
+A message is a row of the function table and the address of a parameter block; both are the
+caller's. Owns these two calls. Never checks a block: a helper does, and it answers a Python
+function's message only if :mod:`shmgpu.child.port` could have written the block. So these calls are
+for functions registered from C, and for tests that forge messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors on disk, in files of the safetensors format: dicts and lists of them, however nested.
 
 Owns the file: the length of its header (8 bytes, little-endian), the header (JSON), the elements,
-one tensor after the other. How what is nested was nested stands in the header's metadata, so any
-reader of the format reads the tensors. A file says nothing that is executed.
+one tensor after the other. The nesting is described in the header's metadata, so any reader of the
+format reads the tensors. Never executes or imports anything that a file names.
 """
 
 from __future__ import annotations

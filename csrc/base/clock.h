@@ -1,4 +1,6 @@
-/* clock -- the one clock: CLOCK_MONOTONIC in nanoseconds, comparable between processes. */
+/* clock -- the one clock: CLOCK_MONOTONIC in nanoseconds, comparable between processes.
+ *
+ * Must never: read a clock that somebody may set. */
 #ifndef SHMI_CLOCK_H
 #define SHMI_CLOCK_H
 

@@ -1,4 +1,4 @@
-/* status -- the table turned into two look-ups. Owns no state. */
+/* status -- the table turned into two look-ups. See status.h. */
 #include "base/status.h"
 
 #define SHMI_STATUS_CHECK(name, code, sentence) \

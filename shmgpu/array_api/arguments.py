@@ -1,6 +1,7 @@
 """What functions of the array API have in common: arguments that are brought to one type.
 
-Owns that bringing together, which follows types alone and not shapes, as operators do.
+Owns that conversion, which depends on types alone and not on shapes, as for operators. Never looks
+at an element.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Functions of the array API that arrange elements: shapes, joining, indexing; and products."""
+"""Functions of the array API that arrange elements: shapes, joining, indexing; and products.
+
+Owns what the standard asks of them beyond PyTorch's functions. Never computes.
+"""
 
 from __future__ import annotations
 

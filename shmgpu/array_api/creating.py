@@ -1,4 +1,7 @@
-"""Creation functions of the array API, and ``astype``."""
+"""Creation functions of the array API, and ``astype``.
+
+Owns their arguments, as the standard has them. Never computes: helpers make the elements.
+"""
 
 from __future__ import annotations
 

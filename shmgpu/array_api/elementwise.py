@@ -1,4 +1,7 @@
-"""Element-wise functions of the array API."""
+"""Element-wise functions of the array API.
+
+Owns the table that maps the standard's names to operations. Never computes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What ``__array_namespace_info__`` tells: types, devices, and how shapes may come about."""
+"""What ``__array_namespace_info__`` returns: types, devices, and which features there are.
+
+Owns these answers. Never starts a broker to give one.
+"""
 
 from __future__ import annotations
 

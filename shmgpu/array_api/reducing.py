@@ -1,4 +1,7 @@
-"""Functions of the array API over axes: statistics, searching, sorting, sets, all and any."""
+"""Functions of the array API over axes: statistics, searching, sorting, sets, all and any.
+
+Owns what the standard asks of them beyond PyTorch's functions. Never computes.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The first lines that run in a broker started by exec, before anything that has threads.
 
 A program, not a module: :mod:`shmgpu.attach.spawn` runs it by its path, with the request on its
-standard input. Owns what must come before the package is imported: the search path of whoever
-started it, the very package that they run, and the fork that makes a broker which outlives them
-nobody's child.
+standard input. Owns what must happen before the package is imported: it sets the search path of the
+process that started it, imports the same copy of the package, and forks, so that a broker that
+outlives its starter has no parent to wait for it. Never imports a user's module.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""``shmgpu up``, ``scale``, ``list`` and ``down``: brokers that programs join."""
+"""``shmgpu up``, ``scale``, ``list`` and ``down``: brokers that programs join.
+
+Owns their flags and what they print. Never speaks to a broker itself: the wings do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``shmgpu doctor``: what it is asked, and what its findings look like."""
+"""``shmgpu doctor``: its arguments, and how its findings are printed.
+
+Owns both. Never checks anything: :mod:`shmgpu.doctor` does.
+"""
 
 from __future__ import annotations
 

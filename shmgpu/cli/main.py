@@ -1,7 +1,8 @@
 """The command line: ``shmgpu demo``, ``doctor``, ``up``, ``list``, ``serve``, ``top`` and more.
 
-Owns which commands there are, and exit statuses. A misuse or a failure that shmgpu knows ends in
-one sentence on standard error: status 2 for arguments, else 1.
+Owns which commands there are, and exit statuses. A misuse, or a failure that shmgpu knows, ends in
+one sentence on standard error, and in status 2 for bad arguments, else 1. Never prints a traceback
+for either.
 """
 
 from __future__ import annotations

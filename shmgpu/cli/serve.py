@@ -1,4 +1,7 @@
-"""``shmgpu serve``: the command; :mod:`shmgpu.serve.options` has its flags."""
+"""``shmgpu serve``: the command; :mod:`shmgpu.serve.options` has its flags.
+
+Owns the step from parsed flags to a running server. Never imports the server before it is run.
+"""
 
 from __future__ import annotations
 

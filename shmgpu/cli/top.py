@@ -1,4 +1,7 @@
-"""``shmgpu top``: a running broker, live."""
+"""``shmgpu top``: the state of a running broker, live.
+
+Owns its flags. Never writes to the broker that it shows.
+"""
 
 from __future__ import annotations
 

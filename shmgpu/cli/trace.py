@@ -1,4 +1,7 @@
-"""``shmgpu trace``: saved traces, each read and handed to what knows its kind."""
+"""``shmgpu trace``: saved traces, each read and handed to the code that knows its kind.
+
+Owns its flags and which kind a file is. Never draws or sums up a trace itself.
+"""
 
 from __future__ import annotations
 

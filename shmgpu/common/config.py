@@ -1,7 +1,7 @@
 """The value of a setting: an argument beats a ``SHMGPU_*`` variable, which beats the default.
 
-Owns what was given for this process, and the warning about variables that mean nothing. Knows
-nothing of what settings do; :mod:`shmgpu.common.settings` lists them.
+Owns the values given to this process, and the warning about unknown variables. Never acts on a
+setting; :mod:`shmgpu.common.settings` lists them.
 """
 
 from __future__ import annotations

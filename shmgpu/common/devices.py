@@ -1,8 +1,8 @@
 """Devices: where helpers' tensors live, and how bytes get there and back.
 
 Owns everything that knows CUDA: choosing devices, registering arenas so that copies are DMA
-straight from a child's array, the stream copies run on, memory caps, and what to do about a
-failing device. CUDA is initialised in helpers only, after the fork; children see no device.
+straight from a child's array, the stream on which copies run, memory caps, and what to do about a
+failing device. Never initialises CUDA outside a helper: children see no device.
 """
 
 from __future__ import annotations

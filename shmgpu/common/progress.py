@@ -1,7 +1,7 @@
 """A progress bar on a terminal, nothing elsewhere.
 
-A thin wrapper: tqdm draws when it is installed, plain text otherwise. Owns no thread:
-tqdm's monitor thread is switched off, because the parent forks replacements at any time.
+A thin wrapper: tqdm draws if it is installed, plain text otherwise. Owns what is drawn; never has a
+thread: tqdm's monitor thread is switched off, because the parent forks replacements at any time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Seeds of each role: for random, numpy, torch and tensors.
 
-Owns ``TENSORS``, from which every random tensor takes its seed: helpers draw, and children say from
-which seed. It lies in this wing because a role is seeded before tensors are imported.
+Owns ``TENSORS``, from which every random tensor takes its seed: helpers draw the numbers, and
+children say from which seed. It is in this wing because a role is seeded before tensors are
+imported. Never imports torch: a program that has not imported it needs no seed there.
 """
 
 from __future__ import annotations

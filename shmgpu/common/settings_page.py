@@ -1,7 +1,7 @@
 """The tables of settings on the pages, made from the list.
 
-Run ``python -m shmgpu.common.settings_page`` after you change a row; a test fails if you forget.
-Nothing imports this file but that test.
+Owns their form. Run ``python -m shmgpu.common.settings_page`` after you change a row; a test fails
+if you forget. Never imported by the package.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The proof that no payload passed between processes: frames counted inside, bytes outside.
 
-Each child and helper counts the frames it sends and receives. The watcher has read from /proc how
-many bytes each of them, and the parent between them, moved by system calls. A frame has 64 bytes,
-so the one is 64 times the other, or something else than frames has passed.
+Each child and helper counts the frames that it sends and receives. The watcher has read from /proc
+how many bytes each of them, and the parent between them, moved by system calls. A frame has 64
+bytes, so the bytes must be 64 times the frames; if they are not, something else has passed. Owns
+the two sums and their comparison. Never counts anything itself.
 """
 
 from __future__ import annotations

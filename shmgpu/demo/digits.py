@@ -1,7 +1,7 @@
-"""The demo's data: the handwritten digits that ship with scikit-learn, split once and for all.
+"""The demo's data: the handwritten digits that ship with scikit-learn, in a fixed split.
 
 Owns what an image is (float32, one channel, 8 x 8, values 0 to 1) and which images are held out.
-Uses NumPy only, so that the process that reads them can still fork.
+Never imports torch: it uses NumPy only, so that the process that reads the images can still fork.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The demo's model: a small convolutional network, how it is trained and how it is carried.
 
-Plain PyTorch that knows nothing of shmgpu: the same code runs in helpers and in the workers of
-the ``multiprocessing`` baseline. No tensor operation may run in a process that forks afterwards
-(its thread pool would not survive the fork), so everything here is called in helpers and workers.
+Plain PyTorch that knows nothing of shmgpu: the same code runs in helpers and in the workers of the
+``multiprocessing`` baseline. Never runs a tensor operation in a process that forks afterwards (its
+thread pool would not survive the fork): everything here is called in helpers and workers.
 """
 
 from __future__ import annotations

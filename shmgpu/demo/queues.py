@@ -2,7 +2,7 @@
 
 Client processes put pickled arrays on one request queue. Workers, each with the same network, take
 all waiting requests up to a batch, compute them together, and send each client its scores through a
-pipe of its own. Nothing here is handicapped: see :class:`RequestQueue`.
+pipe of its own. Owns this baseline. Never handicaps it: see :class:`RequestQueue`.
 """
 
 from __future__ import annotations

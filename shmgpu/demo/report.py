@@ -1,4 +1,7 @@
-"""What the demo prints: aligned tables with units. Computes nothing but ratios."""
+"""What the demo prints: aligned tables with units.
+
+Owns the words and the layout. Never computes anything but ratios.
+"""
 
 from __future__ import annotations
 

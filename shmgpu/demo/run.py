@@ -1,4 +1,7 @@
-"""The demo from beginning to end: train, serve, prove, compare, report."""
+"""The demo from beginning to end: train, serve, prove, compare, report.
+
+Owns the order of these steps. Never does one of them itself.
+"""
 
 from __future__ import annotations
 

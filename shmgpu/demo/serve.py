@@ -1,7 +1,8 @@
 """The demo's work through shmgpu: what a user's own program looks like.
 
 Two functions run in helpers. The first launch has one child and one helper, which trains the
-network; the second has many children, whose images are classified by a few helpers.
+network; the second has many children, whose images are classified by a few helpers. Owns both.
+Never uses anything of shmgpu that is not public.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Where the demo's clients are driven, counted and watched, whoever answers them.
 
-Owns one shared anonymous mapping, made before anything is forked, and the *watcher*: a process
-of its own, forked first, that starts all clients together, draws the progress bar, and reads from
+Owns one shared anonymous mapping, made before anything is forked, and the *watcher*: a process of
+its own, forked first, that starts all clients together, draws the progress bar, and reads from
 /proc what each process wrote and read, while all of them stand still. The clients of shmgpu and
-those of the ``multiprocessing`` baseline run the same loop, :meth:`ClientStage.drive`.
+those of the ``multiprocessing`` baseline run the same loop, :meth:`ClientStage.drive`. Never sends
+a request itself.
 
-Clients and watcher go through the same phases, in step: everybody is warm; traffic is read and
+Clients and watcher go through the same phases together: all are warmed up; traffic is read and
 frames are noted; clients serve until the deadline; traffic is read and frames are noted again;
 everybody may leave.
 """

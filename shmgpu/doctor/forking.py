@@ -1,6 +1,7 @@
 """Forking: whether this process, and this environment, can be forked safely.
 
-Owns the checks of the interpreter and the table of variables that spoil roles.
+Owns the checks of the interpreter and the table of variables that spoil roles. Never forks or sets
+a variable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The kernel: what it must be able to do, tried out, and how it tells the time.
 
-Owns the checks of features. What a probe does is in probes.py.
+Owns the checks of features; the trying is done in probes.py. Never judges by a release number what
+a probe can try.
 """
 
 from __future__ import annotations

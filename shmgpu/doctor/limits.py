@@ -1,6 +1,7 @@
 """Limits: files, processes, pipes, addresses, core files.
 
-Owns the checks of what this process, its user, its cgroup and the system allow.
+Owns the checks of what this process, its user, its cgroup and the system allow. Never raises a
+limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernel features, each used once in the way the core uses it.
 
-Owns the trying: a release number says what a kernel could do, and a filter, a container or a
-hardened setting may still refuse it. A probe raises OSError with what it was refused, leaves
-nothing behind, and changes nothing of the process that runs it.
+Owns the trying: a release number says what a kernel could do, but a filter, a container or a
+hardened setting may still refuse it. A probe raises OSError with what it was refused. Never leaves
+anything behind or changes the process that runs it.
 """
 
 from __future__ import annotations

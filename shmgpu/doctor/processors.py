@@ -1,6 +1,6 @@
 """Processors: whether helpers have cores to compute on.
 
-Owns the check, and how many threads helpers will have.
+Owns the check, and how many threads helpers will have. Never sets a thread count.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a check can say.
 
-Owns the three degrees and the form of a finding: a sentence, and what mends it.
+Owns the three degrees and the form of a finding: a sentence, and the command that mends the fault.
+Never checks anything.
 """
 
 from __future__ import annotations

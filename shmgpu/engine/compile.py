@@ -1,7 +1,8 @@
 """A planned program as a Python function: straight-line source, no interpreter loop.
 
-Owns the source and what its names mean. Running it costs a call a unit, and nothing else. Lines are
-numbered by the program's steps, so that a traceback tells which one failed.
+Owns the source and what its names mean. Running it costs one call for each unit, and nothing else.
+Lines are numbered by the program's steps, so that a traceback tells which one failed. Never puts
+text of a child's into the source.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Operations on elements in C: what a fused loop computes for each of them.
 
-``{0}`` to ``{2}`` are the inputs' elements, ``{f}`` the suffix of the type's C functions. Only what
-C and the libraries agree on to the last bit stands here, and what a compiler turns into vector
-instructions; so no exp, whose library version is the quicker one, and no sqrt, which torch's vector
-library does not round as C does.
+``{0}`` to ``{2}`` are the inputs' elements, ``{f}`` the suffix of the type's C functions.
+
+Owns these expressions. Never has one on which C and the libraries differ in the last bit, or that a
+compiler does not turn into vector instructions: so no exp, which is faster in the libraries, and no
+sqrt, which torch's vector library rounds differently from C.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bodies of the functions that helpers run for tensors, and the engine behind them.
 
-:mod:`shmgpu.tensors.functions` declares them, for those who call. The engine, and torch with it, is
-loaded at the first call.
+Owns the step from a call to the engine. :mod:`shmgpu.tensors.functions` declares these functions,
+for those who call. Never imports torch before the first call.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which operations on elements become one loop, and that loop in C.
 
-A group is of steps of one shape. It may be done at once where nothing outside it stands between
-two of its steps, and where no two groups wait for each other.
+Owns both. A group has steps of one shape. Its steps may run together if nothing outside the group
+lies between two of them, and if no two groups wait for each other.
 
 The loop goes over blocks that fit the first cache, and within a block over a few operations at a
-time: one loop body of a thousand operations would wait for each result, and one loop for each
-operation would load and store each.
+time: with one loop body of a thousand operations each would wait for the one before, and with one
+loop for each operation every value would be loaded and stored. Never changes a result by a bit.
 """
 
 from __future__ import annotations

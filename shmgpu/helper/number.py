@@ -1,4 +1,7 @@
-"""Which helper this process is: what the original C interface has for the helper's side."""
+"""Which helper this process is: what the original C interface offers in a helper.
+
+Owns the check that it is asked in one. Never answers outside a helper.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Attention with several heads, and encoders made of it (Vaswani et al., 2017).
 
 Parameters are named and laid out as PyTorch's, and begin as they do.
+
+Owns how heads and encoder layers are put together. Never computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Modules that hold others, or parameters."""
+"""Modules that hold others, or parameters.
+
+Owns how they name and order what they hold. Never computes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Filters over images and signals. Weights and biases begin as PyTorch's do."""
+"""Filters over images and signals. Weights and biases begin as PyTorch's do.
+
+Owns their parameters. Never computes: :mod:`shmgpu.nn.functional` records the operations.
+"""
 
 from __future__ import annotations
 

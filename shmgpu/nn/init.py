@@ -1,7 +1,8 @@
 """How parameters begin: functions that fill a tensor in place and return it, as torch.nn.init.
 
-Nothing flows back through them. Draws follow :func:`shmgpu.manual_seed`. ``orthogonal_`` and
-``trunc_normal_`` draw in the calling process: tensors have no decomposition, and no rejection.
+Owns the formulas for ranges and deviations. Random numbers follow :func:`shmgpu.manual_seed`.
+``orthogonal_`` and ``trunc_normal_`` draw in the calling process, because tensors have no
+decomposition and no rejection sampling. Never records for gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Layers that multiply by a matrix, or look rows up. Their parameters begin as PyTorch's do.
 
-Each says which of PyTorch's rules its first values follow, though not with the same numbers.
+Owns these parameters. Each layer says which of PyTorch's rules its first values follow, though the
+numbers differ. Never computes.
 """
 
 from __future__ import annotations

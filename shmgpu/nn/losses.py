@@ -1,4 +1,7 @@
-"""Losses as layers. Those with a ``weight`` keep it as a buffer, as PyTorch's do."""
+"""Losses as layers. Those with a ``weight`` keep it as a buffer, as PyTorch's do.
+
+Owns their options. Never computes: each calls the function of the same name.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a layer is: parameters, buffers and layers within, found by their names.
 
-Owns that finding, the hooks around ``forward``, and the dict in which a model's state leaves and
-comes back.
+Owns how these are found, the hooks around ``forward``, and the dict by which a model's state is
+saved and loaded. Never computes.
 """
 
 from __future__ import annotations

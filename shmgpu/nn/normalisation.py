@@ -1,6 +1,6 @@
 """Layers that normalise: over features, over the batch, over groups and single channels.
 
-Owns the running statistics: buffers, which follow what comes by in training.
+Owns the running statistics: buffers that are updated in training. Never updates them in evaluation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Recurrent layers: RNN, LSTM and GRU over sequences, and the cell of each.
 
-The inputs of all steps are multiplied at once; what is left of a step is one product and a few
-element-wise operations. Weights are named and laid out as PyTorch's.
+The inputs of all steps are multiplied at once; what remains of a step is one product and a few
+element-wise operations. Owns the weights, which are named and laid out as PyTorch's, and the order
+of steps. Never reads a value to decide on a step.
 """
 
 from __future__ import annotations

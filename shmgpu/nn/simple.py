@@ -1,6 +1,6 @@
-"""Layers without parameters: an operation each, so that it can stand in a Sequential.
+"""Layers without parameters: each is one operation, so that it can be part of a Sequential.
 
-The one exception is PReLU, whose operation has a weight.
+The one exception is PReLU, whose operation has a weight. Owns their options. Never computes.
 """
 
 from __future__ import annotations

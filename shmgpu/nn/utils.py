@@ -1,4 +1,7 @@
-"""What is done to all parameters, or gradients, at once: clipping, one vector of them."""
+"""What is done to all parameters, or gradients, at once: clipping, one vector of them.
+
+Owns these functions. Never waits for a value unless it is asked to check one.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Activations and dropout: softmax, GELU, SiLU, leaky ReLU, softplus.
 
-The gradient of a softmax or a gelu is a row of its own, which torch computes in one pass; where it
-is to be differentiated again (``create_graph=True``) it is recorded in parts instead.
+Owns their rows and the functions that record them. The gradient of a softmax or a gelu is a row of
+its own, which torch computes in one pass. Where it is to be differentiated again
+(``create_graph=True``), it is recorded in parts instead. Never draws dropout's mask in a child.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Elements repeated, put beside each other, or picked by place, under torch's names.
+"""Elements repeated, put beside each other, or picked by position, under torch's names.
 
-Each is recorded as moves, joins and picks that have rows. Owns no row.
+Each is recorded as moves, joins and picks that have rows. Never has a row of its own.
 """
 
 from __future__ import annotations

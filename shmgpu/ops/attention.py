@@ -1,4 +1,7 @@
-"""Attention (Vaswani et al., 2017): a composition."""
+"""Attention (Vaswani et al., 2017): a composition.
+
+Owns that composition. Never has a row of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Normalising over examples, groups of channels, or by the root of the mean square.
 
-Over examples with rows of its own: mean and variance are one, since the output, its gradients and
-the running statistics all need them. The others are compositions; groups and single channels are
-normalised by the row of :func:`layer_norm`.
+Owns rows for normalising over examples: mean and variance are computed by one row, since the
+output, its gradients and the running statistics all need them. The others are compositions; groups
+and single channels are normalised by the row of :func:`layer_norm`. Never keeps running statistics:
+layers do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Casts, and what else changes only a value's type or its history."""
+"""Casts, and what else changes only a value's type or its history.
+
+Owns their rows and the functions that record them. Never changes a shape.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Operations that several helpers do together, and the one that a user's program records for them.
+"""Operations that several helpers do together, and those that a user's program records for them.
 
-:data:`REDISTRIBUTE` says how a tensor lies on a mesh from here on: to a program of one helper it is
-the value itself. The others occur only in what :mod:`shmgpu.distributed` makes of a program: one
-program a member, in which members meet. Their first params are a number, by which they are done in
-one order everywhere, and the members that take part, as ranks in the gang.
+:data:`REDISTRIBUTE` says how a tensor lies on a mesh from here on; to a program of one helper it is
+the value itself. Most of the others occur only in the programs that :mod:`shmgpu.distributed` makes
+of a user's: one for each member of a mesh. Their first params are a number, which puts them in one
+order everywhere, and the members that take part, as ranks in the gang.
 
-Owns the rows and what is packed and unpacked around a meeting. How members meet is the gang's
-affair (:class:`Gang`); what a mesh is, nothing here knows.
+Owns the rows, and what is packed and unpacked around an exchange. Never exchanges anything itself:
+that is the gang's affair (:class:`Gang`). Never knows what a mesh is.
 """
 
 from __future__ import annotations

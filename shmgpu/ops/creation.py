@@ -1,4 +1,7 @@
-"""Operations that have no input: values made where they are needed."""
+"""Operations that have no input: values made where they are needed.
+
+Owns their rows and the functions that record them. Never makes an element in a child.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""More losses: of distances, angles, rankings and distributions. All are compositions."""
+"""More losses: of distances, angles, rankings and distributions.
+
+Owns these compositions. Never has a row of its own.
+"""
 
 from __future__ import annotations
 

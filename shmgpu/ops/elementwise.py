@@ -1,7 +1,8 @@
-"""Operations on one element, or on those at the same place.
+"""Operations on one element, or on those at the same position.
 
 Owns their rows and the functions that record them, which take nodes and plain numbers, in
-PyTorch's spelling. Gradients are recorded by the same functions; autograd sums what was stretched.
+PyTorch's spelling. Gradients are recorded by the same functions. Never sums the gradient of an
+operand that was broadcast: autograd does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Formulas over elements and reductions that have names in torch: norms, means of two, other logs.
 
-Each is recorded as the operations that its docstring names. Owns no row.
+Each is recorded as the operations that its docstring names. Never has a row of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Elements found by number: gather, scatter and embedding, and what stands in square brackets.
 
 Owns the rows, and how an index is read: whole numbers, slices, None and ... are moved without
-copying; tensors of whole numbers gather. What comes out must have a shape that is known while
-recording, so a mask of bools selects nothing here: ``where`` keeps the shape. A mask whose elements
-are known comes here as whole numbers.
+copying; tensors of whole numbers gather. Never gives a shape that is not known while recording, so
+a mask of bools selects nothing here: ``where`` keeps the shape. A mask whose elements are known is
+turned into whole numbers before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How a row says which function of NumPy or torch computes it."""
+"""How a row says which function of NumPy or torch computes it.
+
+Owns the common ways to say so. Never imports torch: a kernel is given the module.
+"""
 
 from __future__ import annotations
 

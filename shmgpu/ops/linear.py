@@ -1,4 +1,7 @@
-"""Products of matrices."""
+"""Products of matrices.
+
+Owns their rows, their gradients and the functions that record them. Never computes.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Losses: how far predictions are from their targets.
 
-Compositions, but for the row that picks the likelihood of the right class: it refuses a class that
-there is not, and passes over those to be ignored, in one go.
+Owns these compositions, and one row, which picks the likelihood of the right class: it refuses a
+class that does not exist and skips those to be ignored, in one pass. Never reads a target in a
+child.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""More activations: ELU and its kin, the hard ones, mish, PReLU, GLU. All are compositions."""
+"""More activations: ELU and its kin, the hard ones, mish, PReLU, GLU.
+
+Owns these compositions. Never has a row of its own.
+"""
 
 from __future__ import annotations
 

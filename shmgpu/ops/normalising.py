@@ -1,7 +1,7 @@
-"""Layer normalisation (Ba, Kiros and Hinton, 2016), and what its gradients are made of.
+"""Layer normalisation (Ba, Kiros and Hinton, 2016), and the parts of its gradients.
 
-What the gradients need of the input (its mean, and one over its deviation) is a row: both
-gradients use it, and it is computed once.
+Owns their rows. What the gradients need of the input (its mean, and one over its deviation) is a
+row of its own: both gradients use it, and it is never computed twice.
 """
 
 from __future__ import annotations

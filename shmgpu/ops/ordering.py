@@ -1,4 +1,7 @@
-"""Maxima, sorting, running sums and products, search: what follows from an order of elements."""
+"""Maxima, sorting, running sums and products, search: what follows from an order of elements.
+
+Owns their rows and the functions that record them. Never gives a shape that depends on elements.
+"""
 
 from __future__ import annotations
 

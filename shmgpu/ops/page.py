@@ -1,7 +1,7 @@
 """The page of operations (``README.md`` beside this file), written from the table.
 
-Run ``python -m shmgpu.ops.page`` after you add or change a row; a test fails if you forget. Nothing
-else imports this.
+Owns its form. Run ``python -m shmgpu.ops.page`` after you add or change a row; a test fails if you
+forget. Never imported by the package.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of vectors, matrices and batches of them under their names, and by letters.
 
-Each is recorded as a product of matrices between moves of axes. Owns no row.
+Each is recorded as a product of matrices between moves of axes. Never has a row of its own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A program: the operations that a helper is asked for at once, without the graph they came from.
 
-Owns what travels. :func:`gather` turns nodes into a program and a list of what it is given; a
-program is written (:meth:`Program.encode`) and read (:func:`decode`) once for each structure, and
-known by a number from then on. The reader believes nothing: it asks each operation's rule again.
+Owns what travels. :func:`gather` turns nodes into a program and a list of its inputs. A program is
+written (:meth:`Program.encode`) and read (:func:`decode`) once for each structure, and is named by
+a number from then on. Never believes what it reads: each operation's rule is asked again.
 
-A *slot* is where a value of the program is. What is given has the first ones: arrays (in the arena,
-or resident in the helper), then plain numbers; each operation has one of its own after these.
+A *slot* is the position of a value in the program. The inputs have the first ones: arrays (in the
+arena, or resident in the helper), then plain numbers; each operation has one of its own after
+these.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns the table of promotion and the ranks of operands: an array with axes decides before one
 without, and that before a plain number, unless the lower rank is of a higher category (bool, whole
-number, float). Source: PyTorch's documentation, *Tensor Attributes*, "type promotion".
+number, float). Never looks at a value. Source: PyTorch's documentation, *Tensor Attributes*, "type
+promotion".
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Triangular parts, padding, rolling, one-hot: what becomes of an element depends on its place."""
+"""Triangular parts, padding, rolling, one-hot: each element's position decides what becomes of it.
+
+Owns their rows and the functions that record them. Never moves an element by its value, except for
+one-hot.
+"""
 
 from __future__ import annotations
 

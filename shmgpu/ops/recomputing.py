@@ -1,4 +1,7 @@
-"""A value whose gradient is found by computing it again: what a checkpoint records."""
+"""A value whose gradient is found by computing it again: what a checkpoint records.
+
+Owns its row. Never keeps a value for the gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Operations that make fewer elements out of many."""
+"""Operations that make fewer elements out of many.
+
+Owns their rows and the functions that record them. Never reduces in an order of its own: kernels
+have theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Images and signals of another size: adaptive pooling, and the nearest neighbour."""
+"""Images and signals of another size: adaptive pooling, and the nearest neighbour.
+
+Owns the functions that record them. Never computes.
+"""
 
 from __future__ import annotations
 

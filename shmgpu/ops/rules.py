@@ -1,8 +1,8 @@
 """What shape comes of which shapes: the rules that rows of the table name.
 
-A rule gets the inputs' specs and the operation's params and returns the output's spec, or raises
-ValueError in a sentence with the shapes. Types have been brought together before
-(:mod:`shmgpu.ops.promotion`); a rule only checks them.
+A rule gets the inputs' specs and the operation's params, and returns the output's spec or raises
+ValueError in a sentence with the shapes. Owns these rules. Never converts a type: types are brought
+together before (:mod:`shmgpu.ops.promotion`), and a rule only checks them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations that move elements and compute nothing.
 
 Owns their rows and the functions that record them. Most are views: the output's elements lie where
-the input's do, and nothing is copied until something needs them in order.
+the input's do. Never copies before something needs the elements in order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Windows of a signal, which has one axis of places, and convolutions the other way round.
+"""Windows of a signal, which has one spatial axis, and transposed convolutions.
 
 A signal (N, C, L) is an image of one row: the rows of :mod:`shmgpu.ops.windows` compute it. A
-transposed convolution is what gives a convolution's input its gradient, and so it is that row.
+transposed convolution is the gradient of a convolution for its input, and so it is that row. Owns
+the functions that record both. Never computes a signal in another way than an image.
 """
 
 from __future__ import annotations

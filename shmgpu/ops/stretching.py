@@ -1,6 +1,7 @@
-"""Broadcasting: stretching an axis, and its opposite, the sum over one.
+"""Broadcasting: an axis repeated, and its opposite, the sum over one.
 
-Each is the other's gradient, so they stand together.
+Owns the two rows. Each is the other's gradient, so they stand together. Never copies to
+broadcast: that is a view.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Inverse and other functions of one or two numbers, exact where formulas of simpler ones are not.
 
-Gradients are the derivatives that tables of calculus have; at the edge of what a function is
-defined on they are infinite or NaN, as in PyTorch.
+Owns their rows and the functions that record them. Gradients are the derivatives that tables of
+calculus give; at the edge of a function's domain they are infinite or NaN, as in PyTorch. Never
+raises for a number outside the domain: the result is NaN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What optimisers do to each parameter: running means, and Adam's step.
 
-Each is one row instead of several operations: a step updates hundreds of tensors alike, and what
-is recorded, sent and planned of it grows with their number. None has a gradient.
+Owns their rows. Each is one row instead of several operations: a step updates hundreds of tensors
+alike, and the work of recording, sending and planning grows with their number. Never has a
+gradient.
 """
 
 from __future__ import annotations

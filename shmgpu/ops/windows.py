@@ -1,8 +1,9 @@
 """Operations on windows of an image: convolution and pooling.
 
-Images are (N, C, H, W): images, channels, rows, columns. NumPy lays all windows side by side and
-multiplies matrices (im2col; Chellapilla, Puri and Simard, 2006); torch has kernels of its own. The
-gradients of a convolution are rows, and these have each other for gradients.
+Owns their rows. Images are (N, C, H, W): images, channels, rows, columns. NumPy lays all windows
+side by side and multiplies matrices (im2col; Chellapilla, Puri and Simard, 2006); torch has kernels
+of its own. The gradients of a convolution are rows, whose gradients are rows of this file, too.
+Never accepts another layout of axes.
 """
 
 from __future__ import annotations

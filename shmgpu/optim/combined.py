@@ -1,4 +1,7 @@
-"""Schedules made of others, and the one that looks at a figure: when it no longer gets better."""
+"""Schedules made of others, and the one that watches a metric: when it no longer improves.
+
+Owns their state. Never touches a parameter: only the rates of groups.
+"""
 
 from __future__ import annotations
 

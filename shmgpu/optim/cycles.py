@@ -1,4 +1,7 @@
-"""Schedules in cycles: warm restarts, one cycle, and up and down again and again."""
+"""Schedules in cycles: warm restarts, one cycle, and up and down repeatedly.
+
+Owns their state. Never touches a parameter: only the rates and momenta of groups.
+"""
 
 from __future__ import annotations
 

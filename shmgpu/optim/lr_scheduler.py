@@ -1,4 +1,7 @@
-"""Learning rates' schedules, as torch.optim.lr_scheduler: what ``step()`` makes of the rates."""
+"""Learning rate schedules, as torch.optim.lr_scheduler: ``step()`` sets the next rate.
+
+Owns these names. Never defines a schedule: the files beside this one do.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""What all optimisers share: groups of parameters, their state, and its way out and back.
+"""What all optimisers share: groups of parameters, their state, and how it is saved and loaded.
 
 A step is recorded like anything else, so forward, backward and step travel as one program. Numbers
-that change from step to step go beside it: another learning rate makes no other program. A rule is
-asked once for each form and shape, and what it recorded is recorded again from then on.
+that change from step to step travel beside it: a new learning rate makes no new program. A rule is
+asked once for each form and shape; what it recorded is reused from then on.
 
-A step replaces each parameter and each tensor of its state by one operation in place: where what it
-follows from fails, all of them stay what they were.
+A step replaces each parameter and each tensor of its state by one operation in place. If what they
+depend on fails, all of them keep their values. Owns groups and state. Never computes, and never
+waits for a value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The optimisers: in PyTorch's formulas, and with its names for what they keep."""
+"""The optimisers: in PyTorch's formulas, and with its names for their state.
+
+Owns one rule for each. Never reads a parameter or a gradient: a rule only records.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Schedules by a formula: what a learning rate is after so many steps, in PyTorch's formulas.
+"""Schedules by a formula: the learning rate after so many steps, in PyTorch's formulas.
 
-Each step starts from the rate that a group has, so that schedules can be combined; only
-``step(epoch)``, which jumps, starts from the first one.
+Owns these formulas. Each step starts from the rate that a group has, so that schedules can be
+combined; only ``step(epoch)``, which jumps, starts from the first one. Never touches a parameter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The class of tensors: what a program works with; each shows one node of the graph.
 
 Owns what a tensor is, how its elements are read and changed in place, its gradients, and how other
-values become tensors. Its operations are added above, in :mod:`shmgpu.tensors.tensor`.
+values become tensors. Its operations are added above, in :mod:`shmgpu.tensors.tensor`. Never sends
+a message: whoever reads an element asks the recorder for it.
 """
 
 from __future__ import annotations

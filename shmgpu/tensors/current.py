@@ -1,7 +1,8 @@
-"""This process's recorder: made when the first tensor is, with the library and the helpers chosen.
+"""This process's recorder: made with the first tensor, for the chosen library and helpers.
 
-Owns that choice. Stands above the recorder and the debugger, and so can have the one watched by the
-other from its first message on, where ``SHMGPU_DEBUG`` asks for that.
+Owns that choice. It stands above the recorder and the debugger, so that the debugger can watch the
+recorder from its first message on, if ``SHMGPU_DEBUG`` asks for that. Never makes a recorder before
+the first tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Devices in PyTorch's spelling: where tensors live is the helpers' matter, and is told here.
+"""Devices in PyTorch's spelling: the names of where tensors live.
 
 Owns :class:`device`, and the answer to where this program's tensors are computed. Arguments called
-``device`` are accepted throughout and change nothing; :func:`shmgpu.set_backend` chooses.
+``device`` are accepted throughout and change nothing; :func:`shmgpu.set_backend` chooses. Never
+moves a tensor.
 """
 
 from __future__ import annotations

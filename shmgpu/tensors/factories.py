@@ -1,7 +1,8 @@
 """Tensors made by rule: ``zeros``, ``arange``, ``rand``, ``zeros_like`` and kin.
 
 Owns these functions and the methods that make tensors; what they record,
-:mod:`shmgpu.ops.creation` says. Nothing is sent: a helper makes the elements when they are needed.
+:mod:`shmgpu.ops.creation` says. Never sends anything: a helper makes the elements when they are
+needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What tensors call in helpers; the bodies are the engine's, found there by their names.
 
-The rows are entered when the package is imported, because the table is sealed when a broker starts.
+Owns the rows, which are entered when the package is imported, because the table is sealed when a
+broker starts. Never imports the engine.
 """
 
 from __future__ import annotations

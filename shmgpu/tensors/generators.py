@@ -1,7 +1,7 @@
 """Random numbers that follow from a seed of their own: ``Generator``, as PyTorch's.
 
-Owns the generators that a program makes, and the one that it draws from by default. Which numbers a
-seed gives, helpers know; a generator only says which seed comes next.
+Owns the generators that a program makes, and the default one. Never draws a number: a generator
+says which seed comes next, and a helper draws from it.
 """
 
 from __future__ import annotations

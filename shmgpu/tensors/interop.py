@@ -1,8 +1,8 @@
-"""What becomes of tensors that are given to other libraries' functions.
+"""What happens when tensors are passed to other libraries' functions.
 
-NumPy's compute on a tensor's elements, as they do on anything that is no array of theirs. PyTorch's
-cannot: they are refused, in a sentence that names what to call instead. Owns both answers. Records
-nothing.
+NumPy's functions compute on a tensor's elements, as on anything that is no array of NumPy's.
+PyTorch's cannot: they are refused, in a sentence that names what to call instead. Owns both
+answers. Never records anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Operations as functions of tensors: made from one list of what the families record.
 
-Owns that list, and how a function over nodes becomes one over tensors: arguments, views, what
-mixed precision casts. Methods and operators are made of the same functions, above.
+Owns that list, and how a function over nodes becomes one over tensors: arguments, views, and the
+casts of mixed precision. Methods and operators are made of the same functions, above. Never
+computes.
 """
 
 from __future__ import annotations

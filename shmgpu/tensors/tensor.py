@@ -1,7 +1,8 @@
 """Tensors with all that they can: methods, operators, what is done in place, :func:`grad`.
 
-What a tensor itself is, :mod:`shmgpu.tensors.base` says; its functions are listed in
-:mod:`shmgpu.tensors.operations`. Whoever imports this file has tensors with all of their methods.
+Owns how methods are made of functions. What a tensor itself is, :mod:`shmgpu.tensors.base` says;
+its functions are listed in :mod:`shmgpu.tensors.operations`. Whoever imports this file has tensors
+with all of their methods. Never defines an operation.
 """
 
 from __future__ import annotations

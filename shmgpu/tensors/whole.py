@@ -1,6 +1,7 @@
-"""Functions over whole tensors: random choices, and what must look at elements to know its shape.
+"""Functions over whole tensors: random choices, and those whose shape depends on elements.
 
-Random numbers are recorded from uniform or normal ones, which helpers draw when they are asked for.
+Owns both. Random choices are recorded from uniform or normal numbers. Never draws them here:
+helpers do, when the values are needed.
 """
 
 from __future__ import annotations

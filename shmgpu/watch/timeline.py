@@ -1,7 +1,7 @@
 """A saved trace as a picture: helpers from top to bottom, time from left to right.
 
-Owns the drawing, of what launches trace and of what :mod:`shmgpu.debug` saves. matplotlib is loaded
-when something is drawn, and nothing else here needs it.
+Owns the drawing, of what launches trace and of what :mod:`shmgpu.debug` saves. Never loads
+matplotlib before something is drawn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The trace ring as a file that Perfetto and Chrome open.
 
-Owns the translation from one record for each call's life to the trace-event format: a track
-for each helper with what it executed, a track for each child with what it waited for, and a
-counter of the queue's depth. A call that several helpers ran at once has a record for each of them:
-a slice on each track, joined by arrows. See Google's "Trace Event Format" for the fields.
+Owns the translation from one record for each call's life to the trace-event format: a track for
+each helper with what it executed, a track for each child with what it waited for, and a counter of
+the queue's depth. A call that several helpers ran at once has a record for each of them: a slice on
+each track, joined by arrows. See Google's "Trace Event Format" for the fields. Never changes the
+ring that it reads.
 """
 
 from __future__ import annotations

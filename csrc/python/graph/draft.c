@@ -3,7 +3,7 @@
  * A node's place is written into the node: steps count up from 0, arrays that are given down from
  * -1 in twos, plain numbers from -2. Final slots are known only when all have been seen, and the
  * key does not need them. The recorder's lock is held from draft() to the last use of its places;
- * a mark tells whose they are.
+ * a mark tells whose they are. See graph.h.
  */
 #include "python/graph/graph.h"
 

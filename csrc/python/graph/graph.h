@@ -7,6 +7,9 @@
  * was built.
  *
  * It uses CPython's limited API, so that one build serves all versions, and needs the GIL.
+ *
+ * Owns: the module's types and what its files share. Must never: know what an operation means, or
+ * do what its Python twin does not.
  */
 #ifndef SHMGPU_PYTHON_GRAPH_H
 #define SHMGPU_PYTHON_GRAPH_H

@@ -1,4 +1,4 @@
-/* module -- shmgpu._graph as Python sees it. */
+/* module -- shmgpu._graph as Python sees it. See graph.h. */
 #include "python/graph/graph.h"
 
 known_t shmi_known;

@@ -2,7 +2,7 @@
  *
  * A long chain of nodes holds itself together by its inputs, so the last reference to its end frees
  * all of them, one within the other. Beyond a depth of NESTED they wait in a list until the
- * outermost is done: the C stack stays flat.
+ * outermost is done: the C stack stays flat. See graph.h.
  */
 #include "python/graph/graph.h"
 

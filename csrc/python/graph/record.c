@@ -1,4 +1,5 @@
-/* record -- apply(): a node for an operation, and the outcomes of rules, which are remembered. */
+/* record -- apply(): a node for an operation, and the outcomes of rules, which are remembered. See
+ * graph.h. */
 #include "python/graph/graph.h"
 
 enum {

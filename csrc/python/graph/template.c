@@ -1,6 +1,6 @@
 /* template -- what was recorded once, recorded again: the type Template, as nodes in a row.
  *
- * shmgpu.ops.templates makes them, and says what they may keep.
+ * shmgpu.ops.templates makes them, and says what they may keep. See graph.h.
  */
 #include "python/graph/graph.h"
 

@@ -1,4 +1,5 @@
 /* walks -- what a message must compute, and what makes two graphs equal for their gradients.
+ * See graph.h.
  */
 #include "python/graph/graph.h"
 

@@ -1,4 +1,7 @@
-"""``from shmgpu.compat.gt.nn import Linear``: the layers of :mod:`shmgpu.nn`."""
+"""``from shmgpu.compat.gt.nn import Linear``: the layers of :mod:`shmgpu.nn`.
+
+Owns the names. Never adds a layer of its own.
+"""
 
 from __future__ import annotations
 

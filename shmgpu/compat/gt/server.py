@@ -1,6 +1,7 @@
 """``python -m shmgpu.compat.gt.server -p 12345``: a broker in the place of GT's dispatcher.
 
-Owns the flags. The broker is that of ``shmgpu up``, for programs that only use tensors.
+Owns the flags. The broker is that of ``shmgpu up``, for programs that only use tensors. Never
+listens at the port: its number only names the broker.
 """
 
 from __future__ import annotations

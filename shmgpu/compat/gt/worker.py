@@ -1,6 +1,7 @@
 """``python -m shmgpu.compat.gt.worker -p 12345``: one more helper, for as long as this runs.
 
-Owns the flags. The helper is a process of the broker's: this one only stands for it.
+Owns the flags. The helper is a process of the broker's, which this process stands for. Never
+computes anything itself.
 """
 
 from __future__ import annotations

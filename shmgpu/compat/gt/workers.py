@@ -1,7 +1,8 @@
-"""How many workers stand behind a server of GT's spelling: a file beside its socket.
+"""How many workers a server in GT's spelling has: a file beside its socket.
 
 Owns that file: how many helpers the server has of its own, and the processes that each stand for
-one more. Whoever changes it holds its lock, and has the broker make as many helpers.
+one more. Whoever changes it holds its lock, and has the broker make as many helpers. Never counts a
+process that has ended.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns the mapping between such objects and inference requests. Keys that are inputs of the model
 become tensors, a plain value one of one element; all others are parameters, as in Triton's
-extension (protocol/extension_generate.md of its server repository).
+extension (protocol/extension_generate.md of its server repository). Never calls a helper: the
+scheduler does.
 """
 
 from __future__ import annotations

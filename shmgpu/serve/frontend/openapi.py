@@ -1,7 +1,8 @@
 """The HTTP front end as an OpenAPI 3.1 description, made from the table of routes.
 
 Owns what the table does not say: the shapes of bodies, and the statuses. ``python -m
-shmgpu.serve.frontend.openapi`` prints it; the server itself does not serve it.
+shmgpu.serve.frontend.openapi`` prints it. Never describes a route that the table does not have; the
+server itself does not serve it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The bodies of the functions that the server's workers call; a helper's model store does the work.
+"""The bodies of the functions that the server's workers call.
 
-Owns nothing else. :mod:`shmgpu.serve.scheduling.rows` declares these functions, for the workers.
+Owns these bodies, each one call of a helper's model store. Never declares a function: for workers,
+:mod:`shmgpu.serve.scheduling.rows` does.
 """
 
 from __future__ import annotations

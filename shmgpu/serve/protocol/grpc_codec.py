@@ -1,15 +1,15 @@
 """The protocol's gRPC messages: their classes, and the two that carry tensors.
 
 Owns the classes. They are made when this module is imported, from the description that protoc made
-of ``inference.proto``: a file of data, so any release of protobuf reads it, and in a pool of its
-own, so Triton's client, which has messages of the same names, may be imported beside it.
+of ``inference.proto``. That is a file of data, so any release of protobuf reads it; and it is
+loaded into a pool of its own, so that Triton's client, whose messages have the same names, may be
+imported beside it.
 
-A request's tensors are cut out of its bytes before protobuf sees the rest, and an answer's are
-put behind it, because protobuf copies every byte two or three times. A message is a row of
-fields, and rows that follow one another are one message: that is all that is used here.
-Source: "Protocol Buffers: Encoding".
+Protobuf copies every byte two or three times. So a request's tensors are cut out of its bytes
+before protobuf parses the rest, and an answer's are put behind it: a message is a sequence of
+fields, and the concatenation of two messages is one. Source: "Protocol Buffers: Encoding".
 
-Pure as `protocol` is: bytes in, values out.
+Pure as `protocol` is: bytes in, values out. Never lets protobuf see a tensor's bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a model declares of itself: the tensors it takes and returns.
 
 Owns the two descriptions that requests are checked against and that clients are shown. They are
-plain data: workers hold them for models that only helpers have loaded.
+plain data: workers hold them for models that only helpers have loaded. Never holds a value of a
+request.
 """
 
 from __future__ import annotations

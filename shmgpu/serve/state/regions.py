@@ -2,10 +2,10 @@
 
 Owns the protocol's system shared-memory extension: names in the control table, and the descriptors
 of the regions that this worker has registered, which keep a region reachable when its client has
-removed its name. Only helpers map a region: see `shmgpu.serve.models.region_maps`.
+removed its name. Never maps a region: helpers do (`shmgpu.serve.models.region_maps`).
 
-Off unless allowed: who may register can have helpers read and write every shared-memory file that
-the server's user may, save those with a reserved name.
+Off unless allowed: whoever may register regions can have helpers read and write every shared-memory
+file that the server's user can open, except those with a reserved name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A debug trace as a file: trace events that Perfetto opens, and beside them all the data.
 
-Owns the file's shape, both ways. The events of TENSORS_PID are this child's messages, one track for
-each helper; those of a MOVE say where it began and ended.
+Owns the file's format, for writing and for reading. The events of TENSORS_PID are this child's
+messages, one track for each helper; those of a MOVE say where it began and ended. Never executes
+anything that a file says.
 """
 
 from __future__ import annotations

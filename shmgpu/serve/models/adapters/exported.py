@@ -1,4 +1,7 @@
-"""Models that ``torch.export.save`` wrote: such a file knows its inputs, outputs and open axes."""
+"""Models that ``torch.export.save`` wrote: such a file knows its inputs, outputs and open axes.
+
+Owns how such a file is read and called. Never imports torch before one is loaded.
+"""
 
 from __future__ import annotations
 

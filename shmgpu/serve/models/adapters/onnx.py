@@ -1,4 +1,7 @@
-"""ONNX files, run by onnxruntime: such a file knows its inputs, outputs and open axes."""
+"""ONNX files, run by onnxruntime: such a file knows its inputs, outputs and open axes.
+
+Owns how such a file is read and called. Never imports onnxruntime before one is loaded.
+"""
 
 from __future__ import annotations
 

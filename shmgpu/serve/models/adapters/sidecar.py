@@ -1,8 +1,8 @@
 """The configuration beside a model's file: what the file itself does not say.
 
-Owns its keys, and how they and what was found in the file become one declaration. ``model.pt`` has
-``model.json`` or ``model.toml``; in a repository ``NAME/config.json`` or ``NAME/config.toml``
-counts for all versions that have none of their own::
+Owns its keys, and how they and what was found in the file become one declaration. Never opens the
+model's file. ``model.pt`` has ``model.json`` or ``model.toml``; in a repository
+``NAME/config.json`` or ``NAME/config.toml`` applies to all versions that have none of their own::
 
     {"inputs": [{"name": "images", "datatype": "FP32", "shape": [-1, 64]}],
      "outputs": [{"name": "scores", "datatype": "FP32", "shape": [-1, 10], "labels": "digits.txt"}],

@@ -1,4 +1,7 @@
-"""What both torch adapters share: the import, and results as flat lists of tensors."""
+"""What both torch adapters share: the import, and results as flat lists of tensors.
+
+Owns the sentences for files that cannot be loaded. Never imports torch before one is.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Models that ``torch.jit.save`` wrote.
 
-Such a file names its inputs, but neither their shapes nor their dtypes: a file beside it does. Its
-outputs are found out by running it.
+Owns how such a file is read and called. It names its inputs, but neither their shapes nor their
+dtypes: a file beside it does. Its outputs are found out by running it. Never imports torch before
+such a file is loaded.
 """
 
 from __future__ import annotations
