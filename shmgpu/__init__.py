@@ -101,6 +101,7 @@ Tensors, computed by helpers, in PyTorch's spelling:
     nn              layers and losses
     optim           optimisers, of which SGD, Adam and AdamW are also in ``shmgpu``; schedules
     array_api       the Python array API standard, over tensors
+    distributed     many helpers as one device: meshes, tensors in pieces, forms of parallelism
     amp             mixed precision: ``autocast`` and ``GradScaler``
     checkpoint      call a function, and compute it again for its gradients
     compile         the function itself: every step is compiled as it is
@@ -225,7 +226,9 @@ __version__ = "0.1.0"
 
 # Tensors, what is made of them, and the server's declarations are loaded when they are first named:
 # a program that only calls functions does without.
-_LAZY_MODULES = frozenset({"amp", "array_api", "cuda", "debug", "nn", "optim", "serve"})
+_LAZY_MODULES = frozenset(
+    {"amp", "array_api", "cuda", "debug", "distributed", "nn", "optim", "serve"}
+)
 _CONSTANTS = {"e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None, "pi": math.pi}
 _TENSOR_NAMES = {
     name: module

@@ -25,6 +25,7 @@ from shmgpu import core
 from shmgpu.child import runtime
 from shmgpu.child.arguments import CallOptions
 from shmgpu.child.futures import CallFuture, LoopHandler, Started, readers
+from shmgpu.child.gang_calls import GangCall
 from shmgpu.child.plans import PlanTable
 from shmgpu.child.prepared import PreparedCalls
 from shmgpu.child.raw_calls import RawCall
@@ -185,7 +186,7 @@ def _submit(
     return future
 
 
-def post(port: Port, call: RawCall, keep: Any) -> CallFuture[Any]:
+def post(port: Port, call: RawCall | GangCall, keep: Any) -> CallFuture[Any]:
     """Send a raw call without waiting; ``keep`` is what has to live until it is answered."""
     future: CallFuture[Any] = CallFuture(port)
     future._ticket = port.post(call, future, keep)

@@ -257,7 +257,7 @@ distributed/meeting                 any
 distributed/buckets                 any
 distributed/lowered                 any
 distributed/lowering                any
-distributed/explain                 any
+distributed/explaining               any
 distributed/__init__                any
 
 tensors/functions                   child
@@ -321,6 +321,11 @@ nn/attention                        child
 nn/init                             child
 nn/utils                            child
 nn/__init__                         child
+parallel/programs                   child
+parallel/message                    child
+parallel/placer                     child
+parallel/device_mesh                child
+parallel/tensors                    child
 debug                               child
 messages                            child
 

@@ -59,6 +59,7 @@ class Lowered:
         collectives: in order.
         placed: of each operation of the whole program how its inputs lay and its output lies.
         choices: along each axis of the mesh, for explanations.
+        sakes: of each operation of a member the place in the whole program for whose sake it is.
     """
 
     mesh: Mesh
@@ -71,6 +72,7 @@ class Lowered:
     collectives: tuple[Collective, ...]
     placed: tuple[Placed, ...]
     choices: tuple[Choice, ...]
+    sakes: tuple[int, ...]
 
     @property
     def nbytes(self) -> tuple[int, ...]:
@@ -168,6 +170,7 @@ class Writer:
             collectives=tuple(collectives),
             placed=self.placed,
             choices=self.choices,
+            sakes=tuple([draft.entries[slot].step for slot in self.order]),
         )
 
     def _step(self, op: Op, inputs: tuple[int, ...], params: Params, spec: Spec) -> Step:

@@ -182,14 +182,14 @@ class _Lowering:
         inputs = [self.version(one, self.whole) for one in step.inputs]
         return self.b.apply(step.op, inputs, step.params)
 
-    def ending(self, slot: int) -> Layout:
+    def ending(self, slot: int, is_read: bool = False) -> Layout:
         """How a value lies that is kept or read: as asked, or as it comes, but not partial."""
         asked = self.wanted.get(slot)
-        if asked is not None:
+        if asked is not None and not (is_read and asked.is_partial):
             return asked
         root = self.root[slot]
         if root in self.lent:  # what is had for a while is kept as it lies else
-            return self.ending(self.program.steps[root - self.first].inputs[0])
+            return self.ending(self.program.steps[root - self.first].inputs[0], is_read)
         known = self.versions[root]
         for layout in known:
             if not layout.is_partial:
@@ -435,7 +435,7 @@ def lower(
     lowering = _Lowering(program, mesh, lies, asked)
     lowering.run()
     kept = [lowering.ending(slot) for slot in program.kept]
-    read = [lowering.ending(slot) for slot in program.read]
+    read = [lowering.ending(slot, is_read=True) for slot in program.read]
     if lowering.local in read:
         raise ValueError(
             "a value is looked at that is each helper's own: say how the pieces make a tensor first"

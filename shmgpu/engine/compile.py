@@ -17,6 +17,7 @@ from shmgpu.engine import fusion, native
 from shmgpu.engine import plan as planning
 from shmgpu.engine.backends import Backend
 from shmgpu.engine.plan import MIN_BUFFER, Options, ProgramPlan
+from shmgpu.ops import collective
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program
 from shmgpu.ops.program_message import SOURCE
@@ -175,7 +176,11 @@ def compiled(
     look = "array" if backend.is_host or lends else "copy"
     read = "".join(f"{look}({names[slot]}), " for slot in program.read)
     has_rest = plan.early < len(plan.units)
+    if options.commits:
+        scope["commit"] = collective.commit
     for place, unit in enumerate(plan.units):
+        if options.commits and place == plan.intact:
+            lines.append("  commit()")
         if has_rest and place == plan.early:
             live = "".join(f"{name}, " for name in _live(plan, names, program.kept))
             lines.append(f"  return ({read}), [{live}]")
@@ -215,6 +220,8 @@ def compiled(
         gone = plan.gone[place]
         if gone:
             lines.append(f"  {' = '.join(names[one] for one in gone)} = None")
+    if options.commits and plan.intact == len(plan.units):
+        lines.append("  commit()")
     kept = "".join(
         f"{'copy' if place in plan.copied and not lends else 'array'}({names[slot]}), "
         for place, slot in enumerate(program.kept)

@@ -75,18 +75,23 @@ def _give_back() -> None:
 
 def execute_torch(helper: Helper, request: RawRequest) -> Any:
     """Run a program with torch, on the helper's device."""
-    engine = engine_of(helper, "torch")
-    return engine.execute(
-        helper.caller, request.head, request.code, request.array, helper.afterwards
-    )
+    return _execute(helper, request, "torch")
 
 
 def execute_numpy(helper: Helper, request: RawRequest) -> Any:
     """Run a program with NumPy."""
-    engine = engine_of(helper, "numpy")
-    return engine.execute(
-        helper.caller, request.head, request.code, request.array, helper.afterwards
-    )
+    return _execute(helper, request, "numpy")
+
+
+def _execute(helper: Helper, request: RawRequest, backend: str) -> Any:
+    engine, gang = engine_of(helper, backend), request.gang
+    run = engine.execute
+    if gang is None:
+        return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
+    from shmgpu.ops import collective
+
+    with collective.member_of(gang.programs, gang.commit):
+        return run(helper.caller, request.head, request.code, request.array, helper.afterwards)
 
 
 def device_of(helper: Helper) -> Any:

@@ -13,11 +13,12 @@ there has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shmgpu.ops.casting import ALIAS
 from shmgpu.ops.graph import Op, Spec
 from shmgpu.ops.program import Program, Step
+from shmgpu.ops.program_message import COMMITS
 
 NEVER = 1 << 62
 MIN_BUFFER = 1024  # bytes: below, the allocator is as quick as a buffer
@@ -35,11 +36,13 @@ class Options:
     fuse: bool = True  # chains on elements become one loop, where there is a C compiler
     answer_early: bool = True  # what the child waits for is done first, the rest when it has that
     capture: bool = True  # what repeats on a device is launched as one, and answered as one
+    commits: bool = False  # it is one of several that stand together, or not at all
 
     @classmethod
     def of_flags(cls, flags: int) -> Options:
-        """Bits 0 to 5 switch them off, in this order."""
-        return cls(*[not flags & 1 << bit for bit in range(6)])
+        """Bits 0 to 5 switch them off, in this order; COMMITS is of what members of a gang run."""
+        switched = cls(*[not flags & 1 << bit for bit in range(6)])
+        return replace(switched, commits=True) if flags & COMMITS else switched
 
 
 @dataclass(frozen=True)

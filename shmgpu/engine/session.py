@@ -18,7 +18,7 @@ from shmgpu.engine.compile import Compiled, Fused, Pool, Rest, compiled
 from shmgpu.engine.cuda_graphs import Graphs, as_one
 from shmgpu.engine.foresight import Draws, Foresight
 from shmgpu.engine.plan import Options
-from shmgpu.errors import BadParams, ShmError
+from shmgpu.errors import BadParams, GangAborted, ShmError
 from shmgpu.ops.graph import Spec
 from shmgpu.ops.program import Program, decode
 from shmgpu.ops.program_message import (
@@ -97,7 +97,8 @@ class Ready:
     def __init__(self, program: Program, backend: Backend, code_bytes: int, flags: int) -> None:
         self.program = program
         self.flags = flags
-        self.is_captured = Options.of_flags(flags).capture
+        options = Options.of_flags(flags)
+        self.is_captured = options.capture and not options.commits
         self.compiled: Compiled | None = None
         self.fused: Fused | None = None
         self.numbers = plain_numbers(program)
@@ -330,7 +331,8 @@ class Engine:
                 else:
                     read, kept = self._graphs.run(caller, ready, given, numbers, packed)
         except Exception as error:
-            if compiled.spoilt and _step_of(error) not in compiled.intact:
+            is_whole = isinstance(error, GangAborted) or _step_of(error) in compiled.intact
+            if compiled.spoilt and not is_whole:
                 spoilt = [handles[n] for slot, n in ready.donated if slot in compiled.spoilt]
                 tenant.lose(spoilt, f"it was written over by a step that failed with {error}")
             raise

@@ -95,20 +95,21 @@ class _Running(threading.local):
 
     gang: Gang | None = None
     started: dict[int, Callable[[], Any]]
+    arrive: Callable[[], None] | None = None
 
 
 _running = _Running()
 
 
 @contextlib.contextmanager
-def member_of(gang: Gang) -> Iterator[None]:
-    """While this thread runs one member's program."""
-    before = _running.gang
-    _running.gang, _running.started = gang, {}
+def member_of(gang: Gang, arrive: Callable[[], None] | None = None) -> Iterator[None]:
+    """While this thread runs one member's program; ``arrive``: what commits it."""
+    before = _running.gang, _running.arrive
+    _running.gang, _running.started, _running.arrive = gang, {}, arrive
     try:
         yield
     finally:
-        _running.gang = before
+        _running.gang, _running.arrive = before
         _running.started.clear()
 
 
@@ -116,6 +117,16 @@ def _gang() -> Gang:
     if _running.gang is None:
         raise RuntimeError("this program meets other helpers, and was not sent to a gang of them")
     return _running.gang
+
+
+def commit() -> None:
+    """All that may fail is done here; returns when it is everywhere.
+
+    Raises:
+        GangAborted: another member failed or died.
+    """
+    if _running.arrive is not None:
+        _running.arrive()
 
 
 # ---- what a user's program records -----------------------------------------------------------

@@ -18,6 +18,7 @@ from shmgpu.ops.program import Program
 
 # number of the program, options, first new handle, and how many handles are used and freed
 HEAD = struct.Struct("<IIqII")
+COMMITS = 1 << 6  # of the options: what members of a gang run stands with all, or with none
 
 
 class UnknownProgram(BadParams):

@@ -17,7 +17,7 @@ from shmgpu.child import runtime
 from shmgpu.common import config
 from shmgpu.ops.graph import Node, Scalar
 from shmgpu.tensors import functions
-from shmgpu.tensors.message import Held
+from shmgpu.tensors.message import Held, Spread
 from shmgpu.tensors.recorder import IN_USE, Recorder
 from shmgpu.watch.stats import stats
 
@@ -100,8 +100,11 @@ def elements(node: Node) -> np.ndarray[Any, Any]:
     if type(value) is not Held:
         if type(value) is Scalar:
             return np.asarray(value.number, node.spec.dtype.numpy)
-        recorder().flush([node])
-        value = node.value
+        if type(value) is not Spread or value.whole is None:
+            recorder().flush([node])
+            value = node.value
+        if type(value) is Spread:
+            value = value.whole
     array: np.ndarray[Any, Any] = value.array
     return array
 

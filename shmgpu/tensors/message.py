@@ -102,6 +102,40 @@ class RemoteValue:
             self.life.unneeded.append((self.handle, self.nbytes))
 
 
+class Spread:
+    """A value that lies on a mesh: each member holds its piece, all under one handle.
+
+    Attributes:
+        layout: which piece each member has (:class:`shmgpu.distributed.layout.Layout`).
+        lives: the members, by rank.
+        nbytes: of each member's piece.
+        whole: all of it in the arena, once somebody has looked.
+    """
+
+    __slots__ = ("handle", "is_ours", "layout", "lives", "nbytes", "recorder", "whole")
+
+    def __init__(
+        self,
+        recorder: object,
+        layout: Any,
+        lives: list[HelperIncarnation],
+        handle: int,
+        nbytes: tuple[int, ...],
+    ) -> None:
+        self.recorder = recorder
+        self.layout = layout
+        self.lives = lives
+        self.handle = handle
+        self.nbytes = nbytes
+        self.whole: Held | None = None
+        self.is_ours = True  # until it is donated
+
+    def __del__(self) -> None:
+        if self.is_ours:
+            for life, nbytes in zip(self.lives, self.nbytes, strict=True):
+                life.unneeded.append((self.handle, nbytes))
+
+
 class LostValue:
     """A value that will never be there: its helper died, or what made it failed."""
 
@@ -166,6 +200,19 @@ class Message:
     nodes: list[Node]
     residents: list[tuple[int, Node]]
     cleared: list[tuple[Node, tuple[Node, ...]]]
+
+
+class Placer(Protocol):
+    """What has programs done that concern meshes; see :mod:`shmgpu.parallel`.
+
+    There is none before the first mesh is made. It is called while the recorder is held.
+    """
+
+    def compute(self, read: list[Node], wait: bool) -> list[Node]:
+        """Have done what lies on a mesh of all that waits; what is left to be read elsewhere."""
+
+    def settle(self, at_most: int) -> None:
+        """Hear of messages that nobody waited for, until so many are left."""
 
 
 class Observer(Protocol):

@@ -47,7 +47,9 @@ from shmgpu.tensors.message import (
     LostValue,
     Message,
     Observer,
+    Placer,
     RemoteValue,
+    Spread,
 )
 from shmgpu.tensors.spreading import is_leaf, parts_of, spread
 from shmgpu.watch.stats import stats
@@ -56,6 +58,11 @@ MAX_PROGRAMS = 4096
 IN_USE = (1, 2, 3)  # a shm_helper_state: starting, ready, dead and to be replaced
 MAX_SENT = 32  # messages that nobody waits for
 MAX_TRIES = 3  # of a program that changes nothing, when helpers die over it
+
+ANOTHER = (
+    "this tensor belongs to another broker, library or process than the one that is used now: "
+    "create it again from its .data there"
+)
 
 logger = logging.getLogger("shmgpu")
 
@@ -68,7 +75,7 @@ class _Outcome(enum.Enum):
     FAILED = enum.auto()  # what made it fail is lost now; the rest is to be tried again
 
 
-class _DraftAgain(Exception):
+class DraftAgain(Exception):
     """What was given to a message is not there: it is drafted once more."""
 
 
@@ -80,6 +87,11 @@ class Recorder:
 
     Attributes:
         pending: nodes that a tensor came to show before they were computed.
+        lives: the helpers that its tensors may live on, by number.
+        handle: the next tensor's that is kept; of whichever helper.
+        numbers, order: of programs, and of messages.
+        execute: what helpers run.
+        placer: what has done what lies on meshes; None where there are none.
         puts_leaves_in_turn: have each helper make the next tensor that is made of none, as GT does.
     """
 
@@ -87,18 +99,19 @@ class Recorder:
         self.pending: list[Node] = []
         self.puts_leaves_in_turn = False
         self._flags = 0
-        self._lives = {number: HelperIncarnation(number) for number in helpers}
-        self._execute = functions.EXECUTE[backend]
+        self.lives = {number: HelperIncarnation(number) for number in helpers}
+        self.execute = functions.EXECUTE[backend]
         self._programs: dict[tuple[Any, ...], Known] = {}
-        self._numbers = itertools.count(1)
-        self._handle = 1
+        self.numbers = itertools.count(1)
+        self.handle = 1
         # Children begin with different helpers: what others hold is not known here.
         self._turn = 0 if runtime.current is None else runtime.current.rank
         self._chosen: HelperIncarnation | None = None  # for a part of its own
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
-        self._order = itertools.count(1)
+        self.order = itertools.count(1)
         self._lock = threading.RLock()
+        self.placer: Placer | None = None
         self.thread = threading.get_ident()  # that recorded last
         self._threads = {self.thread}  # all that recorded and may do so again
         reclaim = weakref.WeakMethod(self._reclaim)
@@ -107,7 +120,7 @@ class Recorder:
     @property
     def helpers(self) -> tuple[int, ...]:
         """The numbers of those that its tensors may live on."""
-        return tuple(self._lives)
+        return tuple(self.lives)
 
     @property
     def flags(self) -> int:
@@ -130,7 +143,7 @@ class Recorder:
         self._threads.add(thread)
         self.thread = thread
 
-    def _is_shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether another thread may record while this one sends.
 
         It may then hold what no tensor shows any more, between one operation and the next: so
@@ -154,6 +167,8 @@ class Recorder:
             self._compute(missing, wait=True)
             if not wanted:
                 self._settle(0)  # of parts that were sent to other helpers
+                if self.placer is not None:
+                    self.placer.settle(0)
             for node in missing:
                 if type(node.value) is LostValue:
                     raise node.value.error
@@ -178,7 +193,9 @@ class Recorder:
         if self._sent:
             self._settle(MAX_SENT)
         self._steps = 0
-        order = self._spread(read) if len(self._lives) > 1 and self.pending else None
+        if self.placer is not None:
+            read = self.placer.compute(read, wait)
+        order = self._spread(read) if len(self.lives) > 1 and self.pending else None
         try:
             self._compute_pending(read, wait, order)
         finally:
@@ -191,7 +208,7 @@ class Recorder:
             What is to be computed, inputs first, where all of it is one part.
         """
         order = needed([*(n for n in self.pending if n.owners), *read])
-        lives = list(self._lives.values())
+        lives = list(self.lives.values())
         if self.puts_leaves_in_turn:
             for node in order:
                 if node.owners and is_leaf(node) and node.op is not None:
@@ -232,14 +249,14 @@ class Recorder:
                 order, known = known or needed([*roots, *read]), None
                 draft = ProgramDraft(order, read, RemoteValue)
                 if self._are_lost(draft.arrays):
-                    self._lose_what_follows(order)
-                    read = [node for node in read if self._error_of(node) is None]
+                    self.lose_what_follows(order)
+                    read = [node for node in read if self.error_of(node) is None]
                     continue
                 if not order and not read:
                     return
                 try:
                     message = self._message(draft)
-                except _DraftAgain:
+                except DraftAgain:
                     continue
                 outcome = self._deliver(message, wait)
                 if outcome is _Outcome.DONE:
@@ -253,7 +270,7 @@ class Recorder:
             self.pending = [node for node in roots if node.value is None] + self.pending
             raise
         alive = message.alive
-        shared = self._is_shared()
+        shared = self.is_shared()
         done = [n for n in order if n not in alive and not (shared and n.value is None)]
         if not wait:
             message.cleared = [(node, node.inputs) for node in done]
@@ -266,21 +283,21 @@ class Recorder:
             future, message = self._sent.popleft()
             error = future.exception()  # not raised: its traceback would keep the message alive
             if error is not None:
-                if not isinstance(error, (HelperDied, RemoteError)) and not _is_let_go(error):
+                if not isinstance(error, (HelperDied, RemoteError)) and not is_let_go(error):
                     raise error
                 self._fell(message, error)
                 continue
             if message.life.is_over:
                 self._rehome(message)
             message.life.heard(message)
-            _cannot_fail_any_more(message)
+            cannot_fail_any_more(message)
             if observer is not None:
                 observer.delivered(message, is_answered=True)
 
     def _reclaim(self) -> bool:
         """The arena is full: let go of what helpers may still read, once they do not."""
         with self._lock:
-            lives = [life for life in self._lives.values() if life.reading]
+            lives = [life for life in self.lives.values() if life.reading]
             for life in lives:
                 life.wait()
                 life.reading = []
@@ -288,19 +305,16 @@ class Recorder:
 
     # ---- what is lost --------------------------------------------------------------------------
 
-    def _error_of(self, node: Node) -> BaseException | None:
+    def error_of(self, node: Node) -> BaseException | None:
         """Why that value will never be there; None where it is, or can be computed."""
         value = node.value
         if type(value) is RemoteValue:
             if value.recorder is not self:
-                node.value = value = LostValue(
-                    NotRunning(
-                        "this tensor belongs to another broker, library or process than the one "
-                        "that is used now: create it again from its .data there"
-                    )
-                )
+                node.value = value = LostValue(NotRunning(ANOTHER))
             elif value.life.is_over:
                 node.value = value = LostValue(HelperDied(_lost(value.life, [node])))
+        elif type(value) is Spread and value.recorder is not self:
+            node.value = value = LostValue(NotRunning(ANOTHER))
         return value.error if type(value) is LostValue else None
 
     def _are_lost(self, leaves: list[Node]) -> bool:
@@ -310,23 +324,23 @@ class Recorder:
             if type(value) is RemoteValue:
                 if value.recorder is not self or value.life.is_over:
                     return True
-            elif type(value) is LostValue:
+            elif type(value) is LostValue or type(value) is Spread:  # which is another recorder's
                 return True
         return False
 
-    def _lose_what_follows(self, order: list[Node]) -> None:
+    def lose_what_follows(self, order: list[Node]) -> None:
         """Those of them that follow from something that is lost are lost as well."""
         for node in order:
             for one in node.inputs:
                 if one.value is not None:
-                    error = self._error_of(one)
+                    error = self.error_of(one)
                     if error is not None:
-                        _lose(node, error)
+                        lose(node, error)
                         break
 
     def _fell(self, message: Message, error: BaseException) -> None:
         """A message that nobody waited for failed: it is sent again where a death allows that."""
-        if not _is_death(error):
+        if not is_death(error):
             self._take_back(message)
             if not self._blame(message, error):
                 self._spoil(message, error)
@@ -335,7 +349,7 @@ class Recorder:
                 logger.warning("%s (in a step that nobody has looked at so far)", why)
             self.pending += [node for node in message.kept if node.owners and node.value is None]
             return
-        self._bury(message.life, message.order, error)
+        self.bury(message.life, message.order, error)
         if message.handles or message.tries >= MAX_TRIES:
             self._spoil(message, HelperDied(_lost(message.life, message.kept)))
             return
@@ -344,7 +358,7 @@ class Recorder:
         known, used = message.known, len(message.handles) + len(message.freed)
         numbers = message.head[HEAD.size + 8 * used :]
         message.life, message.freed = self._place([]), []
-        message.head = HEAD.pack(known.number, self._flags, self._handle, 0, 0) + numbers
+        message.head = HEAD.pack(known.number, self._flags, self.handle, 0, 0) + numbers
         self._deliver(message, wait=False)
 
     def _rehome(self, message: Message) -> None:
@@ -352,21 +366,21 @@ class Recorder:
         if message.order < message.life.died_over:
             return
         number = message.life.number
-        message.life = life = self._lives.setdefault(number, HelperIncarnation(number))
+        message.life = life = self.lives.setdefault(number, HelperIncarnation(number))
         life.told.add(message.known.number)
         for node in message.kept:
             if type(node.value) is RemoteValue and node.value.life.is_over:
                 node.value.life = life
                 life.nbytes += node.value.nbytes
 
-    def _bury(self, life: HelperIncarnation, order: int, error: BaseException) -> None:
+    def bury(self, life: HelperIncarnation, order: int, error: BaseException) -> None:
         """That helper is dead; whoever has its number now, if anybody, holds nothing."""
         life.died_over = min(order, life.died_over) if life.is_over else order
         life.is_over = True
-        life.was_let_go = _is_let_go(error)
+        life.was_let_go = is_let_go(error)
         life.reading = []
-        if self._lives.get(life.number) is life:
-            self._lives[life.number] = HelperIncarnation(life.number)
+        if self.lives.get(life.number) is life:
+            self.lives[life.number] = HelperIncarnation(life.number)
             if life.was_let_go:
                 self._forget_absent()
             if observer is not None:
@@ -375,8 +389,8 @@ class Recorder:
     def _forget_absent(self) -> None:
         """Place nothing any more at helpers that were let go, as long as there are others."""
         rows = stats()["helpers"]
-        there = {n: life for n, life in self._lives.items() if rows[n]["state"] in IN_USE}
-        self._lives = there or self._lives
+        there = {n: life for n, life in self.lives.items() if rows[n]["state"] in IN_USE}
+        self.lives = there or self.lives
 
     def _take_back(self, message: Message) -> None:
         """Nothing of a message that nobody waited for was done: its nodes are what they were."""
@@ -406,7 +420,7 @@ class Recorder:
             for handle, node in message.residents:
                 value = node.value
                 if handle in handles and type(value) is RemoteValue and value.handle == handle:
-                    _lose(node, told)
+                    lose(node, told)
             return True  # or it was taken back meanwhile, and will be computed
         step = failed_step(error.traceback_text)
         if step is None or step >= len(message.nodes):
@@ -414,7 +428,7 @@ class Recorder:
         node = message.nodes[step]
         assert node.op is not None
         text = f"{error.message} (in {node.op.name})"
-        _lose(node, RemoteError(error.type_name, text, error.traceback_text))
+        lose(node, RemoteError(error.type_name, text, error.traceback_text))
         return True
 
     def _spoil(self, message: Message, error: BaseException) -> None:
@@ -424,9 +438,9 @@ class Recorder:
         made = {*message.kept, *message.read}
         for node in message.nodes:  # inputs first: nobody goes back to what is lost as well
             if node.value is None or node in made:
-                _lose(node, error)
+                lose(node, error)
         for node in made.difference(message.nodes):  # moved, or only looked at
-            _lose(node, error)
+            lose(node, error)
 
     # ---- what is sent --------------------------------------------------------------------------
 
@@ -438,9 +452,9 @@ class Recorder:
             moved = [node for node in draft.residents if node.value.life is not message.life]
             if moved:
                 for node in moved:
-                    self._move(node)
+                    self.move(node)
                 draft = ProgramDraft(order, read, RemoteValue)
-        alive, saved = _graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
+        alive, saved = graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
         kept = draft.shown
         if saved:
             kept = [node for node in order if node.owners or node in saved]
@@ -448,7 +462,7 @@ class Recorder:
         message.tries = 0
         message.read = read
         message.kept = kept = [node for node in kept if node not in read]
-        unneeded_now = [] if self._is_shared() else draft.unneeded(alive)
+        unneeded_now = [] if self.is_shared() else draft.unneeded(alive)
         message.known = self._known(draft.settled(kept, unneeded_now))
         unneeded = message.life.unneeded
         message.freed = [unneeded.popleft() for _ in range(len(unneeded))] if unneeded else []
@@ -466,7 +480,7 @@ class Recorder:
             if len(self._programs) >= MAX_PROGRAMS:
                 self._programs.clear()
             known = self._programs[draft.key] = Known(
-                next(self._numbers), program.encode(), plain_numbers(program)
+                next(self.numbers), program.encode(), plain_numbers(program)
             )
         return known
 
@@ -479,7 +493,7 @@ class Recorder:
         message.cleared = []
         message.arrays = [node.value for node in draft.arrays if type(node.value) is Held]
         freed = [handle for handle, _ in message.freed]
-        head = HEAD.pack(known.number, self._flags, self._handle, len(handles), len(freed))
+        head = HEAD.pack(known.number, self._flags, self.handle, len(handles), len(freed))
         if handles or freed:
             head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
         message.head = head + known.numbers.pack(*draft.numbers)
@@ -494,7 +508,7 @@ class Recorder:
             return max(held, key=held.__getitem__)
         if self._chosen is not None and not self._chosen.is_over:
             return self._chosen
-        lives = list(self._lives.values())
+        lives = list(self.lives.values())
         if len(lives) == 1:
             return lives[0]
         self._turn += 1
@@ -504,7 +518,7 @@ class Recorder:
             key=lambda life: life.nbytes,
         )
 
-    def _move(self, node: Node) -> None:
+    def move(self, node: Node) -> None:
         """Have a helper put a tensor into the arena, where another helper finds it.
 
         All helpers map the arena, so what one writes there is copied once and read by the other as
@@ -520,7 +534,7 @@ class Recorder:
         if observer is not None:
             observer.drafted(message, draft, is_move=True)
         if self._deliver(message, wait=True) is not _Outcome.DONE:
-            raise _DraftAgain  # it is lost, or what made it was in flight as well and is done again
+            raise DraftAgain  # it is lost, or what made it was in flight as well and is done again
 
     def _deliver(self, message: Message, wait: bool) -> _Outcome:
         """Send it, and have its outcome; of one that nobody waits for, that it is out.
@@ -529,7 +543,7 @@ class Recorder:
             HelperDied, RemoteError: never; what is spoilt says so when it is asked for.
         """
         life, known = message.life, message.known
-        message.order = next(self._order)
+        message.order = next(self.order)
         message.tries += 1
         port = runtime.port
         if port is None or port.rejoins:
@@ -547,10 +561,10 @@ class Recorder:
                         raise
                     self._ask(message, known.code, port)
         except BaseException as error:
-            if not isinstance(error, (HelperDied, RemoteError)) and not _is_let_go(error):
+            if not isinstance(error, (HelperDied, RemoteError)) and not is_let_go(error):
                 life.unneeded.extendleft(reversed(message.freed))
                 raise
-            if not _is_death(error):
+            if not is_death(error):
                 for _, nbytes in message.freed:  # the helper has read so far
                     life.nbytes -= nbytes
                 self._settle(0)  # what it was given may be of one that failed in flight
@@ -558,24 +572,24 @@ class Recorder:
                     return _Outcome.FAILED
                 self._spoil(message, error)
                 return _Outcome.DONE
-            self._bury(life, message.order, error)
+            self.bury(life, message.order, error)
             if observer is not None:
                 observer.failed(message, error)
             self._settle(0)  # what was in flight beside it may be done again, and this then as well
             return _Outcome.DIED
         if wait:
             life.heard(message)
-            _cannot_fail_any_more(message)
+            cannot_fail_any_more(message)
         life.told.add(known.number)
         for _, nbytes in message.freed:
             life.nbytes -= nbytes
         for node in message.donated:
             node.value.is_ours = False
             life.nbytes -= node.spec.nbytes
-        for handle, node in enumerate(message.kept, self._handle):
+        for handle, node in enumerate(message.kept, self.handle):
             node.value = RemoteValue(self, life, handle, node.spec.nbytes)
             life.nbytes += node.spec.nbytes
-        self._handle += len(message.kept)
+        self.handle += len(message.kept)
         if observer is not None:
             observer.delivered(message, is_answered=wait)
         return _Outcome.DONE
@@ -586,16 +600,16 @@ class Recorder:
         addresses = []
         for place, value in enumerate(message.arrays):
             if not arena.base <= value.address < arena.end:  # or of a broker that was left since
-                value = message.arrays[place] = self._placed(value, arena)
+                value = message.arrays[place] = self.placed(value, arena)
             addresses.append(value.address)
         output_bytes = 0
         for node in message.read:
             output_bytes = aligned(output_bytes) + node.spec.nbytes
-        raw = port.arguments.raw_call(self._execute, len(addresses), 1 << message.life.number)
+        raw = port.arguments.raw_call(self.execute, len(addresses), 1 << message.life.number)
         raw.fill(message.head, code, addresses, output_bytes, arena)
         return raw
 
-    def _placed(self, value: Held, arena: Arena) -> Held:
+    def placed(self, value: Held, arena: Arena) -> Held:
         """One from elsewhere, in the arena: for this message alone while that is crowded."""
         array, address = placed(value.array)
         if arena.is_crowded(array.nbytes):
@@ -607,7 +621,7 @@ class Recorder:
         """Send it, wait, and take in what was read: the arrays lie one after the other."""
         raw = self._raw_call(message, code, port)
         address = raw.output_address
-        output = port.send(raw, self._execute, message.arrays)
+        output = port.send(raw, self.execute, message.arrays)
         if port.arena.is_crowded(len(output)):
             output, address = memoryview(bytearray(output)), NOWHERE
         place = 0
@@ -617,7 +631,7 @@ class Recorder:
             place += aligned(spec.nbytes)
 
 
-def _lose(node: Node, error: BaseException) -> None:
+def lose(node: Node, error: BaseException) -> None:
     """It will never be there; a tensor that came to show it in place shows what it did before."""
     node.value = LostValue(error)
     node.inputs = ()
@@ -633,7 +647,7 @@ def _lose(node: Node, error: BaseException) -> None:
         tensor._become(before)
 
 
-def _cannot_fail_any_more(message: Message) -> None:
+def cannot_fail_any_more(message: Message) -> None:
     """Its nodes are computed: what a tensor showed before them is not needed any more."""
     for node in (*message.kept, *message.read):
         node.undo = None
@@ -645,16 +659,16 @@ def _is_idle(life: HelperIncarnation) -> bool:
     return not row["in_flight"] and not row["goes_on"]
 
 
-def _is_death(error: BaseException) -> bool:
+def is_death(error: BaseException) -> bool:
     """Whether that says that the helper died, or is another one than the child knew."""
-    if isinstance(error, HelperDied) or _is_let_go(error):
+    if isinstance(error, HelperDied) or is_let_go(error):
         return True
     if not isinstance(error, RemoteError):
         return False
     return error.matches(UnknownProgram) or error.matches(UnknownTensor)
 
 
-def _is_let_go(error: BaseException) -> bool:
+def is_let_go(error: BaseException) -> bool:
     """Whether that says that the helper is not there because its pool was scaled."""
     return core.is_of(error, core.EHELPER_GONE)
 
@@ -707,7 +721,7 @@ _number = operator.attrgetter("number")
 _NONE: frozenset[Node] = frozenset()
 
 
-def _graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
+def graph_alive(draft: ProgramDraft) -> tuple[Set[Node], Set[Node]]:
     """Nodes whose gradient may still be asked for, and those whose value it will need."""
     alive: set[Node] = set()
     saved: set[Node] = set()

@@ -6,7 +6,7 @@ import numpy as np
 from distributed.members import check, hold, lies, mesh_of, recorded
 
 import shmgpu.tensors.tensor as st
-from shmgpu.distributed.explain import explain
+from shmgpu.distributed.explaining import explain
 
 
 def perceptron():

@@ -1,0 +1,155 @@
+"""One message to all members of a mesh: what is sent, to whom, and what comes of it.
+
+Owns the form: each member has a head of its own, because each lets go of other tensors, and an
+output buffer of its own. Never sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from shmgpu.child.gang_calls import GangCall, GangCallPlan, MemberBlock
+from shmgpu.child.port import Port
+from shmgpu.functions import Function
+from shmgpu.ops.graph import Node
+from shmgpu.ops.program import ProgramDraft
+from shmgpu.ops.program_message import COMMITS, HEAD
+from shmgpu.ops.program_message import handles as packed_handles
+from shmgpu.parallel.programs import MeshProgram
+from shmgpu.tensors.message import Held, HelperIncarnation, Spread
+
+
+class MeshMessage:
+    """A program on its way to the members of a mesh.
+
+    Attributes:
+        program: what they run.
+        lives: the members, by rank.
+        first: handle of the first value that is kept.
+        numbers: the plain numbers, as they are sent.
+        arrays: of the arena.
+        residents: what it is given that members hold, as nodes and their handles.
+        donated: those of them that nobody needs afterwards.
+        nodes: what its steps compute.
+        kept, read: which of them stay, and which are looked at.
+        cleared: of one that nobody waits for: what its nodes were made of.
+        freed: of each member the handles (and bytes) that it may let go of.
+        order: rises from message to message.
+    """
+
+    __slots__ = (
+        "alive",
+        "arrays",
+        "cleared",
+        "donated",
+        "first",
+        "freed",
+        "kept",
+        "lives",
+        "nodes",
+        "numbers",
+        "order",
+        "program",
+        "read",
+        "residents",
+    )
+
+    alive: Set[Node]
+    order: int
+
+    def __init__(
+        self,
+        program: MeshProgram,
+        draft: ProgramDraft,
+        lives: list[HelperIncarnation],
+        first: int,
+    ) -> None:
+        self.program = program
+        self.lives = lives
+        self.first = first
+        self.numbers = program.numbers.pack(*draft.numbers, *program.constants)
+        self.arrays: list[Held] = [one.value for one in draft.arrays if type(one.value) is Held]
+        self.residents = [(node.value.handle, node) for node in draft.residents]
+        self.donated = draft.donated
+        self.nodes = draft.order
+        self.kept = draft.kept
+        self.read = draft.read
+        self.cleared: list[tuple[Node, tuple[Node, ...]]] = []
+        self.freed: list[list[tuple[int, int]]] = []
+
+    def take_freed(self) -> None:
+        """Have it tell members what they may let go of."""
+        self.freed = []
+        for life in self.lives:
+            unneeded = life.unneeded
+            self.freed.append([unneeded.popleft() for _ in range(len(unneeded))])
+
+    def give_freed_back(self) -> None:
+        """It was not sent."""
+        for life, freed in zip(self.lives, self.freed, strict=True):
+            life.unneeded.extendleft(reversed(freed))
+        self.freed = []
+
+    def call(
+        self, port: Port, execute: Function[..., Any], plans: dict[Any, GangCallPlan], flags: int
+    ) -> GangCall:
+        """The message as it is sent."""
+        helpers = self.program.lowered.mesh.helpers
+        key = (helpers, port.transport.number)
+        plan = plans.get(key)
+        if plan is None:
+            plans.clear()
+            plan = plans[key] = GangCallPlan(
+                execute.row, 0, helpers, execute.name, port.transport.number
+            )
+        call = plan.idle.pop() if plan.idle else GangCall(plan, port.arena)
+        assert isinstance(call, GangCall)
+        addresses = [one.address for one in self.arrays]
+        handles = [handle for handle, _ in self.residents]
+        program = self.program
+        blocks = []
+        for rank, life in enumerate(self.lives):
+            freed = [handle for handle, _ in self.freed[rank]]
+            head = HEAD.pack(program.number, flags | COMMITS, self.first, len(handles), len(freed))
+            if handles or freed:
+                head += packed_handles(len(handles) + len(freed)).pack(*handles, *freed)
+            code = b"" if program.number in life.told else program.codes[rank]
+            blocks.append(
+                MemberBlock(head + self.numbers, code, addresses, program.output_bytes[rank])
+            )
+        call.fill(blocks, port.arena)
+        return call
+
+    def delivered(self, recorder: object) -> None:
+        """It is out, or answered: what it keeps has handles, what it was given for good is gone."""
+        for rank, life in enumerate(self.lives):
+            life.told.add(self.program.number)
+            for _, nbytes in self.freed[rank]:
+                life.nbytes -= nbytes
+            for node in self.donated:
+                life.nbytes -= node.value.nbytes[rank]
+        for node in self.donated:
+            node.value.is_ours = False
+        for place, node in enumerate(self.kept):
+            layout, sizes = self.program.kept[place]
+            node.value = Spread(recorder, layout, self.lives, self.first + place, sizes)
+            for life, nbytes in zip(self.lives, sizes, strict=True):
+                life.nbytes += nbytes
+
+    def take_back(self) -> None:
+        """Nothing of it was done, though it was out: its nodes are what they were."""
+        for rank, life in enumerate(self.lives):
+            life.nbytes += sum([nbytes for _, nbytes in self.freed[rank]])
+        self.give_freed_back()
+        for node, inputs in self.cleared:
+            if node.value is None or type(node.value) is Spread:
+                node.inputs = inputs
+        for node in self.kept:
+            if type(node.value) is Spread:
+                node.value = None
+        for node in self.donated:
+            if type(node.value) is Spread and not node.value.is_ours:
+                node.value.is_ours = True
+                for rank, life in enumerate(self.lives):
+                    life.nbytes += node.value.nbytes[rank]

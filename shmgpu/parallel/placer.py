@@ -1,0 +1,418 @@
+"""What has programs done that concern meshes: one message to all members, beside the recorder.
+
+Owns which of the recorded nodes lie on a mesh, how what is kept shall lie, and what becomes of a
+message that failed: it stands everywhere or nowhere, so it is drafted again, without what is lost.
+Never computes a value. It is called while the recorder is held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu.child import runtime
+from shmgpu.child.futures import CallFuture
+from shmgpu.child.gang_calls import GangCallPlan, outcome_of
+from shmgpu.child.port import Port
+from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.mesh import Mesh
+from shmgpu.errors import GangAborted, HelperDied, NotRunning, RemoteError
+from shmgpu.functions import post
+from shmgpu.ops.collective import RECORDED, REDISTRIBUTE
+from shmgpu.ops.graph import Node
+from shmgpu.ops.program import ProgramDraft
+from shmgpu.ops.program_message import UnknownProgram, failed_step, handles_not_made
+from shmgpu.parallel.message import MeshMessage
+from shmgpu.parallel.programs import MeshPrograms, Wanted
+from shmgpu.tensors.message import LostValue, RemoteValue, Spread
+from shmgpu.tensors.recorder import (
+    ANOTHER,
+    MAX_SENT,
+    DraftAgain,
+    Recorder,
+    cannot_fail_any_more,
+    graph_alive,
+    is_death,
+    is_let_go,
+    lose,
+    needed,
+)
+from shmgpu.tensors.spreading import parts_of
+
+MAX_DEATHS = 4  # of a mesh's members in a row, over programs that change nothing
+
+_NONE: frozenset[Node] = frozenset()
+
+
+class MeshPlacer:
+    """One recorder's work on meshes; see :class:`shmgpu.tensors.message.Placer`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._programs = MeshPrograms()
+        self._plans: dict[Any, GangCallPlan] = {}
+        self._sent: deque[tuple[CallFuture[Any], MeshMessage]] = deque()
+        self._deaths = 0  # since a message was last answered
+
+    # ---- which ---------------------------------------------------------------------------------
+
+    def compute(self, read: list[Node], wait: bool) -> list[Node]:
+        """Have done what lies on a mesh of all that waits; what is left to be read elsewhere."""
+        if self._sent:
+            self.settle(MAX_SENT)
+        recorder = self._recorder
+        order = needed([*(n for n in recorder.pending if n.owners), *read])
+        for mesh, nodes in self._by_mesh(order, read).items():
+            mine = set(nodes)
+            roots = [node for node in recorder.pending if node in mine]
+            recorder.pending = [node for node in recorder.pending if node not in mine]
+            own = [node for node in read if node in mine or _lies_on(mesh, node)]
+            read = [node for node in read if node not in own]
+            self._compute_on(mesh, roots, own, wait)
+        return read
+
+    def _by_mesh(self, order: list[Node], read: list[Node]) -> dict[Mesh, list[Node]]:
+        """What is to be computed on each mesh."""
+        found: dict[Mesh, list[Node]] = {}
+        for part in parts_of(order):
+            meshes = meshes_of(part.nodes)
+            if len(meshes) > 1:
+                self._split(part.nodes, found)
+            elif meshes:
+                found.setdefault(meshes[0], []).extend(part.nodes)
+        for node in read:
+            if type(node.value) is Spread:
+                found.setdefault(node.value.layout.mesh, [])
+        return found
+
+    def _split(self, nodes: list[Node], found: dict[Mesh, list[Node]]) -> None:
+        """What was computed of what several meshes have as well; nothing may be of two."""
+        homes: dict[Node, Mesh] = {}
+        for node in nodes:
+            said_of = meshes_of([node])
+            said_of += [homes[one] for one in node.inputs if one in homes]
+            others = [mesh for mesh in said_of if mesh is not said_of[0]]
+            if others:
+                lose(
+                    node,
+                    ValueError(
+                        f"tensors of different meshes meet in one operation ({said_of[0]} and "
+                        f"{others[0]}): have all of its tensors on one mesh"
+                    ),
+                )
+            elif said_of:
+                homes[node] = said_of[0]
+        self._recorder.lose_what_follows(nodes)
+        for node, mesh in homes.items():
+            if node.value is None:
+                found.setdefault(mesh, []).append(node)
+
+    # ---- one message ---------------------------------------------------------------------------
+
+    def _compute_on(self, mesh: Mesh, roots: list[Node], read: list[Node], wait: bool) -> None:
+        recorder = self._recorder
+        try:
+            while True:
+                roots = [node for node in roots if node.owners and node.value is None]
+                order = needed([*roots, *read])
+                draft = ProgramDraft(order, read, Spread)
+                if self._are_lost(draft.arrays):
+                    recorder.lose_what_follows(order)
+                    read = [node for node in read if type(node.value) is not LostValue]
+                    continue
+                if not order and not read:
+                    return
+                if self._move_to_arena(draft.arrays):
+                    continue
+                message = self._message(mesh, draft)
+                if self._deliver(message, wait):
+                    break
+                read = [node for node in read if type(node.value) is not LostValue]
+        except BaseException:
+            # Ctrl-C, a full arena: what was not done can be asked for again.
+            recorder.pending = [node for node in roots if node.value is None] + recorder.pending
+            raise
+        shared = recorder.is_shared()
+        alive = message.alive
+        done = [n for n in order if n not in alive and not (shared and n.value is None)]
+        if not wait:
+            message.cleared = [(node, node.inputs) for node in done]
+        for node in done:  # computed, and no gradient to come: needs no history
+            node.inputs = ()
+
+    def _move_to_arena(self, leaves: list[Node]) -> bool:
+        """Have what one helper holds alone lie where all members see it; whether anything does."""
+        alone = [node for node in leaves if type(node.value) is RemoteValue]
+        for node in alone:
+            try:
+                self._recorder.move(node)
+            except DraftAgain:
+                break
+        return bool(alone)
+
+    def _message(self, mesh: Mesh, draft: ProgramDraft) -> MeshMessage:
+        recorder = self._recorder
+        alive, saved = graph_alive(draft) if draft.open_ends else (_NONE, _NONE)
+        kept = draft.shown
+        if saved:
+            kept = [node for node in draft.order if node.owners or node in saved]
+        draft.settled(kept, [] if recorder.is_shared() else draft.unneeded(alive))
+        program = self._programs.of(mesh, draft, _wanted(draft), recorder.numbers.__next__)
+        message = MeshMessage(program, draft, self._members(mesh), recorder.handle)
+        recorder.handle += len(kept)
+        message.alive = alive
+        return message
+
+    def _members(self, mesh: Mesh) -> list[Any]:
+        lives = self._recorder.lives
+        gone = [number for number in mesh.helpers if number not in lives]
+        if gone:
+            raise HelperDied(
+                f"helper {gone[0]} of the mesh was let go when its pool was scaled: make a mesh of "
+                "those that there are"
+            )
+        return [lives[number] for number in mesh.helpers]
+
+    def _deliver(self, message: MeshMessage, wait: bool) -> bool:
+        """Send it, and have its outcome; of one that nobody waits for, that it is out.
+
+        Returns:
+            Whether it is done: else it is to be drafted again, without what is lost.
+        """
+        recorder = self._recorder
+        message.order = next(recorder.order)
+        port = runtime.port
+        if port is None or port.rejoins:
+            port = runtime.require_port()
+        message.take_freed()
+        sent = False
+        try:
+            for place, value in enumerate(message.arrays):
+                if not port.arena.base <= value.address < port.arena.end:
+                    message.arrays[place] = recorder.placed(value, port.arena)
+            call = message.call(port, recorder.execute, self._plans, recorder.flags)
+            addresses = call.outputs
+            sent = True
+            if wait:
+                buffers = port.send(call, recorder.execute, message.arrays)
+            else:
+                self._sent.append((post(port, call, message.arrays), message))
+        except BaseException as error:
+            is_ours = isinstance(error, (HelperDied, RemoteError, GangAborted)) or is_let_go(error)
+            if not outcome_of(error)[1]:
+                message.give_freed_back()
+            if not sent or not is_ours:
+                raise
+            return self._failed(message, error)
+        message.delivered(recorder)
+        if wait:
+            self._deaths = 0
+            self._heard(message)
+            self._look(message, port, buffers, addresses)
+        return True
+
+    def _look(
+        self, message: MeshMessage, port: Port, buffers: Sequence[Any], addresses: list[int]
+    ) -> None:
+        """Take in what was read."""
+        for place, node in enumerate(message.read):
+            held = message.program.put_together(place, buffers, addresses, port.arena)
+            if type(node.value) is Spread:
+                node.value.whole = held
+            else:
+                node.value = held
+
+    def _heard(self, message: MeshMessage) -> None:
+        """All members have answered it."""
+        lives = self._recorder.lives
+        for rank, life in enumerate(message.lives):
+            if life.is_over and message.order >= life.died_over and life.number in lives:
+                # It waited while that one died, and was done by the replacement.
+                message.lives[rank] = life = lives[life.number]
+                life.told.add(message.program.number)
+            life.heard(message)  # type: ignore[arg-type]
+        cannot_fail_any_more(message)  # type: ignore[arg-type]
+
+    # ---- what fails ----------------------------------------------------------------------------
+
+    def settle(self, at_most: int) -> None:
+        """Hear of messages that nobody waited for, until so many are left."""
+        failed: list[tuple[MeshMessage, BaseException]] = []
+        while self._sent and (failed or len(self._sent) > at_most or self._sent[0][0].done()):
+            future, message = self._sent.popleft()
+            error = future.exception()
+            if error is None:
+                self._deaths = 0
+                self._heard(message)
+            elif isinstance(error, (HelperDied, RemoteError, GangAborted)) or is_let_go(error):
+                failed.append((message, error))  # and those that build on it will have failed, too
+            else:
+                raise error
+        pending: list[Node] = []
+        for message, error in reversed(failed):
+            if not outcome_of(error)[1]:
+                message.take_back()
+            pending[:0] = message.kept
+        for message, error in failed:
+            self._failed(message, error)
+        again = [node for node in pending if node.owners and node.value is None]
+        self._recorder.pending = again + self._recorder.pending
+
+    def _failed(self, message: MeshMessage, error: BaseException) -> bool:
+        """Note what is lost by that; whether the message stands nevertheless."""
+        recorder = self._recorder
+        helper, stands = outcome_of(error)
+        places = [place for place, life in enumerate(message.lives) if life.number == helper]
+        if stands:
+            if not any(type(node.value) is Spread for node in message.kept):
+                message.delivered(recorder)
+            if is_death(error):
+                for place in places:
+                    recorder.bury(message.lives[place], message.order, error)
+            else:
+                for node in message.kept:
+                    lose(node, error)
+            for node in message.read:
+                if node.value is None:
+                    lose(node, error)
+            return not message.read  # which are there, and are looked at once more
+        self.settle(0)  # what it was given may be of one that failed in flight
+        if isinstance(error, RemoteError) and error.matches(UnknownProgram):
+            for place in places:
+                message.lives[place].told.clear()
+            return False
+        if is_death(error):
+            self._deaths += 1
+            for place in places:
+                recorder.bury(message.lives[place], message.order, error)
+            if self._deaths <= MAX_DEATHS:
+                return False
+            error = HelperDied("helpers died over these tensors again and again")
+        elif self._blame(message, error):
+            return False
+        for node in message.nodes:
+            if node.value is None:
+                lose(node, error)
+        for node in message.read:
+            lose(node, error)
+        return False
+
+    def _blame(self, message: MeshMessage, error: BaseException) -> bool:
+        """What made the message fail is lost: the operation, or what it was given."""
+        if isinstance(error, GangAborted):
+            self._deaths += 1
+            return self._deaths <= MAX_DEATHS
+        assert isinstance(error, RemoteError)
+        handles, why = handles_not_made(error.message)
+        if handles:
+            told = RemoteError(error.type_name, why, error.traceback_text)
+            for handle, node in message.residents:
+                value = node.value
+                if handle in handles and type(value) is Spread and value.handle == handle:
+                    lose(node, told)
+            return True  # or it was taken back meanwhile, and will be computed
+        step = failed_step(error.traceback_text)
+        sakes = message.program.lowered.sakes
+        if step is None or step >= len(sakes) or sakes[step] < 0:
+            return False
+        node = message.nodes[sakes[step]]
+        assert node.op is not None
+        text = f"{error.message} (in {node.op.name})"
+        lose(node, RemoteError(error.type_name, text, error.traceback_text))
+        return True
+
+    def _are_lost(self, leaves: list[Node]) -> bool:
+        """Whether any of these values will never be there."""
+        found = False
+        for node in leaves:
+            value = node.value
+            if type(value) is Spread:
+                error = self._error_of(node, value)
+                if error is not None:
+                    node.value = LostValue(error)
+                    found = True
+            elif type(value) is LostValue:
+                found = True
+            elif type(value) is RemoteValue:
+                found = self._recorder.error_of(node) is not None or found
+        return found
+
+    def _error_of(self, node: Node, value: Spread) -> BaseException | None:
+        if value.recorder is not self._recorder:
+            return NotRunning(ANOTHER)
+        dead = [life for life in value.lives if life.is_over]
+        if not dead:
+            return None
+        spec = node.spec
+        return HelperDied(
+            f"helper {dead[0].number} has died, and with it went its piece of a tensor that lay "
+            f"{value.layout} ({spec.dtype.name} {spec.shape}): create it again, or load the "
+            "state_dict that was saved last"
+        )
+
+
+# ---- how things lie ----------------------------------------------------------------------------
+
+
+def meshes_of(nodes: Sequence[Node]) -> list[Mesh]:
+    """The meshes that these say, or that what they are made of lies on."""
+    found: dict[Mesh, None] = {}
+    for node in nodes:
+        if node.op in RECORDED:
+            found[node.params[0].mesh] = None
+        for one in node.inputs:
+            if type(one.value) is Spread:
+                found[one.value.layout.mesh] = None
+    return list(found)
+
+
+def _lies_on(mesh: Mesh, node: Node) -> bool:
+    return type(node.value) is Spread and node.value.layout.mesh is mesh
+
+
+def said(node: Node) -> Layout | None:
+    """How that lies, or shall: as what it replaces in place; None where nobody has said."""
+    while True:
+        value = node.value
+        if type(value) is Spread:
+            layout: Layout = value.layout
+            return layout
+        if value is None and node.op is REDISTRIBUTE and len(node.params) == 1:
+            layout = node.params[0]
+            return layout
+        if value is not None or node.undo is None:
+            return None
+        node = node.undo[1]
+
+
+def _wanted(draft: ProgramDraft) -> Wanted:
+    """How what is kept shall lie: what was changed in place as before, gradients as their leaves.
+
+    Of each the place among what is kept.
+    """
+    places = {id(node): place for place, node in enumerate(draft.kept)}
+    found: dict[int, Layout] = {}
+    for node in draft.kept:
+        layout = said(node)
+        if layout is not None:
+            found[places[id(node)]] = layout
+    for node in [*draft.arrays, *draft.kept]:
+        tensor = None if node.leaf is None else node.leaf()
+        if tensor is None or tensor.grad is None:
+            continue
+        place = places.get(id(tensor.grad._node))
+        layout = None if place is None or place in found else said(node)
+        if place is not None and layout is not None:
+            found[place] = layout
+    return tuple(sorted(found.items(), key=_place))
+
+
+def _place(item: tuple[int, Any]) -> int:
+    return item[0]
+
+
+def begin(recorder: Recorder) -> None:
+    """From now on there are meshes."""
+    if recorder.placer is None:
+        recorder.placer = MeshPlacer(recorder)

@@ -1,0 +1,153 @@
+"""Programs of members, ready to be sent: lowered once for each structure, then used again.
+
+Owns what is known of one after that: its bytes, where its results lie in the output buffers, and
+how they are put together. Never sends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu.arena import NOWHERE
+from shmgpu.child.memory import Arena
+from shmgpu.codec import arrays
+from shmgpu.codec.arrays import aligned
+from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.lowered import Lowered
+from shmgpu.distributed.lowering import lower
+from shmgpu.distributed.mesh import Mesh
+from shmgpu.ops.graph import Node, Spec
+from shmgpu.ops.program import Program, ProgramDraft
+from shmgpu.ops.program_message import plain_numbers
+from shmgpu.tensors.message import Held, Spread
+
+MAX_PROGRAMS = 1024
+
+Wanted = tuple[tuple[int, Layout], ...]
+# Of a result: who wrote it, where in that member's buffer, as what, and which part of it that is.
+Piece = tuple[int, int, Spec, tuple[slice, ...]]
+
+
+class MeshProgram:
+    """What comes of a program on a mesh.
+
+    Attributes:
+        number: by which helpers know each member's part.
+        program: of whole tensors.
+        lowered: the parts.
+        codes: their bytes, by rank.
+        numbers: how the plain numbers are packed that go with them.
+        constants: the last of these, which are always the same.
+        output_bytes: of each member's output buffer.
+        kept: of each value that stays, how it lies, and the bytes of each member's piece.
+        read: of each value that is looked at, its spec and its pieces.
+    """
+
+    __slots__ = (
+        "codes",
+        "constants",
+        "kept",
+        "lowered",
+        "number",
+        "numbers",
+        "output_bytes",
+        "program",
+        "read",
+    )
+
+    def __init__(self, number: int, program: Program, lowered: Lowered) -> None:
+        self.number = number
+        self.program = program
+        self.lowered = lowered
+        made: dict[int, bytes] = {}
+        for one in lowered.programs:
+            if id(one) not in made:
+                made[id(one)] = one.encode()
+        self.codes = tuple([made[id(one)] for one in lowered.programs])
+        self.numbers: struct.Struct = plain_numbers(lowered.programs[0])
+        self.constants = lowered.constants
+        specs = program.specs
+        self.kept = tuple(
+            [
+                (layout, bytes_of(layout, specs[slot]))
+                for slot, layout in zip(program.kept, lowered.kept, strict=True)
+            ]
+        )
+        pieces: list[list[Piece]] = [[] for _ in program.read]
+        sizes = []
+        for rank, places in enumerate(lowered.readers):
+            end = 0
+            for place in places:
+                layout, spec = lowered.read[place], specs[program.read[place]]
+                own = layout.local_spec(rank, spec)
+                pieces[place].append((rank, end, own, layout.piece(rank, spec.shape)))
+                end = aligned(end + own.nbytes)
+            sizes.append(end)
+        self.output_bytes = tuple(sizes)
+        self.read = tuple(
+            [(specs[slot], tuple(its)) for slot, its in zip(program.read, pieces, strict=True)]
+        )
+
+    def put_together(
+        self, place: int, buffers: Sequence[Any], addresses: Sequence[int], arena: Arena
+    ) -> Held:
+        """A value that was looked at, of what members wrote."""
+        spec, pieces = self.read[place]
+        if len(pieces) == 1 and pieces[0][2] is spec:
+            rank, offset, _, _ = pieces[0]
+            buffer = buffers[rank]
+            if arena.is_crowded(spec.nbytes):
+                own = bytearray(buffer[offset : offset + spec.nbytes])
+                return Held(arrays.numpy_view(memoryview(own), 0, spec), NOWHERE)
+            return Held(arrays.numpy_view(buffer, offset, spec), addresses[rank] + offset)
+        room: Any
+        room, address = bytearray(spec.nbytes), NOWHERE
+        if spec.nbytes and not arena.is_crowded(spec.nbytes):
+            room, address = arena.allocate(spec.nbytes)
+        whole = arrays.numpy_view(memoryview(room), 0, spec)
+        for rank, offset, piece, part in pieces:
+            whole[part] = arrays.numpy_view(buffers[rank], offset, piece)
+        return Held(whole, address)
+
+
+def bytes_of(layout: Layout, spec: Spec) -> tuple[int, ...]:
+    """Of each member's piece."""
+    return tuple([layout.local_spec(rank, spec).nbytes for rank in range(layout.mesh.size)])
+
+
+class MeshPrograms:
+    """Those that were made, by the structure that they came of and how its tensors lay."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, MeshProgram] = {}
+
+    def of(self, mesh: Mesh, draft: ProgramDraft, wanted: Wanted, number: Any) -> MeshProgram:
+        """The one of a draft that is settled.
+
+        Args:
+            mesh: on which it is done.
+            draft: the program of whole tensors, and what it is given.
+            wanted: how what is kept shall lie, where that is said: (place in ``kept``, layout).
+            number: gives the next program's number.
+
+        Raises:
+            ValueError: the tensors lie so that it cannot be done.
+        """
+        leaves = layouts_of(draft.arrays)
+        key = (draft.key, mesh, leaves, wanted)
+        found = self._known.get(key)
+        if found is None:
+            program = draft.program(Spread)
+            asked = {program.kept[place]: layout for place, layout in wanted}
+            lowered = lower(program, mesh, leaves, asked)
+            if len(self._known) >= MAX_PROGRAMS:
+                self._known.clear()
+            found = self._known[key] = MeshProgram(number(), program, lowered)
+        return found
+
+
+def layouts_of(leaves: Sequence[Node]) -> tuple[Layout | None, ...]:
+    """How each lies; None for what is in the arena."""
+    return tuple([one.value.layout if type(one.value) is Spread else None for one in leaves])

@@ -1,0 +1,250 @@
+"""Tensors on a mesh, as users make them, ask where they lie, and have them lie otherwise.
+
+Owns the functions, and the methods that every tensor has from then on. What is asked for is
+recorded; where something lies that nobody has said, is known when it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shmgpu.distributed.layout import Layout, replicated
+from shmgpu.distributed.mesh import Mesh
+from shmgpu.distributed.placements import LOCAL, Partial, Placement, Replicate, Shard
+from shmgpu.ops import collective
+from shmgpu.ops.graph import Node
+from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.placer import meshes_of, said
+from shmgpu.tensors import current
+from shmgpu.tensors.grad_mode import no_grad
+from shmgpu.tensors.message import LostValue, Spread
+from shmgpu.tensors.recorder import needed
+from shmgpu.tensors.tensor import Tensor, tensor
+
+Placements = Sequence[Placement] | Placement | None
+
+
+def distribute_tensor(
+    tensor: Any, device_mesh: DeviceMesh, placements: Placements = None
+) -> Tensor:
+    """A tensor of these elements that lies on a mesh.
+
+    No gradients flow back to the one it is made of. If that collects gradients, so does this.
+
+    Args:
+        tensor: a tensor, or what :func:`shmgpu.tensor` takes.
+        device_mesh: the mesh.
+        placements: how it lies along each axis of the mesh; replicated unless given. Pieces may
+            differ in length by one.
+
+    Raises:
+        ValueError: placements are not as many as axes, are partial, or name an axis that the
+            tensor lacks.
+    """
+    whole = tensor if isinstance(tensor, Tensor) else _made(tensor)
+    layout = device_mesh.layout(placements, whole.ndim, _before(whole, device_mesh))
+    if any(isinstance(one, Partial) for one in device_mesh.placements_of(layout)):
+        raise ValueError(
+            "distribute_tensor: a whole tensor is cut or copied, not partial: use Shard(dim) or "
+            "Replicate()"
+        )
+    with no_grad():
+        made = Tensor(collective.redistribute(whole._node, layout))
+    return made.requires_grad_() if whole.requires_grad else made
+
+
+def _made(data: Any) -> Tensor:
+    return tensor(data)
+
+
+def layout_of(of: Tensor) -> Layout | None:
+    """How a tensor lies; None where it is on no mesh. What waits may have to be sent."""
+    node = of._node
+    layout = said(node)
+    if layout is not None or (node.value is not None and type(node.value) is not LostValue):
+        return layout
+    if node.value is None:
+        if not meshes_of(needed([node])):
+            return None
+        current.recorder().send()
+    value: Any = node.value
+    if type(value) is LostValue:
+        raise value.error
+    return said(node)
+
+
+def mesh_of(of: Tensor) -> Mesh | None:
+    """The mesh that a tensor is on, or will be; None for none. Nothing is sent."""
+    node = of._node
+    if type(node.value) is Spread:
+        mesh: Mesh = node.value.layout.mesh
+        return mesh
+    found = meshes_of(needed([node])) if node.value is None else []
+    return found[0] if found else None
+
+
+def _before(one: Tensor, device_mesh: DeviceMesh) -> Layout | None:
+    """How it lies now, where that matters: along the axes that a part of a mesh does not name."""
+    return None if device_mesh.is_whole or mesh_of(one) is None else layout_of(one)
+
+
+def _lies(of: Tensor, what: str) -> Layout:
+    layout = layout_of(of)
+    if layout is None:
+        raise AttributeError(
+            f"{what}: the tensor is on no mesh: distribute_tensor() puts it on one"
+        )
+    return layout
+
+
+def redistributed(one: Tensor, layout: Layout, unit: int | None = None) -> Tensor:
+    """The same elements, lying so."""
+    return Tensor(collective.redistribute(one._node, layout, unit))
+
+
+def from_local(
+    local: Tensor,
+    device_mesh: DeviceMesh,
+    placements: Placements = None,
+    *,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """The tensor of which each member has a piece.
+
+    Args:
+        local: what :meth:`Tensor.to_local` gave, or what was made of that.
+        device_mesh: the mesh.
+        placements: how the pieces make a tensor: with ``Shard(dim)`` end to end, with
+            ``Replicate()`` they are all the same, with ``Partial()`` they are added up.
+        shape: of the whole tensor, where pieces are not all of one length.
+
+    Raises:
+        ValueError: the pieces do not make such a tensor.
+    """
+    layout = device_mesh.layout(placements, local.ndim)
+    whole = list(local.shape)
+    if shape is None:
+        for axis, one in enumerate(layout.placements):
+            if isinstance(one, Shard):
+                whole[one.dim] *= layout.mesh.shape[axis]
+    else:
+        whole = list(shape)
+    node = local._node
+    if not _is_local(node):
+        raise ValueError(
+            "from_local: the tensor is not in pieces of each member's own: take what to_local() "
+            "gives, or what is made of that; distribute_tensor() cuts a whole one"
+        )
+    if node.needs_grad and any(one.is_partial() for one in layout.placements):
+        if not all(one.is_partial("sum") for one in layout.placements if one.is_partial()):
+            raise ValueError(f"from_local: gradients flow through sums of parts, not {layout}")
+    return Tensor(collective.from_local(node, layout, tuple(whole), _of_gradient(layout)))
+
+
+def _of_gradient(layout: Layout) -> Layout:
+    """How the gradient lies of what lies so: each part of a sum has all of the sum's gradient."""
+    placed = [Replicate() if one.is_partial() else one for one in layout.placements]
+    return Layout(layout.mesh, placed, layout.cuts)
+
+
+def _is_local(node: Node) -> bool:
+    """Whether each member has its own."""
+    layout = said(node)
+    if layout is not None:
+        return LOCAL in layout.codes
+    if node.value is not None or node.op is None or node.op is collective.FROM_LOCAL:
+        return False
+    return node.op is collective.TO_LOCAL or any(_is_local(one) for one in node.inputs)
+
+
+# ---- methods -----------------------------------------------------------------------------------
+
+
+class _Methods(Tensor):
+    """What every tensor has from here on."""
+
+    __slots__ = ()
+
+    @property
+    def placements(self: Tensor) -> tuple[Placement, ...]:
+        """How it lies along each axis of its mesh: AttributeError where it is on none."""
+        return _lies(self, "placements").placements
+
+    @property
+    def device_mesh(self: Tensor) -> DeviceMesh:
+        """The mesh that it is on: AttributeError where it is on none."""
+        mesh = mesh_of(self)
+        if mesh is None:
+            raise AttributeError(
+                "device_mesh: the tensor is on no mesh: distribute_tensor() puts it on one"
+            )
+        return DeviceMesh(self.device.type, mesh)
+
+    def redistribute(
+        self: Tensor, device_mesh: DeviceMesh | None = None, placements: Placements = None
+    ) -> Tensor:
+        """The same elements, lying otherwise on the mesh. Gradients flow through it.
+
+        Args:
+            device_mesh: the mesh; the tensor's unless given.
+            placements: how they shall lie along each of its axes; replicated unless given.
+
+        Raises:
+            ValueError: placements are not as many as axes, or name an axis that the tensor lacks.
+            AttributeError: the tensor is on no mesh, and none is given.
+        """
+        if device_mesh is None:
+            device_mesh = self.device_mesh
+        layout = device_mesh.layout(placements, self.ndim, _before(self, device_mesh))
+        return redistributed(self, layout)
+
+    def full_tensor(self: Tensor) -> Tensor:
+        """All elements, with each member of the mesh; the tensor itself where it is on none.
+
+        Gradients flow through it.
+        """
+        mesh = mesh_of(self)
+        return self if mesh is None else redistributed(self, replicated(mesh))
+
+    def to_local(self: Tensor, *, grad_placements: Placements = None) -> Tensor:
+        """Each member's own piece, as a tensor of that shape: what follows is its own, too.
+
+        Such a tensor cannot be looked at: make a whole one of the pieces, with :func:`from_local`.
+
+        Args:
+            grad_placements: how the pieces' gradients make that of the tensor; as it lies unless
+                given, and whole where it is partial.
+
+        Raises:
+            ValueError: members have pieces of several shapes.
+            AttributeError: the tensor is on no mesh.
+        """
+        layout = _lies(self, "to_local")
+        gradient = _of_gradient(layout)
+        if grad_placements is not None:
+            gradient = self.device_mesh.layout(grad_placements, self.ndim)
+        return Tensor(collective.to_local(self._node, layout, gradient))
+
+
+class _IsOnMesh(type):
+    """``isinstance(x, DTensor)`` asks where the tensor lies, not how it was made."""
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, Tensor) and mesh_of(one) is not None
+
+
+class DTensor(Tensor, metaclass=_IsOnMesh):
+    """A tensor that is on a mesh: what ``isinstance`` asks. All are of one class, ``Tensor``."""
+
+    __slots__ = ()
+
+    from_local = staticmethod(from_local)
+
+
+def _add_methods() -> None:
+    for name in ("device_mesh", "full_tensor", "placements", "redistribute", "to_local"):
+        setattr(Tensor, name, _Methods.__dict__[name])
+
+
+_add_methods()

@@ -1,0 +1,197 @@
+"""Tensors on a mesh of real helpers: where they lie, what they are, what is let go of."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from meshes.conftest import broker_of
+
+import shmgpu as gt
+from shmgpu.distributed import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    from_local,
+    init_device_mesh,
+)
+from shmgpu.tensors import current
+
+
+def whole(*shape):
+    return np.arange(np.prod(shape), dtype="f4").reshape(shape)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("helpers", [1, 2, 3])
+def test_a_tensor_that_is_cut_is_the_same_tensor(helpers, dim):
+    with broker_of(helpers) as broker:
+        mesh = broker.mesh(helpers)
+        array = whole(7, 5, 4)  # which is cut unevenly
+        x = distribute_tensor(array, mesh, [Shard(dim)])
+        assert x.placements == (Shard(dim % 3),)
+        assert x.shape == (7, 5, 4)
+        np.testing.assert_array_equal(x.numpy(), array)
+        np.testing.assert_array_equal((x * 2 + 1).numpy(), array * 2 + 1)
+        np.testing.assert_array_equal(x.sum(1).numpy(), array.sum(1))
+        assert x.placements == (Shard(dim % 3),)  # looking at it changes nothing
+        assert x.sum().item() == array.sum()
+
+
+def test_it_lies_as_asked_again_and_gradients_flow_through_that(two):
+    mesh = two.mesh(2)
+    x = distribute_tensor(whole(6, 4), mesh, [Shard(0)]).requires_grad_()
+    y = x.redistribute(device_mesh=mesh, placements=[Shard(1)])
+    assert y.placements == (Shard(1),)
+    (y.full_tensor() * y).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * whole(6, 4))
+    assert x.grad.placements == (Shard(0),)  # as its leaf does
+    assert y.full_tensor().placements == (Replicate(),)
+    partial = x.detach().redistribute(placements=[Partial()])
+    assert partial.placements == (Partial(),)
+    np.testing.assert_array_equal(partial.numpy(), whole(6, 4))
+
+
+def test_what_is_made_of_tensors_on_a_mesh_is_on_it(two):
+    mesh = two.mesh(2)
+    x = distribute_tensor(whole(6, 4), mesh, [Shard(0)])
+    plain = gt.tensor(whole(6, 4))
+    assert isinstance(x, DTensor) and isinstance(x + 1, DTensor) and isinstance(plain + x, DTensor)
+    assert not isinstance(plain, DTensor)
+    assert (x + plain).placements == (Shard(0),)
+    assert (x + plain).device_mesh == mesh
+    with pytest.raises(AttributeError, match="distribute_tensor"):
+        _ = plain.placements
+    with pytest.raises(AttributeError, match="distribute_tensor"):
+        plain.redistribute(placements=[Shard(0)])
+    assert plain.full_tensor() is plain
+
+
+def test_what_one_helper_holds_alone_is_used_on_a_mesh(two):
+    alone = gt.tensor(whole(6, 4)) * 2
+    current.recorder().send()
+    x = distribute_tensor(whole(6, 4), two.mesh(2), [Shard(1)])
+    np.testing.assert_array_equal((x + alone).numpy(), whole(6, 4) * 3)
+    np.testing.assert_array_equal((alone + 1).numpy(), whole(6, 4) * 2 + 1)
+
+
+def test_pieces_are_each_members_own_until_they_make_a_tensor(two):
+    mesh = two.mesh(2)
+    x = distribute_tensor(whole(6, 4), mesh, [Shard(0)]).requires_grad_()
+    local = x.to_local()
+    assert local.shape == (3, 4)
+    with pytest.raises(ValueError, match="each helper's own"):
+        local.numpy()
+    totals = from_local(local.sum(0, keepdim=True), mesh, [Shard(0)])
+    np.testing.assert_array_equal(totals.numpy(), whole(2, 3, 4).sum(1))
+    summed = from_local(local.sum(0), mesh, [Partial()])
+    np.testing.assert_array_equal(summed.numpy(), whole(6, 4).sum(0))
+    summed.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.ones((6, 4)))
+    w = distribute_tensor(whole(3, 2), mesh).requires_grad_()  # of which each uses a part
+    own = w.to_local(grad_placements=[Partial()]) * local.detach()[:, :2]
+    from_local(own, mesh, [Shard(0)]).sum().backward()
+    np.testing.assert_array_equal(w.grad.numpy(), whole(2, 3, 4)[:, :, :2].sum(0))
+    with pytest.raises(ValueError, match="of each member's own"):
+        from_local(gt.tensor(whole(3, 4)), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="several shapes"):
+        distribute_tensor(whole(5, 4), mesh, [Shard(0)]).to_local()
+
+
+def test_changes_in_place_stay_where_they_lie(two):
+    x = distribute_tensor(whole(6, 4), two.mesh(2), [Shard(1)])
+    x += distribute_tensor(whole(6, 4), two.mesh(2), [Shard(0)])
+    x.mul_(2.0)
+    assert x.placements == (Shard(1),)
+    x[1] = 0.0
+    want = whole(6, 4) * 4
+    want[1] = 0
+    np.testing.assert_array_equal(x.numpy(), want)
+    assert x.placements == (Shard(1),)
+
+
+def test_pieces_are_let_go_of_everywhere(two):
+    mesh = two.mesh(2)
+    kept = distribute_tensor(whole(8, 4), mesh, [Shard(0)])
+    for turn in range(20):
+        _ = distribute_tensor(whole(8, 4), mesh, [Shard(0)]) + turn
+        current.recorder().send()
+    assert kept.sum().item() == whole(8, 4).sum()
+    del _
+    gc.collect()
+    kept = kept * 1.0
+    kept.numpy()
+    assert [tensors for tensors, _ in two.held()] == [1, 1]
+
+
+def test_a_step_is_one_message_and_lowered_once(two):
+    mesh = two.mesh(2)
+    w = distribute_tensor(whole(8, 4), mesh, [Shard(1)])
+    for turn in range(5):
+        x = gt.tensor(whole(3, 8) + turn)
+        before = two.held()
+        got = (x @ w).sum().item()
+        assert [after[1] - then[1] for after, then in zip(two.held(), before, strict=True)] == [
+            1,
+            1,
+        ]
+        assert got == ((whole(3, 8) + turn) @ whole(8, 4)).sum()
+        known = len(two.programs())
+        assert turn == 0 or known == len(two.programs())
+    assert len(two.programs()) <= 2  # the first has the weight in the arena
+
+
+def test_a_mesh_has_axes_with_names_and_parts(four):
+    mesh = four.mesh(2, 2, names=("data", "tensor"))
+    assert mesh.mesh_dim_names == ("data", "tensor")
+    assert (mesh.shape, mesh.ndim, mesh.size(), mesh.size("tensor")) == ((2, 2), 2, 4, 2)
+    assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+    part = mesh["tensor"]
+    assert (part.shape, part.ndim, part.mesh_dim_names) == ((2,), 1, ("tensor",))
+    x = distribute_tensor(whole(8, 6), part, [Shard(1)])
+    assert x.placements == (Replicate(), Shard(1))
+    y = distribute_tensor(x, mesh["data"], [Shard(0)])  # as it lay along the other axis
+    assert y.placements == (Shard(0), Shard(1))
+    np.testing.assert_array_equal((y @ y.T).numpy(), whole(8, 6) @ whole(8, 6).T)
+    with pytest.raises(KeyError, match="no axis 'rows'"):
+        mesh["rows"]
+    with pytest.raises(KeyError, match="no axis 'data'"):
+        part.size("data")
+
+
+def test_what_cannot_be_is_refused_where_it_is_written(two):
+    mesh = two.mesh(2)
+    with pytest.raises(ValueError, match="2 placements are given"):
+        distribute_tensor(whole(4, 4), mesh, [Shard(0), Shard(1)])
+    with pytest.raises(ValueError, match="not of a tensor of 2 axes"):
+        distribute_tensor(whole(4, 4), mesh, [Shard(2)])
+    with pytest.raises(ValueError, match="not partial"):
+        distribute_tensor(whole(4, 4), mesh, [Partial()])
+    with pytest.raises(TypeError, match="no placement"):
+        distribute_tensor(whole(4, 4), mesh, [0])
+    with pytest.raises(gt.ConfigError, match="needs 3 helpers"):
+        init_device_mesh("cpu", (3,))
+    with pytest.raises(gt.ConfigError, match="the helpers have cpu"):
+        init_device_mesh("cuda", (2,))
+    assert init_device_mesh("helper", (2,)).device_type == "cpu"
+    other = init_device_mesh("cpu", (1,))
+    x, y = distribute_tensor(whole(4, 4), mesh), distribute_tensor(whole(4, 4), other)
+    with pytest.raises(ValueError, match="one mesh"):
+        (x + y).numpy()
+    assert x.numpy().sum() == 120  # and nothing else is spoilt
+
+
+def test_a_mesh_needs_helpers_that_are_processes():
+    with gt.init(inline=True, arena="8MiB"), pytest.raises(gt.ConfigError, match="inline"):
+        init_device_mesh("cpu", (1,))
+
+
+def test_nothing_is_there_before_the_first_mesh(two):
+    (gt.ones(3) * 2).sum().item()
+    recorder = current.recorder()
+    assert recorder.placer is None
+    two.mesh(2)
+    assert recorder.placer is not None
