@@ -323,6 +323,7 @@ nn/utils                            child
 nn/__init__                         child
 parallel/programs                   child
 parallel/message                    child
+parallel/mending                    child
 parallel/placer                     child
 parallel/device_mesh                child
 parallel/tensors                    child

@@ -23,6 +23,7 @@ from shmgpu.ops.collective import RECORDED, REDISTRIBUTE
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import UnknownProgram, failed_step, handles_not_made
+from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted
 from shmgpu.tensors.message import LostValue, RemoteValue, Spread
@@ -40,7 +41,7 @@ from shmgpu.tensors.recorder import (
 )
 from shmgpu.tensors.spreading import parts_of
 
-MAX_DEATHS = 4  # of a mesh's members in a row, over programs that change nothing
+MAX_DEATHS = 3  # of a mesh's members in a row, over programs that change nothing
 
 _NONE: frozenset[Node] = frozenset()
 
@@ -277,6 +278,8 @@ class MeshPlacer:
                 if node.value is None:
                     lose(node, error)
             return not message.read  # which are there, and are looked at once more
+        for life in message.lives:  # they remember why there is nothing under these handles
+            life.unneeded.extend([(message.first + place, 0) for place in range(len(message.kept))])
         self.settle(0)  # what it was given may be of one that failed in flight
         if isinstance(error, RemoteError) and error.matches(UnknownProgram):
             for place in places:
@@ -286,7 +289,7 @@ class MeshPlacer:
             self._deaths += 1
             for place in places:
                 recorder.bury(message.lives[place], message.order, error)
-            if self._deaths <= MAX_DEATHS:
+            if self._deaths < MAX_DEATHS:
                 return False
             error = HelperDied("helpers died over these tensors again and again")
         elif self._blame(message, error):
@@ -302,7 +305,7 @@ class MeshPlacer:
         """What made the message fail is lost: the operation, or what it was given."""
         if isinstance(error, GangAborted):
             self._deaths += 1
-            return self._deaths <= MAX_DEATHS
+            return self._deaths < MAX_DEATHS
         assert isinstance(error, RemoteError)
         handles, why = handles_not_made(error.message)
         if handles:
@@ -342,9 +345,9 @@ class MeshPlacer:
         if value.recorder is not self._recorder:
             return NotRunning(ANOTHER)
         dead = [life for life in value.lives if life.is_over]
-        if not dead:
-            return None
         spec = node.spec
+        if not dead or mend(self._recorder, value, spec):
+            return None
         return HelperDied(
             f"helper {dead[0].number} has died, and with it went its piece of a tensor that lay "
             f"{value.layout} ({spec.dtype.name} {spec.shape}): create it again, or load the "

@@ -536,6 +536,21 @@ class Recorder:
         if self._deliver(message, wait=True) is not _Outcome.DONE:
             raise DraftAgain  # it is lost, or what made it was in flight as well and is done again
 
+    def put(self, node: Node, life: HelperIncarnation, handle: int) -> bool:
+        """Have a helper keep what comes of the arena alone, under that handle; whether it does."""
+        message = Message()
+        message.read, message.kept, message.freed, message.tries = [], [node], [], 0
+        message.nodes = [node]
+        message.life = life
+        draft = ProgramDraft([node], [], RemoteValue).settled([node], [])
+        message.known = self._known(draft)
+        after, self.handle = self.handle, handle
+        try:
+            self._pack(message, draft)
+            return self._deliver(message, wait=True) is _Outcome.DONE
+        finally:
+            self.handle = after
+
     def _deliver(self, message: Message, wait: bool) -> _Outcome:
         """Send it, and have its outcome; of one that nobody waits for, that it is out.
 
