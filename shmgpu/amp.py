@@ -29,15 +29,15 @@ USUAL = {"cpu": bfloat16, "cuda": float16}  # of each device, as torch has it
 
 
 class autocast(contextlib.ContextDecorator):
-    """A context in which products of matrices and convolutions are done in a lower float type.
+    """A context in which matrix products and convolutions run in a lower float type.
 
-    What loses too much in that, as a softmax, a sum or a loss, is done in float32; anything else in
-    the type that it is given. Parameters stay what they are, and so do float64 tensors. It holds
-    for this thread.
+    Operations that lose too much precision there (softmax, sums, losses) run in float32, all others
+    in the type of their inputs. Parameters and float64 tensors keep their type. The context applies
+    to this thread.
 
     Args:
-        device_type: ``"cuda"`` or ``"cpu"``, which decides about the type only; or the type itself.
-        dtype: ``"float16"`` or ``"bfloat16"``; as torch's for the device unless given.
+        device_type: ``"cuda"`` or ``"cpu"``, which only selects the type; or the type.
+        dtype: ``"float16"`` or ``"bfloat16"``; as torch's for the device by default.
         enabled: False casts nothing, also within another such context.
         cache_enabled: accepted, and changes nothing.
 
@@ -80,13 +80,13 @@ class autocast(contextlib.ContextDecorator):
 
 
 class GradScaler:
-    """Scales losses, lest small gradients are lost in float16; skips steps where one overflows.
+    """Scales losses so that small gradients do not underflow in float16; skips steps that overflow.
 
     Args:
         device: accepted, and changes nothing.
         init_scale: the scale at first.
-        growth_factor: by which it grows after enough good steps.
-        backoff_factor: by which it shrinks after a step with a gradient that is not finite.
+        growth_factor: multiplies the scale after enough good steps.
+        backoff_factor: multiplies the scale after a step with a gradient that is not finite.
         growth_interval: how many good steps are enough.
         enabled: False scales nothing, and skips no step.
     """
@@ -120,12 +120,12 @@ class GradScaler:
         return type(outputs)([self.scale(one) for one in outputs])
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of that optimiser's parameters by the scale, to clip them, say.
+        """Divide the gradients of the optimiser's parameters by the scale, to clip them, say.
 
-        It looks whether they are finite, and so waits for them.
+        It waits for the gradients, to check whether they are finite.
 
         Raises:
-            RuntimeError: it was done already since the last ``update()``.
+            RuntimeError: already done since the last ``update()``.
         """
         if not self._enabled:
             return
@@ -149,7 +149,7 @@ class GradScaler:
         return optimizer.step(*args, **kwargs) if self._found[optimizer] else None
 
     def update(self, new_scale: float | None = None) -> None:
-        """The next step's scale: less after one that was skipped, more after many that were not."""
+        """Adapt the scale: lower after a skipped step, higher after many good ones."""
         if not self._enabled:
             return
         if new_scale is not None:
@@ -166,7 +166,7 @@ class GradScaler:
         self._found.clear()
 
     def get_scale(self) -> float:
-        """By what losses are multiplied now."""
+        """The current scale."""
         return self._scale if self._enabled else 1.0
 
     def is_enabled(self) -> bool:
@@ -186,7 +186,7 @@ class GradScaler:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where that state was taken, of this library or of torch."""
+        """Continue from a state of this library's or torch's scaler."""
         if self._enabled:
             self._scale = float(state_dict["scale"])
             self._growth_factor = state_dict["growth_factor"]

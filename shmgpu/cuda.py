@@ -58,10 +58,10 @@ def current_device() -> int:
 
 
 def synchronize(device: Any = None) -> None:
-    """Compute all that was recorded, and wait until it is there."""
+    """Compute everything that was recorded, and wait for it."""
     devices.accepted(device)
     current.recorder().flush()
 
 
 def empty_cache() -> None:
-    """Nothing: helpers give memory back as they need to."""
+    """Does nothing: helpers return memory as they need to."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from shmgpu.tensors.debug import (
     NotDebugging,
-    Unsound,
     disable,
     enable,
     get_dropped,
@@ -33,6 +32,7 @@ from shmgpu.tensors.debug import (
     save_debug_trace,
     verify,
 )
+from shmgpu.tensors.debug.ledger import Unsound
 from shmgpu.tensors.debug.rows import Handle, Instruction, Operation
 from shmgpu.tensors.debug.ticks import Span, Tick
 

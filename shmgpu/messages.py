@@ -26,7 +26,7 @@ def shm_send_msg(function: Function[Any, Any] | int, params: Block | int) -> Non
         params: the parameter block, or its address.
 
     Raises:
-        BadParams: one of them is no address.
+        BadParams: one of them is not an address.
         ShmError: the window of outstanding messages is full, or the broker is gone.
     """
     runtime.require()

@@ -36,8 +36,8 @@ def save(obj: Any, path: str | os.PathLike[str]) -> None:
     """Write tensors into a file of safetensors.
 
     A module's state becomes a plain file of that format. Whatever else is there between the tensors
-    (an optimiser's and a schedule's state, counts, names) is in it, too. The file is there whole or
-    not at all: it is written beside its place, and then renamed.
+    (an optimiser's and a schedule's state, counts, names) is in it, too. The file appears
+    complete or not at all: it is written under another name beside it, and then renamed.
 
     Args:
         obj: a tensor, an array, a number, a string, None, or dicts, lists and tuples of these.
@@ -106,10 +106,10 @@ def _planted(value: Any, path: str, found: dict[str, Any]) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read what :func:`save` wrote; of any other file of safetensors its tensors by their names.
+    """Read what :func:`save` wrote; for any other safetensors file, its tensors by name.
 
     Raises:
-        ValueError: it is no such file, or a damaged one.
+        ValueError: the file is not one of safetensors, or is damaged.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

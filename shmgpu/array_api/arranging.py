@@ -18,19 +18,19 @@ Axes = int | tuple[int, ...]
 
 
 def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
-    """The tensor stretched to a shape."""
+    """The tensor broadcast to a shape."""
     made: Tensor = F["broadcast_to"](x, shape)
     return made
 
 
 def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
-    """All of them stretched to one shape."""
+    """All tensors broadcast to one shape."""
     shape = np.broadcast_shapes(*(one.shape for one in arrays))
     return [broadcast_to(one, shape) for one in arrays]
 
 
 def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
-    """Joined along an axis; for None as vectors."""
+    """Tensors joined along an axis; flattened first for None."""
     given = together("concat", *arrays)
     if axis is None:
         given, axis = [one.ravel() for one in given], 0
@@ -45,7 +45,7 @@ def stack(arrays: Sequence[Tensor], /, *, axis: int = 0) -> Tensor:
 
 
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
-    """Its parts along an axis."""
+    """The slices along an axis."""
     made: tuple[Tensor, ...] = F["unbind"](x, axis)
     return made
 
@@ -54,7 +54,7 @@ def expand_dims(x: Tensor, /, axis: int) -> Tensor:
     """With a new axis of length 1.
 
     Raises:
-        IndexError: it lies not within the axes and one more.
+        IndexError: the axis is out of range.
     """
     if not -x.ndim - 1 <= axis <= x.ndim:
         raise IndexError(f"expand_dims: axis={axis} is out of range for {x.ndim} axes and one more")
@@ -77,16 +77,16 @@ def squeeze(x: Tensor, /, axis: Axes) -> Tensor:
 
 
 def flip(x: Tensor, /, *, axis: Axes | None = None) -> Tensor:
-    """The order along an axis, several, or all of them reversed."""
+    """The order reversed along an axis, several, or all."""
     made: Tensor = F["flip"](x, tuple(range(x.ndim)) if axis is None else axis)
     return made
 
 
 def moveaxis(x: Tensor, source: Axes, destination: Axes, /) -> Tensor:
-    """Axes at other places; the others keep their order.
+    """Axes moved to other positions; the others keep their order.
 
     Raises:
-        ValueError: the two differ in number, or name an axis twice.
+        ValueError: their numbers differ, or an axis is named twice.
     """
     froms, tos = (
         [one % x.ndim for one in ((axes,) if isinstance(axes, int) else axes)]
@@ -114,25 +114,25 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 
 
 def reshape(x: Tensor, /, shape: tuple[int, ...], *, copy: bool | None = None) -> Tensor:
-    """The same elements in another shape; a tensor of its own if ``copy``."""
+    """The same elements in another shape; a copy if ``copy``."""
     made: Tensor = x.reshape(tuple(shape))
     return made.clone() if copy else made
 
 
 def roll(x: Tensor, /, shift: Axes, *, axis: Axes | None = None) -> Tensor:
-    """Elements moved along axes, those that leave at one end entering at the other."""
+    """Elements shifted along axes; those that leave at one end enter at the other."""
     made: Tensor = F["roll"](x, shift, axis)
     return made
 
 
 def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
-    """Each element, or part along an axis, so many times in a row.
+    """Each element, or slice along an axis, repeated so many times.
 
     Args:
         x: any tensor.
-        repeats: how often, or a tensor of that for each part, which is looked at: a message's
+        repeats: how often; a tensor of counts, one for each, is computed now, at a message's
             cost.
-        axis: along which; for None the elements are taken as a vector.
+        axis: along which; None flattens first.
     """
     if isinstance(repeats, int):
         made: Tensor = F["repeat_interleave"](x, repeats, axis)
@@ -146,7 +146,7 @@ def repeat(x: Tensor, repeats: Any, /, *, axis: int | None = None) -> Tensor:
 
 
 def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
-    """Put beside itself so many times along each axis."""
+    """Repeated so many times along each axis."""
     made: Tensor = F["tile"](x, tuple(repetitions))
     return made
 
@@ -155,10 +155,10 @@ def tile(x: Tensor, repetitions: tuple[int, ...], /) -> Tensor:
 
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
-    """Parts along an axis, which may be left out for a vector.
+    """Slices along an axis, which may be omitted for a vector.
 
     Raises:
-        ValueError: it is left out for a tensor of several axes.
+        ValueError: it is omitted for a tensor of several axes.
     """
     if axis is None:
         if x.ndim != 1:
@@ -169,7 +169,7 @@ def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
-    """For each place of ``indices`` the element that it names along an axis."""
+    """For each element of ``indices`` the element at that index along an axis."""
     made: Tensor = F["take_along_dim"](x, indices, axis)
     return made
 
@@ -178,7 +178,7 @@ def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
 
 
 def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Products of matrices in the last two axes; a vector is a row at the left, else a column.
+    """Matrix products over the last two axes; a vector is a row on the left, a column on the right.
 
     Raises:
         ValueError: one of them has no axis, or lengths differ.

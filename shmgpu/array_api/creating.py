@@ -43,7 +43,7 @@ def asarray(
         dtype: element type; by default that of the data.
         device: accepted, and changes nothing: tensors live where helpers compute.
         copy: True for a tensor of its own in any case, False for an error where one would have to
-            be made. What is no tensor is copied always.
+            be made. Anything but a tensor is always copied.
 
     Raises:
         ValueError: a copy is needed, and forbidden.
@@ -99,7 +99,7 @@ def arange(
     dtype: DType | None = None,
     device: Any = None,
 ) -> Tensor:
-    """Numbers from ``start`` (0 where only one is given) to ``stop``, not included; maybe none.
+    """Numbers from ``start`` (0 if only one is given) to ``stop``, not included; possibly none.
 
     Raises:
         ValueError: the step is 0.
@@ -125,7 +125,7 @@ def linspace(
     device: Any = None,
     endpoint: bool = True,
 ) -> Tensor:
-    """``num`` numbers from ``start`` to ``stop``, evenly apart; the latter only with ``endpoint``.
+    """``num`` evenly spaced numbers from ``start`` to ``stop``, included with ``endpoint``.
 
     Raises:
         ValueError: ``num`` is negative, or the type is not of floats.
@@ -177,7 +177,7 @@ def ones(shape: Shape, *, dtype: DType | None = None, device: Any = None) -> Ten
 
 
 def empty(shape: Shape, *, dtype: DType | None = None, device: Any = None) -> Tensor:
-    """A tensor whose elements do not matter: they are zeros."""
+    """A tensor whose elements are arbitrary (in fact, zeros)."""
     return zeros(shape, dtype=dtype, device=device)
 
 
@@ -201,12 +201,12 @@ def ones_like(x: Tensor, /, *, dtype: DType | None = None, device: Any = None) -
 
 
 def empty_like(x: Tensor, /, *, dtype: DType | None = None, device: Any = None) -> Tensor:
-    """A tensor whose elements do not matter, of x's shape, and of its type unless one is given."""
+    """A tensor of arbitrary elements, of x's shape, and of its type unless one is given."""
     return zeros_like(x, dtype=dtype, device=device)
 
 
 def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
-    """Coordinates of a grid: each vector along an axis of its own, stretched along the others."""
+    """Coordinates of a grid: each vector along its own axis, broadcast along the others."""
     return list(whole.meshgrid(*arrays, indexing=indexing)) if arrays else []
 
 
@@ -223,7 +223,7 @@ def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
 
 
 def astype(x: Tensor, dtype: DType, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """In another element type; a tensor of its own, unless ``copy=False`` and it has the type."""
+    """In another element type; a copy, unless ``copy=False`` and it has the type."""
     accepted(device)
     kind = dtypes.of_any(dtype)
     if tensor_of(x, "astype").dtype is not kind:

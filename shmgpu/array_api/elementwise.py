@@ -25,7 +25,7 @@ ONE = {
     "cos": ("cos", "real floating", "Cosines."),
     "cosh": ("cosh", "real floating", "Hyperbolic cosines."),
     "exp": ("exp", "real floating", "e to the power of each element."),
-    "expm1": ("expm1", "real floating", "e to the power of each element, less 1."),
+    "expm1": ("expm1", "real floating", "e to the power of each element, minus 1."),
     "isfinite": ("isfinite", "numeric", "Whether elements are neither infinite nor NaN."),
     "isinf": ("isinf", "numeric", "Whether elements are infinite."),
     "isnan": ("isnan", "numeric", "Whether elements are NaN."),
@@ -34,7 +34,7 @@ ONE = {
     "log2": ("log2", "real floating", "Logarithms to base 2."),
     "log10": ("log10", "real floating", "Logarithms to base 10."),
     "logical_not": ("logical_not", "bool", "Whether elements are False."),
-    "negative": ("neg", "numeric", "Elements with the other sign."),
+    "negative": ("neg", "numeric", "Negated elements."),
     "reciprocal": ("reciprocal", "real floating", "1 divided by each element."),
     "signbit": ("signbit", "real floating", "Whether the sign bit is set, as of -0."),
     "sin": ("sin", "real floating", "Sines."),
@@ -45,19 +45,19 @@ ONE = {
     "tanh": ("tanh", "real floating", "Hyperbolic tangents."),
 }
 WHOLE = {
-    "ceil": ("ceil", "The next whole numbers upwards."),
-    "floor": ("floor", "The next whole numbers downwards."),
-    "round": ("round", "The nearest whole numbers; of two that are equally near, the even one."),
-    "trunc": ("trunc", "The next whole numbers towards 0."),
+    "ceil": ("ceil", "Rounded up to integers."),
+    "floor": ("floor", "Rounded down to integers."),
+    "round": ("round", "Rounded to the nearest integers, halves to even."),
+    "trunc": ("trunc", "Rounded towards 0."),
 }
 TWO = {
     "add": ("add", "numeric", "Sums."),
     "atan2": ("atan2", "real floating", "Angles of the points (x2, x1)."),
     "bitwise_and": ("bitwise_and", ("bool", "integral"), "Bits that are set in both."),
-    "bitwise_left_shift": ("bitwise_left_shift", "integral", "Bits moved up, x2 places."),
-    "bitwise_or": ("bitwise_or", ("bool", "integral"), "Bits that are set in one at least."),
-    "bitwise_right_shift": ("bitwise_right_shift", "integral", "Bits moved down, x2 places."),
-    "bitwise_xor": ("bitwise_xor", ("bool", "integral"), "Bits that are set in one."),
+    "bitwise_left_shift": ("bitwise_left_shift", "integral", "Bits shifted left by x2."),
+    "bitwise_or": ("bitwise_or", ("bool", "integral"), "Bits that are set in at least one."),
+    "bitwise_right_shift": ("bitwise_right_shift", "integral", "Bits shifted right by x2."),
+    "bitwise_xor": ("bitwise_xor", ("bool", "integral"), "Bits that are set in exactly one."),
     "copysign": ("copysign", "real floating", "Magnitudes of x1 with the signs of x2."),
     "divide": ("div", "real floating", "Quotients."),
     "equal": ("eq", None, "Whether elements are equal."),
@@ -71,8 +71,8 @@ TWO = {
     "logical_and": ("logical_and", "bool", "Whether both are True."),
     "logical_or": ("logical_or", "bool", "Whether one is True."),
     "logical_xor": ("logical_xor", "bool", "Whether exactly one is True."),
-    "maximum": ("maximum", "numeric", "The greater ones; NaN where either is."),
-    "minimum": ("minimum", "numeric", "The lesser ones; NaN where either is."),
+    "maximum": ("maximum", "numeric", "The larger elements; NaN where either is."),
+    "minimum": ("minimum", "numeric", "The smaller elements; NaN where either is."),
     "multiply": ("mul", "numeric", "Products."),
     "nextafter": ("nextafter", "real floating", "The next numbers after x1 towards x2."),
     "not_equal": ("ne", None, "Whether elements differ."),
@@ -142,11 +142,11 @@ MADE = (
 
 
 def clip(x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
-    """Elements below ``min`` become ``min``, those above ``max`` ``max``; in x's type.
+    """Elements limited to the range from ``min`` to ``max``, in x's type.
 
     Args:
         x: a tensor of numbers.
-        min: a number, or a tensor that is stretched to x's shape, or it to that.
+        min: a number, or a tensor; the two are broadcast.
         max: likewise.
     """
     checked("clip", "numeric", x)
@@ -189,7 +189,7 @@ _remainder = _two("remainder")
 
 
 def remainder(x1: Any, x2: Any, /) -> Tensor:
-    """What is left of x1 / x2; its sign is that of x2, also where it is 0."""
+    """The remainder of x1 / x2, with the sign of x2, also where it is 0."""
     found = _remainder(x1, x2)
     if types.isdtype(found.dtype, "real floating"):
         found = F["where"](F["eq"](found, 0), F["copysign"](found, x2), found)

@@ -29,7 +29,7 @@ class Info:
         return [devices.here()]
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, DType]:
-        """float32, and int64 of whole numbers and places. There are no complex numbers."""
+        """float32, and int64 of integers and places. There are no complex numbers."""
         devices.accepted(device)
         return {"real floating": float32, "integral": int64, "indexing": int64}
 

@@ -34,10 +34,10 @@ def _yes(name: str) -> Callable[..., Any]:
     return lambda x, axes, keep: F[name](x != 0 if x.dtype.name != "bool" else x, axes, keep)
 
 
-all = _counting("all", "Whether all elements are not 0,", None, _yes("all"))
-any = _counting("any", "Whether one element is not 0,", None, _yes("any"))
-max = _counting("max", "The greatest element", "numeric", F["amax"])
-min = _counting("min", "The least element", "numeric", F["amin"])
+all = _counting("all", "Whether all elements are true (not 0),", None, _yes("all"))
+any = _counting("any", "Whether any element is true (not 0),", None, _yes("any"))
+max = _counting("max", "The largest element", "numeric", F["amax"])
+min = _counting("min", "The smallest element", "numeric", F["amin"])
 mean = _counting("mean", "The mean", "real floating", F["mean"])
 count_nonzero = _counting(
     "count_nonzero",
@@ -50,7 +50,7 @@ count_nonzero = _counting(
 def sum(
     x: Tensor, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False
 ) -> Tensor:
-    """The sum over an axis, several, or all of them; of whole numbers int64."""
+    """The sum over an axis, several, or all of them; int64 for integers."""
     checked("sum", "numeric", x)
     made: Tensor = F["sum"](*over(x, axis, keepdims), dtype=dtype)
     return made
@@ -59,7 +59,7 @@ def sum(
 def prod(
     x: Tensor, /, *, axis: Axis = None, dtype: DType | None = None, keepdims: bool = False
 ) -> Tensor:
-    """The product over an axis, several, or all of them; of whole numbers int64."""
+    """The product over an axis, several, or all of them; int64 for integers."""
     checked("prod", "numeric", x)
     made: Tensor = F["prod"](*over(x, axis, keepdims), dtype=dtype)
     return made
@@ -68,7 +68,7 @@ def prod(
 def var(
     x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The variance; its divisor is the number of elements less ``correction``."""
+    """The variance: the sum of squares divided by the number of elements minus ``correction``."""
     floats("var", x)
     made: Tensor = F["var"](*over(x, axis, keepdims), correction)
     return made
@@ -77,7 +77,7 @@ def var(
 def std(
     x: Tensor, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False
 ) -> Tensor:
-    """The root of the variance."""
+    """The square root of the variance."""
     floats("std", x)
     made: Tensor = F["std"](*over(x, axis, keepdims), correction)
     return made
@@ -112,13 +112,13 @@ cumulative_sum = _cumulative(
     "cumulative_sum",
     "cumsum",
     0,
-    "Sums of each element and all before it; with ``include_initial`` 0 stands before them.",
+    "Running sums; with ``include_initial`` preceded by 0.",
 )
 cumulative_prod = _cumulative(
     "cumulative_prod",
     "cumprod",
     1,
-    "Products of each element and all before it; with ``include_initial`` 1 stands before them.",
+    "Running products; with ``include_initial`` preceded by 1.",
 )
 
 
@@ -131,7 +131,7 @@ def diff(
     prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """Each element less the one before it, ``n`` times over."""
+    """Each element minus the one before it, ``n`` times over."""
     checked("diff", "numeric", x)
     made: Tensor = F["diff"](x, n, axis, prepend, append)
     return made
@@ -141,12 +141,12 @@ def diff(
 
 
 def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Where the greatest element is, along an axis or among all."""
+    """Indices of the largest element, along an axis or among all."""
     return _place("argmax", x, axis, keepdims)
 
 
 def argmin(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Where the least element is, along an axis or among all."""
+    """Indices of the smallest element, along an axis or among all."""
     return _place("argmin", x, axis, keepdims)
 
 
@@ -159,7 +159,7 @@ def _place(name: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
 
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
-    """Where elements are not 0: a tensor for each axis. They are looked at, at a message's cost."""
+    """Indices of elements that are not 0, one tensor per axis; computed now, by one message."""
     if not tensor_of(x, "nonzero").ndim:
         raise ValueError("nonzero: the tensor must have an axis at least")
     found: tuple[Tensor, ...] = whole.nonzero(x, as_tuple=True)
@@ -174,13 +174,13 @@ def searchsorted(
     side: str = "left",
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """Where elements of ``x2`` would be put into the order ``x1``, a vector.
+    """Where elements of ``x2`` would be inserted into ``x1``, a vector, to keep its order.
 
     Args:
-        x1: in order, or by ``sorter``.
-        x2: what is looked for.
-        side: "left" before equal elements, "right" behind them.
-        sorter: places by which ``x1`` is in order.
+        x1: in ascending order, or sorted by ``sorter``.
+        x2: the elements to insert.
+        side: "left": before equal elements; "right": after them.
+        sorter: the indices that sort ``x1``.
     """
     if sorter is not None:
         x1 = F["index_select"](x1, 0, sorter)
@@ -200,7 +200,7 @@ def where(condition: Tensor, x1: Any, x2: Any, /) -> Tensor:
 
 
 def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """The elements in order along an axis. The order of equal ones is kept in any case."""
+    """The elements in order along an axis; the sort is always stable."""
     checked("sort", "numeric", x)
     made: Tensor = F["sort"](x, axis, descending)[0]
     return made
@@ -209,7 +209,7 @@ def sort(x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool
 def argsort(
     x: Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Tensor:
-    """Where the elements in order are, along an axis."""
+    """The indices that sort the elements along an axis."""
     checked("argsort", "numeric", x)
     made: Tensor = F["argsort"](x, axis, descending)
     return made
@@ -239,9 +239,9 @@ class unique_inverse_result(NamedTuple):
 
 
 def unique_all(x: Tensor, /) -> unique_all_result:
-    """The different elements, where each is first, which each element is, and how many there are.
+    """Distinct elements, their first indices, the inverse indices, and counts.
 
-    They are looked at, at a message's cost; so they are by the other three.
+    They are computed now, at a message's cost; so are those of the other three.
     """
     values, inverse, counts = whole.unique(x, True, True, True)
     places = F["argsort"](of_type(inverse, int64).ravel(), 0, False)
@@ -250,16 +250,16 @@ def unique_all(x: Tensor, /) -> unique_all_result:
 
 
 def unique_counts(x: Tensor, /) -> unique_counts_result:
-    """The different elements, and how many there are of each."""
+    """The distinct elements, and the count of each."""
     return unique_counts_result(*whole.unique(x, True, False, True))
 
 
 def unique_inverse(x: Tensor, /) -> unique_inverse_result:
-    """The different elements, and which of them each element is."""
+    """The distinct elements, and the index among them of each element."""
     return unique_inverse_result(*whole.unique(x, True, True))
 
 
 def unique_values(x: Tensor, /) -> Tensor:
-    """The different elements in order."""
+    """The distinct elements in order."""
     found: Tensor = whole.unique(x)
     return found

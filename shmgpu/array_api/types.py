@@ -59,10 +59,10 @@ def isdtype(dtype: DType, kind: Any) -> builtins.bool:
 
 
 def can_cast(from_: Any, to: DType, /) -> builtins.bool:
-    """Whether promotion may make one type of the other.
+    """Whether one type may be promoted to the other.
 
     Args:
-        from_: a type, or a tensor, of which the type counts.
+        from_: a type, or a tensor, whose type is used.
         to: the type.
     """
     kind = from_.dtype if isinstance(from_, Tensor) else from_
@@ -74,14 +74,14 @@ def _category(dtype: DType) -> int:
 
 
 def result_type(*arrays_and_dtypes: Any) -> DType:
-    """The type that an operation on these is done in. Shapes do not count.
+    """The type in which an operation on these is done. Shapes do not matter.
 
     Args:
-        arrays_and_dtypes: tensors, types and Python's numbers, of which one at least is none of
-            the last.
+        arrays_and_dtypes: tensors, types and Python's numbers, at least one of them not a
+            number.
 
     Raises:
-        ValueError: there are numbers alone, or nothing.
+        ValueError: there are only numbers, or nothing.
     """
     kinds = [one if isinstance(one, DType) else one.dtype for one in _typed(arrays_and_dtypes)]
     if not kinds:
@@ -113,7 +113,7 @@ class finfo_object(NamedTuple):
 
 
 class iinfo_object(NamedTuple):
-    """Limits of a type of whole numbers."""
+    """Limits of a type of integers."""
 
     bits: int
     max: int
@@ -129,7 +129,7 @@ def finfo(type: Any, /) -> finfo_object:
     """Limits of a float type, or of a tensor's.
 
     Raises:
-        TypeError: it is of no floats.
+        TypeError: the type is not of floats.
     """
     kind = _kind_of(type)
     if kind not in KINDS["real floating"]:
@@ -143,13 +143,13 @@ def finfo(type: Any, /) -> finfo_object:
 
 
 def iinfo(type: Any, /) -> iinfo_object:
-    """Limits of a type of whole numbers, or of a tensor's.
+    """Limits of an integer type, or of a tensor's.
 
     Raises:
-        TypeError: it is of no whole numbers.
+        TypeError: the type is not of integers.
     """
     kind = _kind_of(type)
     if kind not in KINDS["integral"]:
-        raise TypeError(f"iinfo: {kind.name} is not a type of whole numbers")
+        raise TypeError(f"iinfo: {kind.name} is not an integer type")
     told = np.iinfo(kind.numpy)
     return iinfo_object(told.bits, int(told.max), int(told.min), kind)

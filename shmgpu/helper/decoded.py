@@ -65,17 +65,17 @@ class Helper:
         device: ``"cpu"``, ``"cuda:0"``, ...
         session: what the session function returned, or None.
         out: the declared output arrays to write into, or None.
-        room: where a result of one array is copied to, if it has the shape that the arguments'
-            shapes gave last time: one that was written there and is returned is not copied. None
-            where that is not known, or calls run as a batch.
+        room: where a result of one array is copied to, if it has the shape that arguments of these
+            shapes gave last time: a result that was written there is not copied. None if that is
+            not known, or if calls run as a batch.
         pool: name of the helper's pool.
         generation: how many processes have held this slot, this one included.
         calls: how many calls are being run as one batch; 1 for a call by itself.
-        caller: (number, generation) of the child whose call runs, for those who keep something
-            for each.
+        caller: (number, generation) of the child whose call runs, for functions that keep
+            something for each child.
         when_children_leave: functions without arguments that are called when a child has left,
-            for those who kept something for it.
-        later: what :meth:`afterwards` was given for the calls that run; the loop's own.
+            to release what was kept for it.
+        later: what :meth:`afterwards` was given for the running calls; for the helper's loop.
     """
 
     __slots__ = (
@@ -111,14 +111,14 @@ class Helper:
     ) -> None:
         """Have ``work()`` done when the running call has been answered, before the next one begins.
 
-        The caller has its result by then, and goes on beside. So the work may read the call's
-        arrays only where the caller is known to leave them alone, and must write to none. To the
-        broker it is a part of the call: the helper is busy, and ``hang_after`` counts it. A call
-        that raises has nothing done afterwards, and a death of the helper meanwhile costs no call.
+        The caller has its result by then, and continues in parallel. So the work may read the
+        call's arrays only if the caller is known not to change them, and must not write to them.
+        To the broker it is part of the call: the helper is busy, and ``hang_after`` counts it. If
+        the call raises, the work is dropped. If the helper dies meanwhile, no call is lost.
 
         Args:
             work: a function without arguments.
-            failed: is given what ``work`` raised. Nobody waits for it, so it is logged as well.
+            failed: called with what ``work`` raised, which is logged, too.
         """
         self.later.append((work, failed))
 

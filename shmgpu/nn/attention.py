@@ -32,18 +32,18 @@ def _added(mask: Tensor | None, dtype: Any) -> Tensor | None:
 
 
 class MultiheadAttention(Module):
-    """Several attentions side by side, each on its share of the features.
+    """Attention with several heads, each on its part of the features (Vaswani et al., 2017).
 
     Args:
         embed_dim: features of queries and outputs.
-        num_heads: by which they are divided.
+        num_heads: number of heads; it divides ``embed_dim``.
         dropout: probability with which a weight is dropped, in training.
         bias: whether the projections have one.
-        kdim: features of keys, as the queries' unless given.
-        vdim: features of values, as the queries' unless given.
-        batch_first: tensors are (N, places, features), not (places, N, features).
+        kdim: features of keys, as the queries' by default.
+        vdim: features of values, as the queries' by default.
+        batch_first: tensors are (N, L, features), not (L, N, features).
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     in_proj_weight: Tensor | None
@@ -136,18 +136,18 @@ class MultiheadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """What each query finds.
+        """The weighted sum of values for each query.
 
         Args:
             query: (L, N, embed_dim), (N, L, embed_dim) with ``batch_first``, or (L, embed_dim).
-            key: likewise, of S places and ``kdim`` features.
-            value: likewise, of S places and ``vdim`` features.
-            key_padding_mask: (N, S), or (S,): bools say which keys are not looked at; floats are
-                added to the scores.
-            need_weights: return the weights, too; without them less is kept for gradients.
-            attn_mask: (L, S) or (N * heads, L, S): bools say where not to look; floats are added.
+            key: likewise, of S positions and ``kdim`` features.
+            value: likewise, of S positions and ``vdim`` features.
+            key_padding_mask: (N, S), or (S,): True for keys to ignore; floats are added to the
+                scores.
+            need_weights: return the weights, too; without them, gradients need less memory.
+            attn_mask: (L, S) or (N * heads, L, S): True for pairs to ignore; floats are added.
             average_attn_weights: return the mean of the heads' weights, not those of each.
-            is_causal: no place looks at one behind it; ``attn_mask``, if given, says so already.
+            is_causal: no position attends to a later one; ``attn_mask``, if given, already says so.
 
         Returns:
             (the outputs, as ``query``; the weights, (N, L, S) or (N, heads, L, S), or None).
@@ -192,12 +192,12 @@ class TransformerEncoderLayer(Module):
         dim_feedforward: features between the linear layers.
         dropout: probability with which elements are dropped, in training.
         activation: between the linear layers: ``"relu"``, ``"gelu"``, or a function.
-        layer_norm_eps: added to the variance where is normalised.
-        batch_first: tensors are (N, places, features), not (places, N, features).
+        layer_norm_eps: added to the variance, for stability.
+        batch_first: tensors are (N, L, features), not (L, N, features).
         norm_first: normalise before attention and linear layers, not after (Xiong et al., 2020).
         bias: whether linear layers and norms have one.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(
@@ -264,12 +264,12 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """Copies of a layer, one above the other.
+    """A stack of copies of a layer.
 
     Args:
         encoder_layer: the layer, which is copied with its values.
         num_layers: how many.
-        norm: normalises what comes out, unless None.
+        norm: normalises the output, unless None.
         enable_nested_tensor: accepted, and changes nothing: there are no nested tensors.
         mask_check: likewise.
     """

@@ -85,7 +85,7 @@ class _Listed(Module):
         return self
 
     def pop(self, index: int = -1) -> Any:
-        """Take one out, and return it."""
+        """Remove one, and return it."""
         parts = self._parts()
         part = parts.pop(index)
         self._fill(parts)
@@ -125,7 +125,7 @@ class Sequential(_Listed):
         return super().__getitem__(index)
 
     def forward(self, x: Any) -> Any:
-        """Through all of them."""
+        """The input passed through all layers in order."""
         for layer in self._modules.values():
             x = layer(x)
         return x
@@ -180,16 +180,16 @@ class ModuleDict(Module):
         return self._modules.items()
 
     def pop(self, name: str) -> Module:
-        """Take one out, and return it."""
+        """Remove one, and return it."""
         found: Module = self._modules.pop(name)
         return found
 
     def clear(self) -> None:
-        """Take all out."""
+        """Remove all."""
         self._modules.clear()
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Take in these, in place of those of the same names."""
+        """Add these modules; they replace those of the same names."""
         for name, module in dict(modules).items():
             self[name] = module
 

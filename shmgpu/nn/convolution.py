@@ -20,19 +20,19 @@ Sizes = int | Sequence[int]
 class _Convolution(Module):
     """What convolutions share. Attributes are named as the arguments.
 
-    Weight and bias begin evenly within 1/sqrt(the inputs of one output) of 0.
+    Weight and bias are initialised uniformly within 1/sqrt(the inputs of one output) of 0.
 
     Args:
         in_channels: channels of the input.
         out_channels: filters.
         kernel_size: lengths of a filter's axes; one number for all of them, here and below.
-        stride: steps from one place of a filter to the next.
+        stride: distance between positions of the filter.
         padding: zeros around the input; ``"same"`` and ``"valid"`` as in PyTorch.
-        dilation: steps from one element of a filter to the next.
-        groups: parts that channels fall into, each with filters of its own.
+        dilation: distance between the elements that a filter reads.
+        groups: into which channels are divided, each with its own filters.
         bias: whether there is one.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     function: str
@@ -106,32 +106,32 @@ class _Convolution(Module):
 
 
 class Conv1d(_Convolution):
-    """Filters over signals: (N, in_channels, L) -> (N, out_channels, L').
+    """A convolution over signals: (N, in_channels, L) -> (N, out_channels, L').
 
-    Weight and bias begin evenly within 1/sqrt(the inputs of one output) of 0. The arguments are
-    those of :class:`Conv2d`, each size one number.
+    Weight and bias are initialised uniformly within 1/sqrt(the inputs of one output) of 0. The
+    arguments are those of :class:`Conv2d`, each size one number.
     """
 
     function, places = "conv1d", 1
 
 
 class Conv2d(_Convolution):
-    """Filters over images: (N, in_channels, H, W) -> (N, out_channels, H', W').
+    """A convolution over images: (N, in_channels, H, W) -> (N, out_channels, H', W').
 
-    Weight and bias begin evenly within 1/sqrt(the inputs of one output) of 0.
+    Weight and bias are initialised uniformly within 1/sqrt(the inputs of one output) of 0.
 
     Args:
         in_channels: channels of the input.
         out_channels: filters.
         kernel_size: height and width of a filter; one number for both, here and below.
-        stride: steps from one place of a filter to the next.
+        stride: distance between positions of the filter.
         padding: zeros around the input; ``"same"`` and ``"valid"`` as in PyTorch.
-        dilation: steps from one element of a filter to the next.
-        groups: parts that channels fall into, each with filters of its own.
+        dilation: distance between the elements that a filter reads.
+        groups: into which channels are divided, each with its own filters.
         bias: whether there is one.
         padding_mode: ``"zeros"``, the only one there is.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     function, places = "conv2d", 2
@@ -187,7 +187,7 @@ class _Transposed(_Convolution):
 
 
 class ConvTranspose1d(_Transposed):
-    """Signals that grow: (N, in_channels, L) -> (N, out_channels, L').
+    """A transposed convolution over signals: (N, in_channels, L) -> (N, out_channels, L').
 
     The arguments are those of :class:`ConvTranspose2d`, each size one number.
     """
@@ -196,25 +196,25 @@ class ConvTranspose1d(_Transposed):
 
 
 class ConvTranspose2d(_Transposed):
-    """Images that grow: each element spreads a filter over the output.
+    """A transposed convolution over images.
 
     (N, in_channels, H, W) -> (N, out_channels, H', W'), where H' is
     (H - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1. Weight and bias
-    begin evenly within 1/sqrt(out_channels / groups * height * width) of 0.
+    are initialised uniformly within 1/sqrt(out_channels / groups * height * width) of 0.
 
     Args:
         in_channels: channels of the input.
         out_channels: those of the output.
         kernel_size: height and width of a filter; one number for both, here and below.
         stride: elements of the output between one of the input and the next.
-        padding: margins that the output is without.
-        output_padding: rows and columns more at the end.
-        groups: parts that channels fall into, each with filters of its own.
+        padding: rows and columns that are cut off around the output.
+        output_padding: more rows and columns at the end.
+        groups: into which channels are divided, each with its own filters.
         bias: whether there is one.
-        dilation: distance of the places that a filter reaches.
+        dilation: distance between the elements that a filter writes.
         padding_mode: ``"zeros"``, the only one there is.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     function, places = "conv_transpose2d", 2

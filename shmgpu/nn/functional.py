@@ -62,7 +62,7 @@ def _in_place_too(name: str) -> Callable[..., Any]:
         return input._updated(out._node) if inplace else out
 
     activate.__name__ = activate.__qualname__ = name
-    activate.__doc__ = f"{call.__doc__}\n\nWith ``inplace`` the input becomes the result."
+    activate.__doc__ = f"{inspect.getdoc(call)}\n\nWith ``inplace`` the input becomes the result."
     return activate
 
 
@@ -73,7 +73,7 @@ FOUND |= {name: _in_place_too(name) for name in _IN_PLACE}
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Each element is 0 with probability ``p``; the others are greater for it, by 1 / (1 - p).
+    """Each element is set to 0 with probability ``p``; the others are divided by 1 - p.
 
     Raises:
         ValueError: ``p`` is no probability.
@@ -101,7 +101,7 @@ def _of_channels(name: str, places: tuple[int, ...]) -> Callable[..., Tensor]:
         return input._updated(out._node) if inplace else out
 
     drop.__name__ = drop.__qualname__ = name
-    drop.__doc__ = "Whole channels are 0 with probability ``p``; see :func:`dropout`."
+    drop.__doc__ = "Whole channels are set to 0 with probability ``p``; see :func:`dropout`."
     return drop
 
 
@@ -110,7 +110,7 @@ FOUND["dropout2d"] = _of_channels("dropout2d", (3, 4))
 
 
 def alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False) -> Tensor:
-    """Dropout that keeps mean and variance behind SELU (Klambauer et al., 2017)."""
+    """Dropout that keeps mean and variance after SELU (Klambauer et al., 2017)."""
     if not 0 <= p <= 1:
         raise ValueError(f"alpha_dropout: p={p} must be a probability, 0 to 1")
     if not training or p == 0:
@@ -150,16 +150,16 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Each channel to mean 0 and variance 1, times weight plus bias (Ioffe and Szegedy, 2015).
+    """Normalises each channel to mean 0 and variance 1; then times weight plus bias.
 
     Args:
         input: (N, channels, ...) of floats.
-        running_mean: (channels,), which in training follows the batch's means.
-        running_var: (channels,), which in training follows the batch's unbiased variances.
-        weight: (channels,); ones unless given.
-        bias: (channels,); zeros unless given.
-        training: normalise by the batch's statistics, and not by the running ones.
-        momentum: share of the way that the running ones go.
+        running_mean: (channels,), updated in training with the batch's means.
+        running_var: (channels,), updated in training with the batch's unbiased variances.
+        weight: (channels,); ones by default.
+        bias: (channels,); zeros by default.
+        training: normalise by the batch's statistics instead of the running ones.
+        momentum: weight of new statistics in the running ones.
         eps: added to the variance.
 
     Raises:
@@ -188,16 +188,16 @@ def instance_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Each channel of each example to mean 0 and variance 1, times weight plus bias.
+    """Normalises each channel of each example; then times weight plus bias.
 
     Args:
         input: (N, channels, places...) of floats.
-        running_mean: (channels,), which follows the mean of the examples' means.
-        running_var: (channels,), which follows that of their unbiased variances.
-        weight: (channels,); ones unless given.
-        bias: (channels,); zeros unless given.
-        use_input_stats: normalise by the input's statistics, and not by the running ones.
-        momentum: share of the way that the running ones go.
+        running_mean: (channels,), updated with the mean of the examples' means.
+        running_var: (channels,), updated with the mean of their unbiased variances.
+        weight: (channels,); ones by default.
+        bias: (channels,); zeros by default.
+        use_input_stats: normalise by the input's statistics instead of the running ones.
+        momentum: weight of new statistics in the running ones.
         eps: added to the variance.
 
     Raises:
@@ -287,9 +287,9 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Tensor:
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
-    """A draw from a categorical distribution that gradients flow through (Jang et al., 2017).
+    """A differentiable sample from a categorical distribution (Jang et al., 2017).
 
-    With ``hard`` what comes out is one-hot, and has the gradient of what is not.
+    With ``hard``, the result is one-hot, with the gradient of the soft sample.
     """
     drawn = -(-(rand(logits.shape, dtype=logits.dtype) + 1e-20).log()).log()
     soft: Tensor = FUNCTIONS["softmax"]((logits + drawn) / tau, dim)

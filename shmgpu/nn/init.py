@@ -53,12 +53,12 @@ GAINS = {
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor that keeps the variance through a nonlinearity.
+    """The factor by which initial weights keep the variance through a nonlinearity.
 
     Args:
         nonlinearity: ``"linear"``, ``"relu"``, ``"leaky_relu"``, ``"tanh"``, ``"sigmoid"``,
             ``"selu"``, or a convolution's name.
-        param: the slope of a leaky ReLU, 0.01 unless given.
+        param: the slope of a leaky ReLU, 0.01 by default.
 
     Raises:
         ValueError: another word.
@@ -98,7 +98,7 @@ Source = Generator | None  # what decides which numbers are drawn
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Source = None) -> Tensor:
-    """Drawn evenly from ``a`` to ``b``."""
+    """Drawn uniformly from ``a`` to ``b``."""
     drawn = rand(tensor.shape, dtype=tensor.dtype, generator=generator)
     return _filled(tensor, drawn * (b - a) + a)
 
@@ -124,7 +124,7 @@ def trunc_normal_(
     b: float = 2.0,
     generator: Source = None,
 ) -> Tensor:
-    """Drawn from a normal distribution, again and again until it lies from ``a`` to ``b``.
+    """Drawn from a normal distribution truncated to the range from ``a`` to ``b``.
 
     Raises:
         ValueError: ``a`` is not below ``b``, or both lie more than four deviations to one side.
@@ -152,7 +152,7 @@ def eye_(tensor: Tensor) -> Tensor:
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
-    """Filters of a convolution that hand on as many channels as they can.
+    """Filters of a convolution that pass on as many channels as possible unchanged.
 
     Raises:
         ValueError: the tensor has not three to five axes, or the groups do not divide the first.
@@ -179,7 +179,7 @@ def _fans(tensor: Tensor, name: str) -> tuple[int, int]:
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Source = None) -> Tensor:
-    """Evenly within gain * sqrt(6 / (fan_in + fan_out)) of 0 (Glorot and Bengio, 2010)."""
+    """Uniformly within gain * sqrt(6 / (fan_in + fan_out)) of 0 (Glorot and Bengio, 2010)."""
     bound = gain * math.sqrt(6 / sum(_fans(tensor, "xavier_uniform_")))
     return uniform_(tensor, -bound, bound, generator)
 
@@ -206,14 +206,14 @@ def kaiming_uniform_(
     nonlinearity: str = "leaky_relu",
     generator: Source = None,
 ) -> Tensor:
-    """Evenly within gain * sqrt(3 / fan) of 0 (He et al., 2015).
+    """Uniformly within gain * sqrt(3 / fan) of 0 (He et al., 2015).
 
     Args:
         tensor: what is filled.
         a: the slope of a leaky ReLU that follows.
-        mode: keep the variance of what flows on, ``"fan_in"``, or back, ``"fan_out"``.
+        mode: keep the variance in the forward pass, ``"fan_in"``, or backward, ``"fan_out"``.
         nonlinearity: what follows; see :func:`calculate_gain`.
-        generator: what decides which numbers are drawn.
+        generator: source of random numbers.
     """
     bound = math.sqrt(3) * _kaiming(tensor, a, mode, nonlinearity, "kaiming_uniform_")
     return uniform_(tensor, -bound, bound, generator)
@@ -247,7 +247,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Source = None) -> 
 
 
 def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Source = None) -> Tensor:
-    """Normal, and in each column that share is 0 (Martens, 2010)."""
+    """Normal, with a fraction ``sparsity`` of each column set to 0 (Martens, 2010)."""
     if tensor.ndim != 2:
         raise ValueError(f"sparse_: the tensor {tensor.shape} must have two axes")
     here = _here(generator)

@@ -19,21 +19,21 @@ __getattr__ = moved_from(__name__)
 
 
 def uniform(bound: float, *size: int, dtype: Any = None) -> Tensor:
-    """A parameter drawn evenly from -bound to bound; float32 unless another type is given."""
+    """A parameter drawn uniformly from -bound to bound; float32 unless another type is given."""
     return Parameter(rand(*size, dtype=dtype or "float32") * (2 * bound) - bound)
 
 
 class Linear(Module):
     """``x @ weight.T + bias``: (..., in_features) -> (..., out_features).
 
-    Weight and bias begin evenly within 1/sqrt(in_features) of 0.
+    Weight and bias are initialised uniformly within 1/sqrt(in_features) of 0.
 
     Args:
         in_features: length of the input's last axis.
         out_features: that of the output's.
         bias: whether there is one.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table: whole numbers (...) -> (..., embedding_dim).
+    """Rows of a table: integers (...) -> (..., embedding_dim).
 
-    The table begins drawn from the normal distribution; the row ``padding_idx`` with zeros.
+    The table is initialised from the normal distribution, the row ``padding_idx`` with zeros.
 
     Args:
         num_embeddings: rows.
         embedding_dim: length of a row.
-        padding_idx: a row that is not learned; it may count from the end.
+        padding_idx: a row that is not trained; negative numbers count from the end.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Embedding(Module):
         return made
 
     def forward(self, indices: Any) -> Any:
-        """The rows of these numbers."""
+        """Integers (...) -> rows (..., embedding_dim)."""
         return F.embedding(indices, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
@@ -129,7 +129,7 @@ class Embedding(Module):
 class Bilinear(Module):
     """``x1 @ weight @ x2 + bias``: (..., in1), (..., in2) -> (..., out_features).
 
-    Weight and bias begin evenly within 1/sqrt(in1_features) of 0.
+    Weight and bias are initialised uniformly within 1/sqrt(in1_features) of 0.
 
     Args:
         in1_features: length of the first input's last axis.
@@ -137,7 +137,7 @@ class Bilinear(Module):
         out_features: that of the output's.
         bias: whether there is one.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(

@@ -48,35 +48,35 @@ _MARGIN = ("margin", 0.0)
 
 
 class MSELoss(_Loss):
-    """The squared difference."""
+    """Mean squared error."""
 
     function = "mse_loss"
 
 
 class L1Loss(_Loss):
-    """The difference without its sign."""
+    """Mean absolute error."""
 
     function = "l1_loss"
 
 
 class SmoothL1Loss(_Loss):
-    """The difference without its sign; within ``beta`` a square (Girshick, 2015)."""
+    """Mean absolute error, quadratic below ``beta`` (Girshick, 2015)."""
 
     function = "smooth_l1_loss"
     defaults = (_REDUCTION, ("beta", 1.0))
 
 
 class HuberLoss(_Loss):
-    """Half the square; beyond ``delta`` it rises straight (Huber, 1964)."""
+    """Half the squared error, linear beyond ``delta`` (Huber, 1964)."""
 
     function = "huber_loss"
     defaults = (_REDUCTION, ("delta", 1.0))
 
 
 class KLDivLoss(_Loss):
-    """The Kullback-Leibler divergence, of log-probabilities and probabilities.
+    """Kullback-Leibler divergence of log-probabilities and probabilities.
 
-    ``reduction="batchmean"`` is the definition's; with ``log_target`` the target holds logarithms.
+    ``reduction="batchmean"`` is as defined; with ``log_target`` the target holds logarithms.
     """
 
     function = "kl_div"
@@ -84,9 +84,9 @@ class KLDivLoss(_Loss):
 
 
 class CrossEntropyLoss(_Loss):
-    """Of any scores (N, classes, ...), and the right classes, or a probability of each.
+    """Cross entropy of scores (N, classes, ...) with the right classes, or a probability of each.
 
-    ``weight``, (classes,), says how much each counts; a target ``ignore_index`` does not count.
+    ``weight``, (classes,), weighs the classes; targets ``ignore_index`` are skipped.
     """
 
     function = "cross_entropy"
@@ -95,7 +95,7 @@ class CrossEntropyLoss(_Loss):
 
 
 class NLLLoss(_Loss):
-    """Of logarithms of probabilities, and the right classes; ``weight`` and more as above."""
+    """Negative log-likelihood: log-probabilities and the right classes; see CrossEntropyLoss."""
 
     function = "nll_loss"
     buffers_of = ("weight",)
@@ -103,16 +103,16 @@ class NLLLoss(_Loss):
 
 
 class BCELoss(_Loss):
-    """Of probabilities of two classes; ``weight`` is stretched to the input's shape."""
+    """Binary cross entropy of probabilities; ``weight`` is broadcast to the input's shape."""
 
     function = "binary_cross_entropy"
     buffers_of = ("weight",)
 
 
 class BCEWithLogitsLoss(_Loss):
-    """Of what a sigmoid would make probabilities of.
+    """Binary cross entropy of scores, to which a sigmoid is applied.
 
-    ``weight`` and ``pos_weight``, which multiplies the part of targets that are 1, are stretched.
+    ``weight`` is broadcast, as is ``pos_weight``, which multiplies the loss of targets that are 1.
     """
 
     function = "binary_cross_entropy_with_logits"
@@ -120,48 +120,48 @@ class BCEWithLogitsLoss(_Loss):
 
 
 class PoissonNLLLoss(_Loss):
-    """Of (the logarithms of) means, and counts."""
+    """Negative log-likelihood of Poisson counts: (log-)means, and the counts."""
 
     function = "poisson_nll_loss"
     defaults = (("log_input", True), ("full", False), ("eps", 1e-8), _REDUCTION)
 
 
 class GaussianNLLLoss(_Loss):
-    """Of means, targets and variances of normal distributions."""
+    """Negative log-likelihood of normal distributions: means, targets, variances."""
 
     function = "gaussian_nll_loss"
     defaults = (("full", False), ("eps", 1e-6), _REDUCTION)
 
 
 class CosineEmbeddingLoss(_Loss):
-    """Of two rows of vectors, which are alike (1) or not (-1)."""
+    """Loss of pairs of vectors that are alike (target 1) or not (-1), by their cosine."""
 
     function = "cosine_embedding_loss"
     defaults = (_MARGIN, _REDUCTION)
 
 
 class MarginRankingLoss(_Loss):
-    """Of two predictions, of which the first (1) or the second (-1) should be greater."""
+    """Ranking loss: the first (target 1) or the second (-1) prediction should be larger."""
 
     function = "margin_ranking_loss"
     defaults = (_MARGIN, _REDUCTION)
 
 
 class HingeEmbeddingLoss(_Loss):
-    """Of distances of what is alike (1) or not (-1)."""
+    """Hinge loss of distances of pairs that are alike (target 1) or not (-1)."""
 
     function = "hinge_embedding_loss"
     defaults = (("margin", 1.0), _REDUCTION)
 
 
 class SoftMarginLoss(_Loss):
-    """log(1 + exp(-target * input)), of targets 1 and -1."""
+    """log(1 + exp(-target * input)), with targets 1 and -1."""
 
     function = "soft_margin_loss"
 
 
 class TripletMarginLoss(_Loss):
-    """Of anchors, what is alike, and what is not: the latter should be farther by ``margin``."""
+    """Loss of anchors, positives and negatives: negatives should be farther by ``margin``."""
 
     function = "triplet_margin_loss"
     defaults = (("margin", 1.0), ("p", 2.0), ("eps", 1e-6), ("swap", False), _REDUCTION)

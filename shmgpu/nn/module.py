@@ -33,10 +33,10 @@ class _IsParameter(type):
 
 
 class Parameter(Tensor, metaclass=_IsParameter):
-    """A tensor of its own that collects gradients: what a layer learns.
+    """A trained tensor: a copy of the data that collects gradients.
 
-    What is made is a plain :class:`~shmgpu.Tensor`. One with ``requires_grad=False`` does not
-    learn: a module takes it as a parameter by :meth:`Module.register_parameter` only.
+    What is made is a plain :class:`~shmgpu.Tensor`. One with ``requires_grad=False`` is not
+    trained: a module takes it as a parameter by :meth:`Module.register_parameter` only.
 
     Args:
         data: a tensor, or what :func:`shmgpu.tensor` takes.
@@ -93,7 +93,7 @@ class Module:
         self.__dict__.update(earlier.completed(type(self), state))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What it computes."""
+        """What the module computes; subclasses define it."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say in forward() what it computes"
         )
@@ -174,7 +174,7 @@ class Module:
             )
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """A tensor that is part of the state and is not learned.
+        """Add a buffer: a tensor that is part of the state and is not trained.
 
         Args:
             name: its attribute's name.
@@ -189,7 +189,7 @@ class Module:
         (self._not_in_state.discard if persistent else self._not_in_state.add)(name)
 
     def register_parameter(self, name: str, param: Tensor | None) -> None:
-        """A tensor that is learned; None where there is none.
+        """A trained tensor; None for none.
 
         Raises:
             KeyError: the name is taken, or has a dot.
@@ -198,7 +198,7 @@ class Module:
         self._parameters[name] = param
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """A module within; None where there is none.
+        """A child module; None for none.
 
         Raises:
             KeyError: the name is taken, or has a dot.
@@ -313,27 +313,27 @@ class Module:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """All that is learned, by its dotted name; what is shared once."""
+        """All parameters by their dotted names; a shared one once."""
         yield from self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
-        """All that is learned."""
+        """All parameters."""
         for _, one in self.named_parameters(recurse=recurse):
             yield one
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """All that is part of the state and not learned, by its dotted name."""
+        """All buffers by their dotted names."""
         yield from self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """All that is part of the state and not learned."""
+        """All buffers: state that is not trained."""
         for _, one in self.named_buffers(recurse=recurse):
             yield one
 
     def apply(self, fn: Callable[[Module], Any]) -> Module:
-        """Call ``fn`` with each module within, and at last with this one."""
+        """Call ``fn`` with each module within, then with this one."""
         for module in self.children():
             module.apply(fn)
         fn(self)
@@ -342,17 +342,17 @@ class Module:
     # ---- training ------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients collected so far; zeros in their place unless ``set_to_none``."""
+        """Drop the gradients, or set them to zeros unless ``set_to_none``."""
         forget(self.parameters(), set_to_none)
 
     def train(self, mode: bool = True) -> Module:
-        """Whether layers that behave differently in training do so."""
+        """Switch training mode on or off, here and in all modules within."""
         for module in self.modules():
             module.__dict__["training"] = mode
         return self
 
     def eval(self) -> Module:
-        """Not in training."""
+        """Switch to evaluation: ``train(False)``."""
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:
@@ -430,7 +430,7 @@ class Module:
         """Parameters and buffers by their dotted names, as tensors that no longer change.
 
         Args:
-            destination: a dict to enter them in; a new one unless given.
+            destination: a dict to enter them in; a new one by default.
             prefix: what the names begin with.
             keep_vars: enter the parameters themselves.
         """
@@ -447,7 +447,7 @@ class Module:
         Args:
             state_dict: what ``state_dict`` of the same model gave, of this library or of torch.
             strict: refuse names that are missing or unexpected.
-            assign: have the model show these tensors, in their element types, in place of its own.
+            assign: use these tensors, in their element types, in place of the model's own.
 
         Returns:
             The names that were missing, and those that were unexpected.
@@ -482,7 +482,7 @@ class Module:
         return IncompatibleKeys(missing, unexpected)
 
     def extra_repr(self) -> str:
-        """What the module's own line says of it."""
+        """What ``repr`` shows between the parentheses."""
         return ""
 
     def __repr__(self) -> str:

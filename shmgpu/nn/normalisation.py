@@ -26,7 +26,7 @@ class _Affine(Module):
 
 
 class LayerNorm(_Affine):
-    """Mean 0 and variance 1 over the last axes, then times weight plus bias (Ba et al., 2016).
+    """Normalises to mean 0 and variance 1 over the last axes, then times weight plus bias.
 
     Args:
         normalized_shape: lengths of these axes.
@@ -34,7 +34,7 @@ class LayerNorm(_Affine):
         elementwise_affine: whether there are weight (ones at first) and bias (zeros).
         bias: whether there is a bias, if there is a weight.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class RMSNorm(_Affine):
-    """By the root of the mean square over the last axes, times weight (Zhang and Sennrich, 2019).
+    """Divides by the root mean square over the last axes, then times weight.
 
     Args:
         normalized_shape: lengths of these axes.
-        eps: added to the mean square; the type's epsilon unless given.
+        eps: added to the mean square; the type's epsilon by default.
         elementwise_affine: whether there is a weight (ones at first).
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class RMSNorm(_Affine):
 
 
 class GroupNorm(_Affine):
-    """Each group of an example's channels to mean 0 and variance 1 (Wu and He, 2018).
+    """Normalises groups of channels of each example to mean 0 and variance 1 (Wu and He, 2018).
 
     Args:
-        num_groups: into which the channels fall evenly.
+        num_groups: into which the channels are divided evenly.
         num_channels: channels of the input, (N, num_channels, ...).
         eps: added to the variance.
         affine: whether there are weight (ones at first) and bias (zeros).
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
         bias: whether there is a bias, if there is a weight.
     """
 
@@ -241,20 +241,20 @@ class _BatchNorm(_RunningStatistics):
 
 
 class BatchNorm1d(_BatchNorm):
-    """Each feature to mean 0 and variance 1 over the batch (Ioffe and Szegedy, 2015).
+    """Normalises each feature to mean 0 and variance 1 over the batch (Ioffe and Szegedy, 2015).
 
-    In training the batch's statistics are used, and the running ones follow them; in evaluation
-    the running ones are used.
+    In training the batch's statistics are used, and the running statistics are updated; in
+    evaluation the running statistics are used.
 
     Args:
         num_features: channels of the input, (N, num_features) or (N, num_features, L).
         eps: added to the variance.
-        momentum: share of the way that the running statistics go; None for the mean of all batches.
+        momentum: weight of a batch in the running statistics; None for the mean of all batches.
         affine: whether there are weight (ones at first) and bias (zeros).
         track_running_stats: whether there are running statistics; without, the batch's are used
             in evaluation, too.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of parameters and statistics, float32 unless given.
+        dtype: element type of parameters and statistics, float32 by default.
         bias: whether there is a bias, if there is a weight.
     """
 
@@ -262,7 +262,7 @@ class BatchNorm1d(_BatchNorm):
 
 
 class BatchNorm2d(_BatchNorm):
-    """Each channel of images to mean 0 and variance 1 over the batch.
+    """Normalises each channel of images to mean 0 and variance 1 over the batch.
 
     The input is (N, num_features, H, W); the arguments are those of :class:`BatchNorm1d`.
     """
@@ -304,7 +304,7 @@ class _InstanceNorm(_RunningStatistics):
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Each channel of each signal, (N, num_features, L), to mean 0 and variance 1.
+    """Normalises each channel of each signal, (N, num_features, L), to mean 0 and variance 1.
 
     The arguments are those of :class:`InstanceNorm2d`.
     """
@@ -313,16 +313,16 @@ class InstanceNorm1d(_InstanceNorm):
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Each channel of each image to mean 0 and variance 1 (Ulyanov et al., 2016).
+    """Normalises each channel of each image to mean 0 and variance 1 (Ulyanov et al., 2016).
 
     Args:
         num_features: channels of the input, (N, num_features, H, W).
         eps: added to the variance.
-        momentum: share of the way that the running statistics go.
+        momentum: weight of a batch in the running statistics.
         affine: whether there are weight (ones at first) and bias (zeros).
         track_running_stats: whether there are running statistics, which are used in evaluation.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of parameters and statistics, float32 unless given.
+        dtype: element type of parameters and statistics, float32 by default.
         bias: whether there is a bias, if there is a weight.
     """
 

@@ -99,7 +99,7 @@ class _Recurrent(Module):
         """Nothing: the weights lie where helpers keep them."""
 
     def _begin(self, x: Tensor, hx: Any, single: bool) -> list[Tensor]:
-        """Each tensor of the state, (layers * directions, N, hidden size): zeros unless given."""
+        """Each tensor of the state, (layers * directions, N, hidden size): zeros by default."""
         shape = (self.num_layers * len(self._ends()), x.shape[1], self.hidden_size)
         if hx is None:
             return [zeros(shape, dtype=x.dtype) for _ in range(self.states)]
@@ -131,7 +131,7 @@ class _Recurrent(Module):
 
         Args:
             input: (L, N, input_size); (N, L, input_size) with ``batch_first``; or (L, input_size).
-            hx: the state at first, (layers * directions, N, hidden_size), zeros unless given; of an
+            hx: the state at first, (layers * directions, N, hidden_size), zeros by default; of an
                 LSTM a pair of them.
 
         Returns:
@@ -182,8 +182,8 @@ class _Recurrent(Module):
 class RNN(_Recurrent):
     """Elman's network: ``h' = tanh(x @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh)``.
 
-    Weights begin evenly within 1/sqrt(hidden_size) of 0. The arguments are those of :class:`LSTM`,
-    and ``nonlinearity``, ``"tanh"`` or ``"relu"``, after ``num_layers``.
+    Weights are initialised uniformly within 1/sqrt(hidden_size) of 0. The arguments are those of
+    :class:`LSTM`, and ``nonlinearity``, ``"tanh"`` or ``"relu"``, after ``num_layers``.
     """
 
     gates = 1
@@ -212,18 +212,18 @@ class RNN(_Recurrent):
 class LSTM(_Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber, 1997), with a forget gate.
 
-    Weights begin evenly within 1/sqrt(hidden_size) of 0.
+    Weights are initialised uniformly within 1/sqrt(hidden_size) of 0.
 
     Args:
         input_size: features of each step's input.
         hidden_size: those of the state, and of the output in each direction.
-        num_layers: one above the other.
+        num_layers: layers in the stack.
         bias: whether there are two, ``bias_ih`` and ``bias_hh``.
         batch_first: the input is (N, L, input_size), not (L, N, input_size).
         dropout: probability with which outputs are dropped between layers, in training.
         bidirectional: each layer runs in both directions.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     gates, states = 4, 2
@@ -322,7 +322,7 @@ class LSTMCell(_Cell):
         hidden_size: those of the state.
         bias: whether there are two, ``bias_ih`` and ``bias_hh``.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the parameters, float32 unless given.
+        dtype: element type of the parameters, float32 by default.
     """
 
     gates, states = 4, 2

@@ -50,7 +50,7 @@ _INPLACE = ("inplace", False)
 
 
 class Identity(Module):
-    """What goes in comes out. Arguments are taken, and not looked at."""
+    """Returns its input. All arguments of the constructor are ignored."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__()
@@ -71,27 +71,27 @@ class ReLU(_Operation):
 
 
 class ReLU6(_Operation):
-    """No element below 0 or above 6."""
+    """Elements limited to the range from 0 to 6."""
 
     operation = "relu6"
     defaults = (_INPLACE,)
 
 
 class LeakyReLU(_Operation):
-    """Negative elements become a hundredth, or ``negative_slope``, of what they were."""
+    """Negative elements are multiplied by ``negative_slope`` (0.01)."""
 
     operation = "leaky_relu"
     defaults = (("negative_slope", 0.01), _INPLACE)
 
 
 class PReLU(Module):
-    """Negative elements times a weight that is learned (He et al., 2015).
+    """Negative elements are multiplied by a learned weight (He et al., 2015).
 
     Args:
         num_parameters: one for all, or one for each channel of (N, channels, ...).
         init: what the weights begin with.
         device: accepted, and changes nothing: tensors live where helpers compute.
-        dtype: element type of the weights, float32 unless given.
+        dtype: element type of the weights, float32 by default.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class CELU(_Operation):
 
 
 class SELU(_Operation):
-    """ELU, scaled so that mean 0 and variance 1 persist (Klambauer et al., 2017)."""
+    """ELU, scaled so that mean 0 and variance 1 are kept (Klambauer et al., 2017)."""
 
     operation = "selu"
     defaults = (_INPLACE,)
 
 
 class GELU(_Operation):
-    """x times the normal distribution's share below x; ``approximate="tanh"`` for less work."""
+    """``x * Phi(x)``, Phi the normal distribution function; ``approximate="tanh"`` costs less."""
 
     operation = "gelu"
     defaults = (("approximate", "none"),)
@@ -172,7 +172,7 @@ class LogSigmoid(_Operation):
 
 
 class Hardsigmoid(_Operation):
-    """A sigmoid of three straight lines: 0 up to -3, 1 from 3 on."""
+    """A piecewise linear sigmoid: 0 below -3, 1 above 3."""
 
     operation = "hardsigmoid"
     defaults = (_INPLACE,)
@@ -185,7 +185,7 @@ class Tanh(_Operation):
 
 
 class Hardtanh(_Operation):
-    """No element below ``min_val`` or above ``max_val``."""
+    """Elements limited to the range from ``min_val`` to ``max_val``."""
 
     operation = "hardtanh"
     defaults = (("min_val", -1.0), ("max_val", 1.0), _INPLACE)
@@ -218,21 +218,21 @@ class GLU(_Operation):
 
 
 class Softmax(_Operation):
-    """Shares that sum to 1 along ``dim``."""
+    """Exponentials along ``dim``, divided by their sum."""
 
     operation = "softmax"
     defaults = (("dim", -1),)
 
 
 class Softmin(_Operation):
-    """Shares that sum to 1 along ``dim``, the greatest for the least."""
+    """The softmax of the negated input along ``dim``."""
 
     operation = "softmin"
     defaults = (("dim", -1),)
 
 
 class LogSoftmax(_Operation):
-    """Their logarithms."""
+    """Logarithms of the softmax along ``dim``."""
 
     operation = "log_softmax"
     defaults = (("dim", -1),)
@@ -242,7 +242,7 @@ class LogSoftmax(_Operation):
 
 
 class Flatten(_Operation):
-    """Axes ``start_dim`` to ``end_dim`` as one."""
+    """Axes ``start_dim`` to ``end_dim`` merged into one."""
 
     operation = "flatten"
     defaults = (("start_dim", 1), ("end_dim", -1))
@@ -276,7 +276,7 @@ class Unflatten(Module):
 
 
 class _Pool(_Operation):
-    """A pool, whose stride is its window unless given."""
+    """A pool, whose stride is its window by default."""
 
     kernel_size: Any
     stride: Any
@@ -288,14 +288,14 @@ class _Pool(_Operation):
 
 
 class MaxPool1d(_Pool):
-    """The greatest element of each window of a signal, (N, C, L)."""
+    """The largest element of each window of a signal, (N, C, L)."""
 
     operation = "max_pool1d"
     defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
 
 
 class MaxPool2d(_Pool):
-    """The greatest element of each window."""
+    """The largest element of each window."""
 
     operation = "max_pool2d"
     defaults = (("kernel_size", 2), ("stride", None), ("padding", 0), ("dilation", 1))
@@ -335,21 +335,21 @@ class AdaptiveAvgPool2d(_Operation):
 
 
 class AdaptiveMaxPool1d(_Operation):
-    """The greatest elements of ``output_size`` windows of a signal, (N, C, L)."""
+    """The largest elements of ``output_size`` windows of a signal, (N, C, L)."""
 
     operation = "adaptive_max_pool1d"
     defaults = (("output_size", 1),)
 
 
 class AdaptiveMaxPool2d(_Operation):
-    """The greatest elements of as many windows as ``output_size`` says."""
+    """The largest elements of as many windows as ``output_size`` says."""
 
     operation = "adaptive_max_pool2d"
     defaults = (("output_size", 1),)
 
 
 class Upsample(_Operation):
-    """Images, (N, C, ...), of another ``size``, or greater by ``scale_factor``."""
+    """Resizes images, (N, C, ...), to ``size``, or by ``scale_factor``."""
 
     operation = "interpolate"
     defaults = (("size", None), ("scale_factor", None), ("mode", "nearest"))
@@ -365,13 +365,13 @@ class Upsample(_Operation):
 
 
 class Dropout(_Operation):
-    """In training each element is 0 with probability ``p``, and the others are greater for it."""
+    """In training, elements become 0 with probability ``p``; the others are divided by 1 - p."""
 
     operation = "dropout"
     defaults = (("p", 0.5), _INPLACE)
 
     def forward(self, x: Tensor) -> Any:
-        """As it is, unless in training."""
+        """The input in evaluation; in training, with elements dropped."""
         return getattr(F, self.operation)(x, training=self.training, **self.settings)
 
     def extra_repr(self) -> str:
@@ -392,7 +392,7 @@ class Dropout2d(Dropout):
 
 
 class CosineSimilarity(Module):
-    """The cosine of the angle between vectors along ``dim``; a norm counts as ``eps`` at least."""
+    """The cosine of the angle between vectors along ``dim``; norms are at least ``eps``."""
 
     def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
         super().__init__()

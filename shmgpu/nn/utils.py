@@ -30,11 +30,11 @@ def _with_gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 
 def get_total_norm(tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """The norm of all elements of all of them, as if they were one vector.
+    """The norm of all tensors together, as if they were one vector.
 
     Args:
         tensors: of floats.
-        norm_type: the power; infinity for the greatest.
+        norm_type: the order p of the norm; infinity for the largest absolute value.
     """
     listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if not listed:
@@ -56,20 +56,20 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Scale the gradients so that their norm, of all together, is at most ``max_norm``.
+    """Scale the gradients so that their total norm is at most ``max_norm``.
 
     Args:
         parameters: whose gradients are meant.
-        max_norm: the greatest norm that stays as it is.
-        norm_type: the power; infinity for the greatest.
-        error_if_nonfinite: look at the norm, which waits for it, and refuse one that is not finite.
+        max_norm: gradients of a smaller total norm are unchanged.
+        norm_type: the order p of the norm; infinity for the largest absolute value.
+        error_if_nonfinite: wait for the norm, and raise if it is not finite.
         foreach: accepted, and changes nothing.
 
     Returns:
-        The norm before. Nothing is waited for until it is read.
+        The total norm before, () of floats; it is not computed until it is read.
 
     Raises:
-        RuntimeError: the norm is not finite, and that was to be refused.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set.
     """
     found = _with_gradients(parameters)
     norm = get_total_norm([one.grad for one in found if one.grad is not None], norm_type)
@@ -86,7 +86,7 @@ def clip_grad_norm_(
 def clip_grad_value_(
     parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
-    """Have no gradient's element farther from 0 than ``clip_value``."""
+    """Limit each element of the gradients to -``clip_value`` to ``clip_value``."""
     with no_grad():
         for one in _with_gradients(parameters):
             assert one.grad is not None
@@ -94,13 +94,13 @@ def clip_grad_value_(
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
-    """All elements of all of them, one after the other: (how many,)."""
+    """All parameters' elements as one vector."""
     found: Tensor = FUNCTIONS["cat"]([one.reshape(-1) for one in parameters])
     return found
 
 
 def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
-    """Take the elements back from such a vector; ValueError if it has another length."""
+    """Set the parameters from such a vector; ValueError if its length differs."""
     listed = list(parameters)
     if vec.shape != (sum(one.numel() for one in listed),):
         raise ValueError(

@@ -155,7 +155,7 @@ def _over(op: Op, x: Node, dim: int, dtype: Any) -> Node:
 
 
 def softmax(x: Node, dim: int, dtype: Any = None) -> Node:
-    """Shares of 1 along an axis, each as the exponential of its score.
+    """The exponentials along an axis, divided by their sum.
 
     Raises:
         TypeError: the tensor is not of floats, and no ``dtype`` of floats is given.
@@ -243,7 +243,7 @@ GELU = Op(
 
 
 def gelu(x: Node, approximate: str = "none") -> Node:
-    """Each element times the normal distribution's share below it (Hendrycks and Gimpel, 2016).
+    """``x * Phi(x)``, Phi the normal distribution function (Hendrycks and Gimpel, 2016).
 
     ``approximate="tanh"`` is their approximation; ValueError for a word but that and ``"none"``.
     """
@@ -285,7 +285,7 @@ SILU = Op(
 
 
 def silu(x: Node) -> Node:
-    """Each element times its :func:`sigmoid`; floats of whole numbers."""
+    """Each element times its :func:`sigmoid`; floats for integers."""
     return apply(SILU, floats(x))
 
 
@@ -310,7 +310,7 @@ LEAKY_RELU = Op(
 
 
 def leaky_relu(x: Node, negative_slope: float = 0.01) -> Node:
-    """The positive elements as they are, the others times ``negative_slope``."""
+    """``x`` where positive, ``negative_slope * x`` elsewhere."""
     return apply(LEAKY_RELU, floats(x), (float(negative_slope),))
 
 
@@ -327,9 +327,9 @@ def softplus(x: Node, beta: float = 1.0, threshold: float = 20.0) -> Node:
 
 
 def dropout(x: Node, p: float = 0.5, training: bool = True) -> Node:
-    """Each element is 0 with probability ``p``; the others are greater for it, by 1 / (1 - p).
+    """Each element is set to 0 with probability ``p``; the others are divided by 1 - p.
 
-    The tensor as it is unless ``training``. Drawn anew at each call, see :func:`manual_seed`.
+    Unless ``training``, the tensor is returned unchanged. Each call draws a new mask.
 
     Raises:
         ValueError: ``p`` is no probability.

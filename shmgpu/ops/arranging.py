@@ -37,7 +37,7 @@ def unflatten(x: Node, dim: int, sizes: Sequence[int]) -> Node:
 
 
 def select(x: Node, dim: int, index: int) -> Node:
-    """One part along an axis, without it; IndexError where there is none."""
+    """One slice along an axis, which is removed; IndexError if there is none."""
     axis = rules.axis_of(dim, len(x.spec.shape), "select")
     have = x.spec.shape[axis]
     if not -have <= index < have:
@@ -51,12 +51,12 @@ def swapaxes(x: Node, axis0: int, axis1: int) -> Node:
 
 
 def broadcast_to(x: Node, size: Sequence[int]) -> Node:
-    """Stretched to a shape."""
+    """Broadcast to a shape."""
     return expand(x, tuple(size))
 
 
 def tile(x: Node, dims: Sequence[int]) -> Node:
-    """Put beside itself so many times along each axis; missing ones count as 1."""
+    """Repeated so many times along each axis; missing counts are 1."""
     counts = [1] * (len(x.spec.shape) - len(dims)) + [*dims]
     if any(n < 0 for n in counts):
         raise ValueError(f"tile: {tuple(dims)} must be 0 or more")
@@ -67,7 +67,7 @@ def tile(x: Node, dims: Sequence[int]) -> Node:
 
 
 def repeat_interleave(x: Node, repeats: int, dim: int | None = None) -> Node:
-    """Each element, or part along an axis, so many times one after the other."""
+    """Each element, or slice along an axis, repeated so many times."""
     if dim is None:
         x, dim = ravel(x), 0
     axis = rules.axis_of(dim, len(x.spec.shape), "repeat_interleave")
@@ -89,18 +89,18 @@ def concat(tensors: Sequence[Node], dim: int = 0) -> Node:
 
 
 def vstack(tensors: Sequence[Node]) -> Node:
-    """One below the other; vectors are rows."""
+    """Tensors joined along the first axis; vectors count as rows."""
     return cat([unsqueeze(x, 0) if len(x.spec.shape) == 1 else x for x in _rows(tensors)], 0)
 
 
 def hstack(tensors: Sequence[Node]) -> Node:
-    """One beside the other: vectors end to end, others along their second axis."""
+    """Tensors joined along the second axis; vectors end to end."""
     listed = _rows(tensors)
     return cat(listed, 0 if len(listed[0].spec.shape) == 1 else 1)
 
 
 def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
-    """The diagonal of matrices that two axes make, ``offset`` places to the right, as last axis."""
+    """The diagonal of matrices in two axes, ``offset`` elements to the right, as the last axis."""
     ndim = len(x.spec.shape)
     one, two = rules.axis_of(dim1, ndim, "diagonal"), rules.axis_of(dim2, ndim, "diagonal")
     if one == two:
@@ -116,7 +116,7 @@ def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
 
 
 def diag(x: Node, diagonal: int = 0) -> Node:
-    """Of a vector the matrix that has it on a diagonal, of a matrix that diagonal."""
+    """For a vector, the matrix with it on a diagonal; for a matrix, that diagonal."""
     if len(x.spec.shape) == 2:
         return _diagonal(x, diagonal)
     if len(x.spec.shape) != 1:
@@ -133,7 +133,7 @@ _diagonal = diagonal  # one of diag's arguments has that name
 
 
 def take_along_dim(x: Node, indices: Node, dim: int) -> Node:
-    """As :func:`shmgpu.gather`, shapes stretched to each other outside of the axis."""
+    """As :func:`shmgpu.gather`, with shapes broadcast except along the axis."""
     axis = rules.axis_of(dim, len(x.spec.shape), "take_along_dim")
     shapes = [(*one.spec.shape[:axis], 1, *one.spec.shape[axis + 1 :]) for one in (x, indices)]
     lead = rules.broadcast(shapes, "take_along_dim")
@@ -143,7 +143,7 @@ def take_along_dim(x: Node, indices: Node, dim: int) -> Node:
 
 
 def index_add(x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1) -> Node:
-    """With the parts of ``source`` added where ``index`` numbers an axis; twice where it does."""
+    """With slices of ``source`` added at ``index`` along an axis; repeated indices add up."""
     axis = rules.axis_of(dim, len(x.spec.shape), "index_add")
     shape = source.spec.shape
     wide = reshape(index, (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1))
@@ -152,21 +152,21 @@ def index_add(x: Node, dim: int, index: Node, source: Node, *, alpha: float = 1)
 
 
 def index_copy(x: Node, dim: int, index: Node, source: Node) -> Node:
-    """With the parts of ``source`` where ``index`` numbers an axis."""
+    """With slices of ``source`` written at ``index`` along an axis."""
     axis = rules.axis_of(dim, len(x.spec.shape), "index_copy")
     return setitem(x, (*[slice(None)] * axis, index), source)
 
 
 def index_fill(x: Node, dim: int, index: Node, value: float) -> Node:
-    """With a number where ``index`` numbers an axis."""
+    """With a number written at ``index`` along an axis."""
     axis = rules.axis_of(dim, len(x.spec.shape), "index_fill")
     return setitem(x, (*[slice(None)] * axis, index), value)
 
 
 def scatter(x: Node, dim: int, index: Node, src: Node | float) -> Node:
-    """``x`` with ``src`` (elements, or a number) where ``index`` numbers an axis.
+    """``x`` with ``src`` (elements, or a number) written at ``index`` along an axis.
 
-    Of several elements for one place one is taken, any of them.
+    If several elements are written to one position, any of them is kept.
     """
     axis = rules.axis_of(dim, len(x.spec.shape), "scatter")
     shape = index.spec.shape
@@ -186,9 +186,9 @@ def scatter(x: Node, dim: int, index: Node, src: Node | float) -> Node:
 def diff(
     x: Node, n: int = 1, dim: int = -1, prepend: Node | None = None, append: Node | None = None
 ) -> Node:
-    """Each element less the one before it, ``n`` times over; of bools whether they differ.
+    """Each element minus the one before it, ``n`` times over; for bools, whether they differ.
 
-    ``prepend`` and ``append`` are put before and behind it along the axis first.
+    ``prepend`` and ``append`` are joined before and after it along the axis first.
     """
     axis = rules.axis_of(dim, len(x.spec.shape), "diff")
     parts = [one for one in (prepend, x, append) if one is not None]

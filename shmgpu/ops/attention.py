@@ -36,11 +36,11 @@ def scaled_dot_product_attention(
         query: (..., L, E).
         key: (..., S, E).
         value: (..., S, V).
-        attn_mask: stretched to (..., L, S): bools say where to look (True), floats are added before
-            the softmax.
+        attn_mask: broadcast to (..., L, S): True for pairs to attend to, or floats that are added
+            before the softmax.
         dropout_p: probability with which a weight is dropped.
-        is_causal: a place looks at none behind it.
-        scale: 1 / sqrt(E) unless given.
+        is_causal: no position attends to a later one.
+        scale: 1 / sqrt(E) by default.
         enable_gqa: key and value have fewer heads (the last axis but two) than the query, each of
             which several of the query's share (Ainslie et al., 2023).
 

@@ -234,8 +234,8 @@ def batch_norm_in_training(
 
     Args:
         x: (N, channels, ...) of floats.
-        weight: (channels,); ones unless given.
-        bias: (channels,); zeros unless given.
+        weight: (channels,); ones by default.
+        bias: (channels,); zeros by default.
         eps: added to the variance.
 
     Raises:
@@ -277,8 +277,8 @@ def batch_norm_by(
         x: (N, channels, ...) of floats.
         running_mean: (channels,).
         running_var: (channels,).
-        weight: (channels,); ones unless given.
-        bias: (channels,); zeros unless given.
+        weight: (channels,); ones by default.
+        bias: (channels,); zeros by default.
         eps: added to the variance.
 
     Raises:
@@ -300,15 +300,15 @@ def group_norm(
     bias: Node | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Each group of an example's channels to mean 0 and variance 1, times weight plus bias.
+    """Normalises groups of channels of each example; then times weight plus bias.
 
     Wu and He, Group Normalization, 2018.
 
     Args:
         x: (N, channels, ...) of floats.
-        num_groups: into which the channels fall evenly.
-        weight: (channels,); ones unless given.
-        bias: (channels,); zeros unless given.
+        num_groups: into which the channels are divided evenly.
+        weight: (channels,); ones by default.
+        bias: (channels,); zeros by default.
         eps: added to the variance.
 
     Raises:
@@ -329,7 +329,7 @@ def group_norm(
 def instance_norm(
     x: Node, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5
 ) -> Node:
-    """Each channel of each example to mean 0 and variance 1, times weight plus bias.
+    """Normalises each channel of each example; then times weight plus bias.
 
     Ulyanov et al., Instance Normalization, 2016. The input is (N, channels, places...) of floats.
 
@@ -350,16 +350,16 @@ def rms_norm(
     weight: Node | None = None,
     eps: float | None = None,
 ) -> Node:
-    """By the root of the mean square over the last axes, times weight (Zhang and Sennrich, 2019).
+    """Divides by the root mean square over the last axes, then times weight.
 
     Args:
         x: floats, (..., *normalized_shape).
-        normalized_shape: the lengths of these axes, or that of the one.
-        weight: of these axes; ones unless given.
-        eps: added to the mean square; the type's epsilon unless given.
+        normalized_shape: the lengths of these axes, or of the only one.
+        weight: of these axes; ones by default.
+        eps: added to the mean square; the type's epsilon by default.
 
     Raises:
-        ValueError: the shape does not end like that.
+        ValueError: the input's shape does not end with these lengths.
         TypeError: the tensor is not of floats.
     """
     _check(x, "rms_norm", 0)
@@ -378,7 +378,7 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 
 
 def normalize(x: Node, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Node:
-    """Vectors along an axis divided by their p-norms, or by ``eps`` where these are less."""
+    """Vectors along an axis divided by their p-norms, which count as ``eps`` at least."""
     if p == 2:
         norm = sqrt(sum(mul(x, x), dim, True))
     else:

@@ -54,7 +54,7 @@ def refuse_strange(dtype: DType) -> None:
 
 
 def to(x: Node, dtype: Any) -> Node:
-    """The same elements in another type, given in any library's words."""
+    """The same elements in another type, named as in any of the libraries."""
     found = dtypes.of_any(dtype)
     refuse_strange(found)
     return cast(x, found)

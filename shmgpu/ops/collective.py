@@ -194,7 +194,7 @@ FROM_LOCAL: Op = Op(
 def to_local(x: Node, layout: Any, gradient: Any = None) -> Node:
     """Each member's own piece of what lies like that: not a tensor of the mesh any more.
 
-    ``gradient``: how the pieces' gradients make that of ``x``; as ``x`` lies unless given.
+    ``gradient``: how the pieces' gradients make that of ``x``; as ``x`` lies by default.
 
     Raises:
         ValueError: pieces are of several shapes.
@@ -205,7 +205,7 @@ def to_local(x: Node, layout: Any, gradient: Any = None) -> Node:
 def from_local(x: Node, layout: Any, shape: Shape, gradient: Any = None) -> Node:
     """The tensor of that shape of which each member has a piece, lying as ``layout`` says.
 
-    ``gradient``: how its gradient lies where members take theirs of it; as it does unless given.
+    ``gradient``: how its gradient lies where members take theirs of it; as it does by default.
 
     Raises:
         ValueError: the pieces do not make that shape.
@@ -261,7 +261,7 @@ Meeting = Callable[[_Library, Specs, Params, Spec], Callable[..., Any]]
 def _row(name: str, rule: Any, meeting: Any, *, takes_out: bool = False) -> Op:
     """A row whose kernel is ``meeting(library, specs, params, out)``.
 
-    That is (arrays, out) -> (what is called with ``wait``, what gives the outcome after it).
+    That is (arrays, out) -> (what is called with ``wait``, what gives the result after it).
     """
 
     def bind(module: Any, specs: Specs, params: Params, out: Spec) -> Any:

@@ -87,7 +87,7 @@ LINSPACE = Op("linspace", _count, numpy=_numpy_linspace, torch=_torch_linspace, 
 
 
 def linspace(start: float, end: float, steps: int, dtype: DType) -> Node:
-    """``steps`` numbers from ``start`` to ``end``, both among them, evenly apart."""
+    """``steps`` evenly spaced numbers from ``start`` to ``end``, both included."""
     return apply(LINSPACE, (number(start, dtype), number(end, dtype)), (dtype, steps))
 
 

@@ -38,7 +38,7 @@ def _from(number: float, name: str, word: str, above: bool) -> None:
 
 
 def smooth_l1_loss(input: Node, target: Node, reduction: str = "mean", beta: float = 1.0) -> Node:
-    """The distance less ``beta / 2``; within ``beta`` half its square over ``beta`` (Girshick).
+    """Absolute difference minus ``beta / 2``; below ``beta``, half its square over ``beta``.
 
     Raises:
         ValueError: ``beta`` is negative.
@@ -52,7 +52,7 @@ def smooth_l1_loss(input: Node, target: Node, reduction: str = "mean", beta: flo
 
 
 def huber_loss(input: Node, target: Node, reduction: str = "mean", delta: float = 1.0) -> Node:
-    """Half the squared distance; beyond ``delta`` it rises straight (Huber, 1964).
+    """Half the squared difference; linear beyond ``delta`` (Huber, 1964).
 
     Raises:
         ValueError: ``delta`` is not above 0.
@@ -65,12 +65,12 @@ def huber_loss(input: Node, target: Node, reduction: str = "mean", delta: float 
 
 
 def kl_div(input: Node, target: Node, reduction: str = "mean", log_target: bool = False) -> Node:
-    """The Kullback-Leibler divergence of ``target`` from what ``input`` has the logarithms of.
+    """The Kullback-Leibler divergence of ``target`` from exp(``input``).
 
     Args:
         input: log-probabilities.
         target: probabilities; their logarithms with ``log_target``.
-        reduction: ``"batchmean"`` is the definition's: the sum, by the length of the first axis.
+        reduction: ``"batchmean"`` is as defined: the sum, divided by the length of the first axis.
         log_target: what the target holds.
     """
     if log_target:
@@ -85,7 +85,7 @@ def kl_div(input: Node, target: Node, reduction: str = "mean", log_target: bool 
 
 
 def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> Node:
-    """The cosine of the angle between vectors along an axis; a norm counts as ``eps`` at least."""
+    """The cosine of the angle between vectors along an axis; norms are at least ``eps``."""
 
     def norm(x: Node) -> Node:
         # The root's slope at 0 is infinite, so it is taken of what is above.
@@ -97,13 +97,13 @@ def cosine_similarity(x1: Node, x2: Node, dim: int = 1, eps: float = 1e-8) -> No
 def cosine_embedding_loss(
     input1: Node, input2: Node, target: Node, margin: float = 0.0, reduction: str = "mean"
 ) -> Node:
-    """1 less the cosine where the target is 1; where it is -1, what the cosine has over ``margin``.
+    """1 minus the cosine where the target is 1; max(0, cosine - margin) where it is -1.
 
     Args:
         input1: (N, features) or (features,), as ``input2``.
         input2: the others.
         target: (N,) or (), of 1 and -1.
-        margin: what the cosine of unlike vectors may be.
+        margin: the largest cosine of unlike vectors that costs nothing.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
     """
     cosine = cosine_similarity(input1, input2, -1, 1e-6)
@@ -115,7 +115,7 @@ def cosine_embedding_loss(
 def margin_ranking_loss(
     input1: Node, input2: Node, target: Node, margin: float = 0.0, reduction: str = "mean"
 ) -> Node:
-    """What is missing until the first is greater by ``margin``; smaller where the target is -1."""
+    """max(0, margin - target * (input1 - input2)), with targets 1 and -1."""
     missing = add(mul(neg(target), sub(input1, input2)), margin)
     return reduced_by(maximum(missing, 0.0), reduction)
 
@@ -123,14 +123,14 @@ def margin_ranking_loss(
 def hinge_embedding_loss(
     input: Node, target: Node, margin: float = 1.0, reduction: str = "mean"
 ) -> Node:
-    """The distance where the target is 1; where it is -1, what it is short of ``margin``."""
+    """The distance where the target is 1; max(0, margin - distance) where it is -1."""
     alike = where(eq(target, 1), input, 0.0)
     unlike = where(eq(target, -1), maximum(sub(margin, input), 0.0), 0.0)
     return reduced_by(add(alike, unlike), reduction)
 
 
 def soft_margin_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """log(1 + exp(-target * input)), of targets 1 and -1."""
+    """log(1 + exp(-target * input)), with targets 1 and -1."""
     return reduced_by(softplus(neg(mul(target, input))), reduction)
 
 
@@ -154,9 +154,9 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Node:
-    """What is missing until the negative is farther than the positive, by ``margin``.
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin), d the distance.
 
-    With ``swap`` the negative's distance from the positive counts, where it is less.
+    With ``swap``, the negative's distance from the positive is used where it is smaller.
     """
     near, far = (
         pairwise_distance(anchor, positive, p, eps),
@@ -175,7 +175,7 @@ def poisson_nll_loss(
     eps: float = 1e-8,
     reduction: str = "mean",
 ) -> Node:
-    """The negative log-likelihood of counts, of which ``input`` has the (logarithms of the) means.
+    """The negative log-likelihood of Poisson counts; ``input`` holds their (log-)means.
 
     With ``full`` Stirling's term is added where the target is above 1.
     """

@@ -102,7 +102,7 @@ def _numpy_pow(np: Any, specs: Any, params: Any, out: Any) -> Any:
         return np.power
 
     def power(a: Any, b: Any, out: Any = None) -> Any:
-        """Of whole numbers: 1 and -1 have powers below 0, and those of others are 0."""
+        """Of integers: 1 and -1 have powers below 0, and those of others are 0."""
         below = np.less(b, 0)
         if not below.any():
             return np.power(a, b, out=out)
@@ -176,10 +176,10 @@ ADD_SCALED = row(
 
 
 def add(a: Operand, b: Operand, *, alpha: complex = 1) -> Node:
-    """``a + alpha * b``, in the shape that both are stretched to and the type that both fit in.
+    """``a + alpha * b``; shapes are broadcast, and types promoted, as in PyTorch.
 
     Raises:
-        ValueError: their shapes cannot be stretched to one.
+        ValueError: their shapes cannot be broadcast.
     """
     if alpha == 1:
         return apply(ADD, together(a, b))
@@ -203,7 +203,7 @@ def mul(a: Operand, b: Operand) -> Node:
 
 
 def div(a: Operand, b: Operand) -> Node:
-    """``a / b``, of whole numbers float32; by 0 infinite, or NaN. Shapes as for :func:`add`."""
+    """``a / b``; float32 for integers, infinite or NaN where b is 0. Shapes as for :func:`add`."""
     return apply(DIV, floats(a, b))
 
 
@@ -212,7 +212,7 @@ def pow(a: Operand, b: Operand) -> Node:
 
     Raises:
         TypeError: both are bools.
-        ValueError: a whole number to the power of a plain one that is negative.
+        ValueError: an integer to a negative power given as a plain integer.
     """
     if isinstance(a, Node) and a.spec.dtype is not bool_ and not isinstance(b, Node):
         if b == 2:
@@ -223,41 +223,41 @@ def pow(a: Operand, b: Operand) -> Node:
             return sqrt(a)
         if isinstance(b, int) and b < 0 and not is_float(a.spec.dtype):
             raise ValueError(
-                f"pow: whole numbers have no power of {b}: give a float, as in x ** {float(b)}"
+                f"pow: integers have no power of {b}: give a float, as in x ** {float(b)}"
             )
     return apply(POW, together(a, b))
 
 
 def maximum(a: Operand, b: Operand) -> Node:
-    """The greater of two elements, NaN where one is; equal ones share the gradient."""
+    """The larger of two elements, NaN if one is; equal ones share the gradient."""
     return apply(MAXIMUM, together(a, b))
 
 
 def minimum(a: Operand, b: Operand) -> Node:
-    """The less of two elements, NaN where one is; equal ones share the gradient."""
+    """The smaller of two elements, NaN if one is; equal ones share the gradient."""
     return apply(MINIMUM, together(a, b))
 
 
 def _refuse_zero(name: str, a: Operand, b: Operand) -> None:
     if not isinstance(b, Node) and b == 0 and not is_float(result_type((a, b))):
-        raise ZeroDivisionError(f"{name}: whole numbers are divided by 0")
+        raise ZeroDivisionError(f"{name}: integers are divided by 0")
 
 
 def remainder(a: Operand, b: Operand) -> Node:
     """``a % b`` with the sign of ``b``, as Python's; shapes and types as for :func:`add`.
 
     Raises:
-        ZeroDivisionError: whole numbers by a plain 0.
+        ZeroDivisionError: integers are divided by a plain 0.
     """
     _refuse_zero("remainder", a, b)
     return apply(REMAINDER, together(a, b))
 
 
 def floor_divide(a: Operand, b: Operand) -> Node:
-    """``a // b``, rounded down; without a gradient. Shapes and types as for :func:`add`.
+    """``a // b``, rounded down; it has no gradient. Shapes and types as for :func:`add`.
 
     Raises:
-        ZeroDivisionError: whole numbers by a plain 0.
+        ZeroDivisionError: integers are divided by a plain 0.
     """
     _refuse_zero("floor_divide", a, b)
     return apply(FLOOR_DIVIDE, together(a, b))
@@ -335,34 +335,34 @@ def _bits(op: Op, *operands: Operand) -> Node:
     nodes = together(*operands)
     if is_float(nodes[0].spec.dtype):
         raise TypeError(
-            f"{op.name} is of bools and whole numbers, not of {nodes[0].spec.dtype.name}: compare "
+            f"{op.name} takes bools and integers, not {nodes[0].spec.dtype.name}: compare "
             "first, as in (x > 0) & (x < 1)"
         )
     return apply(op, nodes)
 
 
 def bitwise_and(a: Operand, b: Operand) -> Node:
-    """``a & b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
+    """``a & b`` of bools or integers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_AND, a, b)
 
 
 def bitwise_or(a: Operand, b: Operand) -> Node:
-    """``a | b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
+    """``a | b`` of bools or integers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_OR, a, b)
 
 
 def bitwise_xor(a: Operand, b: Operand) -> Node:
-    """``a ^ b`` of bools or whole numbers: TypeError for floats. Shapes as for :func:`add`."""
+    """``a ^ b`` of bools or integers: TypeError for floats. Shapes as for :func:`add`."""
     return _bits(BITWISE_XOR, a, b)
 
 
 def bitwise_left_shift(a: Operand, b: Operand) -> Node:
-    """``a << b`` of whole numbers: TypeError for others. Shapes as for :func:`add`."""
+    """``a << b`` of integers: TypeError for others. Shapes as for :func:`add`."""
     return _bits(LEFT_SHIFT, a, b)
 
 
 def bitwise_right_shift(a: Operand, b: Operand) -> Node:
-    """``a >> b`` of whole numbers, the sign kept; else TypeError. Shapes as of :func:`add`."""
+    """``a >> b`` of integers, the sign kept; else TypeError. Shapes as of :func:`add`."""
     return _bits(RIGHT_SHIFT, a, b)
 
 
@@ -387,7 +387,7 @@ def isinf(x: Node) -> Node:
 
 
 def bitwise_not(x: Node) -> Node:
-    """``~x`` of bools or whole numbers: TypeError for floats."""
+    """``~x`` of bools or integers: TypeError for floats."""
     return logical_not(x) if x.spec.dtype is bool_ else _bits(BITWISE_NOT, x)
 
 
@@ -503,7 +503,7 @@ def neg(x: Node) -> Node:
 
 
 def abs(x: Node) -> Node:
-    """Without its sign, TypeError for bools; the gradient at 0 is 0."""
+    """The absolute value; TypeError for bools. The gradient at 0 is 0."""
     return apply(ABS, (x,))
 
 
@@ -513,67 +513,67 @@ def sign(x: Node) -> Node:
 
 
 def floor(x: Node) -> Node:
-    """The next whole number down, in x's type; its gradient is 0."""
+    """Rounded down, in x's type; its gradient is 0."""
     return apply(FLOOR, (x,)) if is_float(x.spec.dtype) else x
 
 
 def ceil(x: Node) -> Node:
-    """The next whole number up, in x's type; its gradient is 0."""
+    """Rounded up, in x's type; its gradient is 0."""
     return apply(CEIL, (x,)) if is_float(x.spec.dtype) else x
 
 
 def round(x: Node) -> Node:
-    """The nearest whole number, of two the even one, in x's type; its gradient is 0."""
+    """Rounded to the nearest integer, halves to even, in x's type; its gradient is 0."""
     return apply(ROUND, (x,)) if is_float(x.spec.dtype) else x
 
 
 def exp(x: Node) -> Node:
-    """The exponential function; of whole numbers float32."""
+    """The exponential function; float32 for integers."""
     return apply(EXP, floats(x))
 
 
 def log(x: Node) -> Node:
-    """The natural logarithm, -inf at 0 and NaN below; of whole numbers float32."""
+    """The natural logarithm, -inf at 0 and NaN below; float32 for integers."""
     return apply(LOG, floats(x))
 
 
 def log1p(x: Node) -> Node:
-    """``log(1 + x)``, exact also for small x; of whole numbers float32."""
+    """``log(1 + x)``, exact also for small x; float32 for integers."""
     return apply(LOG1P, floats(x))
 
 
 def sqrt(x: Node) -> Node:
-    """The square root, NaN below 0; of whole numbers float32."""
+    """The square root, NaN below 0; float32 for integers."""
     return apply(SQRT, floats(x))
 
 
 def rsqrt(x: Node) -> Node:
-    """One over the square root; of whole numbers float32."""
+    """One over the square root; float32 for integers."""
     return apply(RSQRT, floats(x))
 
 
 def sin(x: Node) -> Node:
-    """The sine of radians; of whole numbers float32."""
+    """The sine of radians; float32 for integers."""
     return apply(SIN, floats(x))
 
 
 def cos(x: Node) -> Node:
-    """The cosine of radians; of whole numbers float32."""
+    """The cosine of radians; float32 for integers."""
     return apply(COS, floats(x))
 
 
 def tanh(x: Node) -> Node:
-    """The hyperbolic tangent; of whole numbers float32."""
+    """The hyperbolic tangent; float32 for integers."""
     return apply(TANH, floats(x))
 
 
 def sigmoid(x: Node) -> Node:
-    """``1 / (1 + exp(-x))``; of whole numbers float32."""
+    """``1 / (1 + exp(-x))``; float32 for integers."""
     return apply(SIGMOID, floats(x))
 
 
 def erf(x: Node) -> Node:
-    """The error function; of whole numbers float32."""
+    """The error function; float32 for integers."""
     return apply(ERF, floats(x))
 
 
@@ -596,21 +596,21 @@ WHERE = row(
 
 
 def square(x: Node) -> Node:
-    """``x * x``; of bools int64."""
+    """``x * x``; int64 for bools."""
     return mul(x, x) if x.spec.dtype is not bool_ else cast(x, int64)
 
 
 def reciprocal(x: Node) -> Node:
-    """``1 / x``; of whole numbers float32."""
+    """``1 / x``; float32 for integers."""
     return div(1, x)
 
 
 def where(condition: Node, a: Operand, b: Operand) -> Node:
-    """``a`` where the condition holds, else ``b``; all three stretched to one shape.
+    """``a`` where the condition is True, else ``b``; all three are broadcast.
 
     Raises:
         TypeError: the condition is not bool.
-        ValueError: the shapes cannot be stretched to one.
+        ValueError: the shapes cannot be broadcast.
     """
     if condition.spec.dtype is not bool_:
         raise TypeError(
@@ -654,7 +654,7 @@ CLAMP = Op(
 
 
 def clamp(x: Node, min: Operand | None = None, max: Operand | None = None) -> Node:
-    """Not less than ``min`` and not more than ``max``, numbers or tensors.
+    """Elements limited to the range from ``min`` to ``max``, each a number or a tensor.
 
     Raises:
         ValueError: neither is given.

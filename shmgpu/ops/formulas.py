@@ -22,7 +22,7 @@ Operand = Node | complex
 
 
 class Extremes(NamedTuple):
-    """The least and the greatest."""
+    """The smallest and the largest element."""
 
     min: Node
     max: Node
@@ -39,14 +39,14 @@ def clip(x: Node, min: Operand | None = None, max: Operand | None = None) -> Nod
 
 
 def trunc(x: Node) -> Node:
-    """Without what stands behind the point."""
+    """Rounded towards 0."""
     if not is_float(x.spec.dtype):
         return x
     return e.where(e.lt(x, 0), e.ceil(x), e.floor(x))
 
 
 def logical_xor(a: Node, b: Operand) -> Node:
-    """Where one of two is true (not 0) and the other is not, bool."""
+    """Whether exactly one of two elements is true (not 0), bool."""
     return e.ne(e.ne(a, 0), e.ne(b, 0) if isinstance(b, Node) else bool(b))
 
 
@@ -68,7 +68,7 @@ def addcdiv(x: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
 def nan_to_num(
     x: Node, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Node:
-    """With numbers for NaN and the infinities: by default 0 and the type's greatest and least."""
+    """With NaN and infinities replaced, by default by 0 and the type's largest and smallest."""
     if not is_float(x.spec.dtype):
         return x
     most = _MOST[x.spec.dtype.name]
@@ -100,14 +100,14 @@ def isclose(
 
 
 def count_nonzero(x: Node, dim: Dim = None) -> Node:
-    """How many elements are not 0, int64."""
+    """The number of elements that are not 0, int64."""
     return sum(cast(e.ne(x, 0), int64), dim)
 
 
 def norm(x: Node, p: float | str = 2, dim: Dim = None, keepdim: bool = False) -> Node:
     """``sum(abs(x) ** p) ** (1 / p)`` over an axis, several, or all of them.
 
-    ``p`` of 2, or "fro", is Euclid's; ``inf`` and ``-inf`` are the greatest and least of the
+    ``p`` of 2, or "fro", is Euclid's; ``inf`` and ``-inf`` are the largest and least of the
     absolute values; 0 counts those that are not 0.
 
     Raises:
@@ -147,14 +147,14 @@ def std_mean(
 
 
 def aminmax(x: Node, *, dim: int | None = None, keepdim: bool = False) -> Extremes:
-    """The least and the greatest."""
+    """The smallest and the largest element."""
     return Extremes(reductions.amin(x, dim, keepdim), reductions.amax(x, dim, keepdim))
 
 
 def median(x: Node, dim: int | None = None, keepdim: bool = False) -> Node | Found:
-    """The middle element, of an even number the lower; over one axis (values, indices).
+    """The middle element, the lower of two; over one axis (values, indices).
 
-    NaN where one is.
+    NaN if an element is.
     """
     if dim is None:
         if 0 in x.spec.shape:

@@ -217,7 +217,7 @@ def spec_of(dtype: DType, shape: tuple[int, ...]) -> Spec:
     """The spec of that type and shape: the same object each time, so that it is a quick key.
 
     Raises:
-        TypeError: a length is no whole number.
+        TypeError: a length is no integer.
     """
     key = (dtype, shape)
     spec = _specs.get(key)
@@ -235,10 +235,10 @@ def apply(op: Op, inputs: tuple[Node, ...], params: Params = ()) -> Node:
     Args:
         op: its row.
         inputs: what it is done to; a tuple of this node's own, for references are counted.
-        params: what else the outcome depends on.
+        params: what else the result depends on.
 
     Raises:
-        ValueError, TypeError: the operation has no outcome for such inputs.
+        ValueError, TypeError: the operation has no result for such inputs.
     """
     key = (op, params, *map(_spec, inputs))
     spec = _known.get(key)

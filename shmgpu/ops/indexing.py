@@ -1,9 +1,9 @@
 """Elements found by number: gather, scatter and embedding, and what stands in square brackets.
 
-Owns the rows, and how an index is read: whole numbers, slices, None and ... are moved without
-copying; tensors of whole numbers gather. Never gives a shape that is not known while recording, so
+Owns the rows, and how an index is read: integers, slices, None and ... are moved without
+copying; tensors of integers gather. Never gives a shape that is not known while recording, so
 a mask of bools selects nothing here: ``where`` keeps the shape. A mask whose elements are known is
-turned into whole numbers before.
+turned into integers before.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Shape = tuple[int, ...]
 
 
 def whole(index: Node, name: str) -> Node:
-    """The index as int64; TypeError where it is not of whole numbers."""
+    """The index as int64; TypeError where it is not of integers."""
     if CATEGORY[index.spec.dtype] != WHOLE:
         hint = (
             ": a mask gives a shape that depends on its elements, so use where(mask, x, y), or "
             "x[mask.numpy()], which looks at it"
         )
         raise TypeError(
-            f"{name}: the index is {index.spec.dtype.name}, and must be of whole numbers"
+            f"{name}: the index is {index.spec.dtype.name}, and must be of integers"
             f"{hint if index.spec.dtype is bool_ else ''}"
         )
     return cast(index, int64)
@@ -162,8 +162,8 @@ def gather(x: Node, dim: int, index: Node) -> Node:
     """``out[i][j] = x[index[i][j]][j]`` for axis 0, and likewise for the others.
 
     Raises:
-        ValueError: the index has other axes than x, or one that is longer.
-        TypeError: the index is not of whole numbers.
+        ValueError: the index has another number of axes than x, or one that is longer.
+        TypeError: the index is not of integers.
     """
     axis = rules.axis_of(dim, len(x.spec.shape), "gather")
     return apply(GATHER, (x, whole(index, "gather")), (axis,))
@@ -174,7 +174,7 @@ def scatter_add(x: Node, dim: int, index: Node, src: Node) -> Node:
 
     Raises:
         ValueError: the shapes do not fit.
-        TypeError: the index is not of whole numbers.
+        TypeError: the index is not of integers.
     """
     axis = rules.axis_of(dim, len(x.spec.shape), "scatter_add")
     return apply(SCATTER_ADD, (x, whole(index, "scatter_add"), src), (axis,))
@@ -233,13 +233,13 @@ EMBEDDING_BACKWARD: Op = Op(
 
 
 def embedding(input: Node, weight: Node, padding_idx: int | None = None) -> Node:
-    """The rows of ``weight`` that ``input`` numbers.
+    """The rows of ``weight`` at the indices ``input``.
 
     (...) with a weight of (how many, how long) -> (..., how long). No gradient flows to the row
-    ``padding_idx``, which may count from the end.
+    ``padding_idx``; negative numbers count from the end.
 
     Raises:
-        TypeError: ``input`` is not of whole numbers.
+        TypeError: ``input`` is not of integers.
         ValueError: there is no row ``padding_idx``.
     """
     numbers = whole(input, "embedding")
@@ -374,7 +374,7 @@ INDEX_PUT = Op(
 
 
 def index_select(x: Node, dim: int, index: Node) -> Node:
-    """The parts along one axis that ``index``, of one axis, numbers."""
+    """The slices along one axis at ``index``, a vector."""
     if len(index.spec.shape) > 1:
         raise ValueError(f"index_select: the index {index.spec.shape} must have one axis")
     if not x.spec.shape:
@@ -384,7 +384,7 @@ def index_select(x: Node, dim: int, index: Node) -> Node:
 
 
 def take(x: Node, index: Node) -> Node:
-    """The elements that ``index`` numbers, x read as if it had one axis."""
+    """The elements at ``index`` of x, read as if it had one axis."""
     return apply(INDEX, (reshape(x, (math.prod(x.spec.shape),)), whole(index, "take")), ((0,),))
 
 
@@ -479,7 +479,7 @@ class Index:
 
     Attributes:
         slices: one for each axis.
-        shape: what they leave: without the axes of whole numbers, with one for each None.
+        shape: what they leave: without the axes of integers, with one for each None.
         axes: of that shape, those that ``indices`` number.
     """
 
@@ -522,19 +522,19 @@ class Index:
         self.axes = tuple(axes)
 
     def part(self, x: Node) -> Node:
-        """What whole numbers and slices leave of x."""
+        """What integers and slices leave of x."""
         return reshape(take_slices(x, self.slices), self.shape)
 
 
 def _number(one: Any) -> int:
     if isinstance(one, bool):
-        raise IndexError(f"{one} is not an index: use whole numbers, slices, None, ... or tensors")
+        raise IndexError(f"{one} is not an index: use integers, slices, None, ... or tensors")
     try:
         return operator.index(one)
     except TypeError:
         raise IndexError(
-            f"{type(one).__name__} is not an index: use whole numbers, slices, None, ... or "
-            "tensors of whole numbers"
+            f"{type(one).__name__} is not an index: use integers, slices, None, ... or "
+            "tensors of integers"
         ) from None
 
 
@@ -543,7 +543,7 @@ def getitem(x: Node, index: Any) -> Node:
 
     Raises:
         IndexError: there is no such part.
-        TypeError: a tensor in the index is not of whole numbers.
+        TypeError: a tensor in the index is not of integers.
     """
     read = Index(index, x.spec.shape)
     part = read.part(x)
@@ -574,11 +574,11 @@ def setitem(x: Node, index: Any, value: Any) -> Node:
 
 
 def masked_fill(x: Node, mask: Node, value: Operand) -> Node:
-    """``value``, a number or a tensor without axes, where the mask holds, x elsewhere, in x's type.
+    """``value``, a number or a 0-d tensor, where the mask is True, x elsewhere, in x's type.
 
     Raises:
         TypeError: the mask is not of bools.
-        ValueError: the mask cannot be stretched to x's shape, or the value has axes.
+        ValueError: the mask cannot be broadcast to x's shape, or the value has axes.
     """
     if mask.spec.dtype is not bool_:
         raise TypeError(f"masked_fill: the mask is {mask.spec.dtype.name}, and must be of bools")

@@ -1,4 +1,4 @@
-"""Products of matrices.
+"""Matrix products.
 
 Owns their rows, their gradients and the functions that record them. Never computes.
 """
@@ -61,10 +61,10 @@ MATMUL = Op(
 
 
 def matmul(a: Node, b: Node) -> Node:
-    """Matrices multiplied: (..., n, k) and (..., k, m) -> (..., n, m).
+    """Matrix products: (..., n, k) and (..., k, m) -> (..., n, m).
 
-    The leading axes are stretched to each other. A vector is a row on the left and a column on the
-    right, and its axis is gone from the outcome.
+    The leading axes are broadcast against each other. A vector counts as a row on the left and as a
+    column on the right, and its axis is removed from the result.
 
     Raises:
         ValueError: the lengths of the k axes differ, or one has no axes.

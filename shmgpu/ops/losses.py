@@ -109,9 +109,9 @@ MSE = Op(
 
 
 def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """The mean of the squared differences, stretched to one shape.
+    """The mean of the squared differences; shapes are broadcast.
 
-    ``reduction`` is ``"mean"``, ``"sum"``, or ``"none"`` for those of each element.
+    ``reduction`` is ``"mean"``, ``"sum"``, or ``"none"``, which returns each element's loss.
     """
     alike = input.spec is target.spec and is_float(input.spec.dtype)
     if reduction == "mean" and alike and 0 not in input.spec.shape:
@@ -121,7 +121,7 @@ def mse_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
 
 
 def l1_loss(input: Node, target: Node, reduction: str = "mean") -> Node:
-    """The mean distance from the target; shapes and ``reduction`` as for :func:`mse_loss`."""
+    """The mean absolute difference; shapes and ``reduction`` as for :func:`mse_loss`."""
     return reduced_by(abs(sub(input, target)), reduction)
 
 
@@ -170,11 +170,11 @@ BCE = Op(
 def binary_cross_entropy(
     input: Node, target: Node, reduction: str = "mean", weight: Node | None = None
 ) -> Node:
-    """Of probabilities, 0 to 1, and targets of their shape, likewise 0 to 1.
+    """Binary cross entropy of probabilities and targets, both from 0 to 1 and of one shape.
 
-    A logarithm is at least -100, as in PyTorch. ``reduction`` as for :func:`mse_loss`; ``weight``
-    is stretched to the input's shape, and each element's loss multiplied by it. An input that is
-    no probability is an error when the loss is read.
+    Logarithms are limited to -100, as in PyTorch. ``reduction`` is as for :func:`mse_loss`.
+    ``weight`` is broadcast to the input's shape and multiplies each element's loss. An input
+    outside 0 to 1 raises an error when the loss is read.
 
     Raises:
         ValueError: the shapes differ.
@@ -195,9 +195,9 @@ def binary_cross_entropy_with_logits(
     weight: Node | None = None,
     pos_weight: Node | None = None,
 ) -> Node:
-    """:func:`binary_cross_entropy` of the input's sigmoid; safe for great ones.
+    """:func:`binary_cross_entropy` of the input's sigmoid, without overflow.
 
-    ``pos_weight``, stretched to the input's shape, multiplies the part of the targets that are 1.
+    ``pos_weight``, broadcast to the input's shape, multiplies the loss of targets that are 1.
 
     Raises:
         ValueError: the shapes differ.
@@ -329,14 +329,14 @@ def nll_loss(
 
     Args:
         input: log-probabilities, (N, classes, ...) or (classes,).
-        target: numbers of the right classes, (N, ...) or ().
-        reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
-        ignore_index: a target that does not count.
-        weight: (classes,): how much each class counts.
+        target: indices of the right classes, (N, ...) or ().
+        reduction: ``"mean"`` (weighted), ``"sum"``, or ``"none"``.
+        ignore_index: targets with this index are skipped.
+        weight: (classes,): the weight of each class.
 
     Raises:
         ValueError: the shapes do not fit.
-        TypeError: the targets are not whole numbers.
+        TypeError: the targets are not integers.
     """
     if reduction not in REDUCTIONS:
         reduced_by(input, reduction)
@@ -369,19 +369,19 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     weight: Node | None = None,
 ) -> Node:
-    """The negative log-likelihood of the right classes, of any scores.
+    """The cross entropy of unnormalised scores with the right classes.
 
     Args:
         input: scores, (N, classes, ...) or (classes,).
-        target: numbers of the right classes, (N, ...); or of each class a probability, in the
+        target: indices of the right classes, (N, ...); or a probability of each class, in the
             input's shape.
-        reduction: ``"mean"`` of those that count, ``"sum"``, or ``"none"``.
-        ignore_index: a target that does not count.
-        label_smoothing: share of the probability that is spread over all classes.
-        weight: (classes,): how much each class counts.
+        reduction: ``"mean"`` (weighted), ``"sum"``, or ``"none"``.
+        ignore_index: targets with this index are skipped.
+        label_smoothing: fraction of the probability that is spread over all classes.
+        weight: (classes,): the weight of each class.
 
     Raises:
-        ValueError: the shapes do not fit, or the share is not 0 to 1.
+        ValueError: the shapes do not fit, or the smoothing is not from 0 to 1.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} must be 0 to 1")

@@ -34,7 +34,7 @@ SELU_SCALE = 1.0507009873554804934193349852946
 
 
 def elu(x: Node, alpha: float = 1.0) -> Node:
-    """The positive elements as they are, the others ``alpha * (exp(x) - 1)``."""
+    """``x`` where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
     (x,) = floats(x)
     return where(le(x, 0), mul(expm1(_below(x)), alpha), x)
 
@@ -45,7 +45,7 @@ def _below(x: Node) -> Node:
 
 
 def celu(x: Node, alpha: float = 1.0) -> Node:
-    """The positive elements as they are, the others ``alpha * (exp(x / alpha) - 1)``.
+    """``x`` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
 
     Raises:
         ValueError: ``alpha`` is 0.
@@ -57,7 +57,7 @@ def celu(x: Node, alpha: float = 1.0) -> Node:
 
 
 def selu(x: Node) -> Node:
-    """:func:`elu`, scaled so that mean 0 and variance 1 persist (Klambauer et al., 2017)."""
+    """:func:`elu`, scaled so that mean 0 and variance 1 are kept (Klambauer et al., 2017)."""
     return mul(elu(x, SELU_ALPHA), SELU_SCALE)
 
 
@@ -84,17 +84,17 @@ def tanhshrink(x: Node) -> Node:
 
 
 def softshrink(x: Node, lambd: float = 0.5) -> Node:
-    """Each element nearer to 0 by ``lambd``, and 0 where it is not farther away than that."""
+    """Each element moved towards 0 by ``lambd``; 0 for those within ``lambd`` of 0."""
     return sub(x, clamp(x, -lambd, lambd))
 
 
 def hardshrink(x: Node, lambd: float = 0.5) -> Node:
-    """The elements as they are, and 0 where they lie within ``lambd`` of 0."""
+    """Elements within ``lambd`` of 0 become 0; the others are unchanged."""
     return where(le(abs(x), lambd), mul(x, 0), x)
 
 
 def hardtanh(x: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
-    """No element below ``min_val`` or above ``max_val``.
+    """Elements limited to the range from ``min_val`` to ``max_val``.
 
     Raises:
         ValueError: ``min_val`` is above ``max_val``.
@@ -105,12 +105,12 @@ def hardtanh(x: Node, min_val: float = -1.0, max_val: float = 1.0) -> Node:
 
 
 def relu6(x: Node) -> Node:
-    """No element below 0 or above 6."""
+    """Elements limited to the range from 0 to 6."""
     return hardtanh(x, 0, 6)
 
 
 def hardsigmoid(x: Node) -> Node:
-    """A sigmoid of three straight lines: 0 up to -3, 1 from 3 on."""
+    """A piecewise linear sigmoid: 0 below -3, 1 above 3."""
     (x,) = floats(x)
     line = div(add(where(gt(abs(x), 3), 0.0, x), 3.0), 6.0)
     return where(le(x, -3), 0.0, where(ge(x, 3), 1.0, line))
@@ -125,17 +125,17 @@ def hardswish(x: Node) -> Node:
 
 
 def threshold(x: Node, threshold: float, value: float) -> Node:
-    """The elements above ``threshold`` as they are, ``value`` for the others."""
+    """``x`` where it is above ``threshold``, ``value`` elsewhere."""
     return where(gt(x, threshold), x, value)
 
 
 def softmin(x: Node, dim: int = -1) -> Node:
-    """:func:`softmax` of the negative: the least gets the most."""
+    """:func:`softmax` of the negated input."""
     return softmax(neg(x), dim)
 
 
 def prelu(x: Node, weight: Node) -> Node:
-    """The positive elements as they are, the others times a weight that is learned.
+    """``x`` where positive, ``weight * x`` elsewhere, with a learned weight.
 
     Args:
         x: (N, channels, ...), or any shape where the weight is one number.

@@ -184,17 +184,17 @@ def layer_norm(
     bias: Node | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Mean 0 and variance 1 over the last axes, then times weight plus bias (Ba et al., 2016).
+    """Normalises to mean 0 and variance 1 over the last axes, then times weight plus bias.
 
     Args:
         x: floats, (..., *normalized_shape).
-        normalized_shape: the lengths of these axes, or that of the one.
-        weight: of these axes; ones unless given.
-        bias: of these axes; zeros unless given.
+        normalized_shape: the lengths of these axes, or of the only one.
+        weight: of these axes; ones by default.
+        bias: of these axes; zeros by default.
         eps: added to the variance.
 
     Raises:
-        ValueError: the shape does not end like that.
+        ValueError: the input's shape does not end with these lengths.
         TypeError: the tensor is not of floats.
     """
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)

@@ -66,12 +66,12 @@ def _find(op: Op, x: Node, dim: int | None, keepdim: bool) -> Node:
 
 
 def argmax(x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-    """Where the greatest is, int64; counted through all elements without ``dim``."""
+    """The index of the largest element, int64; in the flattened tensor without ``dim``."""
     return _find(ARGMAX, x, dim, keepdim)
 
 
 def argmin(x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-    """Where the least is, int64; counted through all elements without ``dim``."""
+    """The index of the smallest element, int64; in the flattened tensor without ``dim``."""
     return _find(ARGMIN, x, dim, keepdim)
 
 
@@ -95,14 +95,14 @@ def _most(
 def max(
     x: Node, dim: Dim | Node = None, keepdim: bool = False, *, other: Node | None = None
 ) -> Node | Found:
-    """The greatest of all or over several axes; over one, (values, indices) as in PyTorch."""
+    """The largest element of all or several axes; over one, (values, indices) as in PyTorch."""
     return _most(ARGMAX, amax, maximum, x, dim, other, keepdim)
 
 
 def min(
     x: Node, dim: Dim | Node = None, keepdim: bool = False, *, other: Node | None = None
 ) -> Node | Found:
-    """The least of all or over several axes; over one, (values, indices) as in PyTorch."""
+    """The smallest element of all or several axes; over one, (values, indices) as in PyTorch."""
     return _most(ARGMIN, amin, minimum, x, dim, other, keepdim)
 
 
@@ -134,19 +134,19 @@ ARGSORT = Op(
 
 
 def argsort(x: Node, dim: int = -1, descending: bool = False) -> Node:
-    """Where the elements stand that are in order; equal ones keep theirs."""
+    """The indices that sort the elements, int64; the sort is stable."""
     axis = rules.axis_of(dim, len(x.spec.shape), "argsort")
     return apply(ARGSORT, (x,), (axis, bool(descending)))
 
 
 def sort(x: Node, dim: int = -1, descending: bool = False) -> Found:
-    """The elements in order, and where they were."""
+    """The elements in order, and their indices before."""
     indices = argsort(x, dim, descending)
     return Found(gather(x, dim, indices), indices)
 
 
 def topk(x: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Found:
-    """The k greatest (or least) elements and where they were; in order, also unless ``sorted``."""
+    """The k largest (or smallest) elements and their indices, always in order."""
     axis = rules.axis_of(dim, len(x.spec.shape), "topk")
     have = x.spec.shape[axis] if x.spec.shape else 1
     if not 0 <= k <= have:
@@ -180,7 +180,7 @@ def _from_behind(x: Node, axis: int) -> Node:
 
 
 def cumsum(x: Node, dim: int, dtype: Any = None) -> Node:
-    """The sum of each element and all before it; of bools and whole numbers int64."""
+    """The running sum; int64 for bools and integers."""
     x = _summed(x, dtype)
     return apply(CUMSUM, (x,), (rules.axis_of(dim, len(x.spec.shape), "cumsum"),))
 
@@ -221,7 +221,7 @@ CUMPROD = Op(
 
 
 def cumprod(x: Node, dim: int, dtype: Any = None) -> Node:
-    """The product of each element and all before it; of bools and whole numbers int64."""
+    """The running product; int64 for bools and integers."""
     x = _summed(x, dtype)
     return apply(CUMPROD, (x,), (rules.axis_of(dim, len(x.spec.shape), "cumprod"),))
 
@@ -288,17 +288,17 @@ def searchsorted(
     side: str | None = None,
     sorter: Node | None = None,
 ) -> Node:
-    """Where elements would stand in an order, before equal ones or behind them; int64.
+    """Where elements would be inserted to keep the order, before or after equal ones; int64.
 
     Args:
         sorted_sequence: in ascending order along its last axis: (k,), or (..., k).
         input: what is looked for: of any shape, or (..., n), each row in its own order.
-        right: behind equal ones.
+        right: after equal ones.
         side: "right" for the same, or "left".
-        sorter: what :func:`argsort` says of a sequence that is not in order.
+        sorter: the result of :func:`argsort`, if the sequence is not in order.
 
     Raises:
-        ValueError: the shapes do not fit, or ``side`` is another word, or contradicts ``right``.
+        ValueError: the shapes do not fit, or ``side`` is unknown or contradicts ``right``.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise ValueError(f'searchsorted: side={side!r} must be "left" or "right", as right={right}')
@@ -309,7 +309,7 @@ def searchsorted(
 
 
 def bucketize(input: Operand, boundaries: Node, *, right: bool = False) -> Node:
-    """Between which boundaries elements lie, int64: 0 below the first.
+    """The index of the bucket of each element, int64: 0 below the first boundary.
 
     As :func:`searchsorted` with the two exchanged.
 

@@ -28,13 +28,13 @@ def _axes(name: str, wanted: Sequence[int], *nodes: Node) -> None:
 
 
 def mm(input: Node, mat2: Node) -> Node:
-    """Two matrices multiplied: (n, k) and (k, m) -> (n, m); ValueError for other shapes."""
+    """The product of two matrices: (n, k) and (k, m) -> (n, m); ValueError for other shapes."""
     _axes("mm", (2, 2), input, mat2)
     return matmul(input, mat2)
 
 
 def bmm(input: Node, mat2: Node) -> Node:
-    """Matrices multiplied, each with its own: (b, n, k) and (b, k, m) -> (b, n, m).
+    """A batch of matrix products: (b, n, k) and (b, k, m) -> (b, n, m).
 
     Raises:
         ValueError: they are of other shapes.
@@ -66,27 +66,27 @@ def _plus(name: str, input: Node, product: Node, beta: float, alpha: float) -> N
         input = mul(input, beta)
     found = add(input, product)
     if found.spec.shape != product.spec.shape:
-        raise ValueError(f"{name}: {input.spec.shape} is not stretched to {product.spec.shape}")
+        raise ValueError(f"{name}: {input.spec.shape} cannot be broadcast to {product.spec.shape}")
     return found
 
 
 def addmm(input: Node, mat1: Node, mat2: Node, *, beta: float = 1, alpha: float = 1) -> Node:
-    """``beta * input + alpha * (mat1 @ mat2)``, the input stretched to the product's shape."""
+    """``beta * input + alpha * (mat1 @ mat2)``, the input broadcast to the product's shape."""
     return _plus("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
 def addmv(input: Node, mat: Node, vec: Node, *, beta: float = 1, alpha: float = 1) -> Node:
-    """``beta * input + alpha * (mat @ vec)``, the input stretched to the product's shape."""
+    """``beta * input + alpha * (mat @ vec)``, the input broadcast to the product's shape."""
     return _plus("addmv", input, mv(mat, vec), beta, alpha)
 
 
 def baddbmm(input: Node, batch1: Node, batch2: Node, *, beta: float = 1, alpha: float = 1) -> Node:
-    """``beta * input + alpha * bmm(batch1, batch2)``, the input stretched to that shape."""
+    """``beta * input + alpha * bmm(batch1, batch2)``, the input broadcast to that shape."""
     return _plus("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
 def tensordot(a: Node, b: Node, dims: int | Sequence[Sequence[int]] = 2) -> Node:
-    """Products summed over axes of both: the last of ``a`` with the first of ``b``, or as named.
+    """Products summed over axes of both: the last of ``a`` and the first of ``b``, or those named.
 
     ``dims`` says how many axes, or has a list of axes for each.
 
@@ -119,16 +119,16 @@ def _size(x: Node, axes: Sequence[int]) -> int:
 
 
 def einsum(equation: str, *operands: Node) -> Node:
-    """A sum of products over axes that have letters: ``"bij,bjk->bik"`` is :func:`bmm`.
+    """A sum of products over axes named by letters: ``"bij,bjk->bik"`` is :func:`bmm`.
 
     Args:
-        equation: a letter for each axis of each tensor, ``...`` for axes that are stretched to each
-            other, and after ``->`` those of the outcome; without that, those that are there once,
-            in the alphabet's order.
+        equation: a letter for each axis of each tensor, ``...`` for axes that are broadcast to each
+            other, and after ``->`` those of the result; without that, those that occur once, in
+        alphabetical order.
         operands: the tensors, or one sequence of them.
 
     Raises:
-        ValueError: letters and axes do not agree.
+        ValueError: the letters do not match the axes.
     """
     is_listed = len(operands) == 1 and isinstance(operands[0], list)
     nodes = list(operands[0]) if is_listed else [*operands]  # type: ignore[call-overload]
@@ -153,7 +153,7 @@ def einsum(equation: str, *operands: Node) -> Node:
 
 
 def _terms(equation: str, nodes: list[Node]) -> tuple[list[str], str]:
-    """The letters of each tensor and of the outcome; those that ``...`` stands for are digits."""
+    """The letters of each tensor and of the result; those that ``...`` stands for are digits."""
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
     if len(terms) != len(nodes):

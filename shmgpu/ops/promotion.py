@@ -113,7 +113,7 @@ def number(value: complex, dtype: DType) -> Node:
 
     Raises:
         TypeError: tensors have no such type.
-        OverflowError: it is of whole numbers, and this one fits into none.
+        OverflowError: it is of integers, and this one fits into none.
     """
     if dtype not in _NUMBERS:
         refuse_strange(dtype)

@@ -62,7 +62,7 @@ def triu(x: Node, diagonal: int = 0) -> Node:
 
 
 def pad(x: Node, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Node:
-    """Margins of one value; ``pad`` begins with the last axis, (before, after) for each."""
+    """A border of one value; ``pad`` holds (before, after) for each axis, the last axis first."""
     shape = x.spec.shape
     margins = tuple(pad)
     if mode != "constant":
@@ -92,7 +92,7 @@ def pad(x: Node, pad: Sequence[int], mode: str = "constant", value: float | None
 
 
 def roll(x: Node, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Node:
-    """What is moved beyond the end comes in again at the beginning."""
+    """Elements shifted along axes; those shifted past the end come in again at the beginning."""
     if dims is None:
         return reshape(roll(flatten(x), shifts, 0), x.spec.shape)
     steps = (shifts,) if isinstance(shifts, int) else tuple(shifts)
@@ -109,7 +109,7 @@ def roll(x: Node, shifts: int | Sequence[int], dims: int | Sequence[int] | None 
 
 
 def one_hot(x: Node, num_classes: int) -> Node:
-    """int64: 1 at the place that the element numbers on a new last axis, 0 elsewhere."""
+    """int64: along a new last axis, 1 at the index that the element gives, 0 elsewhere."""
     if rules.whole(num_classes, "one_hot", "num_classes") < 1:
         raise ValueError(
             "one_hot: give num_classes, 1 or more: the greatest element is not known while "

@@ -125,7 +125,7 @@ PROD = Op(
 def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
     """Whether all elements are true (not 0), over an axis, several, or all of them.
 
-    bool; of uint8 uint8.
+    bool; uint8 for uint8.
     """
     return apply(ALL, (x,), (rules.axes_of(dim, len(x.spec.shape), "all"), keepdim))
 
@@ -133,13 +133,13 @@ def all(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
 def any(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
     """Whether an element is true (not 0), over an axis, several, or all of them.
 
-    bool; of uint8 uint8.
+    bool; uint8 for uint8.
     """
     return apply(ANY, (x,), (rules.axes_of(dim, len(x.spec.shape), "any"), keepdim))
 
 
 def prod(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
-    """The product over an axis, several, or all of them; of bools and whole numbers int64.
+    """The product over an axis, several, or all of them; int64 for bools and integers.
 
     In the type ``dtype``, where one is given.
     """
@@ -179,7 +179,7 @@ def mean(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) 
 def var(x: Node, dim: Dim = None, keepdim: bool = False, correction: int = 1) -> Node:
     """The variance over an axis, several, or all of them, of floats.
 
-    The mean square is of ``correction`` elements less than there are; NaN where none is left.
+    The sum of squares is divided by the number of elements minus ``correction``; NaN if that is 0.
     """
     axes = rules.axes_of(dim, len(x.spec.shape), "var")
     centred = sub(x, mean(x, axes, True))
@@ -200,7 +200,7 @@ def _refuse_empty(x: Node, axes: tuple[int, ...], name: str) -> None:
 
 
 def amax(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """The greatest over an axis, several, or all of them; equal ones share the gradient.
+    """The largest element over an axis, several, or all; equal ones share the gradient.
 
     Raises:
         ValueError: there are no elements.
@@ -211,7 +211,7 @@ def amax(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
 
 
 def amin(x: Node, dim: Dim = None, keepdim: bool = False) -> Node:
-    """The least over an axis, several, or all of them; equal ones share the gradient.
+    """The smallest element over an axis, several, or all; equal ones share the gradient.
 
     Raises:
         ValueError: there are no elements.

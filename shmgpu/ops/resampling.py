@@ -55,12 +55,12 @@ def _adapted(x: Node, output_size: Any, places: int, name: str, reduce: Reduce) 
 
 
 def adaptive_avg_pool1d(input: Node, output_size: Any) -> Node:
-    """The means of as many windows as are wanted, evenly spread: (N, C, L) -> (N, C, size)."""
+    """The means of ``output_size`` windows, evenly spread: (N, C, L) -> (N, C, size)."""
     return _adapted(input, output_size, 1, "adaptive_avg_pool1d", mean)
 
 
 def adaptive_avg_pool2d(input: Node, output_size: Any) -> Node:
-    """The means of as many windows as are wanted: (N, C, H, W) -> (N, C, *output_size).
+    """The means of ``output_size`` windows, evenly spread: (N, C, H, W) -> (N, C, *output_size).
 
     One number is for both axes; None in place of one keeps an axis.
 
@@ -72,24 +72,24 @@ def adaptive_avg_pool2d(input: Node, output_size: Any) -> Node:
 
 
 def adaptive_max_pool1d(input: Node, output_size: Any) -> Node:
-    """As :func:`adaptive_avg_pool1d`, with the greatest of each window."""
+    """As :func:`adaptive_avg_pool1d`, with the largest element of each window."""
     return _adapted(input, output_size, 1, "adaptive_max_pool1d", amax)
 
 
 def adaptive_max_pool2d(input: Node, output_size: Any) -> Node:
-    """As :func:`adaptive_avg_pool2d`, with the greatest of each window."""
+    """As :func:`adaptive_avg_pool2d`, with the largest element of each window."""
     return _adapted(input, output_size, 2, "adaptive_max_pool2d", amax)
 
 
 def interpolate(
     input: Node, size: Any = None, scale_factor: Any = None, mode: str = "nearest"
 ) -> Node:
-    """Each element of the output is the nearest one of the input, as PyTorch counts.
+    """Resizes by taking the nearest element of the input, as PyTorch defines it.
 
     Args:
         input: (N, C, ...).
-        size: lengths of the axes after the second, one number for all; or else
-        scale_factor: by what they grow, one number for all.
+        size: lengths of the axes after the second, one number for all; or else use
+        scale_factor: the factors by which they grow, one number for all.
         mode: ``"nearest"``, the only one there is.
 
     Raises:

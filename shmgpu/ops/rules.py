@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(shapes: Sequence[Shape], name: str) -> Shape:
-    """The shape that all of them are stretched to; ValueError where there is none."""
+    """The shape that all of them are broadcast to; ValueError where there is none."""
     ndim = max(map(len, shapes))
     out = [1] * ndim
     for shape in shapes:
@@ -37,7 +37,7 @@ def broadcast(shapes: Sequence[Shape], name: str) -> Shape:
 
 
 def elementwise(name: str, dtype: DType | None = None) -> Rule:
-    """All inputs are stretched to one shape; the output's type is theirs, or the one given."""
+    """All inputs are broadcast to one shape; the output's type is theirs, or the one given."""
 
     def rule(specs: Specs, params: Params) -> Spec:
         first = specs[0]
@@ -51,7 +51,7 @@ def elementwise(name: str, dtype: DType | None = None) -> Rule:
 
 
 def not_of_bools(name: str, rule: Rule) -> Rule:
-    """The same, of whole numbers and floats only."""
+    """The same, of integers and floats only."""
 
     def checked(specs: Specs, params: Params) -> Spec:
         if specs[0].dtype.name == "bool":
@@ -64,7 +64,7 @@ def not_of_bools(name: str, rule: Rule) -> Rule:
 
 
 def whole(value: Any, name: str, word: str) -> int:
-    """An argument that must be a whole number; TypeError where it is not."""
+    """An argument that must be an integer; TypeError where it is not."""
     try:
         return operator.index(value)
     except TypeError:

@@ -85,7 +85,7 @@ def permute(x: Node, dims: Shape) -> Node:
 
 
 def transpose(x: Node, dim0: int = -2, dim1: int = -1) -> Node:
-    """With two axes exchanged, the last two unless given."""
+    """With two axes exchanged, the last two by default."""
     axes = _swapped(len(x.spec.shape), dim0, dim1)
     return x if axes is None else apply(PERMUTE, (x,), (axes,))
 
@@ -102,20 +102,20 @@ def _swapped(ndim: int, dim0: int, dim1: int) -> Shape | None:
 
 
 def unsqueeze(x: Node, dim: int) -> Node:
-    """With a new axis of length 1 before that of number ``dim``; -1: behind the last."""
+    """With a new axis of length 1 at position ``dim``; -1: after the last."""
     axis = rules.axis_of(dim, len(x.spec.shape) + 1, "unsqueeze")
     return reshape(x, (*x.spec.shape[:axis], 1, *x.spec.shape[axis:]))
 
 
 def squeeze(x: Node, dim: int | Sequence[int] | None = None) -> Node:
-    """Without the axes of length 1: all of these, or those of ``dim`` that are."""
+    """With axes of length 1 removed: all of them, or those of ``dim``."""
     shape = x.spec.shape
     axes = rules.axes_of(dim, len(shape), "squeeze")
     return reshape(x, tuple([n for axis, n in enumerate(shape) if axis not in axes or n != 1]))
 
 
 def flatten(x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
-    """Neighbouring axes as one, all of them unless given."""
+    """Adjacent axes merged into one, all of them by default."""
     shape = x.spec.shape
     first = rules.axis_of(start_dim, len(shape), "flatten")
     last = rules.axis_of(end_dim, len(shape), "flatten")
@@ -308,7 +308,7 @@ def flip(x: Node, dims: int | Sequence[int]) -> Node:
 
 
 def movedim(x: Node, source: int, destination: int) -> Node:
-    """With one axis in another place."""
+    """With one axis moved to another position."""
     ndim = len(x.spec.shape)
     axes = list(range(ndim))
     moved = axes.pop(rules.axis_of(source, ndim, "movedim"))
@@ -317,7 +317,7 @@ def movedim(x: Node, source: int, destination: int) -> Node:
 
 
 def unbind(x: Node, dim: int = 0) -> tuple[Node, ...]:
-    """The parts along an axis, without it."""
+    """The slices along an axis, which is removed."""
     if not x.spec.shape:
         raise ValueError("unbind: a tensor without axes has no parts")
     axis = rules.axis_of(dim, len(x.spec.shape), "unbind")
@@ -370,10 +370,10 @@ CAT = Op(
 
 
 def cat(tensors: Sequence[Node], dim: int = 0) -> Node:
-    """Tensors one behind the other along an axis; their shapes may differ in that one only.
+    """Tensors joined along an axis, in which alone their shapes may differ.
 
     Raises:
-        ValueError: other lengths differ, there are no tensors, or one has no axes.
+        ValueError: lengths of other axes differ, there are no tensors, or one has no axes.
     """
     if not tensors:
         raise ValueError("cat: give one tensor or more")
@@ -386,7 +386,7 @@ def cat(tensors: Sequence[Node], dim: int = 0) -> Node:
 
 
 def stack(tensors: Sequence[Node], dim: int = 0) -> Node:
-    """Tensors of one shape side by side along a new axis.
+    """Tensors of one shape, joined along a new axis.
 
     Raises:
         ValueError: their shapes differ, or there are none.
@@ -400,7 +400,7 @@ def stack(tensors: Sequence[Node], dim: int = 0) -> Node:
 
 
 def narrow(x: Node, dim: int, start: int, length: int) -> Node:
-    """``length`` places of an axis from ``start`` on; ValueError where there are fewer."""
+    """``length`` elements of an axis from ``start`` on; ValueError if there are fewer."""
     axis = rules.axis_of(dim, len(x.spec.shape), "narrow")
     have = x.spec.shape[axis] if x.spec.shape else 0
     if start < 0:
@@ -415,10 +415,10 @@ def narrow(x: Node, dim: int, start: int, length: int) -> Node:
 
 
 def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node, ...]:
-    """The parts along an axis: of ``split_size`` each, the last what is left; or of these sizes.
+    """Parts along an axis, each of ``split_size`` (the last may be smaller), or of these sizes.
 
     Raises:
-        ValueError: the sizes do not make the axis, or are not positive.
+        ValueError: the sizes do not add up to the axis, or are not positive.
     """
     axis = rules.axis_of(dim, len(x.spec.shape), "split")
     length = x.spec.shape[axis]
@@ -439,7 +439,7 @@ def split(x: Node, split_size: int | Sequence[int], dim: int = 0) -> tuple[Node,
 
 
 def chunk(x: Node, chunks: int, dim: int = 0) -> tuple[Node, ...]:
-    """The axis in so many parts of equal length, the last what is left; or fewer."""
+    """At most so many parts along an axis, of equal length (the last may be smaller)."""
     axis = rules.axis_of(dim, len(x.spec.shape), "chunk")
     if chunks <= 0:
         raise ValueError(f"chunk: chunks={chunks} must be 1 or more")

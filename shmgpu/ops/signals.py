@@ -17,7 +17,7 @@ from shmgpu.ops.windows import CONV2D_INPUT, avg_pool2d, conv2d, max_pool2d, pai
 
 
 def _one(value: Any, name: str) -> int:
-    """A setting of one axis: a whole number, alone or in a sequence."""
+    """A setting of one axis: an integer, alone or in a sequence."""
     if isinstance(value, (tuple, list)) and len(value) == 1:
         (value,) = value
     if not isinstance(value, int):
@@ -95,7 +95,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Node:
-    """Each element of the input spreads a filter over the output: the gradient of a convolution.
+    """A transposed 2-D convolution: the gradient of a convolution for its input.
 
     Args:
         input: (N, channels, H, W) or (channels, H, W), of floats.
@@ -103,10 +103,10 @@ def conv_transpose2d(
         bias: (out channels,).
         stride: elements of the output between one of the input and the next; one number or (down,
             across), and so are the other sizes.
-        padding: margins that the output is without.
-        output_padding: rows and columns more at the end, fewer than the stride or the dilation.
-        groups: parts that the channels fall into, each with its own filters.
-        dilation: distance of the places that a filter reaches.
+        padding: rows and columns that are cut off around the output.
+        output_padding: more rows and columns at the end, fewer than the stride or the dilation.
+        groups: into which the channels are divided, each with its own filters.
+        dilation: distance between the elements that a filter writes.
 
     Returns:
         (N, out channels, H', W'), where H' is

@@ -56,13 +56,13 @@ def expand(x: Node, shape: Shape) -> Node:
     fits = extra >= 0 and all(h in (1, n) for n, h in zip(shape[extra:], have, strict=True))
     if not fits or any(n < 0 for n in shape):
         raise ValueError(
-            f"expand: {have} cannot be stretched to {shape}: only axes of length 1 can"
+            f"expand: {have} cannot be broadcast to {shape}: only axes of length 1 can"
         )
     return apply(EXPAND, (x,), (shape,))
 
 
 def sum_to(x: Node, shape: Shape) -> Node:
-    """The sum over what was stretched from ``shape`` to x's shape."""
+    """The sum over what was broadcast from ``shape`` to x's shape."""
     have = x.spec.shape
     if have == shape:
         return x
@@ -85,12 +85,12 @@ def _numpy_sum(np: Any, specs: Any, params: Params, out: Spec) -> Any:
 
 
 def stretched_back(g: Node, node: Node) -> Node:
-    """A reduction's gradient (or output) stretched to its input's shape."""
+    """A reduction's gradient (or output) broadcast to its input's shape."""
     return stretched(g, node.params[0], node.inputs[0])
 
 
 def stretched(x: Node, axes: tuple[int, ...], like: Node) -> Node:
-    """What a reduction over these axes gave, stretched to the shape it came from."""
+    """What a reduction over these axes gave, broadcast to the shape it came from."""
     return expand(reshape(x, rules.reduced(like.spec.shape, axes, True)), like.spec.shape)
 
 
@@ -105,7 +105,7 @@ SUM = Op(
 
 
 def sum(x: Node, dim: Dim = None, keepdim: bool = False, *, dtype: Any = None) -> Node:
-    """The sum over an axis, several, or all of them; of bools and whole numbers int64.
+    """The sum over an axis, several, or all of them; int64 for bools and integers.
 
     In the type ``dtype``, where one is given.
     """

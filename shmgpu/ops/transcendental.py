@@ -77,42 +77,42 @@ SIGNBIT = row("signbit", dtype=bool_, in_place=False)
 
 
 def expm1(x: Node) -> Node:
-    """``exp(x) - 1``, exact also for small x; of whole numbers float32."""
+    """``exp(x) - 1``, exact also for small x; float32 for integers."""
     return apply(EXPM1, floats(x))
 
 
 def asin(x: Node) -> Node:
-    """The angle whose sine it is, in radians; NaN beyond 1. Of whole numbers float32."""
+    """The angle whose sine it is, in radians; NaN beyond 1. Integers give float32."""
     return apply(ASIN, floats(x))
 
 
 def acos(x: Node) -> Node:
-    """The angle whose cosine it is, in radians; NaN beyond 1. Of whole numbers float32."""
+    """The angle whose cosine it is, in radians; NaN beyond 1. Integers give float32."""
     return apply(ACOS, floats(x))
 
 
 def atan(x: Node) -> Node:
-    """The angle whose tangent it is, in radians; of whole numbers float32."""
+    """The angle whose tangent it is, in radians; float32 for integers."""
     return apply(ATAN, floats(x))
 
 
 def asinh(x: Node) -> Node:
-    """The number whose hyperbolic sine it is; of whole numbers float32."""
+    """The number whose hyperbolic sine it is; float32 for integers."""
     return apply(ASINH, floats(x))
 
 
 def acosh(x: Node) -> Node:
-    """The number whose hyperbolic cosine it is; NaN below 1. Of whole numbers float32."""
+    """The number whose hyperbolic cosine it is; NaN below 1. Integers give float32."""
     return apply(ACOSH, floats(x))
 
 
 def atanh(x: Node) -> Node:
-    """The number whose hyperbolic tangent it is; NaN beyond 1. Of whole numbers float32."""
+    """The number whose hyperbolic tangent it is; NaN beyond 1. Integers give float32."""
     return apply(ATANH, floats(x))
 
 
 def signbit(x: Node) -> Node:
-    """Where an element is below 0, or is -0.0, bool."""
+    """Whether the sign bit is set (negative, or -0.0), bool."""
     return apply(SIGNBIT, (x,)) if is_float(x.spec.dtype) else lt(x, 0)
 
 
@@ -229,37 +229,37 @@ NEXTAFTER = row(
 
 
 def log2(x: Operand) -> Node:
-    """The logarithm to base 2; of whole numbers float32."""
+    """The logarithm to base 2; float32 for integers."""
     return apply(LOG2, floats(x))
 
 
 def log10(x: Operand) -> Node:
-    """The logarithm to base 10; of whole numbers float32."""
+    """The logarithm to base 10; float32 for integers."""
     return apply(LOG10, floats(x))
 
 
 def tan(x: Operand) -> Node:
-    """The tangent; of whole numbers float32."""
+    """The tangent; float32 for integers."""
     return apply(TAN, floats(x))
 
 
 def sinh(x: Operand) -> Node:
-    """The hyperbolic sine; of whole numbers float32."""
+    """The hyperbolic sine; float32 for integers."""
     return apply(SINH, floats(x))
 
 
 def cosh(x: Operand) -> Node:
-    """The hyperbolic cosine; of whole numbers float32."""
+    """The hyperbolic cosine; float32 for integers."""
     return apply(COSH, floats(x))
 
 
 def fmod(a: Operand, b: Operand) -> Node:
-    """What is left of a division, with the sign of ``a`` (as C has it)."""
+    """The remainder of a division, with the sign of ``a``, as in C."""
     return apply(FMOD, together(a, b))
 
 
 def logaddexp(a: Operand, b: Operand) -> Node:
-    """``log(exp(a) + exp(b))`` without overflow; of whole numbers float32."""
+    """``log(exp(a) + exp(b))`` without overflow; float32 for integers."""
     return apply(LOGADDEXP, floats(a, b))
 
 
@@ -282,7 +282,7 @@ def hypot(input: Operand, other: Operand) -> Node:
 
 
 def copysign(input: Operand, other: Operand) -> Node:
-    """The first number with the sign of the second, -0.0 counting as below 0.
+    """The first number with the sign of the second; -0.0 is negative.
 
     Shapes and types as for :func:`shmgpu.div`; no gradient flows to the second.
     """
@@ -290,5 +290,5 @@ def copysign(input: Operand, other: Operand) -> Node:
 
 
 def nextafter(input: Operand, other: Operand) -> Node:
-    """The next number that the type has, from the first towards the second; without a gradient."""
+    """The next representable number after the first towards the second; it has no gradient."""
     return apply(NEXTAFTER, floats(input, other))

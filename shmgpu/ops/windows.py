@@ -220,16 +220,16 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Node:
-    """A filter's answer for each channel of the output, of floats.
+    """A 2-D convolution (cross-correlation) of floats.
 
     Args:
         input: (N, channels, H, W) or (channels, H, W).
         weight: (out channels, channels / groups, height, width).
         bias: (out channels,).
-        stride: steps of the filter, one number or (down, across), and so are the next two.
+        stride: of the filter, one number or (down, across), as the next two.
         padding: zeros around; or ``"same"`` (with stride 1 only), or ``"valid"`` for none.
-        dilation: distance of the places that a filter looks at.
-        groups: parts that the channels fall into, each with its own filters.
+        dilation: distance between the elements that a filter reads.
+        groups: into which the channels are divided, each with its own filters.
 
     Returns:
         (N, out channels, H', W'), where H' is
@@ -344,10 +344,10 @@ def _four(input: Node, name: str) -> tuple[Node, bool]:
 def max_pool2d(
     input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1
 ) -> Node:
-    """The greatest of each window: (N, C, H, W) or (C, H, W) of floats, H and W become fewer.
+    """The largest element of each window: (N, C, H, W) or (C, H, W) of floats; H and W shrink.
 
-    Sizes are one number or (down, across); ``stride`` is the window's unless given. The margins of
-    ``padding`` never win, and are at most half a window.
+    Sizes are one number or (down, across); ``stride`` is the window's size by default. Elements
+    added by ``padding`` are never the largest; at most half a window may be added.
 
     Raises:
         ValueError: other axes, or windows that do not fit.
@@ -425,7 +425,7 @@ AVG_POOL2D_BACKWARD: Op = Op(
 
 
 def avg_pool2d(input: Node, kernel_size: Any, stride: Any = None, padding: Any = 0) -> Node:
-    """The mean of each window: (N, C, H, W) or (C, H, W) of floats, H and W become fewer.
+    """The mean of each window: (N, C, H, W) or (C, H, W) of floats; H and W shrink.
 
     Sizes as for :func:`max_pool2d`; the zeros of ``padding`` count.
     """

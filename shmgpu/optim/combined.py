@@ -45,13 +45,13 @@ class _Combined(LRScheduler):
 
 
 class SequentialLR(_Combined):
-    """One schedule after the other.
+    """Schedules one after another.
 
     Args:
         optimizer: whose rates change.
         schedulers: the schedules.
         milestones: the steps at which the second and each later one begin.
-        last_epoch: the step to go on after.
+        last_epoch: the step to continue after.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SequentialLR(_Combined):
         self._last_lr = schedulers[0].get_last_lr()
 
     def step(self, epoch: int | None = None) -> None:
-        """One step further."""
+        """Advance by one step."""
         self.last_epoch += 1
         place = bisect_right(self._milestones, self.last_epoch)
         chosen = self._schedulers[place]
@@ -89,11 +89,11 @@ class SequentialLR(_Combined):
 
 
 class ChainedScheduler(_Combined):
-    """All schedules at each step, one after the other.
+    """All schedules at each step, in order.
 
     Args:
         schedulers: the schedules.
-        optimizer: whose rates change, that of the schedules unless given.
+        optimizer: whose rates change, that of the schedules by default.
     """
 
     def __init__(
@@ -103,25 +103,25 @@ class ChainedScheduler(_Combined):
         self._last_lr = self._rates
 
     def step(self, epoch: int | None = None) -> None:
-        """One step further."""
+        """Advance by one step."""
         for one in self._schedulers:
             one.step()
         self._last_lr = self._rates
 
 
 class ReduceLROnPlateau(LRScheduler):
-    """Times ``factor`` when a figure has not got better for ``patience`` steps.
+    """Multiply rates by ``factor`` when a metric has not improved for ``patience`` steps.
 
     Args:
         optimizer: whose rates change.
         mode: ``"min"`` where less is better, ``"max"`` where more is.
         factor: by which rates are multiplied, below 1.
-        patience: steps without a better figure that are borne.
-        threshold: how much better a figure must be to count.
-        threshold_mode: of the best one (``"rel"``), or as it is (``"abs"``).
-        cooldown: steps after a change in which nothing is counted.
-        min_lr: the least rate; a list for one of each group.
-        eps: a change of a rate by less is not made.
+        patience: steps without improvement that are tolerated.
+        threshold: by how much the metric must improve to count.
+        threshold_mode: relative to the best one (``"rel"``), or absolute (``"abs"``).
+        cooldown: steps after a change that are not counted.
+        min_lr: the lowest rate; a list for one of each group.
+        eps: smaller changes of a rate are skipped.
     """
 
     def __init__(
@@ -161,21 +161,21 @@ class ReduceLROnPlateau(LRScheduler):
         self.num_bad_epochs = 0
 
     def is_better(self, a: float, best: float) -> bool:
-        """Whether a figure is better than the best one, by the threshold."""
+        """Whether a metric improves on the best one, by the threshold."""
         sign = 1 if self.mode == "max" else -1
         if self.threshold_mode == "rel":
             return sign * a > sign * best * (1 + sign * self.threshold)
         return sign * a > sign * best + self.threshold
 
     def step(self, metrics: Any = None, epoch: int | None = None) -> None:  # type: ignore[override]
-        """One step further.
+        """Advance by one step.
 
         Args:
-            metrics: the figure: a number, or a tensor of one element, which is waited for.
+            metrics: a number, or a tensor of one element, whose value is awaited.
             epoch: the step that this is.
 
         Raises:
-            TypeError: there is no figure.
+            TypeError: there is no metric.
         """
         if metrics is None:
             raise TypeError("ReduceLROnPlateau.step takes the figure that it looks at")

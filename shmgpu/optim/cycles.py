@@ -14,14 +14,14 @@ from shmgpu.optim.schedules import LRScheduler
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Half a cosine from the rate to ``eta_min``, again and again (Loshchilov and Hutter, 2017).
+    """Half a cosine from the rate to ``eta_min``, repeatedly (Loshchilov and Hutter, 2017).
 
     Args:
         optimizer: whose rates change.
         T_0: steps until the first restart.
         T_mult: by which each period is longer than the one before.
-        eta_min: the least rate.
-        last_epoch: the step to go on after.
+        eta_min: the lowest rate.
+        last_epoch: the step to continue after.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        """What the place in the period says."""
+        """The rates at this point of the period."""
         share = (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2
         return [self.eta_min + (base - self.eta_min) * share for base in self.base_lrs]
 
     def step(self, epoch: float | None = None) -> None:
-        """One step further; or to that one, which may lie between two."""
+        """Advance by one step, or to ``epoch``, which may be a fraction."""
         self._step_count += 1
         if epoch is None and self.last_epoch < 0:
             epoch = 0
@@ -101,26 +101,26 @@ ANNEAL = {"cos": _cosine, "linear": _linear}
 
 
 class OneCycleLR(LRScheduler):
-    """Up to ``max_lr`` and down to next to nothing; momentum the other way (Smith, 2018).
+    """Up to ``max_lr``, then down to almost 0; momentum inversely (Smith, 2018).
 
     Args:
         optimizer: whose rates change.
-        max_lr: the greatest rate; a list for one of each group.
-        total_steps: how many there will be; or else
-        epochs: and
-        steps_per_epoch: whose product that is.
-        pct_start: share of the steps that go up.
+        max_lr: the highest rate; a list for one of each group.
+        total_steps: how many steps there will be; otherwise epochs * steps_per_epoch.
+        epochs: number of epochs.
+        steps_per_epoch: steps of each.
+        pct_start: fraction of the steps in which rates rise.
         anneal_strategy: ``"cos"`` or ``"linear"``.
         cycle_momentum: whether the momentum, or the first of Adam's betas, changes.
-        base_momentum: its least value.
-        max_momentum: its greatest.
-        div_factor: the greatest rate by the first.
-        final_div_factor: the first rate by the last.
-        three_phase: come back to the first rate as slowly as up, and only then go further down.
-        last_epoch: the step to go on after.
+        base_momentum: its lowest value.
+        max_momentum: its highest.
+        div_factor: the highest rate divided by the first.
+        final_div_factor: the first rate divided by the last.
+        three_phase: return to the first rate as slowly as rates rose, then fall further.
+        last_epoch: the step to continue after.
 
     Raises:
-        ValueError: it is not said how many steps there will be, or a setting is out of range.
+        ValueError: the number of steps is not given, or a setting is out of range.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class OneCycleLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float]:
-        """Where the cycle is; the momentum is set, too.
+        """The rates at this point of the cycle; the momentum is set, too.
 
         Raises:
             ValueError: all steps are done.
@@ -222,22 +222,22 @@ def _triangular2(x: float) -> float:
 
 
 class CyclicLR(LRScheduler):
-    """Up from ``base_lr`` to ``max_lr`` and down, again and again (Smith, 2017).
+    """Up from ``base_lr`` to ``max_lr`` and down, repeatedly (Smith, 2017).
 
     Args:
         optimizer: whose rates change.
-        base_lr: the least rate; a list for one of each group, and so the next.
-        max_lr: the greatest rate.
+        base_lr: the lowest rate; a list for one of each group, and so the next.
+        max_lr: the highest rate.
         step_size_up: steps up.
-        step_size_down: steps down, as many unless given.
+        step_size_down: steps down; as many as up by default.
         mode: ``"triangular"``, ``"triangular2"`` (half as high each time) or ``"exp_range"``.
-        gamma: of the latter, by which each step is lower.
+        gamma: of the latter: the factor for each step.
         scale_fn: a function in place of the mode.
         scale_mode: whether that is of the ``"cycle"`` or of ``"iterations"``.
-        cycle_momentum: whether the momentum goes the other way.
-        base_momentum: its least value.
-        max_momentum: its greatest.
-        last_epoch: the step to go on after.
+        cycle_momentum: whether the momentum changes inversely.
+        base_momentum: its lowest value.
+        max_momentum: its highest.
+        last_epoch: the step to continue after.
     """
 
     left_out = ("optimizer", "_custom")
@@ -291,7 +291,7 @@ class CyclicLR(LRScheduler):
         return _triangular(x) if self.mode == "triangular" else _triangular2(x)
 
     def get_lr(self) -> list[float]:
-        """Where the cycle is; the momentum is set, too."""
+        """The rates at this point of the cycle; the momentum is set, too."""
         cycle = math.floor(1 + self.last_epoch / self.total_size)
         x = 1.0 + self.last_epoch / self.total_size - cycle
         rising = x <= self.step_ratio

@@ -40,12 +40,12 @@ _templates = Templates()
 
 
 class Optimizer:
-    """A rule by which steps change parameters.
+    """The base of all optimisers.
 
     Attributes:
         param_groups: dicts, each with a list of parameters (``params``) and the settings of these,
             which may be changed between steps.
-        state: for each parameter what is kept of it: tensors, and counts.
+        state: for each parameter its state: tensors and counts.
         defaults: the settings of a group that does not say otherwise.
     """
 
@@ -74,13 +74,13 @@ class Optimizer:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Change these parameters, too.
+        """Add parameters to be updated.
 
         Args:
             param_group: ``params``, a tensor or several, and settings other than the usual ones.
 
         Raises:
-            ValueError: one of them collects no gradients, or is changed already.
+            ValueError: one of them collects no gradients, or is already in a group.
         """
         name = type(self).__name__
         params = param_group["params"]
@@ -97,15 +97,15 @@ class Optimizer:
         self.param_groups.append({**self.defaults, **param_group, "params": listed})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients collected so far; zeros in their place unless ``set_to_none``."""
+        """Drop the gradients, or set them to zeros unless ``set_to_none``."""
         for group in self.param_groups:
             forget(group["params"], set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Change every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Args:
-            closure: computes the loss and its gradients first; what it returns is returned.
+            closure: called first; computes the loss and its gradients, and its result is returned.
         """
         loss = None
         if closure is not None:
@@ -207,9 +207,9 @@ class Optimizer:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and state, the parameters by their places: as of torch's optimiser.
+        """Groups and state, parameters by their positions, as in torch's optimisers.
 
-        ``nn.state_tensors`` makes of it what ``load_state_dict`` of that takes.
+        ``nn.state_tensors`` converts it for torch's ``load_state_dict``.
         """
         places: dict[int, int] = {}
         groups = []
@@ -226,7 +226,7 @@ class Optimizer:
             state_dict: what ``state_dict`` gave; tensors, torch tensors or arrays.
 
         Raises:
-            ValueError: it is of other numbers of groups or parameters.
+            ValueError: the numbers of groups or parameters differ.
         """
         if "settings" in state_dict:
             state_dict = _of_one_group(state_dict)

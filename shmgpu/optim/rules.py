@@ -24,11 +24,11 @@ class SGD(Optimizer):
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        momentum: share of the last change that is kept.
-        dampening: share of the gradient that does not enter the momentum.
-        weight_decay: share of the parameter that is added to its gradient.
-        nesterov: look ahead by the momentum (Sutskever et al., 2013, as PyTorch has it).
-        maximize: climb instead.
+        momentum: fraction of the last update that is added to the next.
+        dampening: fraction of the gradient that is left out of the momentum.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        nesterov: use Nesterov momentum (Sutskever et al., 2013), in PyTorch's form.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``differentiable``, ``fused``: accepted, and change nothing.
 
     Example:
@@ -94,12 +94,12 @@ class Adam(Optimizer):
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        betas: shares kept of the mean of gradients and of that of their squares.
-        eps: added to the root of the latter.
-        weight_decay: share of the parameter that is added to its gradient.
-        amsgrad: divide by the greatest mean of squares so far (Reddi et al., 2018).
-        maximize: climb instead.
-        decoupled_weight_decay: decay weights apart from gradients, as :class:`AdamW`.
+        betas: decay rates of the running means of gradients and of their squares.
+        eps: added to the square root of the latter.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        amsgrad: divide by the largest mean of squares so far (Reddi et al., 2018).
+        maximize: maximise the objective instead.
+        decoupled_weight_decay: decay weights separately from gradients, as :class:`AdamW`.
         hints: ``foreach``, ``capturable``, ``differentiable``, ``fused``: accepted, and change
             nothing.
     """
@@ -155,7 +155,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with the decay of weights apart from gradients (Loshchilov and Hutter, 2019)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
 
     def __init__(
         self,
@@ -183,17 +183,17 @@ class AdamW(Adam):
 
 
 class RMSprop(Optimizer):
-    """By the root of the running mean of squares (Tieleman and Hinton, 2012), as PyTorch has it.
+    """Divides by the root of a running mean of squares (Tieleman and Hinton, 2012).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        alpha: share kept of the mean of squares.
-        eps: added to its root.
-        weight_decay: share of the parameter that is added to its gradient.
-        momentum: share of the last change that is kept.
-        centered: divide by the deviation (Graves, 2013).
-        maximize: climb instead.
+        alpha: decay rate of the running mean of squares.
+        eps: added to its square root.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        momentum: fraction of the last update that is added to the next.
+        centered: divide by the standard deviation (Graves, 2013).
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``capturable``, ``differentiable``: accepted, and change nothing.
     """
 
@@ -252,16 +252,16 @@ class RMSprop(Optimizer):
 
 
 class Adagrad(Optimizer):
-    """By the root of the sum of squares (Duchi et al., 2011).
+    """Divides gradients by the root of the sum of their squares (Duchi et al., 2011).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
         lr_decay: the rate is divided by 1 plus this times the steps before.
-        weight_decay: share of the parameter that is added to its gradient.
-        initial_accumulator_value: what the sums begin with.
-        eps: added to the root.
-        maximize: climb instead.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        initial_accumulator_value: initial value of the sums.
+        eps: added to the square root.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``differentiable``, ``fused``: accepted, and change nothing.
     """
 
@@ -319,15 +319,15 @@ class Adagrad(Optimizer):
 
 
 class Adadelta(Optimizer):
-    """Changes as great as the last ones, by the gradients' size (Zeiler, 2012).
+    """Scales updates by the running size of the last ones (Zeiler, 2012).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: by which the change is multiplied.
-        rho: share kept of both means of squares.
+        rho: decay rate of both running means of squares.
         eps: added to both, before the root.
-        weight_decay: share of the parameter that is added to its gradient.
-        maximize: climb instead.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``capturable``, ``differentiable``: accepted, and change nothing.
     """
 
@@ -397,15 +397,15 @@ class _Moments(Optimizer):
 
 
 class Adamax(_Moments):
-    """Adam by the greatest gradient, which fades (Kingma and Ba, 2015).
+    """Adam with the infinity norm (Kingma and Ba, 2015).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        betas: shares kept of the mean of gradients and of the greatest.
-        eps: added to each gradient's size.
-        weight_decay: share of the parameter that is added to its gradient.
-        maximize: climb instead.
+        betas: decay rates of the running mean of gradients and of their maximum.
+        eps: added to each gradient's absolute value.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``capturable``, ``differentiable``: accepted, and change nothing.
     """
 
@@ -439,17 +439,17 @@ class Adamax(_Moments):
 
 
 class NAdam(_Moments):
-    """Adam that looks ahead by its momentum (Dozat, 2016).
+    """Adam with Nesterov momentum (Dozat, 2016).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        betas: shares kept of the mean of gradients and of that of their squares.
-        eps: added to the root of the latter.
-        weight_decay: share of the parameter that is added to its gradient.
-        momentum_decay: how fast the momentum comes near the first of ``betas``.
-        decoupled_weight_decay: decay weights apart from gradients.
-        maximize: climb instead.
+        betas: decay rates of the running means of gradients and of their squares.
+        eps: added to the square root of the latter.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        momentum_decay: how fast the momentum approaches the first of ``betas``.
+        decoupled_weight_decay: decay weights separately from gradients.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``capturable``, ``differentiable``: accepted, and change nothing.
     """
 
@@ -489,16 +489,16 @@ class NAdam(_Moments):
 
 
 class RAdam(_Moments):
-    """Adam that does without squares until their mean can be trusted (Liu et al., 2020).
+    """Adam that omits the division until the mean of squares is reliable (Liu et al., 2020).
 
     Args:
         params: tensors that collect gradients, or dicts of them and of settings.
         lr: learning rate.
-        betas: shares kept of the mean of gradients and of that of their squares.
-        eps: added to the root of the latter.
-        weight_decay: share of the parameter that is added to its gradient.
-        decoupled_weight_decay: decay weights apart from gradients.
-        maximize: climb instead.
+        betas: decay rates of the running means of gradients and of their squares.
+        eps: added to the square root of the latter.
+        weight_decay: L2 penalty: this times the parameter is added to its gradient.
+        decoupled_weight_decay: decay weights separately from gradients.
+        maximize: maximise the objective instead.
         hints: ``foreach``, ``capturable``, ``differentiable``: accepted, and change nothing.
     """
 

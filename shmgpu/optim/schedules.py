@@ -54,7 +54,7 @@ class LRScheduler:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def get_lr(self) -> list[float]:
-        """The groups' next rates, from those that they have now."""
+        """The groups' next rates, computed from the current ones."""
         raise NotImplementedError
 
     def _at_once(self) -> list[float]:
@@ -66,7 +66,7 @@ class LRScheduler:
         return self.get_lr()
 
     def step(self, epoch: int | None = None) -> None:
-        """One step further, or to that one."""
+        """Advance by one step, or to ``epoch``."""
         self._step_count += 1
         if epoch is None:
             self.last_epoch += 1
@@ -86,11 +86,11 @@ class LRScheduler:
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings and where it is; the functions that it was given are not among them."""
+        """Settings and progress, without the functions that were passed to it."""
         return {k: v for k, v in self.__dict__.items() if k not in self.left_out}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where that state was taken, of this library or of torch."""
+        """Continue from a state of this library's or torch's scaler."""
         self.__dict__.update({k: v for k, v in state_dict.items() if k not in self.left_out})
 
 
@@ -119,7 +119,7 @@ class LambdaLR(_Given):
     Args:
         optimizer: whose rates change.
         lr_lambda: the function; a list of them, one for each group.
-        last_epoch: the step to go on after.
+        last_epoch: the step to continue after.
     """
 
     def get_lr(self) -> list[float]:
@@ -162,7 +162,7 @@ class _Scaled(LRScheduler):
 
 
 class StepLR(_Scaled):
-    """Times ``gamma`` every ``step_size`` steps."""
+    """Multiply rates by ``gamma`` every ``step_size`` steps."""
 
     def __init__(
         self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1
@@ -178,7 +178,7 @@ class StepLR(_Scaled):
 
 
 class MultiStepLR(_Scaled):
-    """Times ``gamma`` at each of the ``milestones``."""
+    """Multiply rates by ``gamma`` at each of the ``milestones``."""
 
     def __init__(
         self, optimizer: Optimizer, milestones: list[int], gamma: float = 0.1, last_epoch: int = -1
@@ -196,7 +196,7 @@ class MultiStepLR(_Scaled):
 
 
 class ConstantLR(_Scaled):
-    """Times ``factor`` for ``total_iters`` steps, then the rate itself."""
+    """The rate times ``factor`` for ``total_iters`` steps, then the rate itself."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class LinearLR(_Scaled):
 
 
 class ExponentialLR(_Scaled):
-    """Times ``gamma`` at each step."""
+    """Multiply rates by ``gamma`` at each step."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
@@ -273,7 +273,7 @@ class ExponentialLR(_Scaled):
 
 
 class PolynomialLR(_Scaled):
-    """Down to 0 within ``total_iters`` steps, by what is left of them to a ``power``."""
+    """Down to 0 within ``total_iters`` steps, by the remaining fraction to the power ``power``."""
 
     def __init__(
         self,
@@ -306,8 +306,8 @@ class CosineAnnealingLR(LRScheduler):
     Args:
         optimizer: whose rates change.
         T_max: steps of half a period.
-        eta_min: the least rate.
-        last_epoch: the step to go on after.
+        eta_min: the lowest rate.
+        last_epoch: the step to continue after.
     """
 
     def __init__(

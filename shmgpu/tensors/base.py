@@ -174,7 +174,7 @@ class Tensor:
         copy: bool = False,
         memory_format: Any = None,
     ) -> Tensor:
-        """In another element type; the tensor itself where it has that already.
+        """In another element type; the tensor itself if it already has it.
 
         A device is accepted and changes nothing: tensors live where helpers compute.
 
@@ -183,7 +183,7 @@ class Tensor:
             dtype: the element type.
             device: ``"cpu"``, ``"cuda:0"``, a :class:`shmgpu.device`, ...
             non_blocking: accepted, and changes nothing: nothing is computed here.
-            copy: give a tensor of its own in any case.
+            copy: return a copy in any case.
             memory_format: accepted, and changes nothing: helpers decide how elements lie.
 
         Raises:
@@ -405,7 +405,7 @@ class Tensor:
     # ---- gradients -----------------------------------------------------------------------------
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """Start or stop to collect gradients in this tensor."""
+        """Set whether this tensor collects gradients; returns the tensor."""
         node = self._node
         if requires_grad == node.needs_grad:
             return self
@@ -694,7 +694,7 @@ def tensor(
     Args:
         data: a number, nested lists, an array, a torch tensor on the CPU, a tensor.
         dtype: element type; by default that of the data, and float32 for Python's floats.
-        requires_grad: collect gradients. Whole numbers in lists then become float32.
+        requires_grad: collect gradients. Integers in lists then become float32.
         device: accepted, and changes nothing: tensors live where helpers compute.
 
     Raises:

@@ -68,10 +68,10 @@ def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool 
 
 
 def manual_seed(seed: int) -> Generator:
-    """Seed the random numbers drawn from now on; takes precedence over ``launch(seed=)``.
+    """Seed the random numbers drawn from now on; overrides ``launch(seed=)``.
 
     Returns:
-        The generator that is drawn from where none is given.
+        The default generator.
     """
     seeding.seed_by_user(seed)
     return default_generator
@@ -88,10 +88,10 @@ def randn(
 
     Args:
         size: lengths of the axes, or one sequence of them.
-        dtype: a float type; float32 unless given.
+        dtype: a float type; float32 by default.
         device: accepted, and changes nothing: tensors live where helpers compute.
         requires_grad: collect gradients.
-        generator: what decides which numbers are drawn; that of :func:`manual_seed` unless given.
+        generator: source of random numbers; the default one, see :func:`manual_seed`, if None.
     """
     current.recorder()  # what is drawn may follow from the place in the broker
     node = creation.random(creation.RANDN, _shape(size), _kind(dtype), seeds_of(generator))
@@ -123,18 +123,18 @@ def arange(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Numbers from ``start`` (0 where only one is given) up to ``end``, not included.
+    """Numbers from ``start`` (0 if only one is given) up to ``end``, not included.
 
     Args:
-        start: the first one; the end, where it is the only argument.
-        end: none of the numbers reaches it.
-        step: from one to the next; negative to go down.
-        dtype: int64 unless given, and float32 where one of the numbers is a float.
+        start: the first number; the end, if it is the only argument.
+        end: not included.
+        step: difference between neighbours; may be negative.
+        dtype: int64 by default, and float32 where one of the numbers is a float.
         device: accepted, and changes nothing: tensors live where helpers compute.
         requires_grad: collect gradients.
 
     Raises:
-        ValueError: the step leads away from the end, or is 0.
+        ValueError: the step is 0 or leads away from the end.
     """
     if end is None:
         start, end = 0, start
@@ -159,7 +159,7 @@ def linspace(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """``steps`` numbers from ``start`` to ``end``, both among them, evenly apart.
+    """``steps`` evenly spaced numbers from ``start`` to ``end``, both included.
 
     Raises:
         ValueError: ``steps`` is negative, or the dtype is not a float type.
@@ -191,7 +191,7 @@ def eye(
 
 
 def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Tensor:
-    """A tensor whose elements do not matter: they are zeros."""
+    """A tensor whose elements are arbitrary (in fact, zeros)."""
     return zeros(*size, dtype=dtype, device=device, requires_grad=requires_grad)
 
 

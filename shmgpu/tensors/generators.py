@@ -18,7 +18,7 @@ _HALF = 1 << 63
 
 
 class Generator:
-    """What a draw's ``generator=`` takes: it alone decides what is drawn.
+    """A source of random numbers: pass it as ``generator=`` to a function that draws.
 
     Args:
         device: accepted, and changes nothing: tensors live where helpers compute.
@@ -43,12 +43,12 @@ class Generator:
         return devices.here()
 
     def manual_seed(self, seed: int) -> Generator:
-        """Begin where that seed says; returns the generator itself."""
+        """Start from that seed; returns the generator itself."""
         self._seeds.begin(int(seed))
         return self
 
     def seed(self) -> int:
-        """Begin anywhere; returns the seed."""
+        """Start from a random seed; returns it."""
         return self.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1).initial_seed()
 
     def initial_seed(self) -> int:
@@ -56,12 +56,12 @@ class Generator:
         return self._seeds.initial
 
     def get_state(self) -> Tensor:
-        """Where it is: an int64 tensor of two elements, for :meth:`set_state`."""
+        """Its state: an int64 tensor of two elements, for :meth:`set_state`."""
         initial = (self._seeds.initial + _HALF) % (2 * _HALF) - _HALF  # as int64 holds it
         return tensor([initial, self._seeds.state], dtype="int64")
 
     def set_state(self, new_state: Any) -> Generator:
-        """Go on where that state was taken; returns the generator itself.
+        """Continue from that state; returns the generator itself.
 
         Raises:
             ValueError: it is no state that :meth:`get_state` gave.
@@ -73,7 +73,7 @@ class Generator:
         return self
 
     def clone_state(self) -> Generator:
-        """Another generator that goes on from where this one is."""
+        """A new generator in the same state."""
         return Generator().set_state(self.get_state())
 
     def __reduce__(self) -> Any:
@@ -104,7 +104,7 @@ def initial_seed() -> int:
 
 
 def seed() -> int:
-    """Have the default generator begin anywhere; returns the seed."""
+    """Start the default generator from a random seed; returns it."""
     return default_generator.seed()
 
 
@@ -131,12 +131,12 @@ def seeds_of(generator: Generator | None) -> seeding.Seeds:
 
 
 def get_rng_state() -> Tensor:
-    """Where the default generator is, for :func:`set_rng_state`: an int64 tensor."""
+    """The default generator's state, an int64 tensor, for :func:`set_rng_state`."""
     return default_generator.get_state()
 
 
 def set_rng_state(new_state: Any) -> None:
-    """Have the default generator go on where that state was taken.
+    """Set the default generator to that state.
 
     Raises:
         ValueError: it is no state that :func:`get_rng_state` gave.

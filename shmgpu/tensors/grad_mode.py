@@ -81,7 +81,7 @@ def _in_steps(wanted: bool, steps: Generator[Any, Any, Any]) -> Generator[Any, A
 def no_grad(function: F | None = None) -> Any:
     """A context in which nothing is recorded for gradients; also a decorator, with or without ().
 
-    It holds for the thread that enters it. Others go on in modes of their own, and a new thread
+    It applies to the thread that enters it. Other threads keep their own mode, and a new thread
     records.
 
     Example:

@@ -167,14 +167,14 @@ def _add_methods() -> None:
         return view(self, stretching.expand(self._node, _dims(shape)))
 
     def repeat(self: Tensor, *sizes: Any) -> Tensor:
-        """Put beside itself so many times along each axis."""
+        """Repeated so many times along each axis."""
         sizes = _dims(sizes)
         if len(sizes) < self.ndim:
             raise ValueError(f"repeat: {sizes} says nothing of some of the {self.ndim} axes")
         return Tensor(arranging.tile(self._node, sizes))
 
     def tile(self: Tensor, *dims: Any) -> Tensor:
-        """Put beside itself so many times along each axis; missing ones count as 1."""
+        """Repeated so many times along each axis; missing counts are 1."""
         return Tensor(arranging.tile(self._node, _dims(dims)))
 
     def where(self: Tensor, condition: Any, other: Any) -> Any:

@@ -32,19 +32,19 @@ def randint(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Whole numbers from ``low`` (0 where only one is given) up to ``high``, not included.
+    """Integers from ``low`` (0 if only one is given) up to ``high``, not included.
 
     Args:
-        low: the least; the end, where it is the only number.
-        high: none reaches it; or the size, where ``low`` is the end.
+        low: the smallest; or the end, if it is the only number.
+        high: the end, not included; or the size, if ``low`` is the end.
         size: the shape.
-        generator: what decides which are drawn.
-        dtype: of the outcome.
+        generator: source of random numbers.
+        dtype: of the result.
         device: accepted, and changes nothing: tensors live where helpers compute.
         requires_grad: collect gradients.
 
     Raises:
-        ValueError: there is no whole number between the two.
+        ValueError: there is no integer between the two.
     """
     if size is None:
         low, high, size = 0, low, high
@@ -63,7 +63,7 @@ def randperm(
     device: Any = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """The whole numbers from 0 up to ``n``, not included, in random order."""
+    """The integers from 0 up to ``n``, not included, in random order."""
     drawn = rand(n, dtype="float64", device=device, generator=generator)
     found: Tensor = drawn.argsort().to(dtype)
     return found.requires_grad_() if requires_grad else found
@@ -85,8 +85,8 @@ def normal(
         mean: of each, a tensor or a number.
         std: the deviation of each, likewise.
         size: the shape, where both are numbers.
-        generator: what decides which are drawn.
-        dtype: a float type; float32 unless given.
+        generator: source of random numbers.
+        dtype: a float type; float32 by default.
         device: accepted, and changes nothing: tensors live where helpers compute.
         requires_grad: collect gradients.
     """
@@ -102,7 +102,7 @@ def normal(
 def bernoulli(
     input: Tensor, p: float | None = None, *, generator: Generator | None = None
 ) -> Tensor:
-    """1 with the probability that the element is (or with ``p``), else 0; of the same type."""
+    """1 with the element (or ``p``) as probability, else 0; of the same type."""
     chance = rand(*input.shape, dtype="float64", generator=generator)
     found: Tensor = (chance < (input if p is None else p)).to(input.dtype)
     return found
@@ -115,16 +115,16 @@ def multinomial(
     *,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Places of a row's elements, drawn with these as weights; int64.
+    """Indices of a row's elements, drawn with the elements as weights; int64.
 
     Args:
         input: weights, 0 or more: (k,) or (rows, k).
         num_samples: how many are drawn of each row.
         replacement: whether one may be drawn again.
-        generator: what decides which are drawn.
+        generator: source of random numbers.
 
     Raises:
-        ValueError: more are to be drawn than there are, or the shape is another.
+        ValueError: more would be drawn than there are, or the shape is neither of these.
     """
     if len(input.shape) not in (1, 2):
         raise ValueError(f"multinomial: takes (k,) or (rows, k) of weights, not {input.shape}")
@@ -147,7 +147,7 @@ def multinomial(
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-    """The tensor itself where it is one of that type; else as :func:`shmgpu.tensor`."""
+    """The tensor itself, if it is one of that type; else as :func:`shmgpu.tensor`."""
     accepted(device)
     if isinstance(data, Tensor) and dtype is None:
         return data
@@ -158,7 +158,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Coordinates of a grid: each vector along an axis of its own, stretched along the others.
+    """Coordinates of a grid: each vector along its own axis, broadcast along the others.
 
     Args:
         tensors: vectors, or one sequence of them.
@@ -187,7 +187,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """Where elements are not 0, int64: (how many, axes), or with ``as_tuple`` a tensor an axis.
+    """Indices of elements that are not 0, int64: (count, axes); ``as_tuple`` one tensor per axis.
 
     The shape follows from the elements, so they are computed now, which costs one message.
     """
@@ -202,7 +202,7 @@ def _columns(places: Any, axes: int) -> Any:
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """The elements where a mask of bools, stretched to the shape, holds: one axis.
+    """The elements where a mask of bools, broadcast to the shape, is True: (count,).
 
     The mask is computed now, which costs one message; gradients flow to the input.
     """
@@ -218,14 +218,14 @@ def unique(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """The different elements; computed now, which costs one message.
+    """The distinct elements; computed now, which costs one message.
 
     Args:
         input: any tensor.
-        sorted: accepted: they are in order in any case.
+        sorted: accepted: they are always in order.
         return_inverse: also where each element is among them, in the input's shape.
         return_counts: also how often each is there.
-        dim: the different parts along that axis, in place of elements.
+        dim: distinct slices along that axis, instead of elements.
     """
     found = np.unique(
         input.data.numpy(), return_inverse=True, return_counts=True, axis=dim,
@@ -244,17 +244,17 @@ def unique(
 def allclose(
     input: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Whether all elements are near each other, as :func:`shmgpu.isclose` says; looks at them."""
+    """Whether all elements are close, as :func:`shmgpu.isclose` defines it; computed now."""
     return bool(FUNCTIONS["isclose"](input, other, rtol, atol, equal_nan).all().item())
 
 
 def equal(input: Tensor, other: Tensor) -> bool:
-    """Whether both have the same shape and elements; looks at them."""
+    """Whether both have the same shape and elements; computed now."""
     return input.shape == other.shape and bool(FUNCTIONS["eq"](input, other).all().item())
 
 
 def is_tensor(obj: Any) -> bool:
-    """Whether it is one of this library's tensors."""
+    """Whether it is a tensor of this library."""
     return isinstance(obj, Tensor)
 
 
@@ -279,7 +279,7 @@ def random_(
     *,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Draw all elements anew: whole numbers from the first up to the second, not included.
+    """Draw all elements anew: integers from the first up to the second, not included.
 
     One number alone is the second. Without any, up to what the element type holds exactly.
     """

@@ -533,7 +533,7 @@ def test_arguments_have_the_standard_s_names_and_kinds():
         (lambda x: xp.from_dlpack(np.ones(2), copy=False), ValueError, "copied into the arena"),
         (lambda x: xp.isdtype(xp.int8, "whole"), ValueError, "must be one of"),
         (lambda x: xp.finfo(xp.int8), TypeError, "use iinfo"),
-        (lambda x: xp.iinfo(xp.float32), TypeError, "whole numbers"),
+        (lambda x: xp.iinfo(xp.float32), TypeError, "integer type"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(engine, do, error, says):

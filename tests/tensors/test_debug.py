@@ -83,13 +83,13 @@ def test_an_operation_whose_input_was_not_moved_is_found(pair):
     (left @ right).data
     tape = debug._on()
     rows = [row for row in tape.instructions if row.kind != "MOVE"]
-    with pytest.raises(debug.Unsound, match="no MOVE or READ brought it"):
+    with pytest.raises(ledger.Unsound, match="no MOVE or READ brought it"):
         ledger.check(tape.before, rows)
     rows = [row for row in tape.instructions if row.kind != "KEEP"]
-    with pytest.raises(debug.Unsound, match=r"nowhere|does not hold"):
+    with pytest.raises(ledger.Unsound, match=r"nowhere|does not hold"):
         ledger.check(tape.before, rows)
     rows = [row for row in tape.instructions if row.kind not in ("LOAD", "USE")]
-    with pytest.raises(debug.Unsound, match="which is not there"):
+    with pytest.raises(ledger.Unsound, match="which is not there"):
         ledger.check(tape.before, rows)
 
 

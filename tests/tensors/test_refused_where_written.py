@@ -33,7 +33,7 @@ def test_bools_are_not_reckoned_with(engine, write):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_floats_have_no_bits_to_turn(engine, dtype):
-    with pytest.raises(TypeError, match="bitwise_not is of bools and whole numbers"):
+    with pytest.raises(TypeError, match="bitwise_not takes bools and integers"):
         ~gt.ones(2, dtype=dtype)
 
 

@@ -29,7 +29,7 @@ class Tensor:
             A function that gets NumPy arrays finds BYTES in an array of ``bytes`` objects, and BF16
             as ml_dtypes' bfloat16, or without that package as an int16 array of the bits.
         shape: lengths of all axes, that of the batch first where there is one; -1 is any length.
-        optional: a request may leave this input away; the function gets None for it.
+        optional: a request may omit this input; the function gets None for it.
         labels: of an output's classes, for requests that ask for its best classes.
     """
 
@@ -69,7 +69,7 @@ class Description:
 
     Attributes:
         name: what requests call it.
-        version: as text, a whole number.
+        version: as text, an integer.
         inputs, outputs: dictionaries with the fields of :class:`Tensor`.
         max_batch_size: rows that run as one; 0: axis 0 is no batch, requests run one by one.
         max_delay_ms: how long a request may wait for company.
@@ -302,22 +302,22 @@ def model(
     Args:
         inputs: what it takes after the helper, in order.
         outputs: what it returns: one array, or a tuple of as many as there are outputs, or a
-            dictionary by name. A model of one output saves a copy of it by writing it to
+            dictionary by name. A model of one output saves a copy by writing it to
             ``helper.out`` and returning that, as in ``np.add(x, x, out=helper.out)``: an array of
-            the shape that inputs of these shapes gave last time, or None. Not for those whose
+            the shape that inputs of these shapes gave last time, or None. Do not do so if the
             output has another shape, or is kept.
-        name: what requests call the model; the function's name unless given.
+        name: what requests call the model; the function's name by default.
         max_batch_size: rows of several requests that may run as one; 0 runs each by itself.
-        max_delay_ms: how long a request may wait for company; 0 runs what is queued. 1, 2, 5, 10,
-            20, ... 1000 are kept to; others count as the next below, and as 1 at least.
-        arrays: ``"numpy"`` gets NumPy arrays, read-only ones, ``"torch"`` gets tensors on
-            ``helper.device``, which are there to be read as well.
+        max_delay_ms: how long a request may wait for others; 0 runs what is queued. Allowed are 1,
+            2, 5, 10, 20, ... 1000; other values are rounded down, to 1 at least.
+        arrays: ``"numpy"``: read-only NumPy arrays; ``"torch"``: tensors on ``helper.device``,
+            which must not be written to either.
         warmup: samples that are run before the model is ready: a list of tuples of inputs, or a
-            function that returns one. Unless given, zeros of one row where all shapes are known.
+            function that returns one. By default one row of zeros, if all shapes are known.
         parameters: text by name, shown in the model's configuration.
         sequence: requests belong to sequences, and the function is called as ``function(helper,
-            state, *inputs)``. ``state`` is a dictionary of the sequence's own: empty at its start,
-            the same for each of its requests, which run in order in one helper, gone at its end.
+            state, *inputs)``. ``state`` is the sequence's own dictionary: empty at its start, the
+            same for each of its requests, which run in order in one helper, and dropped at its end.
             Requests of such a model run one by one.
         cache: the same inputs always have the same outputs, so that ``--response-cache`` may answer
             from memory.

@@ -19,7 +19,6 @@ from shmgpu.errors import ConfigError, ShmError
 from shmgpu.tensors import functions
 from shmgpu.tensors import recorder as recording
 from shmgpu.tensors.debug import ledger, saved, ticks
-from shmgpu.tensors.debug.ledger import Unsound
 from shmgpu.tensors.debug.rows import Handle, Instruction, Operation
 from shmgpu.tensors.debug.tape import Tape, operation_of
 from shmgpu.tensors.debug.ticks import Span, Tick
@@ -44,7 +43,7 @@ def enable(
     tick_rate_ms: int | None = None,
     limit: int = LIMIT,
 ) -> None:
-    """Write down what this child's tensors do from now on; what was written before is forgotten.
+    """Record what this child's tensors do from now on; earlier records are dropped.
 
     Args:
         debug_dir: folder that gets ``shmgpu-debug-RANK-PID.json`` when this child ends.
@@ -74,7 +73,7 @@ def enable(
 
 
 def disable() -> None:
-    """Write down no more, and forget what was written."""
+    """Stop recording, and drop what was recorded."""
     global _tape
     _tape = recording.observer = None
     if _at_end in runtime.ending:
@@ -82,7 +81,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether what tensors do is written down."""
+    """Whether debugging is on."""
     return _tape is not None
 
 
@@ -186,7 +185,7 @@ def verify() -> int:
 
     Raises:
         Unsound: an input was not there.
-        NotDebugging: nothing was written down.
+        NotDebugging: nothing was recorded.
     """
     tape = _on()
     return ledger.check(tape.before, tape.instructions)
@@ -347,13 +346,13 @@ def save_debug_trace(path: str | os.PathLike[str] | None = None) -> pathlib.Path
     """Write all of it to a file, for ``shmgpu trace``, Perfetto and programs.
 
     Args:
-        path: of the file; ``shmgpu-debug-RANK-PID.json`` in the current folder, unless given.
+        path: of the file; ``shmgpu-debug-RANK-PID.json`` in the current folder, by default.
 
     Returns:
         Where it is.
 
     Raises:
-        NotDebugging: nothing was written down.
+        NotDebugging: nothing was recorded.
     """
     tape = _on()
     rank = 0 if runtime.current is None else runtime.current.rank
@@ -402,27 +401,3 @@ def _print(title: str, dropped: int, lines: Sequence[Sequence[str]]) -> None:
 
 
 print_input_tape, get_input_tape = print_tape, get_tape
-
-__all__ = [
-    "NotDebugging",
-    "Unsound",
-    "disable",
-    "enable",
-    "get_dropped",
-    "get_handles",
-    "get_input_tape",
-    "get_output_queue",
-    "get_spans",
-    "get_tape",
-    "get_tick_trace",
-    "get_worker_stats",
-    "is_enabled",
-    "print_handles",
-    "print_input_tape",
-    "print_output_queue",
-    "print_tape",
-    "print_tick_trace",
-    "print_worker_stats",
-    "save_debug_trace",
-    "verify",
-]

@@ -44,7 +44,7 @@ class Instruction:
 
     Attributes:
         message: number of the message that it belongs to.
-        kind: ``FREE`` a handle is let go of; ``MOVE`` a tensor leaves helper ``source`` for
+        kind: ``FREE`` a handle is released; ``MOVE`` a tensor leaves helper ``source`` for
             ``helper``, through the arena; ``LOAD`` an array of the arena is read where it lies;
             ``USE`` a tensor that the helper holds is; ``RUN`` an operation; ``KEEP`` what it made
             stays and gets a handle; ``READ`` what it made goes to the arena; ``REUSE`` the memory
