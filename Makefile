@@ -129,12 +129,13 @@ faults: $(FAULTY) ## the test build, with fault points, into build/faults (see t
 side_by_side := -n auto --dist loadfile
 pytest_within = timeout --foreground --signal=ABRT --kill-after=30 $(1) $(PY) -m pytest
 
-# Thousands of tests each try one operation: a sample of them runs at a time, and all in `make check`.
+# Thousands of tests each try one operation, or one cell of a large table: a sample of them runs at a
+# time, and all in `make check`.
 sample_seed := $(or $(SEED),$(shell echo $$RANDOM))
 sampled = --operations=$(1):$(sample_seed)
 
 test: $(VENV)/.stamp-dev $(CORE) faults ## the tests but the slow ones (T='tests/unit -k arena' for a part, slow or not)
-	@$(if $(T),,echo "  a sample of the operations' tests: SEED=$(sample_seed)")
+	@$(if $(T),,echo "  a sample of tests of operations and of large tables: SEED=$(sample_seed)")
 	@$(call pytest_within,1200) $(or $(T),$(side_by_side) -m "not slow" $(call sampled,20))
 
 # Each file under one of three conditions, which the seed deals out; and the tests in random order.
@@ -182,7 +183,7 @@ check: $(VENV)/.stamp-dev $(CORE) faults ## lint, types, layering, the slow test
 	@$(call step,types,$(PY) -m mypy)
 	@$(call step,layering-and-binding,$(PY) -m pytest -q tests/unit/test_layering.py tests/unit/test_packaging.py)
 	@$(call step,slow-tests,$(call pytest_within,1500) $(side_by_side) -m slow)
-	@$(call step,operations,$(call pytest_within,480) $(side_by_side) -m operations tests/tensors)
+	@$(call step,operations,$(call pytest_within,480) $(side_by_side) -m "operations or table" tests)
 	@$(MAKE) rough
 	@$(MAKE) ctest
 	@$(MAKE) ctest PAGE=65536 T="arena scoreboard listener launch"

@@ -28,6 +28,7 @@ import time
 import zlib
 from multiprocessing import resource_tracker
 
+import amount
 import parallel
 import pytest
 
@@ -199,7 +200,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--operations",
         metavar="PERCENT:SEED",
-        help="of tests marked `operations` so many in a hundred, which the seed chooses",
+        help="of tests marked `operations` or `table` so many in a hundred, which the seed chooses",
     )
 
 
@@ -221,6 +222,8 @@ def pytest_configure(config):
     """No test joins a broker that its user happens to run; and Ctrl-C means what tests say it
     means, though a shell put them in the background."""
     os.environ.setdefault("SHMGPU_AUTO", "never")
+    if given := config.getoption("operations"):
+        os.environ[amount.VARIABLE] = given.partition(":")[0]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     given = getattr(config, "workerinput", {})
@@ -404,14 +407,14 @@ def cuda_devices() -> int:
 
 
 def sampled(items: list[pytest.Item], given: str) -> list[pytest.Item]:
-    """Of tests of operations so many in a hundred, "25:7" by seed 7; all that are no one's case."""
+    """Of tests of operations and of tables so many in a hundred, "25:7" by seed 7; all others."""
     percent, _, seed = given.partition(":")
     return [
         item
         for item in items
-        if not item.get_closest_marker("operations")
+        if not (item.get_closest_marker("operations") or item.get_closest_marker("table"))
         or not getattr(item, "callspec", None)
-        or item.callspec.params.keys() <= {"engine"}
+        or item.callspec.params.keys() <= {"engine", "backend"}
         or zlib.crc32(f"{seed} {item.nodeid}".encode()) % 100 < int(percent)
     ]
 

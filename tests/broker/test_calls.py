@@ -153,6 +153,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_arrays_of_every_dtype_come_back(running, dtype):
     dtype = np.dtype(dtype)
@@ -166,6 +167,7 @@ def test_arrays_of_every_dtype_come_back(running, dtype):
     assert echo(mine).tobytes() == data.tobytes()
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -181,6 +183,7 @@ def test_tensors_of_every_dtype_come_back(running, dtype):
         assert torch.equal(back.to(torch.complex64), data.to(torch.complex64))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "make",
     [
@@ -228,6 +231,7 @@ def test_anything_that_shows_its_memory_is_an_array(running, wrap):
     assert np.array_equal(echo(wrap(data)), data)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "make",
     [

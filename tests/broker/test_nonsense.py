@@ -102,6 +102,7 @@ STARTS = {
 PAIRS = [(name, word) for name, (target, _) in STARTS.items() for word in keywords(target)]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("name", "word"), PAIRS)
 def test_what_starts_or_joins_a_broker_refuses_nonsense_in_a_sentence(nothing_starts, name, word):
     target, given = STARTS[name]

@@ -133,6 +133,7 @@ def run_cell(faults_build):
     cells.communicate(timeout=60)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("role", "action", "point", "expected"), CELLS)
 def test_a_fault_is_heard_by_those_who_must_and_by_nobody_else(
     run_cell, role, action, point, expected

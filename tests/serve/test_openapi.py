@@ -62,6 +62,7 @@ def test_every_route_is_described():
         assert any(m == method and pattern.fullmatch(path) for m, path in ways), answer
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_every_answer_is_one_that_is_described(operation, allowing):
     cases = hypothesis.strategies.one_of(

@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from amount import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -587,13 +588,15 @@ def read(body: bytes, header_length) -> None:
                 assert tensor.shm is not None or tensor.array().shape == tensor.shape
 
 
-@settings(max_examples=400, deadline=None)
+@pytest.mark.table
+@settings(max_examples=examples(1000), deadline=None)
 @given(body=st.binary(max_size=200), header_length=st.none() | st.integers(-1, 210))
 def test_any_bytes_are_a_request_or_a_refusal(body, header_length):
     read(body, header_length)
 
 
-@settings(max_examples=600, deadline=None)
+@pytest.mark.table
+@settings(max_examples=examples(1500), deadline=None)
 @given(request=REQUESTS, tail=st.binary(max_size=24), cut=st.integers(-3, 3), whole=st.booleans())
 @example(request={"inputs": [{"name": "\ud800"}]}, tail=b"", cut=0, whole=True)
 @example(

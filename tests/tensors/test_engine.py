@@ -9,6 +9,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from amount import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -371,7 +372,8 @@ CHAINS = (
 
 
 @needs_compiler
-@settings(slow_machine, max_examples=6)
+@pytest.mark.table
+@settings(slow_machine, max_examples=examples(15))
 @given(programs(CHAINS, [(20, 20), (20, 20), (1, 20), (20, 1), (1,), ()], 40))
 def test_fused_chains_give_equal_results(backend, drawn):
     program, seed = drawn

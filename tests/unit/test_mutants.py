@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -35,9 +36,8 @@ def test_what_a_mutant_switches_off_stands_there_once(mutant):
         ast.parse(changed)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
-def test_a_mutants_test_is_its_rows(mutant):
-    file, _, name = mutant.test.partition("::")
+@functools.cache
+def names_of_tests(file: str) -> set[str]:
     text = (ROOT / file).read_text(encoding="utf-8")
     names = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     for source in (ROOT / file).parent.glob("*.c"):  # whose tests have names of their own
@@ -46,7 +46,13 @@ def test_a_mutants_test_is_its_rows(mutant):
         names.update(
             f"test_{one}" for one in re.findall(r"^TEST\w*\((\w+)", source.read_text(), re.M)
         )
-    assert name.partition("[")[0] in names
+    return names
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=NAMES)
+def test_a_mutants_test_is_its_rows(mutant):
+    file, _, name = mutant.test.partition("::")
+    assert name.partition("[")[0] in names_of_tests(file)
     assert name.startswith(f"test_{mutant.row.lower()}_") or mutant.row in THEMES
 
 

@@ -34,6 +34,23 @@ def text_of_the_tests() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
+@functools.cache
+def words_of_the_tests() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", text_of_the_tests()))
+
+
+@functools.cache
+def given_in_the_tests() -> frozenset[str]:
+    """What stands before ``=`` or is a key of a dictionary."""
+    pairs = re.findall(r"""\b(\w+)(?==[^=])|["'](\w+)["']:""", text_of_the_tests())
+    return frozenset(word for pair in pairs for word in pair)
+
+
+@functools.cache
+def flags_of_the_tests() -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w-])--?[\w-]+", text_of_the_tests()))
+
+
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     parser = cli._parser()
     yield "", parser
@@ -117,30 +134,27 @@ BY_PLACE = {"Tensor.random_(from_=)"}  # torch's is called as a word of the lang
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_each_argument_of_a_public_call_is_given_by_a_test(module):
-    given = set(re.findall(r"""\b(\w+)(?==[^=])|["'](\w+)["']:""", text_of_the_tests()))
-    known = {word for pair in given for word in pair}
     missing = [
         f"{name}({one}=)"
         for name, call in public_calls(module)
         if name not in MADE_BY_US
         for one in left_out(call)
-        if one not in known
+        if one not in given_in_the_tests()
     ]
     assert set(missing) - BY_PLACE == set(), TOLD
 
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_each_public_name_is_used_by_a_test(module):
-    words = set(re.findall(r"\w+", text_of_the_tests()))
     names = public_names(module) + (public_names_of(shmgpu.Tensor) if module == "shmgpu" else [])
-    missing = [name for name in names if name not in words]
+    missing = [name for name in names if name not in words_of_the_tests()]
     assert missing == [], f"no test names them: {TOLD}"
 
 
 @pytest.mark.parametrize("name", sorted([*config.SETTINGS, "socket"]))
 def test_a_variable_is_set_by_a_test(name):
     variable = f"SHMGPU_{name.upper()}"
-    assert re.search(rf"\b{variable}\b", text_of_the_tests()), f"no test sets {variable}: {TOLD}"
+    assert variable in words_of_the_tests(), f"no test sets {variable}: {TOLD}"
 
 
 def test_each_variable_that_the_source_reads_is_set_by_a_test():
@@ -152,28 +166,28 @@ def test_each_variable_that_the_source_reads_is_set_by_a_test():
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     found = set(re.findall(r"""["'](SHMGPU_[A-Z][A-Z_]*[A-Z])["']""", text))
-    missing = {one for one in found if not re.search(rf"\b{one}\b", text_of_the_tests())}
+    missing = found - words_of_the_tests()
     assert len(found) > 3 and missing <= {"SHMGPU_BUILD_FAULTS"}, TOLD  # make sets that
 
 
 @pytest.mark.parametrize("flag", flags_of_commands())
 def test_a_flag_is_given_by_a_test(flag):
     command, _, name = flag.rpartition(" ")
-    given = re.search(rf"(?<![\w-]){name}(?![\w-])", text_of_the_tests())
+    given = name in flags_of_the_tests()
     if command == "serve" and not given:  # servers of tests take flags as keywords
-        given = re.search(rf"\b{name[2:].replace('-', '_')}=", text_of_the_tests())
+        given = name[2:].replace("-", "_") in given_in_the_tests()
     assert given, f"no test gives shmgpu {flag}: {TOLD}"
 
 
 @pytest.mark.parametrize("one", keywords())
 def test_a_keyword_is_given_by_a_test(one):
     keyword = one.partition("(")[2].removesuffix("=)")
-    by_place = {"ensure(modules=)": r"\bensure\(\["}.get(one, "(?!)")
-    wanted = rf"""\b{keyword}=|["']{keyword}["']:|{by_place}"""
+    given = keyword in given_in_the_tests()
+    if one == "ensure(modules=)":  # by its place
+        given = "ensure([" in text_of_the_tests()
     if one.startswith("serve.model("):  # others have such keywords too
         inside = r"[^()]"
         for _ in range(3):  # parentheses in parentheses
             inside = rf"(?:[^()]|\({inside}*\))"
-        wanted = rf"\bmodel\({inside}*?\b{keyword}="
-    given = re.search(wanted, text_of_the_tests())
+        given = re.search(rf"\bmodel\({inside}*?\b{keyword}=", text_of_the_tests())
     assert given, f"no test gives {one}: {TOLD}"

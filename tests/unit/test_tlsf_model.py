@@ -13,6 +13,7 @@ from typing import Any
 
 import cffi
 import pytest
+from amount import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -247,13 +248,14 @@ class Model(RuleBasedStateMachine):
         assert visited == sorted(expected)
 
 
+@pytest.mark.table
 def test_allocator_behaves_like_the_model(tlsf: tuple[cffi.FFI, Any]) -> None:
     ffi, lib = tlsf
     machine = type("BoundModel", (Model,), {"ffi": ffi, "lib": lib})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=120,
+            max_examples=examples(300),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
