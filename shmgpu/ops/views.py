@@ -20,6 +20,8 @@ from shmgpu.ops.stretching import EXPAND
 
 Chain = tuple[tuple[Op, Params], ...]
 
+DETACHED: Chain = ((ALIAS, ()),)  # all of a tensor, whatever node shows it
+
 
 def chain_from(root: Node, node: Node) -> Chain | None:
     """The operations that make ``node`` a view of ``root``; None where it is none."""

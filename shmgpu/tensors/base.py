@@ -500,7 +500,7 @@ class Tensor:
 
         A change in place of one is seen in the other, as in PyTorch; see :meth:`clone`.
         """
-        return view(self, alias(self._node))
+        return view(self, alias(self._node), views.DETACHED)
 
     def clone(self) -> Tensor:
         """A separate tensor with the same elements."""

@@ -115,14 +115,20 @@ def snapshot(of: T) -> T:
     return made
 
 
-def view(of: T, node: Node) -> T:
+def view(of: T, node: Node, chain: views.Chain | None = None) -> T:
     """The tensor that shows the node: a view where its elements lie among those of another.
 
     Where PyTorch would copy (an order of elements that one stride an axis cannot tell), it is a
     tensor of its own.
+
+    Args:
+        of: the tensor whose elements they may be.
+        node: what is shown.
+        chain: how it shows them, where the node itself does not tell.
     """
     made: T = type(of)(node)
-    chain = views.chain_from(of._node, node)
+    if chain is None:
+        chain = views.chain_from(of._node, node)
     if chain is None:
         return made
     shared = of._shared
