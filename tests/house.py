@@ -327,6 +327,10 @@ parallel/mending                    child
 parallel/placer                     child
 parallel/device_mesh                child
 parallel/tensors                    child
+parallel/constraints                child
+parallel/watching                   child
+parallel/modules                    child
+parallel/fully_sharded              child
 debug                               child
 messages                            child
 

@@ -18,6 +18,11 @@ _NAMES = {
         "distributed.placements": "Partial Placement Replicate Shard",
         "parallel.device_mesh": "DeviceMesh init_device_mesh",
         "parallel.tensors": "DTensor distribute_tensor from_local",
+        "parallel.constraints": "constrain local_map parallelize",
+        "parallel.watching": "CommDebugMode explain",
+        "parallel.modules": "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput "
+        "RowwiseParallel SequenceParallel loss_parallel parallelize_module",
+        "parallel.fully_sharded": "fully_shard",
     }.items()
     for name in names.split()
 }

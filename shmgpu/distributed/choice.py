@@ -23,7 +23,7 @@ from typing import Any
 
 from shmgpu.distributed.layout import Layout
 from shmgpu.distributed.mesh import Mesh
-from shmgpu.distributed.placements import LOCAL, REPLICATE
+from shmgpu.distributed.placements import LOCAL, PARTIALS, REPLICATE
 from shmgpu.distributed.rules import RULES
 from shmgpu.distributed.rules.base import Option, options_of
 from shmgpu.ops.casting import ALIAS
@@ -107,6 +107,11 @@ _SAID: dict[Op, Callable[[int], Option]] = {
     TO_LOCAL: lambda code: Option((code,), LOCAL),
     FROM_LOCAL: lambda code: Option((LOCAL,), code),
 }
+
+
+def _any_code(ndim: int) -> list[int]:
+    """The codes of all placements that a tensor of so many axes may have."""
+    return [REPLICATE, *range(1, 1 + ndim), *PARTIALS]
 
 
 class Choice:
@@ -215,6 +220,12 @@ class _Axis:
             layout: Layout = step.params[0]
             code = layout.codes[self.axis]
             options, work, is_remade = [said(code)], 0.0, False
+            if (
+                len(step.params) == 3
+                and step.op is REDISTRIBUTE
+                and self.axis not in step.params[2]
+            ):
+                options = [said(one) for one in _any_code(len(step.spec.shape))]
         else:
             ways = ways_of(step, tuple([self.specs[one] for one in step.inputs]))
             options, work, is_remade = ways.options, ways.work, not ways.has_products

@@ -61,7 +61,7 @@ class _Lowering:
         self.lent = {
             slot: step.params[1]
             for slot, step in enumerate(program.steps, self.first)
-            if step.op is REDISTRIBUTE and len(step.params) > 1
+            if step.op is REDISTRIBUTE and len(step.params) == 2
         }
         self.had: dict[int, dict[Layout, int]] = {slot: {} for slot in self.lent}
         self.remade = [max(costs) for costs in zip(*[c.remade for c in self.choices], strict=True)]
@@ -95,10 +95,26 @@ class _Lowering:
 
     def _redistribute(self, slot: int, step: Step) -> dict[Layout, int]:
         layout: Layout = step.params[0]
+        if len(step.params) == 3:
+            layout = self._as_it_comes(slot, step)
         self.placed.append(((self.lies(step.inputs[0]),), layout))
         if slot in self.lent:
             return self.had[slot]  # moved when it is used
         return {layout: self.version(step.inputs[0], layout)}
+
+    def _as_it_comes(self, slot: int, step: Step) -> Layout:
+        """How it shall lie where that is said of some axes of the mesh alone."""
+        codes = [choice.options[slot].output for choice in self.choices]
+        free = [axis for axis in range(self.mesh.ndim) if axis not in step.params[2]]
+        cuts = []
+        for have in self.versions[self.root[step.inputs[0]]]:
+            if all(have.codes[axis] == codes[axis] for axis in free):
+                for dim, bounds in have.cuts:
+                    axes = tuple([axis for axis, code in enumerate(codes) if code == 1 + dim])
+                    if have.axes_of(dim) == axes:
+                        cuts.append((dim, bounds))
+                break
+        return Layout(self.mesh, map(of_code, codes), cuts)
 
     def _to_local(self, slot: int, step: Step) -> dict[Layout, int]:
         self.placed.append((step.params[:1], self.local))

@@ -141,12 +141,18 @@ REDISTRIBUTE = Op(
 )
 
 
-def redistribute(x: Node, layout: Any, unit: int | None = None) -> Node:
+def redistribute(
+    x: Node, layout: Any, unit: int | None = None, axes: tuple[int, ...] | None = None
+) -> Node:
     """The same value, lying as ``layout`` says; gradients pass as they lie.
+
+    ``axes``: of the mesh, where the layout speaks of these alone: along others it lies as it comes.
 
     ``unit``: of what is had only while it is used: those of one unit are moved together, and moved
     again where they are used after others were (a layer's weights, gathered for each pass).
     """
+    if axes is not None:
+        return apply(REDISTRIBUTE, (x,), (layout, None, axes))
     return apply(REDISTRIBUTE, (x,), (layout,) if unit is None else (layout, unit))
 
 

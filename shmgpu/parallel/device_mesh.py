@@ -91,12 +91,22 @@ class DeviceMesh:
         named = f", mesh_dim_names={names}" if names else ""
         return f"DeviceMesh({self.device_type!r}, {self.shape}{named})"
 
-    # ---- layouts ---------------------------------------------------------------------------------
+    # ---- for the package -------------------------------------------------------------------------
 
     @property
     def is_whole(self) -> bool:
         """Whether it has all axes, in order."""
         return self._axes == tuple(range(self._whole.ndim))
+
+    @property
+    def whole(self) -> Mesh:
+        """The mesh that it is, or is a part of."""
+        return self._whole
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Its axes, as the whole mesh counts them."""
+        return self._axes
 
     def layout(
         self,

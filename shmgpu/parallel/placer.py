@@ -8,25 +8,28 @@ Never computes a value. It is called while the recorder is held.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu.child import runtime
 from shmgpu.child.futures import CallFuture
 from shmgpu.child.gang_calls import GangCallPlan, outcome_of
 from shmgpu.child.port import Port
+from shmgpu.distributed.explaining import Explanation, explain
 from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.lowered import Lowered
+from shmgpu.distributed.lowering import lower
 from shmgpu.distributed.mesh import Mesh
 from shmgpu.errors import GangAborted, HelperDied, NotRunning, RemoteError
 from shmgpu.functions import post
-from shmgpu.ops.collective import RECORDED, REDISTRIBUTE
+from shmgpu.ops.collective import RECORDED
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import UnknownProgram, failed_step, handles_not_made
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
-from shmgpu.parallel.programs import MeshPrograms, Wanted
-from shmgpu.tensors.message import LostValue, RemoteValue, Spread
+from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
+from shmgpu.tensors.message import LostValue, RemoteValue, Spread, said
 from shmgpu.tensors.recorder import (
     ANOTHER,
     MAX_SENT,
@@ -55,6 +58,7 @@ class MeshPlacer:
         self._plans: dict[Any, GangCallPlan] = {}
         self._sent: deque[tuple[CallFuture[Any], MeshMessage]] = deque()
         self._deaths = 0  # since a message was last answered
+        self.watchers: list[Callable[[Lowered], None]] = []  # called with what is sent
 
     # ---- which ---------------------------------------------------------------------------------
 
@@ -72,6 +76,25 @@ class MeshPlacer:
             read = [node for node in read if node not in own]
             self._compute_on(mesh, roots, own, wait)
         return read
+
+    def explain(self, nodes: list[Node]) -> Explanation:
+        """How these would be computed. ValueError where nothing is, or not on one mesh."""
+        with self._recorder.lock:
+            order = needed(nodes)
+            meshes = meshes_of(order)
+            if len(meshes) != 1:
+                raise ValueError(
+                    "explain: the tensors are computed already, or lie on no mesh: ask before they "
+                    "are looked at"
+                    if not meshes
+                    else "explain: the tensors lie on different meshes"
+                )
+            kept = [node for node in order if node in set(nodes)]
+            draft = ProgramDraft(order, [], Spread).settled(kept, [])
+            program = draft.program(Spread)
+            wanted = {program.kept[place]: layout for place, layout in _wanted(draft)}
+            lowered = lower(program, meshes[0], layouts_of(draft.arrays), wanted)
+            return explain(program, lowered)
 
     def _by_mesh(self, order: list[Node], read: list[Node]) -> dict[Mesh, list[Node]]:
         """What is to be computed on each mesh."""
@@ -207,6 +230,8 @@ class MeshPlacer:
                 raise
             return self._failed(message, error)
         message.delivered(recorder)
+        for watcher in self.watchers:
+            watcher(message.program.lowered)
         if wait:
             self._deaths = 0
             self._heard(message)
@@ -372,21 +397,6 @@ def meshes_of(nodes: Sequence[Node]) -> list[Mesh]:
 
 def _lies_on(mesh: Mesh, node: Node) -> bool:
     return type(node.value) is Spread and node.value.layout.mesh is mesh
-
-
-def said(node: Node) -> Layout | None:
-    """How that lies, or shall: as what it replaces in place; None where nobody has said."""
-    while True:
-        value = node.value
-        if type(value) is Spread:
-            layout: Layout = value.layout
-            return layout
-        if value is None and node.op is REDISTRIBUTE and len(node.params) == 1:
-            layout = node.params[0]
-            return layout
-        if value is not None or node.undo is None:
-            return None
-        node = node.undo[1]
 
 
 def _wanted(draft: ProgramDraft) -> Wanted:

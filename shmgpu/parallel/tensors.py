@@ -1,7 +1,8 @@
 """Tensors on a mesh, as users make them, ask where they lie, and have them lie otherwise.
 
 Owns the functions, and the methods that every tensor has from then on. What is asked for is
-recorded; where something lies that nobody has said, is known when it is computed.
+recorded; where something lies that nobody has said, is known when it is computed. Never sends more
+than what waits, and only where a layout must be known.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from shmgpu.distributed.placements import LOCAL, Partial, Placement, Replicate, 
 from shmgpu.ops import collective
 from shmgpu.ops.graph import Node
 from shmgpu.parallel.device_mesh import DeviceMesh
-from shmgpu.parallel.placer import meshes_of, said
+from shmgpu.parallel.placer import meshes_of
 from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import no_grad
-from shmgpu.tensors.message import LostValue, Spread
+from shmgpu.tensors.message import LostValue, Spread, said
 from shmgpu.tensors.recorder import needed
 from shmgpu.tensors.tensor import Tensor, tensor
 
@@ -61,7 +62,7 @@ def _made(data: Any) -> Tensor:
 def layout_of(of: Tensor) -> Layout | None:
     """How a tensor lies; None where it is on no mesh. What waits may have to be sent."""
     node = of._node
-    layout = said(node)
+    layout: Layout | None = said(node)
     if layout is not None or (node.value is not None and type(node.value) is not LostValue):
         return layout
     if node.value is None:
@@ -71,7 +72,8 @@ def layout_of(of: Tensor) -> Layout | None:
     value: Any = node.value
     if type(value) is LostValue:
         raise value.error
-    return said(node)
+    layout = said(node)
+    return layout
 
 
 def mesh_of(of: Tensor) -> Mesh | None:
@@ -122,6 +124,21 @@ def from_local(
     Raises:
         ValueError: the pieces do not make such a tensor.
     """
+    if not _is_local(local._node):
+        raise ValueError(
+            "from_local: the tensor is not in pieces of each member's own: take what to_local() "
+            "gives, or what is made of that; distribute_tensor() cuts a whole one"
+        )
+    return from_pieces(local, device_mesh, placements, shape)
+
+
+def from_pieces(
+    local: Tensor,
+    device_mesh: DeviceMesh,
+    placements: Placements,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """As :func:`from_local`, of what is known to be in pieces."""
     layout = device_mesh.layout(placements, local.ndim)
     whole = list(local.shape)
     if shape is None:
@@ -131,11 +148,6 @@ def from_local(
     else:
         whole = list(shape)
     node = local._node
-    if not _is_local(node):
-        raise ValueError(
-            "from_local: the tensor is not in pieces of each member's own: take what to_local() "
-            "gives, or what is made of that; distribute_tensor() cuts a whole one"
-        )
     if node.needs_grad and any(one.is_partial() for one in layout.placements):
         if not all(one.is_partial("sum") for one in layout.placements if one.is_partial()):
             raise ValueError(f"from_local: gradients flow through sums of parts, not {layout}")
@@ -156,6 +168,18 @@ def _is_local(node: Node) -> bool:
     if node.value is not None or node.op is None or node.op is collective.FROM_LOCAL:
         return False
     return node.op is collective.TO_LOCAL or any(_is_local(one) for one in node.inputs)
+
+
+def put(one: Tensor, device_mesh: DeviceMesh, placements: Placements) -> None:
+    """Have a tensor lie so on a mesh, in place: a parameter stays the tensor that it is."""
+    collects = one._node.leaf is not None
+    layout = device_mesh.layout(placements, one.ndim, _before(one, device_mesh))
+    if one._shared is not None:  # views keep the elements as they were
+        one._shared.leave(one)
+    with no_grad():
+        one._become(collective.redistribute(one._node, layout))
+    if collects:
+        one._collect()
 
 
 # ---- methods -----------------------------------------------------------------------------------

@@ -21,11 +21,13 @@ from shmgpu.codec.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
 from shmgpu.ops import creation, elementwise, graph, indexing, shaping, stretching, views
 from shmgpu.ops.casting import alias, cast
+from shmgpu.ops.collective import redistribute
 from shmgpu.ops.graph import Node, spec_of
 from shmgpu.ops.promotion import CATEGORY, TYPES, bool_, float32, is_float, number
 from shmgpu.tensors import autograd, current, devices, interop
+from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.hooks import RemovableHandle, registered
-from shmgpu.tensors.message import Held, LostValue
+from shmgpu.tensors.message import Held, LostValue, said
 from shmgpu.tensors.sharing import Shared, snapshot, view
 
 
@@ -291,6 +293,8 @@ class Tensor:
             )
         if self._shared is not None:  # views keep the elements as they were
             self._shared.leave(self)
+        with no_grad():
+            node = self._where_it_is(node)
         self._replace(node, checks=False)
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -591,18 +595,26 @@ class Tensor:
             node.needs_grad = True
             node.leaf = before.leaf
 
+    def _where_it_is(self, node: Node) -> Node:
+        """What is made of others alone, lying as this tensor does on a mesh, if it is on one."""
+        layout = said(self._node)
+        if layout is None or node.spec.shape != self.shape:
+            return node
+        return redistribute(node, layout)
+
     def zero_(self) -> Tensor:
         """Set all elements to 0."""
-        return self._updated(creation.zeros_like(self._node))
+        return self._updated(self._where_it_is(creation.zeros_like(self._node)))
 
     def copy_(self, source: Any) -> Tensor:
         """Copy the elements of ``source``, expanded to this shape."""
         node = as_operand(source, self.dtype)
-        return self._updated(stretching.expand(cast(node, self.dtype), self.shape))
+        node = stretching.expand(cast(node, self.dtype), self.shape)
+        return self._updated(self._where_it_is(node))
 
     def fill_(self, value: float) -> Tensor:
         """Set all elements to a number."""
-        return self._updated(creation.full(self.shape, value, self.dtype))
+        return self._updated(self._where_it_is(creation.full(self.shape, value, self.dtype)))
 
     def contiguous(self) -> Tensor:
         """Return the tensor itself: the helper decides how elements lie in memory."""

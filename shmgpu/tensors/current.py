@@ -117,6 +117,10 @@ def show(node: Node) -> None:
         if here.thread != (thread := threading.get_ident()):
             here.recorded_by(thread)
         pending = here.pending
-        pending.append(node)
+        if here.placer is None:
+            pending.append(node)
+        else:  # what lies on a mesh is told from the rest once: nothing may come in between
+            with here.lock:
+                here.pending.append(node)
         if len(pending) > MAX_PENDING:
             here.send()

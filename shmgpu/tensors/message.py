@@ -13,6 +13,7 @@ from collections.abc import Set
 from typing import Any, Protocol
 
 from shmgpu import core
+from shmgpu.ops.collective import REDISTRIBUTE
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
 
@@ -134,6 +135,19 @@ class Spread:
         if self.is_ours:
             for life, nbytes in zip(self.lives, self.nbytes, strict=True):
                 life.unneeded.append((self.handle, nbytes))
+
+
+def said(node: Node) -> Any:
+    """How that lies, or shall: as what it replaces in place; None where nobody has said."""
+    while True:
+        value = node.value
+        if type(value) is Spread:
+            return value.layout
+        if value is None and node.op is REDISTRIBUTE and len(node.params) == 1:
+            return node.params[0]
+        if value is not None or node.undo is None:
+            return None
+        node = node.undo[1]
 
 
 class LostValue:

@@ -110,7 +110,7 @@ class Recorder:
         self._steps = 0
         self._sent: deque[tuple[CallFuture[Any], Message]] = deque()
         self.order = itertools.count(1)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.placer: Placer | None = None
         self.thread = threading.get_ident()  # that recorded last
         self._threads = {self.thread}  # all that recorded and may do so again
@@ -135,7 +135,7 @@ class Recorder:
 
     def waiting(self) -> list[Node]:
         """What would be computed now, inputs first."""
-        with self._lock:
+        with self.lock:
             return needed([node for node in self.pending if node.owners and node.value is None])
 
     def recorded_by(self, thread: int) -> None:
@@ -162,7 +162,7 @@ class Recorder:
             HelperDied: what is wanted was held by a helper that is gone, or follows from it.
             RemoteError: an operation failed.
         """
-        with self._lock:
+        with self.lock:
             missing = [node for node in dict.fromkeys(wanted) if type(node.value) is not Held]
             self._compute(missing, wait=True)
             if not wanted:
@@ -175,7 +175,7 @@ class Recorder:
 
     def send(self) -> None:
         """Have all that a tensor shows computed, and do not wait for it."""
-        with self._lock:
+        with self.lock:
             self._compute([], wait=False)
 
     def step_done(self) -> None:
@@ -296,7 +296,7 @@ class Recorder:
 
     def _reclaim(self) -> bool:
         """The arena is full: let go of what helpers may still read, once they do not."""
-        with self._lock:
+        with self.lock:
             lives = [life for life in self.lives.values() if life.reading]
             for life in lives:
                 life.wait()

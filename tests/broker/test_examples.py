@@ -72,6 +72,23 @@ SHOWN = {
         r"right: (8[5-9]|9\d)\.\d % of 2000 new points",
     ],
     "digits_network.py": [r"accuracy on pictures it has not seen: 9[89]\.\d\d%"],
+    "mesh_data_parallel.py": [
+        r"meetings in a step: 4.0 all_reduce",
+        r"the losses are one helper's: True",
+        r"accuracy on pictures it has not seen: 9\d\.\d\d%",
+    ],
+    "mesh_tensor_parallel.py": [
+        r"up.weight \(512, 16\) lies \(Shard\(0\),\)",
+        r"up.bias \(512,\) lies \(Shard\(0\),\)",
+        r"down.weight \(1, 512\) lies \(Shard\(1\),\)",
+        r"down.bias \(1,\) lies \(Replicate\(\),\)",
+        r"7 operations on a mesh of 2 \(tensor\): 1 collective, 1,024 bytes .*",
+        *(r" +%\d+ = (redistribute|linear|relu)\(.*" for _ in range(7)),
+        r" +#0 all_reduce along tensor of \(256, 1\), 1,024 bytes",
+        r"forward: \{'all_reduce': 1\}, 1,024 bytes each",
+        r"the losses are one helper's: True",
+        r"from 0\.\d+ to 0\.[01]\d+",
+    ],
     "tape_demo.py": [
         *("Nothing has been computed yet.", "", "Input tape", r" +message .*"),
         *(r" +waits .*" for _ in range(6)),

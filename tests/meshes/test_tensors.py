@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -195,3 +197,59 @@ def test_nothing_is_there_before_the_first_mesh(two):
     assert recorder.placer is None
     two.mesh(2)
     assert recorder.placer is not None
+
+
+def test_random_numbers_are_those_of_one_helper_cut_or_not(two):
+    mesh = two.mesh(2)
+    found = []
+    for placement in (None, Replicate(), Shard(0), Shard(1)):
+        gt.manual_seed(11)
+        x = gt.ones(6, 4)
+        if placement is not None:
+            x = distribute_tensor(x, mesh, placement)
+        y = gt.nn.functional.dropout(x, 0.5) + gt.randn(6, 4) * x
+        found.append(y.numpy().copy())
+    for one in found[1:]:
+        np.testing.assert_array_equal(one, found[0])
+
+
+def test_a_tensor_of_another_broker_says_so():
+    with broker_of(2) as broker:
+        old = distribute_tensor(whole(4, 4), broker.mesh(2), [Shard(0)]) + 1
+        current.recorder().send()
+    with broker_of(2) as broker:
+        with pytest.raises(gt.NotRunning, match="create it again"):
+            old.numpy()
+        mesh = broker.mesh(2)
+        with pytest.raises(gt.NotRunning, match="create it again"):
+            (old + distribute_tensor(whole(4, 4), mesh)).numpy()
+
+
+def test_a_tensor_is_saved_and_copied_whole(two, tmp_path):
+    x = distribute_tensor(whole(6, 4), two.mesh(2), [Shard(0)])
+    gt.save({"x": x}, tmp_path / "x.safetensors")
+    np.testing.assert_array_equal(gt.load(tmp_path / "x.safetensors")["x"].numpy(), whole(6, 4))
+    y = copy.deepcopy(x)
+    assert y.placements == (Shard(0),)
+    np.testing.assert_array_equal(y.numpy(), whole(6, 4))
+    np.testing.assert_array_equal(gt.tensor(x).numpy(), whole(6, 4))
+    assert str(x) == str(gt.tensor(whole(6, 4)))
+
+
+def test_another_thread_and_a_crowded_arena_make_the_same():
+    with broker_of(2, arena="4MiB") as broker:
+        mesh = broker.mesh(2)
+        array = whole(512, 300)  # 600 KiB
+        found = []
+
+        def work():
+            x = distribute_tensor(array, mesh, [Shard(1)])
+            for turn in range(8):
+                found.append(np.array_equal((x + turn).numpy(), array + turn))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        assert found == [True] * 16

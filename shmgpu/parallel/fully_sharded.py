@@ -1,0 +1,109 @@
+"""Models whose parameters are in pieces, and whole while a layer is at work, and no longer.
+
+Owns which parameters are gathered together: those of one call of :func:`fully_shard`. Gradients and
+an optimiser's state lie as the parameters do, so each member has its part of all of them. Never
+gathers itself: what is recorded says which unit a value belongs to, and lowering does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from shmgpu.distributed.layout import Layout
+from shmgpu.distributed.placements import Placement, Replicate, Shard
+from shmgpu.nn.module import Module
+from shmgpu.parallel.device_mesh import DeviceMesh
+from shmgpu.parallel.tensors import put, redistributed
+from shmgpu.tensors.message import said
+from shmgpu.tensors.tensor import Tensor
+
+_UNITS = itertools.count(1)
+_MARK = "_fully_sharded"
+
+
+def fully_shard(module: Module, *, mesh: DeviceMesh, reshard_after_forward: bool = True) -> Module:
+    """Cut a module's parameters over a mesh, in place; they are gathered while it is at work.
+
+    Call it for the layers first, and for the model at last: each call takes the parameters that no
+    earlier one took, and gathers these at once. Parameters stay the tensors that they are, so an
+    optimiser may have them already. The batch is to be cut over the mesh as well.
+
+    Args:
+        module: a layer or a model.
+        mesh: of one axis, or such a part of one; parameters that lie on another axis of it stay so.
+        reshard_after_forward: gather once more for the backward pass, instead of keeping what was
+            gathered.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: the mesh has several axes, or the module was cut before.
+    """
+    if mesh.ndim != 1:
+        raise ValueError(
+            f'fully_shard: {mesh} has {mesh.ndim} axes: choose one of them, as in mesh["data"]'
+        )
+    if _MARK in module.__dict__:
+        raise ValueError("fully_shard: the module was cut before: call it once for each")
+    homes: list[tuple[Module, str]] = []
+    wholes: dict[Tensor, Layout] = {}
+    for owner in _own(module):
+        for name, parameter in owner._parameters.items():
+            if parameter is None:
+                continue
+            homes.append((owner, name))
+            if parameter not in wholes:
+                wholes[parameter] = _cut(parameter, mesh)
+    unit = next(_UNITS) if reshard_after_forward else None
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def gathered(*args: Any, **kwargs: Any) -> Any:
+        return _with_whole(homes, wholes, unit, lambda: forward(*args, **kwargs))
+
+    object.__setattr__(module, _MARK, True)
+    object.__setattr__(module, "forward", gathered)
+    return module
+
+
+def _own(module: Module) -> list[Module]:
+    """It, and the modules within, but not those that were cut by a call of their own."""
+    found = [module]
+    for child in module.children():
+        if _MARK not in child.__dict__:
+            found += _own(child)
+    return found
+
+
+def _cut(parameter: Tensor, mesh: DeviceMesh) -> Layout:
+    """Cut it along its first axis that is not cut yet; how it lies while it is whole."""
+    before = said(parameter._node)
+    on_mesh = before if before is not None and before.mesh is mesh.whole else None
+    taken = on_mesh.sharded if on_mesh is not None else ()
+    dims = [dim for dim in range(parameter.ndim) if dim not in taken]
+    placement: Placement = Shard(dims[0]) if dims else Replicate()
+    whole = mesh.layout([Replicate()], parameter.ndim, on_mesh)
+    put(parameter, mesh, [placement])
+    return whole
+
+
+def _with_whole(
+    homes: list[tuple[Module, str]],
+    wholes: dict[Tensor, Layout],
+    unit: int | None,
+    work: Callable[[], Any],
+) -> Any:
+    """Call it while the modules have whole parameters in the place of theirs."""
+    own = [owner._parameters[name] for owner, name in homes]
+    made = {one: redistributed(one, wholes[one], unit) for one in wholes}
+    try:
+        for (owner, name), one in zip(homes, own, strict=True):
+            owner._parameters[name] = made[one]
+        return work()
+    finally:
+        for (owner, name), one in zip(homes, own, strict=True):
+            owner._parameters[name] = one
