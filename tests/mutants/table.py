@@ -1333,7 +1333,7 @@ MUTANTS = [
     ),
     Mutant(
         "F40",
-        "csrc/helper/collective.c",
+        "csrc/helper/collective_exchange.c",
         "if (slot < 0) return mismatch(run, rank, NULL, bytes);",
         "if (slot < 0) slot = 0;",
         GANGS + "test_f40_members_that_disagree_or_wait_for_each_other_are_told_and_do_not_hang",
