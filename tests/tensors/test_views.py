@@ -113,7 +113,8 @@ def gone(z):
 
 PROGRAMS = [
     rows, index_of_index, turned, flat, detached, seen_in_a_detached_one, two_views, deep, chunks,
-    squeezed, whole_changed, augmented, expanded_to_its_own_shape, moved, copied_where_elements_have_no_order, gone,
+    squeezed, whole_changed, augmented, expanded_to_its_own_shape, moved,
+    copied_where_elements_have_no_order, gone,
 ]  # fmt: skip
 
 
