@@ -200,6 +200,7 @@ ops/updates                         any
 ops/reductions                      any
 ops/linear                          any
 ops/indexing                        any
+ops/brackets                        any
 ops/views                           any
 ops/products                        any
 ops/arranging                       any

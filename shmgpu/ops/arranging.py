@@ -9,10 +9,11 @@ import math
 from collections.abc import Sequence
 
 from shmgpu.ops import rules
+from shmgpu.ops.brackets import getitem, setitem
 from shmgpu.ops.creation import arange, full
 from shmgpu.ops.elementwise import mul, ne, sub
 from shmgpu.ops.graph import Node
-from shmgpu.ops.indexing import gather, getitem, index_select, scatter_add, setitem
+from shmgpu.ops.indexing import gather, index_select, scatter_add
 from shmgpu.ops.promotion import bool_, int64
 from shmgpu.ops.shaping import cat, narrow, permute, reshape, squeeze, transpose, unsqueeze
 from shmgpu.ops.stretching import expand

@@ -19,7 +19,7 @@ from shmgpu.child import plans, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
-from shmgpu.ops import creation, elementwise, graph, indexing, shaping, stretching, views
+from shmgpu.ops import brackets, creation, elementwise, graph, shaping, stretching, views
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.collective import redistribute
 from shmgpu.ops.graph import Node, spec_of
@@ -625,19 +625,19 @@ class Tensor:
             index = index.numpy()  # it is looked at: the shape depends on its elements
         if isinstance(index, (list, np.ndarray)):
             index = _places(index, self.shape)
-        return view(self, indexing.getitem(self._node, _as_index(index)))
+        return view(self, brackets.getitem(self._node, _as_index(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         index = _as_index(index)
         if type(value) is Tensor and self._is_part(index, value):
             return  # ``x[index] += y`` has done so
-        self._updated(indexing.setitem(self._node, index, as_operand(value, None)))
+        self._updated(brackets.setitem(self._node, index, as_operand(value, None)))
 
     def _is_part(self, index: Any, value: Tensor) -> bool:
         """Whether that tensor is the view which the index names."""
         if value._shared is None or value._shared is not self._shared:
             return False
-        chain = views.chain_from(self._node, indexing.getitem(self._node, index))
+        chain = views.chain_from(self._node, brackets.getitem(self._node, index))
         return chain is not None and value._view == (*(self._view or ()), *chain)
 
 
