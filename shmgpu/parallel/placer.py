@@ -64,18 +64,23 @@ class MeshPlacer:
 
     def compute(self, read: list[Node], wait: bool) -> list[Node]:
         """Have done what lies on a mesh of all that waits; what is left to be read elsewhere."""
-        if self._sent:
-            self.settle(MAX_SENT)
         recorder = self._recorder
-        order = needed([*(n for n in recorder.pending if n.owners), *read])
-        for mesh, nodes in self._by_mesh(order, read).items():
-            mine = set(nodes)
-            roots = [node for node in recorder.pending if node in mine]
-            recorder.pending = [node for node in recorder.pending if node not in mine]
-            own = [node for node in read if node in mine or _lies_on(mesh, node)]
-            read = [node for node in read if node not in own]
-            self._compute_on(mesh, roots, own, wait)
-        return read
+        while True:
+            if self._sent:
+                self.settle(MAX_SENT)
+            order = needed([*(n for n in recorder.pending if n.owners), *read])
+            is_done = True
+            for mesh, nodes in self._by_mesh(order, read).items():
+                mine = set(nodes)
+                roots = [node for node in recorder.pending if node in mine]
+                recorder.pending = [node for node in recorder.pending if node not in mine]
+                own = [node for node in read if node in mine or _lies_on(mesh, node)]
+                is_done = self._compute_on(mesh, roots, own, wait)
+                if not is_done:
+                    break  # what waits now is not what waited before
+                read = [node for node in read if node not in own]
+            if is_done:
+                return read
 
     def explain(self, nodes: list[Node]) -> Explanation:
         """How these would be computed. ValueError where nothing is, or not on one mesh."""
@@ -134,7 +139,11 @@ class MeshPlacer:
 
     # ---- one message ---------------------------------------------------------------------------
 
-    def _compute_on(self, mesh: Mesh, roots: list[Node], read: list[Node], wait: bool) -> None:
+    def _compute_on(self, mesh: Mesh, roots: list[Node], read: list[Node], wait: bool) -> bool:
+        """Send what waits on a mesh, all at once; False where it has to be sent once more.
+
+        All of it, because a node that only others in the message need has no history after it.
+        """
         recorder = self._recorder
         try:
             while True:
@@ -144,15 +153,14 @@ class MeshPlacer:
                 if self._are_lost(draft.arrays):
                     recorder.lose_what_follows(order)
                     read = [node for node in read if type(node.value) is not LostValue]
-                    continue
-                if not order and not read:
-                    return
-                if self._move_to_arena(draft.arrays):
-                    continue
-                message = self._message(mesh, draft)
-                if self._deliver(message, wait):
+                elif not order and not read:
+                    return True
+                elif not self._move_to_arena(draft.arrays):
                     break
-                read = [node for node in read if type(node.value) is not LostValue]
+            message = self._message(mesh, draft)
+            if not self._deliver(message, wait):
+                recorder.pending = [node for node in roots if node.value is None] + recorder.pending
+                return False
         except BaseException:
             # Ctrl-C, a full arena: what was not done can be asked for again.
             recorder.pending = [node for node in roots if node.value is None] + recorder.pending
@@ -164,6 +172,7 @@ class MeshPlacer:
             message.cleared = [(node, node.inputs) for node in done]
         for node in done:  # computed, and no gradient to come: needs no history
             node.inputs = ()
+        return True
 
     def _move_to_arena(self, leaves: list[Node]) -> bool:
         """Have what one helper holds alone lie where all members see it; whether anything does."""
@@ -262,8 +271,12 @@ class MeshPlacer:
 
     # ---- what fails ----------------------------------------------------------------------------
 
-    def settle(self, at_most: int) -> None:
-        """Hear of messages that nobody waited for, until so many are left."""
+    def settle(self, at_most: int) -> bool:
+        """Hear of messages that nobody waited for, until so many are left.
+
+        Returns:
+            Whether any failed: what is not lost of them waits again.
+        """
         failed: list[tuple[MeshMessage, BaseException]] = []
         while self._sent and (failed or len(self._sent) > at_most or self._sent[0][0].done()):
             future, message = self._sent.popleft()
@@ -284,6 +297,7 @@ class MeshPlacer:
             self._failed(message, error)
         again = [node for node in pending if node.owners and node.value is None]
         self._recorder.pending = again + self._recorder.pending
+        return bool(failed)
 
     def _failed(self, message: MeshMessage, error: BaseException) -> bool:
         """Note what is lost by that; whether the message stands nevertheless."""
@@ -296,6 +310,10 @@ class MeshPlacer:
             if is_death(error):
                 for place in places:
                     recorder.bury(message.lives[place], message.order, error)
+                self.settle(0)
+                for node in message.kept:  # now, while the others live
+                    if type(node.value) is Spread:
+                        mend(recorder, node.value, node.spec)
             else:
                 for node in message.kept:
                     lose(node, error)
@@ -311,10 +329,12 @@ class MeshPlacer:
                 message.lives[place].told.clear()
             return False
         if is_death(error):
-            self._deaths += 1
+            # Those that built on the first one find tensors missing, and tell of no other death.
+            is_news = not all(message.lives[place].is_over for place in places) or not places
+            self._deaths += is_news
             for place in places:
                 recorder.bury(message.lives[place], message.order, error)
-            if self._deaths < MAX_DEATHS:
+            if not is_news or self._deaths < MAX_DEATHS:
                 return False
             error = HelperDied("helpers died over these tensors again and again")
         elif self._blame(message, error):

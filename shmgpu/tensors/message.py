@@ -225,8 +225,12 @@ class Placer(Protocol):
     def compute(self, read: list[Node], wait: bool) -> list[Node]:
         """Have done what lies on a mesh of all that waits; what is left to be read elsewhere."""
 
-    def settle(self, at_most: int) -> None:
-        """Hear of messages that nobody waited for, until so many are left."""
+    def settle(self, at_most: int) -> bool:
+        """Hear of messages that nobody waited for, until so many are left.
+
+        Returns:
+            Whether any failed: what is not lost of them waits again.
+        """
 
 
 class Observer(Protocol):

@@ -167,8 +167,8 @@ class Recorder:
             self._compute(missing, wait=True)
             if not wanted:
                 self._settle(0)  # of parts that were sent to other helpers
-                if self.placer is not None:
-                    self.placer.settle(0)
+                while self.placer is not None and self.placer.settle(0):
+                    self._compute([], wait=True)
             for node in missing:
                 if type(node.value) is LostValue:
                     raise node.value.error

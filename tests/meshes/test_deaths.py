@@ -8,12 +8,14 @@ import signal
 
 import numpy as np
 import pytest
-from meshes.networks import train
+from attach.brokers import until
+from meshes.networks import TARGETS, WEIGHTS, X, train
 
 import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from shmgpu.engine import session
 from shmgpu.ops import collective
+from shmgpu.tensors import current
 
 MOMENTS = ("before", "in the middle", "at the commit", "after the commit", "after")
 
@@ -144,3 +146,87 @@ def test_what_failed_says_which_operation_and_leaves_the_rest(deaths):
         wrong.numpy()
     np.testing.assert_array_equal(good.numpy(), table.numpy() * 2)
     assert count() == 0
+
+
+# ---- where nobody waits --------------------------------------------------------------------------
+
+
+def unseen(deaths, moments, steps=12):
+    """Weights after steps of which nobody looks at any; before some a helper is to die."""
+    mesh = init_device_mesh("cpu", (2,))
+    weights = [distribute_tensor(one, mesh).requires_grad_() for one in WEIGHTS]
+    opt = gt.optim.SGD(weights, lr=0.05, momentum=0.9)
+    for step in range(steps):
+        if step in moments:
+            current.recorder().flush()
+            deaths.arm(*moments[step])
+        x, target = (distribute_tensor(one[step % 5], mesh, [Shard(0)]) for one in (X, TARGETS))
+        y = (x @ weights[0]).relu() @ weights[1]
+        opt.zero_grad()
+        ((y - target) * (y - target)).mean().backward()
+        opt.step()
+    return [one.numpy().copy() for one in weights]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_death_over_steps_that_nobody_waits_for_costs_no_bit(deaths, moment):
+    expected = unseen(deaths, {})
+    before = count()
+    found = unseen(deaths, {3: (moment, 1), 8: (moment, 0)})
+    assert count() == before + 2
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_training_goes_on_from_a_saved_state_where_a_cut_weight_is_lost(deaths):
+    """Tensor parallel: what a member has of a weight, nobody else has."""
+
+    def run(dies):
+        mesh = init_device_mesh("cpu", (2,))
+        placements = [[Shard(1)], [Shard(0)]]
+        weights = [
+            distribute_tensor(one, mesh, how).requires_grad_()
+            for one, how in zip(WEIGHTS, placements, strict=True)
+        ]
+        opt = gt.optim.SGD(weights, lr=0.05)
+        saved, losses, step = [one.numpy().copy() for one in weights], [], 0
+        while step < 6:
+            if step == 3 and dies:
+                dies = False
+                deaths.arm("in the middle", 1)
+            try:
+                x, target = (distribute_tensor(one[step % 5], mesh) for one in (X, TARGETS))
+                y = (x @ weights[0]).relu() @ weights[1]
+                loss = ((y - target) * (y - target)).mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+                losses.append(loss.item())
+                saved = [one.numpy().copy() for one in weights]
+                step += 1
+            except gt.HelperDied as error:
+                assert "its piece of a tensor" in str(error)
+                weights = [
+                    distribute_tensor(one, mesh, how).requires_grad_()
+                    for one, how in zip(saved, placements, strict=True)
+                ]
+                opt = gt.optim.SGD(weights, lr=0.05)
+        return losses, saved
+
+    losses, weights = run(False)
+    again, ended = run(True)
+    assert count() == 1
+    assert again == losses
+    for got, want in zip(ended, weights, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_member_that_died_while_nothing_ran_is_mended_at_the_next_step(deaths):
+    mesh = init_device_mesh("cpu", (2,))
+    whole = distribute_tensor(np.full((6, 4), 2.0, "f4"), mesh)
+    assert whole.sum().item() == 48
+    row = gt.stats()["helpers"][1]
+    os.kill(row["pid"], signal.SIGKILL)
+    until(lambda: gt.stats()["helpers"][1]["generation"] > row["generation"], "it was replaced")
+    for turn in range(3):
+        assert (whole * (turn + 1)).sum().item() == 48 * (turn + 1)
