@@ -190,6 +190,7 @@ def of_any(dtype: Any) -> DType:
     if torch is not None and isinstance(dtype, getattr(torch, "dtype", ())):
         return of_torch(dtype)
     try:
-        return of_numpy(np.dtype(dtype))
+        found = np.dtype(dtype)
     except (TypeError, ValueError):  # also of a dictionary, or of text that cannot be encoded
         raise BadParams(f"{dtype!r} is not a dtype: use a name such as 'float32'") from None
+    return of_numpy(found)

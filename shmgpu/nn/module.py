@@ -125,6 +125,12 @@ class Module:
                 f"call super().__init__() before {type(self).__name__}.{name} is set"
             )
         home = self._home(name, value)
+        if isinstance(value, Tensor) and name in self._parameters and home != "_parameters":
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a parameter, and this tensor collects no "
+                "gradients: wrap it in nn.Parameter, or change the parameter in place "
+                "under no_grad()"
+            )
         for table in _TABLES:
             if table != home:
                 tables[table].pop(name, None)

@@ -19,7 +19,16 @@ from shmgpu.child import plans, runtime
 from shmgpu.codec import arrays, dtypes
 from shmgpu.codec.dtypes import DType
 from shmgpu.errors import BadParams, NotRunning
-from shmgpu.ops import brackets, creation, elementwise, graph, shaping, stretching, views
+from shmgpu.ops import (
+    brackets,
+    creation,
+    elementwise,
+    graph,
+    reductions,
+    shaping,
+    stretching,
+    views,
+)
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.collective import redistribute
 from shmgpu.ops.graph import Node, spec_of
@@ -30,9 +39,24 @@ from shmgpu.tensors.hooks import RemovableHandle, registered
 from shmgpu.tensors.message import Held, LostValue, said
 from shmgpu.tensors.sharing import Shared, snapshot, view
 
+_READ_ONLY = "a tensor's data is a read-only array: under no_grad(), change the tensor itself"
+
 
 class Data(np.ndarray[Any, Any]):
-    """A tensor's elements: a read-only array."""
+    """A tensor's elements: a read-only array.
+
+    Programs that change ``tensor.data`` in place, as PyTorch lets them, are told what does.
+    """
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not self.flags.writeable:
+            raise ValueError(f"{_READ_ONLY}: tensor[...] = value")
+        super().__setitem__(index, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
+            raise AttributeError(f"{_READ_ONLY}: tensor.{name}(...)")
+        raise AttributeError(f"a tensor's data is a NumPy array, which has no attribute {name!r}")
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """The same elements as a plain array."""
@@ -261,6 +285,10 @@ class Tensor:
         if not self.shape:
             raise TypeError("a tensor without axes cannot be iterated over: use item()")
         return iter([view(self, one) for one in shaping.unbind(self._node)])
+
+    def __contains__(self, element: Any) -> bool:
+        """Whether an element is equal to that."""
+        return bool(Tensor(reductions.any(elementwise.eq(self._node, as_operand(element)))).item())
 
     def __len__(self) -> int:
         if not self.shape:

@@ -30,13 +30,15 @@ class Shared:
     its part of that anew, when it is looked at. So a step in place costs the view's bytes.
     """
 
-    __slots__ = ("_most", "_views", "_whole", "shape")
+    __slots__ = ("_lies", "_most", "_shape", "_views", "_whole")
 
-    def __init__(self, whole: Tensor) -> None:
+    def __init__(self, whole: Tensor, lies: views.Chain = ()) -> None:
+        """``lies``: how the whole showed part of another, of which nothing else is left."""
         self._whole: Callable[[], Tensor | None] = weakref.ref(whole)
         self._views: list[weakref.ref[Tensor]] = []
         self._most = 16  # until those that are gone are looked for
-        self.shape = whole.shape
+        self._shape = whole.shape
+        self._lies = lies
 
     def add(self, one: Tensor) -> None:
         """One more view."""
@@ -57,6 +59,31 @@ class Shared:
         """Those that are still there."""
         return [one for known in self._views if (one := known()) is not None]
 
+    def layout(self, chain: views.Chain) -> Any:
+        """Where the elements of such a view lie: see :func:`shmgpu.ops.views.layout`."""
+        return views.layout(self._shape, (*self._lies, *chain))
+
+    def would_copy(self, chain: views.Chain) -> bool:
+        """Whether no stride an axis tells the order of such a view's elements."""
+        turned = (*self._lies, *chain)[1:]  # a whole that is reshaped first has any shape
+        return any(op is shaping.RESHAPE for op, _ in turned) and self.layout(chain) is None
+
+    def of_the_last(self, one: Tensor) -> Shared:
+        """These, or, where of the whole nothing but that view is left, what is shared from it on.
+
+        Of ``arange(6).view(2, 3)`` nobody has the six: further views are views of the two rows.
+        """
+        if one._view is None or self._whole() is not None or self.alive() != [one]:
+            return self
+        return self if views.overlaps_itself(self.layout(one._view)) else self._from(one)
+
+    def _from(self, one: Tensor) -> Shared:
+        """That view is the whole from now on, and lies as it did."""
+        found = Shared(one, (*self._lies, *one._view))
+        found._shape = self._shape
+        one._view = None
+        return found
+
     def write(self, changed: Tensor, node: Node) -> None:
         """One of them was changed in place.
 
@@ -68,7 +95,7 @@ class Shared:
             changed._replace(node)
             self._show_again(changed)
             return
-        place = views.layout(self.shape, chain)
+        place = self.layout(chain)
         if place is not None and views.overlaps_itself(place):
             raise RuntimeError(
                 "several elements of an expanded tensor are one: clone() it before it is changed "
@@ -100,12 +127,14 @@ class Shared:
     def _write_alone(self, changed: Tensor, node: Node, chain: views.Chain) -> None:
         """Nobody shows the whole any more: fine, unless another view shows the same elements."""
         for other in self.alive():
-            if other is not changed and views.overlap(self.shape, chain, other._view or ()):
+            if other is not changed and views.overlap(
+                self.layout(chain), self.layout(other._view or ())
+            ):
                 raise RuntimeError(
                     "two views share elements of a tensor that is gone, and one was changed in "
                     "place: keep the tensor itself, or clone() the view"
                 )
-        changed._shared = changed._view = None
+        changed._shared = self._from(changed)
         changed._replace(node)
 
 
@@ -132,13 +161,11 @@ def view(of: T, node: Node, chain: views.Chain | None = None) -> T:
     if chain is None:
         return made
     shared = of._shared
-    if shared is None:
-        shared = of._shared = Shared(of)
-    elif of._view is not None:
+    shared = of._shared = Shared(of) if shared is None else shared.of_the_last(of)
+    if of._view is not None:
         chain = (*of._view, *chain)
-    if any(op is shaping.RESHAPE for op, _ in chain[1:]):
-        if views.layout(shared.shape, chain) is None:
-            return made
+    if shared.would_copy(chain):
+        return made
     made._shared, made._view = shared, chain
     shared.add(made)
     return made

@@ -149,6 +149,26 @@ def test_data_that_a_tensor_cannot_have_is_refused(engine):
         (weight * 2).data = gt.zeros(2)
 
 
+def test_data_that_is_changed_in_place_says_what_does(engine):
+    weight = gt.ones(2, requires_grad=True)
+    with pytest.raises(AttributeError, match=r"under no_grad\(\).*tensor\.fill_"):
+        weight.data.fill_(2)
+    with pytest.raises(ValueError, match=r"under no_grad\(\).*tensor\[\.\.\.\] = value"):
+        weight.data[0] = 2
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = weight.data.nothing
+    own = weight.data.copy()
+    own[0] = 2
+    assert own.tolist() == [2, 1] and weight.tolist() == [1, 1]
+
+
+def test_in_says_whether_an_element_is_equal(engine):
+    numbers = gt.arange(5)
+    assert 3 in numbers and 7 not in numbers and gt.tensor(4) in numbers
+    assert 0.5 in gt.tensor([[0.0, 0.5]]) and float("nan") not in gt.tensor([float("nan")])
+    assert 1 not in gt.zeros(0)
+
+
 def test_setting_data_of_a_view_takes_it_from_what_it_showed(engine):
     base = gt.zeros(4)
     part = base[:2]

@@ -66,6 +66,16 @@ def test_parts_have_torchs_names_and_what_is_shared_is_named_once(pair):
         assert ours == theirs
 
 
+def test_a_parameter_is_not_lost_by_setting_another_tensor(engine):
+    layer = nn.Linear(2, 1)
+    with pytest.raises(TypeError, match=r"Linear\.weight is a parameter.*wrap it in nn\.Parameter"):
+        layer.weight = gt.ones(1, 2)
+    layer.weight = nn.Parameter(gt.ones(1, 2))
+    layer.bias = None
+    assert [name for name, _ in layer.named_parameters()] == ["weight"]
+    assert layer(gt.ones(1, 2)).item() == 2
+
+
 def test_a_part_is_registered_under_a_free_name_without_a_dot(pair):
     model = pair[0]
     for call in (
