@@ -13,9 +13,18 @@ from shmgpu.ops.brackets import getitem, setitem
 from shmgpu.ops.creation import arange, full
 from shmgpu.ops.elementwise import mul, ne, sub
 from shmgpu.ops.graph import Node
-from shmgpu.ops.indexing import gather, index_select, scatter_add
+from shmgpu.ops.indexing import gather, scatter_add
 from shmgpu.ops.promotion import bool_, int64
-from shmgpu.ops.shaping import cat, narrow, permute, reshape, squeeze, transpose, unsqueeze
+from shmgpu.ops.shaping import (
+    cat,
+    narrow,
+    permute,
+    reshape,
+    squeeze,
+    take_slices,
+    transpose,
+    unsqueeze,
+)
 from shmgpu.ops.stretching import expand
 
 Shape = tuple[int, ...]
@@ -112,8 +121,10 @@ def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
     length = max(min(rows - down, columns - right), 0)
     lead = tuple(x.spec.shape[axis] for axis in rest)
     flat = reshape(permute(x, (*rest, one, two)), (*lead, rows * columns))
+    # By slices, which make views: a change of the diagonal in place is one of the matrix.
     start = down * columns + right if length else 0
-    return index_select(flat, len(rest), arange(start, columns + 1, length, int64))
+    stop = start + (length - 1) * (columns + 1) + 1 if length else 0
+    return take_slices(flat, [*[slice(None)] * len(rest), slice(start, stop, columns + 1)])
 
 
 def diag(x: Node, diagonal: int = 0) -> Node:

@@ -645,8 +645,14 @@ class Tensor:
         return self._updated(self._where_it_is(creation.full(self.shape, value, self.dtype)))
 
     def contiguous(self) -> Tensor:
-        """Return the tensor itself: the helper decides how elements lie in memory."""
-        return self
+        """The tensor itself; of a view whose elements lie apart, as a copy, as PyTorch gives it.
+
+        How elements lie in memory the helper decides. That it is a copy shows only where one of the
+        two is changed in place, so nothing is copied before.
+        """
+        if self._shared is None or self._shared.is_contiguous(self):
+            return self
+        return type(self)(self._node)
 
     def __getitem__(self, index: Any) -> Tensor:
         if type(index) is Tensor and index.dtype is bool_ and index.ndim:

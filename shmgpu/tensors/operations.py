@@ -48,7 +48,7 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim"}  # NumPy's names, which PyTorc
 # What shows elements of its first argument: a change in place of one is seen in the other.
 _VIEWS = frozenset(
     "permute transpose unsqueeze squeeze flatten narrow split chunk movedim unbind "
-    "ravel unflatten select swapaxes broadcast_to".split()
+    "ravel unflatten select swapaxes broadcast_to diagonal".split()
 )
 
 
@@ -64,6 +64,7 @@ def _names(record: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 def recording(record: Callable[..., Any]) -> Callable[..., Any]:
     """The function over tensors that records as ``record`` does over nodes."""
     is_view = record.__name__ in _VIEWS
+    always = record.__name__ == "diagonal"  # flattened on the way, and a view of any matrix
     follow = autocasting.following(record)
     first, also = _names(record)
 
@@ -81,7 +82,9 @@ def recording(record: Callable[..., Any]) -> Callable[..., Any]:
             **{also.get(k, k): as_argument(v) for k, v in kwargs.items()} if kwargs else kwargs,
         )
         if type(out) is Node:
-            return view(args[0], out) if is_view and type(args[0]) is Tensor else Tensor(out)
+            if is_view and type(args[0]) is Tensor:
+                return view(args[0], out, always=always)
+            return Tensor(out)
         if is_view and type(args[0]) is Tensor:
             return tuple([view(args[0], one) for one in out])
         made = [Tensor(one) for one in out]

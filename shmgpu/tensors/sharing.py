@@ -63,6 +63,11 @@ class Shared:
         """Where the elements of such a view lie: see :func:`shmgpu.ops.views.layout`."""
         return views.layout(self._shape, (*self._lies, *chain))
 
+    def is_contiguous(self, one: Tensor) -> bool:
+        """Whether its elements lie one behind the other, in their order."""
+        place = self.layout(one._view or ())
+        return place is not None and bool(place.flags.c_contiguous)
+
     def would_copy(self, chain: views.Chain) -> bool:
         """Whether no stride an axis tells the order of such a view's elements."""
         turned = (*self._lies, *chain)[1:]  # a whole that is reshaped first has any shape
@@ -75,7 +80,8 @@ class Shared:
         """
         if one._view is None or self._whole() is not None or self.alive() != [one]:
             return self
-        return self if views.overlaps_itself(self.layout(one._view)) else self._from(one)
+        place = self.layout(one._view)
+        return self if place is None or views.overlaps_itself(place) else self._from(one)
 
     def _from(self, one: Tensor) -> Shared:
         """That view is the whole from now on, and lies as it did."""
@@ -144,7 +150,7 @@ def snapshot(of: T) -> T:
     return made
 
 
-def view(of: T, node: Node, chain: views.Chain | None = None) -> T:
+def view(of: T, node: Node, chain: views.Chain | None = None, always: bool = False) -> T:
     """The tensor that shows the node: a view where its elements lie among those of another.
 
     Where PyTorch would copy (an order of elements that one stride an axis cannot tell), it is a
@@ -154,6 +160,7 @@ def view(of: T, node: Node, chain: views.Chain | None = None) -> T:
         of: the tensor whose elements they may be.
         node: what is shown.
         chain: how it shows them, where the node itself does not tell.
+        always: PyTorch has a view in any case, though operations of the chain alone would copy.
     """
     made: T = type(of)(node)
     if chain is None:
@@ -164,7 +171,7 @@ def view(of: T, node: Node, chain: views.Chain | None = None) -> T:
     shared = of._shared = Shared(of) if shared is None else shared.of_the_last(of)
     if of._view is not None:
         chain = (*of._view, *chain)
-    if shared.would_copy(chain):
+    if not always and shared.would_copy(chain):
         return made
     made._shared, made._view = shared, chain
     shared.add(made)

@@ -126,10 +126,29 @@ def of_what_nobody_has(z):
     return x, turned_, copied, part
 
 
+def along_the_diagonal(z):
+    seen = z.diagonal(1)
+    z.diagonal().fill_(9)
+    z[:3, :3].diagonal().mul_(2)
+    z += 1
+    return seen, z.diagonal(-5), z.diagonal(-1)
+
+
+def copied_where_elements_lie_apart(z):
+    copies = z.T.contiguous(), z[:, 0].contiguous(), z[0].expand(2, 4).contiguous()
+    same = z[1:].contiguous()
+    for one in copies:
+        one += 1
+    same *= 3
+    z.T.contiguous().view(12)[0] = 50
+    return *copies, same
+
+
 PROGRAMS = [
     rows, index_of_index, turned, flat, detached, seen_in_a_detached_one, two_views, deep, chunks,
     squeezed, whole_changed, augmented, expanded_to_its_own_shape, moved,
-    copied_where_elements_have_no_order, gone, of_what_nobody_has,
+    copied_where_elements_have_no_order, copied_where_elements_lie_apart, along_the_diagonal,
+    gone, of_what_nobody_has,
 ]  # fmt: skip
 
 
