@@ -125,12 +125,17 @@ class Optimizer:
         for one in group["params"]:
             if one.grad is None:
                 continue
+            before, grad = one._node, one.grad._node
+            if grad.spec.shape != before.spec.shape:
+                raise RuntimeError(
+                    f"a parameter of shape {one.shape} has a gradient of shape {one.grad.shape}: "
+                    "set grad to a tensor of its own shape"
+                )
             state = self.state.get(one)
             if state is None:
                 state = self.state[one] = {}
             as_it_was = state.copy()
             form, numbers = self._numbers(state, group)
-            before, grad = one._node, one.grad._node
             dtype = before.spec.dtype
             if decay:
                 share = decay if flags[1] == COUPLED else 1 - group["lr"] * decay

@@ -105,6 +105,16 @@ def test_groups_have_settings_of_their_own(engine):
         optim.SGD([ours[0]]).load_state_dict(mine.state_dict())
 
 
+def test_a_gradient_of_another_shape_is_refused_and_nothing_has_changed(engine):
+    w = gt.ones(3, requires_grad=True)
+    adam = optim.Adam([w])
+    for shape in ((2,), (1,), (3, 1)):
+        w.grad = gt.ones(*shape)
+        with pytest.raises(RuntimeError, match=r"of shape \(3,\) has a gradient of shape"):
+            adam.step()
+    assert w.tolist() == [1, 1, 1] and not adam.state.get(w)
+
+
 def test_a_closure_computes_the_gradients_of_a_step(engine):
     weight = gt.tensor(START, requires_grad=True)
     step = optim.SGD([weight], lr=0.1)
