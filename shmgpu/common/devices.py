@@ -125,7 +125,8 @@ def openmp_pool_is_used() -> bool:
     A forked process inherits the pool's bookkeeping without its threads, and its first parallel
     operation would wait for them for ever. A sleeping worker of the pool is recognised by where
     it sleeps: its program counter lies in the OpenMP library's code. One that still spins after
-    its last work has none to show, so a running thread is looked at again for a while.
+    its last work has none to show, so a running thread is looked at again for a while, unless it
+    is one of Python's own: on a busy machine those may wait for a core for long.
     """
     for _ in range(20):
         found = _look_for_openmp()
@@ -139,6 +140,7 @@ def _look_for_openmp() -> bool | None:
     """Whether a pool's worker sleeps in this process; None when a running thread may be one."""
     ranges = []
     running = False
+    own = {one.native_id for one in threading.enumerate()}
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -156,7 +158,7 @@ def _look_for_openmp() -> bool | None:
             with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as file:
                 fields = file.read().split()
             if fields and fields[0] == "running":
-                running = running or int(task) != threading.get_native_id()
+                running = running or int(task) not in own
             elif fields and fields[-1].startswith("0x"):
                 counter = int(fields[-1], 16)
                 if any(first <= counter < end for first, end in ranges):

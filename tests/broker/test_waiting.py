@@ -192,3 +192,34 @@ def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, t
         monkeypatch.setattr(devices, "openmp_pool_is_used", lambda: False)
         plan = LaunchConfig(children=1, helpers=helpers)
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
+
+
+BESIDE = """
+import ctypes, hashlib, sys, threading
+from shmgpu.common import devices
+
+ctypes.CDLL(sys.argv[1])  # OpenMP's library is there, and nobody has used its threads
+stop = threading.Event()
+
+def turn():
+    while not stop.is_set():
+        hashlib.sha256(bytes(16 << 20))  # without the interpreter, for some ten milliseconds
+
+thread = threading.Thread(target=turn)
+thread.start()
+try:
+    print(devices.openmp_pool_is_used())
+finally:
+    stop.set()
+    thread.join()
+"""
+
+
+def test_a_thread_of_pythons_that_runs_is_not_taken_for_one_of_openmp():
+    """Beside one that was busy, helpers computed with one thread each, and a warning said why."""
+    torch = pytest.importorskip("torch")
+    [library] = pathlib.Path(torch.__file__).parent.parent.glob("torch/lib/libgomp*")
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE, library], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "False\n", done.stderr
