@@ -16,12 +16,12 @@ WITHOUT = """
 import sys
 sys.modules["ml_dtypes"] = None
 import shmgpu
-from shmgpu.tensors import current, tensor as st
+from shmgpu.tensors import current
 current._backend = "numpy"
 with shmgpu.init(inline=True, arena="16MiB"):
-    assert st.ones(3, dtype="float16").data.sum() == 3
+    assert shmgpu.ones(3, dtype="float16").data.sum() == 3
     try:
-        (st.ones(3, dtype="bfloat16") + 1).data
+        (shmgpu.ones(3, dtype="bfloat16") + 1).data
     except shmgpu.ShmError as error:
         print(str(error).splitlines()[0])
 """
