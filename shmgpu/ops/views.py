@@ -112,6 +112,11 @@ def layout(shape: tuple[int, ...], chain: Chain) -> Any:
     return place
 
 
+def is_expanded(chain: Chain) -> bool:
+    """Whether a view may show one element in several places."""
+    return any(op is EXPAND for op, _ in chain)
+
+
 def overlaps_itself(place: Any) -> bool:
     """Whether several of its elements lie in one place, as those of an expanded axis do."""
     return any(n > 1 and step == 0 for n, step in zip(place.shape, place.strides, strict=True))

@@ -78,10 +78,13 @@ class Shared:
 
         Of ``arange(6).view(2, 3)`` nobody has the six: further views are views of the two rows.
         """
-        if one._view is None or self._whole() is not None or self.alive() != [one]:
+        if one._view is None or self._whole() is not None or len(self.alive()) > 1:
             return self
-        place = self.layout(one._view)
-        return self if place is None or views.overlaps_itself(place) else self._from(one)
+        if views.is_expanded(one._view):
+            place = self.layout(one._view)
+            if place is None or views.overlaps_itself(place):
+                return self
+        return self._from(one)
 
     def _from(self, one: Tensor) -> Shared:
         """That view is the whole from now on, and lies as it did."""
