@@ -94,7 +94,8 @@ class MeshPlacer:
                     if not meshes
                     else "explain: the tensors lie on different meshes"
                 )
-            kept = [node for node in order if node in set(nodes)]
+            asked = set(nodes)
+            kept = [node for node in order if node in asked]
             draft = ProgramDraft(order, [], Spread).settled(kept, [])
             program = draft.program(Spread)
             wanted = {program.kept[place]: layout for place, layout in _wanted(draft)}

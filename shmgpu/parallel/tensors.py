@@ -21,7 +21,8 @@ from shmgpu.tensors import current
 from shmgpu.tensors.grad_mode import no_grad
 from shmgpu.tensors.message import LostValue, Spread, said
 from shmgpu.tensors.recorder import needed
-from shmgpu.tensors.tensor import Tensor, tensor
+from shmgpu.tensors.tensor import Tensor
+from shmgpu.tensors.tensor import tensor as tensor_of
 
 Placements = Sequence[Placement] | Placement | None
 
@@ -43,7 +44,7 @@ def distribute_tensor(
         ValueError: placements are not as many as axes, are partial, or name an axis that the
             tensor lacks.
     """
-    whole = tensor if isinstance(tensor, Tensor) else _made(tensor)
+    whole = tensor if isinstance(tensor, Tensor) else tensor_of(tensor)
     layout = device_mesh.layout(placements, whole.ndim, _before(whole, device_mesh))
     if any(isinstance(one, Partial) for one in device_mesh.placements_of(layout)):
         raise ValueError(
@@ -53,10 +54,6 @@ def distribute_tensor(
     with no_grad():
         made = Tensor(collective.redistribute(whole._node, layout))
     return made.requires_grad_() if whole.requires_grad else made
-
-
-def _made(data: Any) -> Tensor:
-    return tensor(data)
 
 
 def layout_of(of: Tensor) -> Layout | None:
@@ -161,13 +158,20 @@ def _of_gradient(layout: Layout) -> Layout:
 
 
 def _is_local(node: Node) -> bool:
-    """Whether each member has its own."""
-    layout = said(node)
-    if layout is not None:
-        return LOCAL in layout.codes
-    if node.value is not None or node.op is None or node.op is collective.FROM_LOCAL:
-        return False
-    return node.op is collective.TO_LOCAL or any(_is_local(one) for one in node.inputs)
+    """Whether each member has its own: it is a piece, or made of one."""
+    met, waiting = {node}, [node]
+    while waiting:
+        one = waiting.pop()
+        layout = said(one)
+        if layout is not None:
+            if LOCAL in layout.codes:
+                return True
+        elif one.value is None and one.op is not collective.FROM_LOCAL:
+            if one.op is collective.TO_LOCAL:
+                return True
+            waiting += [each for each in one.inputs if each not in met]
+            met.update(one.inputs)
+    return False
 
 
 def put(one: Tensor, device_mesh: DeviceMesh, placements: Placements) -> None:

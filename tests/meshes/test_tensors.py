@@ -99,6 +99,11 @@ def test_pieces_are_each_members_own_until_they_make_a_tensor(two):
     np.testing.assert_array_equal(w.grad.numpy(), whole(2, 3, 4)[:, :, :2].sum(0))
     with pytest.raises(ValueError, match="of each member's own"):
         from_local(gt.tensor(whole(3, 4)), mesh, [Shard(0)])
+    doubled = gt.zeros(3)
+    for _ in range(100):  # 2 ** 100 ways lead back from the end
+        doubled = doubled + doubled
+    with pytest.raises(ValueError, match="in pieces"):
+        from_local(doubled, mesh, [Shard(0)])
     with pytest.raises(ValueError, match="several shapes"):
         distribute_tensor(whole(5, 4), mesh, [Shard(0)]).to_local()
 
