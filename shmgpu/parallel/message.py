@@ -17,7 +17,7 @@ from shmgpu.ops.program import ProgramDraft
 from shmgpu.ops.program_message import COMMITS, HEAD
 from shmgpu.ops.program_message import handles as packed_handles
 from shmgpu.parallel.programs import MeshProgram
-from shmgpu.tensors.message import Held, HelperIncarnation, Spread
+from shmgpu.tensors.message import Held, HelperIncarnation, Spread, nothing_was_done
 
 
 class MeshMessage:
@@ -142,14 +142,6 @@ class MeshMessage:
         for rank, life in enumerate(self.lives):
             life.nbytes += sum([nbytes for _, nbytes in self.freed[rank]])
         self.give_freed_back()
-        for node, inputs in self.cleared:
-            if node.value is None or type(node.value) is Spread:
-                node.inputs = inputs
-        for node in self.kept:
-            if type(node.value) is Spread:
-                node.value = None
-        for node in self.donated:
-            if type(node.value) is Spread and not node.value.is_ours:
-                node.value.is_ours = True
-                for rank, life in enumerate(self.lives):
-                    life.nbytes += node.value.nbytes[rank]
+        for node in nothing_was_done(self, Spread):
+            for rank, life in enumerate(self.lives):
+                life.nbytes += node.value.nbytes[rank]

@@ -25,7 +25,7 @@ from shmgpu.functions import post
 from shmgpu.ops.collective import RECORDED
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
-from shmgpu.ops.program_message import UnknownProgram, failed_step, handles_not_made
+from shmgpu.ops.program_message import UnknownProgram
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
@@ -40,6 +40,7 @@ from shmgpu.tensors.recorder import (
     is_death,
     is_let_go,
     lose,
+    lose_what_failed,
     needed,
 )
 from shmgpu.tensors.spreading import parts_of
@@ -267,8 +268,8 @@ class MeshPlacer:
                 # It waited while that one died, and was done by the replacement.
                 message.lives[rank] = life = lives[life.number]
                 life.told.add(message.program.number)
-            life.heard(message)  # type: ignore[arg-type]
-        cannot_fail_any_more(message)  # type: ignore[arg-type]
+            life.heard(message)
+        cannot_fail_any_more(message)
 
     # ---- what fails ----------------------------------------------------------------------------
 
@@ -353,23 +354,9 @@ class MeshPlacer:
             self._deaths += 1
             return self._deaths < MAX_DEATHS
         assert isinstance(error, RemoteError)
-        handles, why = handles_not_made(error.message)
-        if handles:
-            told = RemoteError(error.type_name, why, error.traceback_text)
-            for handle, node in message.residents:
-                value = node.value
-                if handle in handles and type(value) is Spread and value.handle == handle:
-                    lose(node, told)
-            return True  # or it was taken back meanwhile, and will be computed
-        step = failed_step(error.traceback_text)
         sakes = message.program.lowered.sakes
-        if step is None or step >= len(sakes) or sakes[step] < 0:
-            return False
-        node = message.nodes[sakes[step]]
-        assert node.op is not None
-        text = f"{error.message} (in {node.op.name})"
-        lose(node, RemoteError(error.type_name, text, error.traceback_text))
-        return True
+        nodes = [message.nodes[place] if place >= 0 else None for place in sakes]
+        return lose_what_failed(message, error, Spread, nodes)
 
     def _are_lost(self, leaves: list[Node]) -> bool:
         """Whether any of these values will never be there."""

@@ -70,7 +70,7 @@ class HelperIncarnation:
         self.was_let_go = False
         self.died_over = 0
 
-    def heard(self, message: Message) -> None:
+    def heard(self, message: MessageLike) -> None:
         """It has answered that message, and so has done all of the earlier ones."""
         if message.order > self.answered:
             self.answered = message.order
@@ -214,6 +214,43 @@ class Message:
     nodes: list[Node]
     residents: list[tuple[int, Node]]
     cleared: list[tuple[Node, tuple[Node, ...]]]
+
+
+class MessageLike(Protocol):
+    """What a message to one helper, and one to all members of a mesh, have in common.
+
+    Attributes are those of :class:`Message`.
+    """
+
+    arrays: list[Held]
+    cleared: list[tuple[Node, tuple[Node, ...]]]
+    donated: list[Node]
+    kept: list[Node]
+    order: int
+    read: list[Node]
+    residents: list[tuple[int, Node]]
+
+
+def nothing_was_done(message: MessageLike, kind: type[Any]) -> list[Node]:
+    """Have the nodes of a message that nobody waited for be what they were.
+
+    Args:
+        message: of which helpers did nothing.
+        kind: what its values are, once it is out.
+
+    Returns:
+        What it was given for good, and which is this child's again.
+    """
+    for node, inputs in message.cleared:
+        if node.value is None or type(node.value) is kind:
+            node.inputs = inputs
+    for node in message.kept:
+        if type(node.value) is kind:
+            node.value = None
+    back = [one for one in message.donated if type(one.value) is kind and not one.value.is_ours]
+    for node in back:
+        node.value.is_ours = True
+    return back
 
 
 class Placer(Protocol):

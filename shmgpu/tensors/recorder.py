@@ -46,10 +46,12 @@ from shmgpu.tensors.message import (
     Known,
     LostValue,
     Message,
+    MessageLike,
     Observer,
     Placer,
     RemoteValue,
     Spread,
+    nothing_was_done,
 )
 from shmgpu.tensors.spreading import is_leaf, parts_of, spread
 from shmgpu.watch.stats import stats
@@ -394,16 +396,8 @@ class Recorder:
 
     def _take_back(self, message: Message) -> None:
         """Nothing of a message that nobody waited for was done: its nodes are what they were."""
-        for node, inputs in message.cleared:
-            if node.value is None or type(node.value) is RemoteValue:
-                node.inputs = inputs
-        for node in message.kept:
-            if type(node.value) is RemoteValue:
-                node.value = None
-        for node in message.donated:
-            if type(node.value) is RemoteValue and not node.value.is_ours:
-                node.value.is_ours = True
-                node.value.life.nbytes += node.value.nbytes
+        for node in nothing_was_done(message, RemoteValue):
+            node.value.life.nbytes += node.value.nbytes
 
     def _blame(self, message: Message, error: BaseException) -> bool:
         """What made the message fail is lost: the operation, or what it was given.
@@ -414,22 +408,7 @@ class Recorder:
             observer.failed(message, error)
         if not isinstance(error, RemoteError):
             return False
-        handles, why = handles_not_made(error.message)
-        if handles:
-            told = RemoteError(error.type_name, why, error.traceback_text)
-            for handle, node in message.residents:
-                value = node.value
-                if handle in handles and type(value) is RemoteValue and value.handle == handle:
-                    lose(node, told)
-            return True  # or it was taken back meanwhile, and will be computed
-        step = failed_step(error.traceback_text)
-        if step is None or step >= len(message.nodes):
-            return False
-        node = message.nodes[step]
-        assert node.op is not None
-        text = f"{error.message} (in {node.op.name})"
-        lose(node, RemoteError(error.type_name, text, error.traceback_text))
-        return True
+        return lose_what_failed(message, error, RemoteValue, message.nodes)
 
     def _spoil(self, message: Message, error: BaseException) -> None:
         """What the message would have made will not be."""
@@ -662,7 +641,39 @@ def lose(node: Node, error: BaseException) -> None:
         tensor._become(before)
 
 
-def cannot_fail_any_more(message: Message) -> None:
+def lose_what_failed(
+    message: MessageLike, error: RemoteError, kind: type[Any], nodes: Sequence[Node | None]
+) -> bool:
+    """What an error names is lost: values that were not made, or the operation that failed.
+
+    Args:
+        message: that failed.
+        error: the helper's.
+        kind: what values that helpers hold are.
+        nodes: what each step of its program computes; None for one that is no node's.
+
+    Returns:
+        False where the error does not tell.
+    """
+    handles, why = handles_not_made(error.message)
+    if handles:
+        told = RemoteError(error.type_name, why, error.traceback_text)
+        for handle, one in message.residents:
+            value: Any = one.value
+            if handle in handles and type(value) is kind and value.handle == handle:
+                lose(one, told)
+        return True  # or it was taken back meanwhile, and will be computed
+    step = failed_step(error.traceback_text)
+    node = None if step is None or step >= len(nodes) else nodes[step]
+    if node is None:
+        return False
+    assert node.op is not None
+    text = f"{error.message} (in {node.op.name})"
+    lose(node, RemoteError(error.type_name, text, error.traceback_text))
+    return True
+
+
+def cannot_fail_any_more(message: MessageLike) -> None:
     """Its nodes are computed: what a tensor showed before them is not needed any more."""
     for node in (*message.kept, *message.read):
         node.undo = None

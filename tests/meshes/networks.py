@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import shmgpu as gt
+from shmgpu.distributed import distribute_tensor
 
 RNG = np.random.default_rng(5)
 BATCH, WIDE, HIDDEN, OUT = 24, 8, 24, 4
@@ -18,6 +19,11 @@ WEIGHTS = [
 
 def same(value):
     return value
+
+
+def on(mesh, *placements):
+    """Puts a tensor on a mesh."""
+    return lambda one: distribute_tensor(one, mesh, placements)
 
 
 def train(steps=6, put=(same, same), batch=same, optimiser=None, each=None):

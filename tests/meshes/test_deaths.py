@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 from attach.brokers import until
-from meshes.networks import TARGETS, WEIGHTS, X, train
+from meshes.networks import TARGETS, WEIGHTS, X, on, train
 
 import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -75,8 +75,7 @@ def count():
 def trained(deaths, moments):
     """Losses and final weights of data-parallel steps, before each of which somebody may die."""
     mesh = init_device_mesh("cpu", (2,))
-    whole = lambda one: distribute_tensor(one, mesh, [Replicate()])  # noqa: E731
-    rows = lambda one: distribute_tensor(one, mesh, [Shard(0)])  # noqa: E731
+    whole, rows = on(mesh, Replicate()), on(mesh, Shard(0))
 
     def each(step):
         if step in moments:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from meshes.conftest import broker_of
-from meshes.networks import train, train_alone
+from meshes.networks import on, train, train_alone
 
 import shmgpu as gt
 from shmgpu.distributed import Replicate, Shard, distribute_tensor
-
-
-def on(mesh, *placements):
-    return lambda one: distribute_tensor(one, mesh, placements)
-
 
 OPTIMISERS = {
     "momentum": None,
