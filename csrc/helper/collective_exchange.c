@@ -79,6 +79,16 @@ int shmi_run_check_steps(const shmi_run_t *run, uint64_t steps) {
                               "larger scratch, or move it in parts");
 }
 
+int shmi_run_post_ahead(const shmi_run_t *run, uint64_t *next, uint64_t end, uint64_t round,
+                        void (*post)(const shmi_run_t *run, uint64_t piece, int slot)) {
+  for (; *next < end && *next <= round + 1; (*next)++) {
+    int slot = shmi_meet_slot(0);
+    if (slot < 0) return slot;
+    post(run, *next, slot);
+  }
+  return SHM_OK;
+}
+
 int shmi_run_give(const shmi_run_t *run, const char *from, uint64_t count, uint32_t step,
                   uint64_t readers) {
   size_t each = run->piece / run->item;

@@ -94,6 +94,9 @@ static inline void have_read(const shmi_run_t *run, uint32_t step, uint64_t post
   shmi_meet_have_read(position(run->id, step), posters);
 }
 
+/* Post what is next of `end` pieces, up to the one after that of this round, each in a slot. */
+int shmi_run_post_ahead(const shmi_run_t *run, uint64_t *next, uint64_t end, uint64_t round,
+                        void (*post)(const shmi_run_t *run, uint64_t piece, int slot));
 /* count elements from this member, at steps from `step` on, to the readers. */
 int shmi_run_give(const shmi_run_t *run, const char *from, uint64_t count, uint32_t step,
                   uint64_t readers);

@@ -115,11 +115,8 @@ int shmi_run_all_gather(shmi_run_t *run) {
   uint64_t mine = pieces_of(counts[run->me], each);
   uint64_t next = (uint64_t)run->staged;
   for (uint64_t round = 0; round < rounds && status == SHM_OK; round++) {
-    for (; next < mine && next <= round + 1; next++) {
-      int slot = shmi_meet_slot(0);
-      if (slot < 0) return slot;
-      shmi_run_post_gathered(run, next, slot);
-    }
+    int posted = shmi_run_post_ahead(run, &next, mine, round, shmi_run_post_gathered);
+    if (posted != SHM_OK) return posted;
     for (int rank = 0; rank < run->size && status == SHM_OK; rank++) {
       if (rank == run->me || round * each >= counts[rank]) continue;
       size_t bytes = min_size(counts[rank] - round * each, each) * run->item;

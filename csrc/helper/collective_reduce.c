@@ -52,11 +52,8 @@ int shmi_run_reduce_scatter(shmi_run_t *run) {
   int status = shmi_run_check_steps(run, rounds);
   uint64_t next = (uint64_t)run->staged;
   for (uint64_t round = 0; round < rounds && status == SHM_OK; round++) {
-    for (; next < rounds && next <= round + 1; next++) {
-      int slot = shmi_meet_slot(0);
-      if (slot < 0) return slot;
-      shmi_run_post_scattered(run, next, slot);
-    }
+    int posted = shmi_run_post_ahead(run, &next, rounds, round, shmi_run_post_scattered);
+    if (posted != SHM_OK) return posted;
     const void *sources[SHM_MAX_HELPERS];
     status = meet(run, run->others, (uint32_t)round + 1);
     for (int rank = 0; rank < run->size && status == SHM_OK; rank++) {
@@ -192,11 +189,8 @@ static int reduce_all_to_all(shmi_run_t *run) {
   uint64_t chunks = shmi_run_chunks(run), next = (uint64_t)run->staged;
   int status = shmi_run_check_steps(run, 2 * chunks + 3);
   for (uint64_t number = 0; number < chunks && status == SHM_OK; number++) {
-    for (; next < chunks && next <= number + 1; next++) {
-      int slot = shmi_meet_slot(0);
-      if (slot < 0) return slot;
-      shmi_run_post_to_reduce(run, next, slot);
-    }
+    int posted = shmi_run_post_ahead(run, &next, chunks, number, shmi_run_post_to_reduce);
+    if (posted != SHM_OK) return posted;
     status = reduce_own_piece(run, number);
     if (status == SHM_OK && number > 0) status = read_reduced(run, number - 1);
   }
