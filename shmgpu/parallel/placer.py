@@ -25,7 +25,7 @@ from shmgpu.functions import post
 from shmgpu.ops.collective import RECORDED
 from shmgpu.ops.graph import Node
 from shmgpu.ops.program import ProgramDraft
-from shmgpu.ops.program_message import UnknownProgram
+from shmgpu.ops.program_message import UnknownProgram, UnknownTensor
 from shmgpu.parallel.mending import mend
 from shmgpu.parallel.message import MeshMessage
 from shmgpu.parallel.programs import MeshPrograms, Wanted, layouts_of
@@ -295,14 +295,17 @@ class MeshPlacer:
             if not outcome_of(error)[1]:
                 message.take_back()
             pending[:0] = message.kept
-        for message, error in failed:
-            self._failed(message, error)
+        for number, (message, error) in enumerate(failed):
+            self._failed(message, error, follows=number > 0)
         again = [node for node in pending if node.owners and node.value is None]
         self._recorder.pending = again + self._recorder.pending
         return bool(failed)
 
-    def _failed(self, message: MeshMessage, error: BaseException) -> bool:
-        """Note what is lost by that; whether the message stands nevertheless."""
+    def _failed(self, message: MeshMessage, error: BaseException, follows: bool = False) -> bool:
+        """Note what is lost by that; whether the message stands nevertheless.
+
+        ``follows``: an earlier one failed, on which this one may build.
+        """
         recorder = self._recorder
         helper, stands = outcome_of(error)
         places = [place for place, life in enumerate(message.lives) if life.number == helper]
@@ -325,11 +328,13 @@ class MeshPlacer:
             return not message.read  # which are there, and are looked at once more
         for life in message.lives:  # they remember why there is nothing under these handles
             life.unneeded.extend([(message.first + place, 0) for place in range(len(message.kept))])
-        self.settle(0)  # what it was given may be of one that failed in flight
+        follows = self.settle(0) or follows  # what it was given may be of one in flight
         if isinstance(error, RemoteError) and error.matches(UnknownProgram):
             for place in places:
                 message.lives[place].told.clear()
             return False
+        if follows and isinstance(error, RemoteError) and error.matches(UnknownTensor):
+            return False  # that member lacks what the earlier one should have made, and is alive
         if is_death(error):
             # Those that built on the first one find tensors missing, and tell of no other death.
             is_news = not all(message.lives[place].is_over for place in places) or not places

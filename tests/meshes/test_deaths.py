@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from meshes.networks import TARGETS, WEIGHTS, X, on, train
 import shmgpu as gt
 from shmgpu.distributed import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from shmgpu.engine import session
+from shmgpu.errors import remote_name
 from shmgpu.ops import collective
+from shmgpu.ops.program_message import UnknownTensor
 from shmgpu.tensors import current
 
 MOMENTS = ("before", "in the middle", "at the commit", "after the commit", "after")
@@ -34,15 +37,26 @@ class Deaths:
         if armed.exists():
             if not (self.folder / "again and again").exists():
                 armed.unlink()
+            if (self.folder / "late").exists():
+                time.sleep(0.2)  # until the next is sent behind it
             os.kill(os.getpid(), signal.SIGKILL)
 
     def session(self, helper):
         """In each helper, and so in each replacement."""
         execute, commit, gang = session.Engine.execute, collective.commit, collective._gang
+        late = self.folder / "late"
+        is_late = late.exists()  # it replaces one
 
         def dying(*args):
+            if is_late:
+                time.sleep(0.2)
             self._die("before", helper)
-            found = execute(*args)
+            try:
+                found = execute(*args)
+            except Exception:
+                if late.exists():
+                    time.sleep(0.2)  # until what was sent behind it is aborted as well
+                raise
             self._die("after", helper)
             return found
 
@@ -167,14 +181,37 @@ def unseen(deaths, moments, steps=12):
     return [one.numpy().copy() for one in weights]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_death_over_steps_that_nobody_waits_for_costs_no_bit(deaths, moment):
+@pytest.mark.parametrize(
+    ("moment", "is_late"), [*((one, False) for one in MOMENTS), ("in the middle", True)]
+)
+def test_a_death_over_steps_that_nobody_waits_for_costs_no_bit(deaths, moment, is_late):
+    """Late: the survivor may answer first that it lacks what a step in flight should have made."""
     expected = unseen(deaths, {})
+    if is_late:
+        (deaths.folder / "late").touch()
     before = count()
     found = unseen(deaths, {3: (moment, 1), 8: (moment, 0)})
     assert count() == before + 2
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_member_that_lacks_what_an_earlier_message_should_have_made_is_not_dead(
+    deaths, monkeypatch
+):
+    mesh = init_device_mesh("cpu", (2,))
+    w = distribute_tensor(np.ones((4, 2), "f4"), mesh)
+    placer, sent = current.recorder().placer, []
+    heard = placer._heard
+    monkeypatch.setattr(placer, "_heard", lambda message: (sent.append(message), heard(message)))
+    assert w.sum().item() == 8
+    [message] = sent[-1:]
+    lacks = gt.RemoteError(remote_name(UnknownTensor), "this helper does not hold that tensor", "")
+    lacks._helper = 1
+    life = message.lives[1]
+    assert not placer._failed(message, lacks, follows=True) and not life.is_over
+    assert not placer._failed(message, lacks) and life.is_over  # it is another than it was
+    assert (w * 3).sum().item() == 24  # what that one held is mended
 
 
 def test_training_goes_on_from_a_saved_state_where_a_cut_weight_is_lost(deaths):
