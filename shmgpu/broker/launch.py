@@ -418,7 +418,7 @@ def init(
 
 def _openmp_pool_would_be_lost() -> bool:
     """Whether helpers forked here would have to compute with one thread for that reason."""
-    return "torch" in sys.modules and device.cores() > 1 and device.openmp_pool_is_used()
+    return "torch" in sys.modules and device.cores() > 1 and device.openmp_pool_is_used(forks=True)
 
 
 def _start_by_exec(backend: str | None, **settings: Any) -> Session:

@@ -95,7 +95,7 @@ class LaunchConfig:
         cores = device.cores()
         share = threads or device.threads_of_helper(cores, on_cpu)
         is_shared = not threads
-        if share > 1 and on_cpu and device.openmp_pool_is_used():
+        if share > 1 and on_cpu and device.openmp_pool_is_used(forks=True):
             logger.warning(
                 "an OpenMP pool was used in this process before the launch, and a forked "
                 "process cannot use it: CPU helpers compute with one thread (launch before the "

@@ -1,20 +1,21 @@
 """Threads of the linear algebra library that NumPy brings along.
 
-Owns the calls into OpenBLAS that set how many threads it uses. A forked process inherits the
+Owns the calls into OpenBLAS that set how many threads it uses, and end them. A forked process inherits the
 number, and makes a pool only once it asks for more than one thread. So the parent sets one before
 it forks, children never make a pool, and helpers ask for what they may have.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from shmgpu.common import wait_policy
 
 
-def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
-    """(get, set) of each OpenBLAS that is loaded."""
+def _libraries() -> list[Any]:
+    """Each OpenBLAS that is loaded."""
     paths = wait_policy.loaded("openblas")
     if not paths:
         return []
@@ -22,10 +23,26 @@ def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
 
     found = []
     for path in sorted(paths):
-        try:
-            library = ctypes.CDLL(path)
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            found.append(ctypes.CDLL(path))
+    return found
+
+
+def end_threads() -> None:
+    """End the threads of each pool, as OpenBLAS itself does before a fork; its next use makes them.
+
+    Only for a process in which nobody computes with them: a fork could as well come now.
+    """
+    for library in _libraries():
+        end = getattr(library, "blas_thread_shutdown_", None)
+        if end is not None:
+            end()
+
+
+def _find() -> list[tuple[Callable[[], int], Callable[[int], Any]]]:
+    """(get, set) of each OpenBLAS that is loaded."""
+    found = []
+    for library in _libraries():
         for prefix in ("", "scipy_"):
             for suffix in ("", "64_", "_64"):
                 getter = getattr(library, f"{prefix}openblas_get_num_threads{suffix}", None)

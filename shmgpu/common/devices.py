@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmgpu import core
+from shmgpu.common import blas
 from shmgpu.common.logs import logger
 from shmgpu.errors import ConfigError
 
@@ -119,15 +120,19 @@ def set_threads(count: int) -> None:
         torch.set_num_threads(count)
 
 
-def openmp_pool_is_used() -> bool:
+def openmp_pool_is_used(forks: bool = False) -> bool:
     """Whether threads of an OpenMP pool exist in this process.
 
     A forked process inherits the pool's bookkeeping without its threads, and its first parallel
     operation would wait for them for ever. A sleeping worker of the pool is recognised by where
     it sleeps: its program counter lies in the OpenMP library's code. One that still spins after
     its last work has none to show, so a running thread is looked at again for a while, unless it
-    is one of Python's own: on a busy machine those may wait for a core for long.
+    is one of Python's own: on a busy machine those may wait for a core for long. OpenBLAS's spin
+    for a tenth of a second after each use, and when they are made: for one who ``forks`` next
+    they are ended, as the fork would have done.
     """
+    if forks:
+        blas.end_threads()
     for _ in range(20):
         found = _look_for_openmp()
         if found is not None:

@@ -189,7 +189,7 @@ def test_helpers_leave_one_core_to_those_who_call(monkeypatch, cores, helpers, t
     assert devices.threads_of_helper(cores, helpers) == threads
     if helpers:
         monkeypatch.setattr(devices, "cores", lambda: cores)
-        monkeypatch.setattr(devices, "openmp_pool_is_used", lambda: False)
+        monkeypatch.setattr(devices, "openmp_pool_is_used", lambda forks: False)
         plan = LaunchConfig(children=1, helpers=helpers)
         assert {setup.threads for setup in plan.setups if setup.device == "cpu"} == {threads}
 
@@ -223,3 +223,29 @@ def test_a_thread_of_pythons_that_runs_is_not_taken_for_one_of_openmp():
         [sys.executable, "-c", BESIDE, library], capture_output=True, text=True, timeout=100
     )
     assert done.stdout == "False\n", done.stderr
+
+
+AFTER_LINEAR_ALGEBRA = """
+import ctypes, sys
+import numpy as np
+from shmgpu.common import devices
+
+ctypes.CDLL(sys.argv[1])
+x = np.ones((256, 256), "f4")
+print(int((x @ x)[0].sum()), devices.openmp_pool_is_used(forks=True), int((x @ x).sum()))
+"""
+
+
+def test_threads_of_numpys_linear_algebra_that_spin_are_not_taken_for_openmps():
+    """After a matrix product, or another launch, helpers computed with one thread each."""
+    torch = pytest.importorskip("torch")
+    [library] = pathlib.Path(torch.__file__).parent.parent.glob("torch/lib/libgomp*")
+    spins = {"OPENBLAS_THREAD_TIMEOUT": "30", "OPENBLAS_NUM_THREADS": "2"}  # 2**30 ticks
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_LINEAR_ALGEBRA, library],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **spins},
+    )
+    assert done.stdout == "65536 False 16777216\n", done.stderr

@@ -289,7 +289,7 @@ MUTANTS = [
     Mutant(
         "F28",
         "shmgpu/broker/launch_config.py",
-        "on_cpu and device.openmp_pool_is_used()",
+        "on_cpu and device.openmp_pool_is_used(forks=True)",
         "not on_cpu",
         START + "test_f28_after_a_used_openmp_pool_helpers_compute_with_one_thread_and_a_warning",
     ),
