@@ -1,8 +1,8 @@
 """Threads of the linear algebra library that NumPy brings along.
 
-Owns the calls into OpenBLAS that set how many threads it uses, and end them. A forked process inherits the
-number, and makes a pool only once it asks for more than one thread. So the parent sets one before
-it forks, children never make a pool, and helpers ask for what they may have.
+Owns the calls into OpenBLAS that set how many threads it uses, and end them. A forked process
+inherits the number, and makes a pool only once it asks for more than one thread. So the parent sets
+one before it forks, children never make a pool, and helpers ask for what they may have.
 """
 
 from __future__ import annotations
