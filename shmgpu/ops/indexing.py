@@ -13,7 +13,7 @@ from shmgpu.ops import rules
 from shmgpu.ops.casting import alias, cast
 from shmgpu.ops.creation import full, zeros_like
 from shmgpu.ops.elementwise import Operand, ne, where
-from shmgpu.ops.graph import Node, Op, Params, Spec, apply, spec_of
+from shmgpu.ops.graph import Node, Op, Params, Spec, apply, grad_mode, spec_of
 from shmgpu.ops.promotion import CATEGORY, WHOLE, as_node, bool_, int64
 from shmgpu.ops.shaping import flip, reshape, take_slices
 from shmgpu.ops.stretching import expand, sum_to
@@ -450,13 +450,17 @@ SLICE_SCATTER: Op = Op(
 
 
 def put_slices(x: Node, slices: list[slice], value: Node) -> Node:
-    """The input with ``value`` where a slice for each axis says."""
+    """The input with ``value`` where a slice for each axis says.
+
+    Where that is everywhere it is the value itself, unless gradients flow to the input: then they
+    are zeros.
+    """
     ranges = [range(*one.indices(n)) for one, n in zip(slices, x.spec.shape, strict=True)]
     back = tuple([axis for axis, r in enumerate(ranges) if r.step < 0])
     if back:
         value = flip(value, back)
         ranges = [r[::-1] if r.step < 0 else r for r in ranges]
-    if value.spec.shape == x.spec.shape:
+    if value.spec.shape == x.spec.shape and not (x.needs_grad and grad_mode.enabled):
         return value
     if math.prod(value.spec.shape) == 0:
         return x

@@ -24,6 +24,7 @@ from shmgpu.ops import (
     creation,
     elementwise,
     graph,
+    indexing,
     reductions,
     shaping,
     stretching,
@@ -600,6 +601,8 @@ class Tensor:
                     "which cannot hold it: write x = x + y instead of x += y, or convert"
                 )
             node = cast(node, dtype)
+        if before.needs_grad and not node.needs_grad:  # gradients of what was there are zeros
+            node = indexing.put_slices(before, [slice(None)] * self.ndim, node)
         if self._shared is None:
             self._replace(node)
         else:
@@ -638,6 +641,7 @@ class Tensor:
         """Copy the elements of ``source``, expanded to this shape."""
         node = as_operand(source, self.dtype)
         node = stretching.expand(cast(node, self.dtype), self.shape)
+        node = indexing.put_slices(self._node, [slice(None)] * self.ndim, node)
         return self._updated(self._where_it_is(node))
 
     def fill_(self, value: float) -> Tensor:

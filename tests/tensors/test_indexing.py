@@ -65,6 +65,48 @@ def test_parts_that_are_written(engine, what, dtype):
     agree(written, X, RNG.uniform(-1, 1, 5), dtype=dtype)
 
 
+OVER = {
+    "zero_": lambda x, v: x.zero_(),
+    "fill_": lambda x, v: x.fill_(2),
+    "uniform_": lambda x, v: x.uniform_(1, 1),
+    "brackets": lambda x, v: x.__setitem__(slice(None), 1),
+    "dots": lambda x, v: x.__setitem__(Ellipsis, v),
+    "dots and a constant": lambda x, v: x.__setitem__(Ellipsis, v.detach()),
+    "copy_": lambda x, v: x.copy_(v),
+    "copy_ of a constant": lambda x, v: x.copy_(v.detach()),
+    "a view": lambda x, v: x.view(-1).zero_(),
+    "a turned view": lambda x, v: x.T.copy_(v.T),
+    "each part": lambda x, v: [x.__setitem__(i, 3) for i in range(len(x))],
+    "twice": lambda x, v: x.zero_().copy_(v),
+}
+
+
+@pytest.mark.parametrize("what", OVER)
+@pytest.mark.parametrize("shape", [(3, 2), (1, 1)])
+def test_the_gradient_of_what_was_written_over_is_zero(engine, what, shape):
+    def made(f, w, v):
+        x = w * 2
+        OVER[what](x, v)
+        return (x * x).sum()
+
+    grads = []
+    for f in (torch, OURS):
+        w, v = (f.ones(shape, requires_grad=True) for _ in range(2))
+        made(f, w, v).backward()
+        grads.append([None if one.grad is None else one.grad.tolist() for one in (w, v)])
+    assert grads[0] == grads[1]
+
+
+def test_a_number_that_was_written_over_has_a_gradient_of_zero(engine):
+    w = st.tensor(2.0, requires_grad=True)
+    x = w * 2
+    x.fill_(3)
+    with OURS.no_grad():
+        x.zero_()  # nobody sees that: the graph is as it was
+    (x + w).backward()
+    assert (x.item(), w.grad.item()) == (0.0, 1.0)
+
+
 def test_a_mask_writes_one_number(engine):
     def written(f, x):
         y = x * 1
