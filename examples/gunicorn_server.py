@@ -22,8 +22,11 @@ bind = "127.0.0.1:8000"
 preload_app = True  # the application is imported, and its functions decorated, before any fork
 
 
+FEATURES = 4
+
+
 def load(helper):
-    return np.arange(8, dtype="float32").reshape(4, 2)
+    return np.arange(8, dtype="float32").reshape(FEATURES, 2)
 
 
 @shmgpu.function(arrays="numpy", timeout=10)
@@ -65,8 +68,23 @@ def on_exit(server):
 # ---- the application -----------------------------------------------------------------------
 
 
+def row_of(body):
+    """The numbers of a request; ValueError, in words for whoever sent it, where it has none."""
+    try:
+        row = np.array(json.loads(body), "float32")
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise ValueError("the body must be a JSON list of numbers") from None
+    if row.shape != (FEATURES,):
+        raise ValueError(f"the list must have {FEATURES} numbers, and its shape is {row.shape}")
+    return row
+
+
 def app(environ, start_response):
-    row = shmgpu.arena.array(json.loads(environ["wsgi.input"].read()), "float32")
+    try:
+        row = row_of(environ["wsgi.input"].read())
+    except ValueError as error:
+        start_response("422 Unprocessable Content", [("Content-Type", "application/json")])
+        return [json.dumps({"detail": str(error)}).encode()]
     try:
         scores = predict(row)
     except shmgpu.BrokerDied:

@@ -16,9 +16,11 @@ import numpy as np
 
 import shmgpu
 
+FEATURES = 4
+
 
 def load(helper):
-    return np.arange(8, dtype="float32").reshape(4, 2)
+    return np.arange(8, dtype="float32").reshape(FEATURES, 2)
 
 
 @shmgpu.function(arrays="numpy", batch=shmgpu.Batch(max_size=32), timeout=10)
@@ -47,15 +49,33 @@ async def body_of(receive):
     return body
 
 
+def row_of(body):
+    """The numbers of a request; ValueError, in words for whoever sent it, where it has none."""
+    try:
+        row = np.array(json.loads(body), "float32")
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise ValueError("the body must be a JSON list of numbers") from None
+    if row.shape != (FEATURES,):
+        raise ValueError(f"the list must have {FEATURES} numbers, and its shape is {row.shape}")
+    return row
+
+
+async def answer(send, status, content):
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
         await lifespan(receive, send)
         return
     if not shmgpu.is_running():  # the broker that was joined has ended: another may run by now
         shmgpu.connect(wait=30)
-    rows = shmgpu.arena.array([json.loads(await body_of(receive))], "float32")
-    scores = await predict.aio(rows)  # the loop goes on meanwhile
-    answer = json.dumps({"scores": scores[0].tolist(), "place": shmgpu.rank()}).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": answer})
+    try:
+        row = row_of(await body_of(receive))
+    except ValueError as error:
+        await answer(send, 422, {"detail": str(error)})
+        return
+    scores = await predict.aio(row[None])  # the loop goes on meanwhile
+    await answer(send, 200, {"scores": scores[0].tolist(), "place": shmgpu.rank()})

@@ -126,6 +126,26 @@ def answers(path: pathlib.Path) -> bool:
     return True
 
 
+REFUSED = {
+    "[1, 2": "JSON list of numbers",
+    "": "JSON list of numbers",
+    '["a", null]': "JSON list of numbers",
+    "[[1], [1, 2]]": "JSON list of numbers",
+    "[" * 5000: "JSON list of numbers",
+    "[1, 2, 3]": "4 numbers, and its shape is (3,)",
+    "5": "4 numbers, and its shape is ()",
+}
+
+
+def bad_requests_are_refused_in_words(path: pathlib.Path) -> None:
+    for body, words in REFUSED.items():
+        connection = OverUnix(path)
+        with contextlib.closing(connection):
+            connection.request("POST", "/", body=body, headers={"Connection": "close"})
+            response = connection.getresponse()
+            assert (response.status, words in json.loads(response.read())["detail"]) == (422, True)
+
+
 @needs("gunicorn")
 def test_gunicorns_workers_claim_places(tmp_path):
     path = tmp_path / "web.sock"
@@ -140,6 +160,7 @@ def test_gunicorns_workers_claim_places(tmp_path):
             return len(places) == 2
 
         until(both_have_answered, "two workers answer")
+        bad_requests_are_refused_in_words(path)
         workers = [pid for pid in children_of(master.pid) if children_of(pid) == []]
         os.kill(max(workers), signal.SIGKILL)  # one is replaced, and claims anew
         places.clear()
@@ -175,6 +196,7 @@ def test_uvicorns_four_workers_join_a_broker(tmp_path):
 
         until(lambda: len(in_places()) == 4, "four workers have joined")
         until(lambda: answers(path), "the server answers")
+        bad_requests_are_refused_in_words(path)
         assert all(ask(path) >= 0 for _ in range(40))
         answered = [row for row in shmgpu.stats()["children"] if row["answered"]]
         assert sum(row["answered"] for row in answered) >= 41
