@@ -97,7 +97,7 @@ def _copied(
     data: Any, dtype: DType | None, allocate: Callable[[int], tuple[Any, int]]
 ) -> tuple[np.ndarray[Any, Any], int]:
     if type(data) is not np.ndarray and not arrays.is_array(data):
-        data = np.asarray(data)
+        data = arrays.of_lists(data)
     if type(data) is np.ndarray:
         kind = dtypes.of_numpy(data.dtype)
     else:
@@ -189,10 +189,10 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
     Args:
         block: a :class:`Block`, or any writable buffer.
         dtype: element type.
-        shape: lengths of the axes; by default one axis with as many elements as fit.
+        shape: lengths of the axes; by default one axis, of all bytes.
 
     Raises:
-        BadParams: the block is too small for that shape.
+        BadParams: the block is too small for that shape, or its bytes are no whole elements.
 
     Example:
         >>> with shmgpu.init(inline=True):
@@ -211,6 +211,11 @@ def frombuffer(block: Any, dtype: Any = "uint8", shape: Shape | None = None) -> 
             "returned, or a contiguous buffer"
         ) from None
     if shape is None:
+        if len(data) % kind.itemsize:
+            raise BadParams(
+                f"the block's {len(data):,} bytes are no whole {kind.name}, of {kind.itemsize} "
+                "bytes each: give shape=, or a block of another length"
+            )
         shape = (len(data) // kind.itemsize,)
     spec = _spec(shape, kind)
     if spec.nbytes > len(data):

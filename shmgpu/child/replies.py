@@ -18,11 +18,11 @@ from typing import Any
 from shmgpu import core
 from shmgpu.child.memory import Arena
 from shmgpu.child.plans import Call
-from shmgpu.child.results import result_of
+from shmgpu.child.results import result_of, wrong_output
 from shmgpu.child.tickets import Inbox, Ticket
 from shmgpu.child.transport import Transport
 from shmgpu.common.logs import logger
-from shmgpu.errors import BadParams, ShmError
+from shmgpu.errors import ArenaFull, ShmError
 
 SPARE_BYTES = 4096  # what a result may leave unused of its output buffer
 JOIN_S = 5.0  # for the reader to end
@@ -310,14 +310,15 @@ class Replies:
 
     def _output_for(self, call: Call, needed: int) -> tuple[int, Any, int]:
         """A buffer for a parked result, as :meth:`Call.set_output` takes it."""
-        if call.out is not None and call.plan.fixed:
-            raise BadParams(
-                "the function's result does not have the shape and dtype of out=: pass one "
-                "that has, or omit out="
-            )
-        if needed > self.arena.capacity:
-            raise self.arena.refused(needed)
-        return needed, *self.arena.allocate(needed)
+        try:
+            if needed > self.arena.capacity:
+                raise self.arena.refused(needed)
+            return needed, *self.arena.allocate(needed)
+        except ArenaFull:
+            if call.out is None or not call.plan.fixed:
+                raise
+            # It is fetched only to say what it is: see wrong_output().
+            raise wrong_output(call, f"{needed:,} bytes") from None
 
 
 def _report(tell: Callable[..., None], *what: Any) -> None:

@@ -7,6 +7,7 @@ result has the promised layout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shmgpu import core
@@ -54,12 +55,9 @@ def _read_result(call: Call, value: int) -> Any:
             for spec, offset in zip(hint.specs, hint.offsets, strict=True)
         ]
         return hint.tree.build(leaves, ())
-    if out is not None:
-        raise BadParams(
-            "the function's result does not have the shape and dtype of out=: pass one "
-            "that has, or omit out="
-        )
     found, values, start = layout.read_result(call.result, value, plan.pickle)
+    if out is not None:
+        raise wrong_output(call, _named(found.specs))
     leaves = [
         _leaf(call.result, start + offset, spec, plan)
         for spec, offset in zip(found.specs, found.offsets, strict=True)
@@ -88,6 +86,20 @@ def _read_error(call: Call, value: int, cause: BaseException | None) -> ShmError
     if cause is not None:
         error.__cause__ = cause
     return error
+
+
+def wrong_output(call: Call, result: str) -> BadParams:
+    """What is raised of a call whose ``out=`` is not like its result."""
+    hint = call.signature.hint
+    given = _named(hint.specs) if hint is not None else "something else"
+    return BadParams(
+        f"the function's result is {result}, and out= is {given}: pass one of the same shape and "
+        "dtype, or omit out="
+    )
+
+
+def _named(specs: Sequence[ArraySpec]) -> str:
+    return ", ".join([f"{one.dtype.name} {one.shape}" for one in specs]) or "no array"
 
 
 def _copy_out(hint: TreeLayout, buffer: Any, out: Any) -> None:

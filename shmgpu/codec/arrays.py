@@ -141,6 +141,23 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "__dlpack__") or hasattr(leaf, "__array_interface__")
 
 
+def of_lists(data: Any) -> np.ndarray[Any, Any]:
+    """A number, or nested lists of them, as an array; raises BadParams where they make none."""
+    try:
+        made = np.asarray(data)
+    except ValueError as error:
+        raise BadParams(
+            f"the lists do not make an array: those of one depth must be of one length ({error})"
+        ) from None
+    if made.dtype.hasobject:
+        kinds = [type(one) for one in made.flat if not isinstance(one, (int, float))]
+        what = kinds[0].__name__ if kinds else "integers of more than 64 bits"
+        raise BadParams(
+            f"an array cannot be made of {what}: give numbers, lists of them, an array or a tensor"
+        )
+    return made
+
+
 class ArraySource:
     """One array of the caller's: its spec, and its memory as a NumPy array.
 
@@ -173,7 +190,12 @@ class ArraySource:
 
 def _read_tensor(tensor: Any) -> tuple[ArraySpec, np.ndarray[Any, Any]]:
     torch = torch_module()
-    if tensor.layout is not torch.strided or getattr(tensor, "is_quantized", False):
+    if getattr(tensor, "is_quantized", False):
+        raise BadParams(
+            f"a quantized tensor ({tensor.dtype}) cannot be carried: convert it with dequantize() "
+            "first"
+        )
+    if tensor.layout is not torch.strided:
         raise BadParams(
             f"a {tensor.layout} tensor cannot be carried: convert it with to_dense() first"
         )

@@ -193,4 +193,9 @@ def of_any(dtype: Any) -> DType:
         found = np.dtype(dtype)
     except (TypeError, ValueError):  # also of a dictionary, or of text that cannot be encoded
         raise BadParams(f"{dtype!r} is not a dtype: use a name such as 'float32'") from None
+    if found.hasobject:
+        raise BadParams(
+            f"elements of dtype {found} are Python objects, which cannot lie in an arena: use a "
+            "type of numbers, such as 'float32'"
+        )
     return of_numpy(found)

@@ -394,8 +394,15 @@ def test_a_result_can_go_where_the_caller_says(running):
             x[:] = step
             assert add_one.options(out=out)(x) is out
             assert out.tolist() == [step + 1] * 5
-    with pytest.raises(shmgpu.BadParams, match="out="):
-        add_one.options(out=shmgpu.arena.zeros(6))(x)
+    for wrong, what in (
+        (shmgpu.arena.zeros(6), r"float32 \(6,\)"),
+        (np.zeros((1, 5), "f4"), r"float32 \(1, 5\)"),
+        (np.zeros(5, "f8"), r"float64 \(5,\)"),
+    ):
+        with pytest.raises(shmgpu.BadParams, match=rf"is float32 \(5,\), and out= is {what}"):
+            add_one.options(out=wrong)(x)
+        with pytest.raises(shmgpu.BadParams, match=rf"is float32 \(5,\), and out= is {what}"):
+            add_one.options(out=wrong).submit(x).result()
     read_only = np.zeros(5, "f4")
     read_only.flags.writeable = False
     with pytest.raises(shmgpu.BadParams, match="read-only"):
